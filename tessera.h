@@ -40,6 +40,8 @@
 #include "comm/dry.h"
 #include "comm/lane.h"
 #include "comm/nccl.h"
+#include "comm/recorded.h"
+#include "comm/row_split.h"
 #include "comm/tcp.h"
 #include "comm/threads.h"
 

@@ -37,11 +37,12 @@ datasets::TokenBatch random_tokens(const train::LanguageSettings& settings) {
   return batch;
 }
 
-Record measure_tnp(const train::TnpSettings& settings, Device device, bool graph, const TimerOptions& timer) {
+Record measure_tnp(const train::TnpSettings& settings, Device device, bool graph, const TimerOptions& timer,
+                   const dist::World* world) {
   clear_memory(device);
   train::TnpJob job(settings, device);
   job.load(random_batch(settings));
-  Record record = measure_step(job, graph, timer);
+  Record record = measure_step(job, graph, timer, world);
   const bool checkpointed = settings.model.checkpoint_every > 0;
   record.op = "step tnp";
   record.shape = {{"B", settings.batch}, {"M", settings.context}, {"N", settings.targets}};
@@ -59,11 +60,20 @@ Record measure_tnp(const train::TnpSettings& settings, Device device, bool graph
                        {"pre_norm", m.pre_norm, usual.pre_norm},
                        {"group", std::max<int64_t>(1, m.checkpoint_every), 1}});
   record.dtype = name_of(settings.precision());
-  record.flops = plan::count_flops(settings.model, settings.batch, settings.context, settings.targets)
-                     .step(checkpointed);
+  const int64_t ranks = world ? world->size() : 1;
+  const double tasks = double(ranks / settings.split.ranks);  // groups, each with a batch of its own
+  if (ranks > 1) record.shape["ranks"] = ranks;
+  if (settings.split.ranks > 1) {
+    record.shape["context_parallel"] = settings.split.ranks;
+    record.attrs["split"] = nn::name_of(settings.split.by);
+  }
+  record.flops = tasks * plan::count_flops(settings.model, settings.batch, settings.context, settings.targets)
+                             .step(checkpointed);
   record.planned_bytes =
-      plan::count_memory(settings.model, settings.batch, settings.context, settings.targets).total();
-  record.tokens_per_s = double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;
+      plan::count_memory(settings.model, settings.batch, settings.context, settings.targets, settings.split)
+          .total();
+  record.tokens_per_s =
+      tasks * double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;
   return record;
 }
 
@@ -112,7 +122,8 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
       settings.set_precision(precision);
       settings.model.checkpoint_every =
           checkpoint ? std::max<int64_t>(1, settings.model.checkpoint_every) : 0;
-      records.push_back(measure_tnp(settings, options.device, graph, options.timer));
+      if (options.world) settings.accumulate = options.world->size() / settings.split.ranks;
+      records.push_back(measure_tnp(settings, options.device, graph, options.timer, options.world));
     }
     return records;
   });

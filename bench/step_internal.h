@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -20,13 +22,32 @@ inline void clear_memory(Device device) {
   device.allocator().reset_peaks();
 }
 
-/// Times a job's step on the batch that it holds.
-inline Record measure_step(train::Job& job, bool graph, const TimerOptions& timer) {
+/// Times a step that several ranks make together: as many repeats on all of them; the slowest rank's times.
+inline Timing measure_together(const dist::World& world, Device device, const std::function<void()>& step,
+                               const TimerOptions& timer) {
+  const auto slowest = [&](double ms) { return double(world.host().largest(int64_t(ms * 1e6))) * 1e-6; };
+  // No rank decides alone how often: these limits leave nothing to decide. (No step takes 2000 s.)
+  TimerOptions fixed = timer;
+  fixed.seconds = 2000, fixed.least = fixed.most = 1, fixed.warmups = std::min(timer.warmups, 2);
+  const double once = slowest(measure(device, step, fixed).p50), budget = timer.seconds * 1e3;
+  const int least = once > budget ? std::min(timer.least, 2) : timer.least;
+  fixed.least = fixed.most = std::clamp(int(budget / std::max(once, 1e-3)), least, timer.most);
+  fixed.warmups = 1;
+  world.host().barrier();
+  const Timing own = measure(device, step, fixed);
+  return {slowest(own.p10), slowest(own.p50), slowest(own.p90), own.repeats};
+}
+
+/// Times a job's step on the batch that it holds; with `world` that of all its ranks.
+inline Record measure_step(train::Job& job, bool graph, const TimerOptions& timer,
+                           const dist::World* world = nullptr) {
   const Device device = job.device();
-  train::Step step(job, {.graph = graph});
+  train::Step step(job, {.graph = graph, .world = world});
   Record record;
-  record.ms = measure(
-      device, [&] { step(); }, timer);
+  record.ms = world ? measure_together(
+                          *world, device, [&] { step(); }, timer)
+                    : measure(
+                          device, [&] { step(); }, timer);
   device.synchronize();
   record.device = device.name();
   record.gpu = device.info().name;
@@ -60,7 +81,9 @@ std::vector<Record> matrix(Device device, std::vector<Precision> precisions, std
     const Ceilings& best = ceilings(device, precision);
     for (const bool graph : graphs)
       for (Record& record : measure(precision, graph)) {
-        record.ceiling_share = record.tflops() / best.tflops;
+        const auto ranks = record.shape.find("ranks");  // each with a ceiling of its own
+        record.ceiling_share =
+            record.tflops() / best.tflops / (ranks == record.shape.end() ? 1.0 : double(ranks->second));
         const bool half = record.dtype == "bf16" || record.dtype == "f16";
         record.does["weights"] = half ? record.dtype + " with f32 masters" : "f32";
         records.push_back(std::move(record));

@@ -11,6 +11,7 @@
 #include "bench/step_bench.h"
 #include "cli/language_flags.h"
 #include "cli/tnp_flags.h"
+#include "cli/train_run.h"
 #include "cli/variant_flag.h"
 #include "runtime/error.h"
 
@@ -189,14 +190,29 @@ void add_bench_op(CLI::App& bench, Action& action) {
 struct StepArgs {
   TnpFlags tnp;
   StepFlags step;
+  ContextFlags context;
   std::string checkpoint = "off";
 };
 
 int bench_step(const StepArgs& args) {
   bench::StepBenchOptions options;
   options.settings = args.tnp.job();
+  args.context.set(options.settings);
   options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
-  return args.step.run(options, bench::bench_tnp_step);
+  const dist::World world = join_job(args.step.device);
+  if (world.size() == 1 && options.settings.split.ranks == 1)
+    return args.step.run(options, bench::bench_tnp_step);
+  return world.told([&] {
+    check(world.size() % options.settings.split.ranks == 0, "bench step tnp: --context-parallel ",
+          options.settings.split.ranks, " on ", world.size(), world.size() == 1 ? " rank" : " ranks",
+          ": it must divide the ranks; start a multiple of them: ", "tessera launch -n ",
+          options.settings.split.ranks, " -- bench step tnp ...");
+    options.world = &world;
+    options.device = device_of(args.step.device, world.place());
+    const int code = args.step.run(options, bench::bench_tnp_step, &world);
+    world.host().barrier();
+    return code;
+  });
 }
 
 struct LanguageStepArgs {
@@ -232,6 +248,11 @@ void add_bench_step(CLI::App& bench, Action& action) {
   tnp->remove_option(tnp->get_option("--precision"));
   args->step.add_to(*tnp);
   tnp->add_option("--checkpoint", args->checkpoint, "on,off: activation checkpointing of every block");
+  args->context.add_to(*tnp);
+  tnp->footer(
+      "Under a launcher the ranks make the steps together, each --context-parallel of them on one "
+      "batch.\nExample: tessera launch -n 2 -- bench step tnp --m 10000 --n 1000 --batch-size 1 "
+      "--context-parallel 2");
   tnp->callback([&action, args] { action = [args] { return bench_step(*args); }; });
   add_bench_language(*command, action, false);
   add_bench_language(*command, action, true);

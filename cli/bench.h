@@ -6,6 +6,7 @@
 
 #include "bench/record.h"
 #include "cli/commands.h"
+#include "dist/world.h"
 
 /// What the subcommands of `tessera bench` share.
 
@@ -30,14 +31,17 @@ struct StepFlags {
 
   void add_to(CLI::App& command);
   /// Sets what the flags say and runs `measure`, which returns records.
+  /// With `world` all its ranks measure, each on options.device, and rank 0 publishes.
   template <class Options, class Measure>
-  int run(Options& options, Measure&& measure) const {
+  int run(Options& options, Measure&& measure, const dist::World* world = nullptr) const {
     options.graph = parse_switches(graph, "--graph");
     if (!precision.empty()) options.precisions = parse_precisions(precision, "--precision");
     options.timer.seconds = seconds;
-    options.device = device_of(device);
-    if (!json.empty()) check_writable(json);
-    publish(measure(options), json);
+    if (!world) options.device = device_of(device);
+    const bool leads = !world || world->leads();
+    if (!json.empty() && leads) check_writable(json);
+    std::vector<bench::Record> records = measure(options);
+    if (leads) publish(std::move(records), json);
     return 0;
   }
 };

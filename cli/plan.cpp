@@ -41,6 +41,7 @@ struct PlaceFlags {
 
 struct PlanArgs : PlaceFlags {
   TnpFlags tnp;
+  ContextFlags context;
 };
 
 /// The largest batch of which `total` bytes fit into `bytes`; 0 if not even one does.
@@ -72,8 +73,14 @@ nlohmann::json step_json(const plan::Memory& memory, double flops, int64_t large
           {"largest_batch", largest_batch}};
 }
 
-int run_plan(const PlanArgs& args) {
+int run_plan(PlanArgs args) {
   train::TnpSettings job = args.tnp.job();
+  args.context.set(job);
+  const models::TaskSplit& split = job.split;
+  args.ranks = std::max(args.ranks, split.ranks);
+  if (args.ranks % split.ranks != 0)
+    throw UsageError(
+        fmt::format("--context-parallel {} does not divide --ranks {}", split.ranks, args.ranks));
   job.set_precision(args.tnp.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   nlohmann::json out = {{"memory_bytes", memory}};
@@ -85,8 +92,11 @@ int run_plan(const PlanArgs& args) {
   models::TnpConfig plain = job.model, checkpointed = job.model;
   plain.checkpoint_every = 0;
   checkpointed.checkpoint_every = std::max<int64_t>(1, job.model.checkpoint_every);
-  const auto a = args.of(plan::count_memory(plain, job.batch, job.context, job.targets));
-  const auto b = args.of(plan::count_memory(checkpointed, job.batch, job.context, job.targets));
+  const auto a = args.of(plan::count_memory(plain, job.batch, job.context, job.targets, split));
+  const auto b = args.of(plan::count_memory(checkpointed, job.batch, job.context, job.targets, split));
+  const auto attention = [&](const models::TnpConfig& config) {
+    return plan::count_attention_bytes(config, job.batch, job.context, job.targets, split);
+  };
   const auto flops = plan::count_flops(plain, job.batch, job.context, job.targets);
   fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens a step\n",
                  plan::count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
@@ -100,13 +110,15 @@ int run_plan(const PlanArgs& args) {
   line("largest temporaries", a.transient, b.transient);
   line("total", a.total(), b.total());
   if (args.ranks > 1) line("sent by each rank in a step", args.sent(a), args.sent(b));
-  fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n", "FLOP of a step",
+  if (split.ranks > 1) line("  for attention besides", attention(plain), attention(checkpointed));
+  fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n",
+                 split.ranks > 1 ? fmt::format("FLOP of a step, on {} ranks", split.ranks) : "FLOP of a step",
                  flops.step(false), flops.step(true));
   fmt::format_to(std::back_inserter(text), "    forward: products {:.4g}, attention {:.4g}, heads {:.4g}\n",
                  flops.gemms, flops.attention, flops.heads);
   const auto total = [&](const models::TnpConfig& config) {
     return [&, config](int64_t batch) {
-      return args.of(plan::count_memory(config, batch, job.context, job.targets)).total();
+      return args.of(plan::count_memory(config, batch, job.context, job.targets, split)).total();
     };
   };
   const int64_t most_a = largest_batch(memory, total(plain)),
@@ -122,6 +134,7 @@ int run_plan(const PlanArgs& args) {
     nlohmann::json out = step_json(plan, flops.step(recompute), most);
     out["checkpoint_every"] = config.checkpoint_every;
     out["sent"] = args.sent(plan);
+    if (split.ranks > 1) out["sent_for_attention"] = attention(config);
     return out;
   };
   out["model"] = "tnp";
@@ -200,6 +213,7 @@ void add_plan(CLI::App& app, Action& action) {
   auto args = std::make_shared<PlanArgs>();
   args->tnp.add_to(*tnp);
   args->PlaceFlags::add_to(*tnp);
+  args->context.add_to(*tnp);
   tnp->callback([&action, args] { action = [args] { return run_plan(*args); }; });
   add_language_plan(*command, action, false);
   add_language_plan(*command, action, true);

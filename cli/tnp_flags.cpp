@@ -24,4 +24,24 @@ train::TnpSettings TnpFlags::job() const {
   return job;
 }
 
+void ContextFlags::add_to(CLI::App& command) {
+  command
+      .add_option("--context-parallel", ranks,
+                  "Consecutive ranks that share the points of each task; must divide the ranks")
+      ->check(whole(1, 1 << 16));
+  command
+      .add_option("--context-split", split,
+                  "How such ranks divide attention: rows of the queries, or heads, which they must divide")
+      ->check(CLI::IsMember({"rows", "heads"}));
+}
+
+void ContextFlags::set(train::TnpSettings& settings) const {
+  settings.split = {ranks, nn::parse_attention_split(split)};
+  try {
+    settings.check_split();
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
+
 }  // namespace tessera::cli

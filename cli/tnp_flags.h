@@ -22,4 +22,14 @@ class TnpFlags {
   const CLI::App* command_ = nullptr;
 };
 
+/// How many ranks share each task, for commands without a run: bench step and plan.
+struct ContextFlags {
+  int64_t ranks = 1;
+  std::string split = "rows";
+
+  void add_to(CLI::App& command);
+  /// Throws UsageError where so many ranks cannot share the task.
+  void set(train::TnpSettings& settings) const;
+};
+
 }  // namespace tessera::cli

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 #include "comm/deadline.h"
 #include "comm/links.h"
@@ -151,11 +152,11 @@ class NcclLinks : public Links {
  private:
   /// Once per call, on the host: a kernel of NCCL that waits for another call waits for ever.
   void compare(const Call& call, std::span<const int> ranks) {
+    const std::pair number(call.communicator, call.number);
     const bool between_two = call.kind == Kind::send || call.kind == Kind::receive;
-    if (between_two || int(ranks.size()) != size() ||
-        (call.number == compared_ && call.kind != Kind::barrier))
+    if (between_two || int(ranks.size()) != size() || (number == compared_ && call.kind != Kind::barrier))
       return;
-    compared_ = call.number;
+    compared_ = number;
     const Tensor all = Tensor::empty_packed({size() * int64_t(sizeof(Call))}, DType::u8, Device::cpu());
     const Tensor own = Tensor::empty_packed({int64_t(sizeof(Call))}, DType::u8, Device::cpu());
     std::memcpy(own.raw(), &call, sizeof(call));
@@ -186,7 +187,7 @@ class NcclLinks : public Links {
   const Communicator host_;
   const Device device_;
   ncclComm_t comm_ = nullptr;
-  uint64_t compared_ = 0;
+  std::pair<uint64_t, uint64_t> compared_;  // the call: its communicator, its number
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "autograd/checkpoint.h"
 #include "ops/gmm_nll/gmm_nll.h"
+#include "ops/pointwise/pointwise.h"
 
 namespace tessera::models {
 
@@ -19,6 +20,22 @@ void TnpConfig::validate() const {
     check(size >= 1, "tnp: ", name, " is ", size, "; it must be at least 1");
   check(d_model % heads == 0, "tnp: d_model ", d_model, " is not a multiple of the number of heads ", heads);
   check(checkpoint_every >= 0, "tnp: checkpoint_every is ", checkpoint_every);
+}
+
+// ---- tasks on several ranks ----
+
+TnpSplit::TnpSplit(comm::Communicator group, nn::AttentionSplit::By by, int64_t context, int64_t points)
+    : tokens{group, by, comm::RowSplit(group.size(), {context, points}),
+             comm::RowSplit(group.size(), {context})},
+      targets{group, by, comm::RowSplit(group.size(), {points}), comm::RowSplit(group.size(), {context})} {}
+
+TnpBatch part_of(const TnpBatch& whole, std::shared_ptr<const TnpSplit> split) {
+  const int rank = split->rank();
+  const comm::RowSplit::Range context = split->tokens.memory.in_whole(0, rank),
+                              targets = split->targets.queries.in_whole(0, rank);
+  return {whole.xc.slice(1, context.begin, context.end), whole.yc.slice(1, context.begin, context.end),
+          whole.xt.slice(1, targets.begin, targets.end), whole.yt.slice(1, targets.begin, targets.end),
+          std::move(split)};
 }
 
 // ---- the model ----
@@ -90,9 +107,10 @@ Tensor Tnp::embed(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site sit
   return embedder(make_tokens(config, xc, yc, xt));
 }
 
-Tensor Tnp::block(int64_t i, const Tensor& x, int64_t context, Site site) const {
+Tensor Tnp::block(int64_t i, const Tensor& x, int64_t context, const TnpSplit* split, Site site) const {
   const nn::LayerCall call(*this, site);
-  return blocks[size_t(i)](x, context, i + 1 == config.layers);
+  const bool last = i + 1 == config.layers;
+  return blocks[size_t(i)](x, context, last, split ? last ? &split->targets : &split->tokens : nullptr);
 }
 
 Tensor Tnp::finish(const Tensor& x, Site site) const {
@@ -105,14 +123,14 @@ Tensor Tnp::finish(const Tensor& x, const Tensor& yt, Site site) const {
   return target_losses(finish(x), yt, ops::Reduction::mean);
 }
 
-Tensor Tnp::hidden(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
-  Tensor x = embed(xc, yc, xt);
-  const int64_t context = xc.size(1), group = config.checkpoint_every;
+Tensor Tnp::hidden(const TnpBatch& batch) const {
+  Tensor x = embed(batch.xc, batch.yc, batch.xt);
+  const int64_t context = batch.xc.size(1), group = config.checkpoint_every;
   for (int64_t first = 0; first < config.layers;) {
     const int64_t last = group > 0 ? std::min(config.layers, first + group) : first + 1;
-    const auto run = [this, first, last, context](const Tensor& input) {
+    const auto run = [this, first, last, context, split = batch.split](const Tensor& input) {
       Tensor y = input;
-      for (int64_t i = first; i < last; ++i) y = block(i, y, context);
+      for (int64_t i = first; i < last; ++i) y = block(i, y, context, split.get());
       return y;
     };
     x = group > 0 ? checkpoint(run, x) : run(x);
@@ -123,17 +141,19 @@ Tensor Tnp::hidden(const Tensor& xc, const Tensor& yc, const Tensor& xt) const {
 
 Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site) const {
   const nn::LayerCall call(*this, site);
-  return finish(hidden(xc, yc, xt));
+  return finish(hidden({xc, yc, xt, {}}));
 }
 
 Tensor Tnp::loss(const TnpBatch& batch, Site site) const {
   const nn::LayerCall call(*this, site);
-  return finish(hidden(batch.xc, batch.yc, batch.xt), batch.yt);
+  const Tensor mean = finish(hidden(batch), batch.yt);
+  if (!batch.split) return mean;
+  return ops::scale(mean, double(batch.split->own_targets()) / double(batch.split->all_targets()));
 }
 
 Tensor Tnp::point_losses(const TnpBatch& batch, Site site) const {
   const nn::LayerCall call(*this, site);
-  const Tensor mixed = forward(batch.xc, batch.yc, batch.xt);
+  const Tensor mixed = finish(hidden(batch));
   return target_losses(mixed, batch.yt, ops::Reduction::none).detach().transpose(0, 1);
 }
 

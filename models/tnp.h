@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -42,26 +43,51 @@ struct TnpConfig {
   void validate() const;
 };
 
-/// One batch of tasks. f32 or the model's dtype for inputs; targets f32.
+/// How many ranks share each task, and how they divide attention.
+struct TaskSplit {
+  int64_t ranks = 1;
+  nn::AttentionSplit::By by = nn::AttentionSplit::By::rows;
+};
+
+/// Tasks of M context points and N targets on the ranks of a group: each rank holds its share of the rows of
+/// both (comm::RowSplit). The model's parameters are whole on every rank.
+struct TnpSplit {
+  /// Throws if the group has more ranks than there are context points or targets.
+  TnpSplit(comm::Communicator group, nn::AttentionSplit::By by, int64_t context, int64_t targets);
+  int rank() const { return tokens.group.rank(); }
+  int64_t all_targets() const { return targets.queries.total(); }
+  int64_t own_targets() const { return targets.queries.count(rank()); }
+
+  nn::AttentionSplit tokens;   // of the blocks: queries from the context and the targets
+  nn::AttentionSplit targets;  // of the last block, whose queries are the targets
+};
+
+/// One batch of tasks. f32 or the model's dtype for inputs; targets f32. With `split` this rank's rows of it.
 struct TnpBatch {
   Tensor xc, yc;  // [B, M, F], [B, M, 1]
   Tensor xt, yt;  // [B, N, F], [B, N, 1]
+  std::shared_ptr<const TnpSplit> split = nullptr;
 };
+/// This rank's rows, views, of a whole batch.
+TnpBatch part_of(const TnpBatch& whole, std::shared_ptr<const TnpSplit> split);
 
 struct Tnp {
   Tnp(const TnpConfig& config, Rng& rng, Device device);
   /// Mixture parameters [N, B, K, 3], token-major.
   Tensor forward(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
-  /// Mean negative log-likelihood of the targets, nats per point.
+  /// Mean negative log-likelihood of the targets, nats per point. Of a batch with a split this rank's share
+  /// of it, the sum over its own targets divided by the number of all: the ranks' losses and gradients add up
+  /// to those of the whole task.
   Tensor loss(const TnpBatch& batch, Site site = Site::here()) const;
-  /// Of each target: [B, N]. For evaluation, without a tape.
+  /// Of each target (with a split, of each one of this rank's): [B, N]. For evaluation, without a tape.
   Tensor point_losses(const TnpBatch& batch, Site site = Site::here()) const;
 
   /// The stages of a pass, of which forward and loss are composed: embed, each block in turn, finish.
   /// embed: [L, B, d], of which the first M tokens are the context.
   Tensor embed(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
   /// Block i over x [L, B, d] -> [L, B, d]; the last one -> [N, B, d], the targets.
-  Tensor block(int64_t i, const Tensor& x, int64_t context, Site site = Site::here()) const;
+  Tensor block(int64_t i, const Tensor& x, int64_t context, const TnpSplit* split = nullptr,
+               Site site = Site::here()) const;
   /// What the last block returned -> mixture parameters [N, B, K, 3].
   Tensor finish(const Tensor& x, Site site = Site::here()) const;
   /// The same -> the mean loss of the targets yt [B, N, 1].
@@ -82,7 +108,7 @@ struct Tnp {
 
  private:
   /// What the last block returns.
-  Tensor hidden(const Tensor& xc, const Tensor& yc, const Tensor& xt) const;
+  Tensor hidden(const TnpBatch& batch) const;
 };
 
 }  // namespace tessera::models

@@ -1,5 +1,6 @@
 #include "nn/cross_attention.h"
 
+#include "comm/recorded.h"
 #include "ops/attention/attention.h"
 #include "ops/shape/shape.h"
 
@@ -14,9 +15,18 @@ CrossAttention::CrossAttention(int64_t d, const CrossAttentionOptions& options, 
         heads);
 }
 
-Tensor CrossAttention::operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual,
-                                  Site site) const {
-  const LayerCall call(*this, site);
+const char* name_of(AttentionSplit::By by) {
+  return by == AttentionSplit::By::rows ? "rows" : "heads";
+}
+
+AttentionSplit::By parse_attention_split(std::string_view name) {
+  for (const AttentionSplit::By by : {AttentionSplit::By::rows, AttentionSplit::By::heads})
+    if (name == name_of(by)) return by;
+  fail_at(Site::here(), "attention split \"", name, "\": expected rows or heads");
+}
+
+std::vector<Tensor> CrossAttention::attended(const Tensor& queries, const Tensor& memory,
+                                             const AttentionSplit* split) const {
   const int64_t d = queries.size(-1);
   // [T, B, d] rows seen as [B, T, H, D]: views, no copies; attention keeps this memory order in what it
   // returns.
@@ -24,9 +34,28 @@ Tensor CrossAttention::operator()(const Tensor& queries, const Tensor& memory, c
     return ops::transpose(
         ops::reshape(rows, {rows.size(0), rows.size(1), rows.size(2) / (d / heads), d / heads}), 0, 1);
   };
-  const std::vector<Tensor> known = ops::split(by_head(kv(memory)), 2, {heads, heads});
-  const Tensor mixed = ops::attention(by_head(q(queries)), known[0], known[1]);
-  return out(ops::reshape(ops::transpose(mixed, 0, 1), queries.shape()), residual);
+  Tensor projected = kv(memory);
+  if (split && split->by == AttentionSplit::By::rows)
+    projected = comm::gather_rows(split->group, projected, split->memory);
+  const std::vector<Tensor> known = ops::split(by_head(projected), 2, {heads, heads});
+  const Tensor asking = by_head(q(queries));
+  if (!split || split->by == AttentionSplit::By::rows) return {asking, known[0], known[1]};
+  std::vector<Tensor> all = comm::rows_to_heads(
+      split->group,
+      {ops::transpose(asking, 0, 1), ops::transpose(known[0], 0, 1), ops::transpose(known[1], 0, 1)},
+      {split->queries, split->memory, split->memory});
+  for (Tensor& one : all) one = ops::transpose(one, 0, 1);
+  return all;
+}
+
+Tensor CrossAttention::operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual,
+                                  const AttentionSplit* split, Site site) const {
+  const LayerCall call(*this, site);
+  const std::vector<Tensor> read = attended(queries, memory, split);
+  Tensor mixed = ops::transpose(ops::attention(read[0], read[1], read[2]), 0, 1);
+  if (split && split->by == AttentionSplit::By::heads)
+    mixed = comm::heads_to_rows(split->group, mixed, split->queries);
+  return out(ops::reshape(mixed, queries.shape()), residual);
 }
 
 }  // namespace tessera::nn

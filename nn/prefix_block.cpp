@@ -13,7 +13,8 @@ PrefixBlock::PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng,
       norm2(d, device, {.bias = options.bias, .dtype = options.dtype}),
       pre_norm(options.pre_norm) {}
 
-Tensor PrefixBlock::operator()(const Tensor& x, int64_t context, bool suffix_only, Site site) const {
+Tensor PrefixBlock::operator()(const Tensor& x, int64_t context, bool suffix_only,
+                               const AttentionSplit* split, Site site) const {
   const LayerCall call(*this, site);
   // The rows that go on, and those that they attend to.
   const auto cut = [&](const Tensor& rows) {
@@ -25,11 +26,11 @@ Tensor PrefixBlock::operator()(const Tensor& x, int64_t context, bool suffix_onl
   if (pre_norm) {
     const std::vector<Tensor> seen = cut(norm1(x));
     const Tensor rows = suffix_only ? ops::slice(x, 0, context, x.size(0)) : x;
-    const auto [middle, normed] = norm2.add(rows, attention(seen[0], seen[1]));
+    const auto [middle, normed] = norm2.add(rows, attention(seen[0], seen[1], {}, split));
     return ops::add(middle, mlp(normed));
   }
   const std::vector<Tensor> seen = cut(x);
-  const Tensor middle = norm1(attention(seen[0], seen[1], seen[0]));
+  const Tensor middle = norm1(attention(seen[0], seen[1], seen[0], split));
   return norm2(mlp(middle, middle));
 }
 

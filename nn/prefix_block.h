@@ -23,9 +23,10 @@ struct PrefixBlock {
 
   PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng, Device device);
   /// x [T, B, d], token-major -> [T, B, d], or if `suffix_only` [T - context, B, d]: the tokens after the
-  /// prefix alone.
+  /// prefix alone. With `split` x are this rank's rows, the first `context` of them of the prefix; its
+  /// queries are the rows that go on.
   Tensor operator()(const Tensor& x, int64_t context, bool suffix_only = false,
-                    Site site = Site::here()) const;
+                    const AttentionSplit* split = nullptr, Site site = Site::here()) const;
   void fields(auto&& visit) {
     visit("attention", attention), visit("mlp", mlp), visit("norm1", norm1), visit("norm2", norm2);
   }

@@ -6,6 +6,7 @@
 
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "models/tnp.h"
 #include "nn/low_rank.h"
 
 /// What a training step or a generated token takes, computed from a model's configuration before anything is
@@ -13,7 +14,6 @@
 
 namespace tessera::models {
 struct BertConfig;
-struct TnpConfig;
 }  // namespace tessera::models
 
 namespace tessera::plan {
@@ -67,7 +67,13 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
 /// The TNP, over `batch` tasks of `context` and `targets` points.
 int64_t count_parameters(const models::TnpConfig& config);
 Flops count_flops(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets);
-Memory count_memory(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets);
+/// Of the rank with the largest share.
+Memory count_memory(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets,
+                    const models::TaskSplit& split = {});
+/// Bytes that the rank with the largest share sends in a training step for attention: keys and values, or
+/// queries and results, and their gradients.
+double count_attention_bytes(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets,
+                             const models::TaskSplit& split);
 
 /// FLOPs of one training step of BERT (forward and backward, attention three times its forward pass) over
 /// `tokens` tokens of sequences of the mean length `length`, without embeddings, norms and head, and without

@@ -6,6 +6,15 @@
 #include "models/tnp.h"
 
 namespace tessera::plan {
+namespace {
+
+using By = nn::AttentionSplit::By;
+
+int64_t largest_share(int64_t points, const models::TaskSplit& split) {
+  return (points + split.ranks - 1) / split.ranks;
+}
+
+}  // namespace
 
 Flops count_flops(const models::TnpConfig& c, int64_t batch, int64_t context, int64_t targets) {
   const double tokens = double(batch) * double(context + targets), memory = double(batch) * double(context);
@@ -25,10 +34,16 @@ int64_t count_parameters(const models::TnpConfig& c) {
          (c.pre_norm ? c.d_model : 0) + c.components * c.d_ff * (c.d_model + 3);
 }
 
-Memory count_memory(const models::TnpConfig& c, int64_t batch, int64_t context, int64_t targets) {
+Memory count_memory(const models::TnpConfig& c, int64_t batch, int64_t context, int64_t targets,
+                    const models::TaskSplit& split) {
   const double size = double(size_of(c.dtype)), parameters = double(count_parameters(c));
-  const double tokens = double(batch) * double(context + targets), memory = double(batch) * double(context);
-  const double points = double(batch) * double(targets);
+  // Of this rank: rows of its share, and of the keys and values that it holds while a block runs.
+  const double ranks = double(split.ranks);
+  const bool by_heads = split.ranks > 1 && split.by == By::heads;
+  const double points = double(batch) * double(largest_share(targets, split)),
+               own_memory = double(batch) * double(largest_share(context, split)),
+               tokens = own_memory + points;
+  const double memory = double(batch) * double(context) / (by_heads ? ranks : 1);
   const double d = double(row_pitch(c.d_model, c.dtype)), f = double(row_pitch(c.d_ff, c.dtype));
   Memory plan;
   plan.parameters = parameters * size;
@@ -36,9 +51,11 @@ Memory count_memory(const models::TnpConfig& c, int64_t batch, int64_t context, 
   plan.optimizer = 2 * plan.gradients + (size_of(c.dtype) == 2 ? 4 * parameters : 0);
   // One block: q, the attention's result, two sums and two norms (the last is the next block's input), the
   // hidden rows before and after their activation; keys and values; log-sum-exp,
-  // mean and reciprocal deviation of two norms.
+  // mean and reciprocal deviation of two norms. By heads the attention's result is kept twice: all rows of
+  // some heads for its backward pass, some rows of all heads for that of the projection after it.
+  const double rows_of_width = by_heads ? 7 : 6;
   const auto block_of = [&](double rows) {
-    return (6 * rows * d + 2 * rows * f + 2 * memory * d) * size + 4 * rows * double(c.heads + 4);
+    return (rows_of_width * rows * d + 2 * rows * f + 2 * memory * d) * size + 4 * rows * double(c.heads + 4);
   };
   const double block = block_of(tokens);
   const double mixture = points * double(c.components) * 3 * size;
@@ -49,12 +66,17 @@ Memory count_memory(const models::TnpConfig& c, int64_t batch, int64_t context, 
       size;
   // Largest temporaries: the heads recompute the gradient of their hidden rows; backward of an MLP holds the
   // gradients of its hidden rows, of its result and of its input; attention's the gradients of its result and
-  // its operands, and the sums of dq in f32.
+  // its operands, and the sums of dq in f32. Where the ranks divide rows, the gradients of all keys and
+  // values meet those that the others send; where they divide heads, messages hold queries, keys and values
+  // twice.
   const double hidden_at_once =
       size == 2 ? 1 : 2;  // outside 16 bits the heads are GEMMs, one after the other
   const double in_heads = hidden_at_once * points * double(c.components) * f * size + points * d * size;
   const double in_mlp = (f + 2 * d) * tokens * size;
-  const double in_attention = (4 * tokens * d + 2 * memory * d) * size + tokens * d * 4;
+  const double messages =
+      split.ranks == 1 ? 0 : (by_heads ? 2 * (tokens + 2 * own_memory) : 2 * memory) * d * size;
+  const double in_attention = std::max((4 * tokens * d + 2 * memory * d) * size + tokens * d * 4,
+                                       (2 * tokens * d + 2 * memory * d) * size + messages);
   if (c.checkpoint_every > 0) {
     // The largest is the last group but one (in the last block the context is left out), when its own result
     // and what the last group began with are gone. Attention's backward comes after its MLP's rows are.
@@ -68,6 +90,21 @@ Memory count_memory(const models::TnpConfig& c, int64_t batch, int64_t context, 
     plan.transient = std::max({in_heads, in_mlp, in_attention});
   }
   return plan;
+}
+
+double count_attention_bytes(const models::TnpConfig& c, int64_t batch, int64_t context, int64_t targets,
+                             const models::TaskSplit& split) {
+  const double own_context = double(batch) * double(largest_share(context, split)),
+               own_targets = double(batch) * double(largest_share(targets, split));
+  const double row = double(c.d_model) * double(size_of(c.dtype)), ranks = double(split.ranks);
+  const double layers = double(c.layers), passes = c.checkpoint_every > 0 ? 2 : 1;  // forward
+  if (split.by == By::rows)  // keys and values to all others; their gradients to the rank whose they are
+    return layers * 2 * row *
+           (passes * (ranks - 1) * own_context + double(batch) * double(context) - own_context);
+  // To each other rank its share of the heads: queries and results, and keys and values of the context. The
+  // last block's queries are the targets.
+  const double asked = layers * (own_context + own_targets) - own_context;
+  return (passes + 1) * (ranks - 1) / ranks * row * (2 * asked + 2 * layers * own_context);
 }
 
 }  // namespace tessera::plan

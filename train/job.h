@@ -30,6 +30,9 @@ struct JobInfo {
   bool fixed_shapes = true;
   /// Per step, on all ranks together: batch() and loss() run that often, the mean of the losses counts.
   int micro_batches = 1;
+  /// Consecutive ranks that compute each micro-batch together: their losses are shares of its loss, and their
+  /// gradients add up to its gradients. The ranks of a step must be a multiple.
+  int ranks_per_micro_batch = 1;
   double tokens_per_step = 0;
   double flops_per_step = 0;
   std::vector<std::string> penalties = {};  // the names under which Job::penalties() are logged
@@ -75,6 +78,9 @@ class Job {
   /// to the compute stream. Never captured. The same index gives the same batch, so that a resumed run meets
   /// the data that it would have met.
   virtual void batch(uint64_t index) = 0;
+  /// Called before divide(), and before the first batch, if the job trains on several ranks, on all of them
+  /// together: for communicators of its own.
+  virtual void connect(const dist::World&) {}
   /// Called before the first batch if the job trains on several ranks: of each step's micro-batches, batch()
   /// will be asked for this share alone.
   virtual void divide(const dist::Share&) {}

@@ -18,6 +18,15 @@ int ranks_of(const StepOptions& options) {
   return options.world ? options.world->size() : 1;
 }
 
+/// The micro-batches of a rank, which it shares with the others of its group.
+dist::Share own_share(int micro_batches, int ranks_each, const StepOptions& options) {
+  const int ranks = ranks_of(options);
+  check(ranks % ranks_each == 0, "train: each micro-batch is computed by ", ranks_each,
+        " ranks together, and there ", ranks == 1 ? "is " : "are ", ranks,
+        "; expected a multiple, by a launcher such as tessera launch -n ", ranks_each);
+  return dist::share_of(micro_batches, rank_of(options) / ranks_each, ranks / ranks_each);
+}
+
 optim::Optimizer& divisible(const Job& job) {
   optim::Optimizer* const optimizer = job.trained_by().counted();
   check(optimizer != nullptr,
@@ -41,7 +50,8 @@ Step::Step(Job& job, const StepOptions& options)
     : job_(job),
       options_(options),
       micro_batches_(job.info().micro_batches),
-      share_(dist::share_of(micro_batches_, rank_of(options), ranks_of(options))),
+      ranks_each_(job.info().ranks_per_micro_batch),
+      share_(own_share(micro_batches_, ranks_each_, options)),
       tree_(options.global_order && micro_batches_ > 1),
       graph_(options.graph && !options.check_finite && job.device().is_cuda() && job.info().fixed_shapes),
       overlaps_(ranks_of(options) > 1 && options.bucket_mb > 0),
@@ -50,7 +60,14 @@ Step::Step(Job& job, const StepOptions& options)
       captured_(job.device(), [this] { body(); }),
       captured_update_(job.device(), [this] { update(); }) {
   check(micro_batches_ >= 1, "train: a step of ", micro_batches_, " micro-batches; expected at least 1");
+  check(ranks_each_ == 1 || !options.global_order,
+        "train: sums in the global order are those of any number of ", "ranks, but ", ranks_each_,
+        " ranks share each micro-batch; leave the order to the world");
+  check(ranks_each_ == 1 || !overlaps_,
+        "train: gradients cannot be summed next to a backward pass that makes ", "calls of its own (",
+        ranks_each_, " ranks share each micro-batch); sum them after it");
   if (ranks_of(options) > 1) {
+    job.connect(*options.world);
     dist::DataParallelOptions reduction{.mean = false};
     if (overlaps_) reduction.bucket_mb = options.bucket_mb;
     reduce_.emplace(divisible(job), *options.world, reduction);

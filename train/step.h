@@ -16,10 +16,12 @@ struct StepOptions {
   const dist::World* world = nullptr;
   /// The gradients of a step's micro-batches are added in the order of a binary tree over all of them, and
   /// each draws random numbers by its index: the same bits on any number of ranks. Else each rank adds to its
-  /// gradients in place, which needs no further arenas.
+  /// gradients in place, which needs no further arenas. Throws for a job with several ranks per micro-batch,
+  /// whose gradients are sums of shares that depend on their number.
   bool global_order = false;
   /// MiB of gradients that are summed over the ranks at once next to the last backward pass of a step; 0: all
-  /// of them after it. No bits depend on it.
+  /// of them after it. No bits depend on it. Throws for a job with several ranks per micro-batch, whose
+  /// backward pass makes calls of its own.
   double bucket_mb = 0;
 };
 
@@ -75,6 +77,7 @@ class Step {
   Job& job_;
   const StepOptions options_;
   const int micro_batches_;  // on all ranks
+  const int ranks_each_;     // JobInfo::ranks_per_micro_batch
   const dist::Share share_;  // this rank's
   const bool tree_, graph_, overlaps_;
   bool last_ = true;        // the micro-batch in progress, of the share

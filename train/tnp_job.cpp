@@ -1,7 +1,9 @@
 #include "train/tnp_job.h"
 
 #include <algorithm>
+#include <bit>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "plan/plan.h"
 #include "runtime/allocator.h"
@@ -84,6 +86,15 @@ void TnpSettings::validate() const {
   make_prior(*this);
 }
 
+void TnpSettings::check_split() const {
+  for (const auto& [name, points] : {Size("context points (--m)", context), Size("targets (--n)", targets)})
+    check(points >= split.ranks, "tnp: ", split.ranks, " ranks cannot share ", points, " ", name,
+          "; expected at least one for each rank");
+  check(split.by == nn::AttentionSplit::By::rows || model.heads % split.ranks == 0, "tnp: ", split.ranks,
+        " ranks do not divide ", model.heads,
+        " attention heads (--n-head), as --context-split heads needs; --context-split rows takes any number");
+}
+
 json to_json(const TnpSettings& settings) {
   return to_json(TnpSettings(settings).list(), Kept::job);
 }
@@ -145,6 +156,7 @@ TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
   batch_.yc = input(settings.context, 1);
   batch_.xt = input(settings.targets, settings.model.features);
   batch_.yt = input(settings.targets, 1);
+  own_ = batch_;
   keep("model", model_);
   train_with(optimizer_);
   keep("rng", rng_);
@@ -156,6 +168,7 @@ JobInfo TnpJob::info() const {
   const plan::Flops flops = plan::count_flops(s.model, s.batch, s.context, s.targets);
   return {.evaluates = true,
           .micro_batches = int(s.accumulate),
+          .ranks_per_micro_batch = int(s.split.ranks),
           .tokens_per_step = double(s.accumulate * s.batch * (s.context + s.targets)),
           .flops_per_step = double(s.accumulate) * flops.step(s.model.checkpoint_every > 0)};
 }
@@ -166,12 +179,47 @@ bool TnpJob::begin(const RunFolder&) {
 }
 
 Values TnpJob::evaluate() {
-  const TnpEvaluation e =
-      evaluate_tnp(model_, settings_, device(), eval_tasks_, std::min(eval_tasks_, settings_.batch));
+  const TnpEvaluation e = evaluate_tnp(model_, settings_, device(), eval_tasks_,
+                                       std::min(eval_tasks_, settings_.batch), group_ ? &*group_ : nullptr);
   return {{"eval_nll", e.nll},
           {"eval_optimal_nll", e.optimal_nll},
           {"eval_gap", e.gap},
           {"eval_gap_error", e.gap_error}};
+}
+
+void TnpJob::connect(const dist::World& world) {
+  const int ranks = int(settings_.split.ranks);
+  if (ranks == 1) return;
+  const auto neighbours = [&](const comm::Communicator& all) {
+    return all.split(all.rank() / ranks, all.rank());
+  };
+  const comm::Communicator host = neighbours(world.host()), data = neighbours(world.data(device()));
+  group_.emplace(TnpGroup{host, std::make_shared<models::TnpSplit>(data, settings_.split.by,
+                                                                   settings_.context, settings_.targets)});
+  own_ = models::part_of(batch_, group_->split);
+}
+
+namespace {
+
+/// FNV-1a of the elements, for comparing.
+std::string digest(const std::vector<Tensor>& tensors) {
+  uint64_t hash = 0xcbf2'9ce4'8422'2325u;
+  for (const Tensor& tensor : tensors)
+    for (const float value : tensor.to_vector<float>())
+      hash = (hash ^ std::bit_cast<uint32_t>(value)) * 0x100'0000'01b3u;
+  return std::to_string(hash);
+}
+
+}  // namespace
+
+void TnpJob::batch(uint64_t index) {
+  draw(prior_, index);
+  if (!group_ || std::exchange(compared_, true)) return;
+  const std::vector<std::string> drawn = group_->host.gather_texts(digest(inputs()));
+  for (size_t rank = 1; rank < drawn.size(); ++rank)
+    check(drawn[rank] == drawn[0], "train tnp: ranks 0 and ", rank, " of the ", drawn.size(),
+          " that share each task drew different tasks (batch ", index,
+          "); they must have the same settings, build and kind of device");
 }
 
 void TnpJob::load(const datasets::RegressionBatch& batch) {

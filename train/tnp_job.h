@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct TnpSettings : TrainingSettings {
   int64_t context = 64;          // M
   int64_t targets = 64;          // N
   int64_t batch = 16;            // tasks per micro-batch
+  /// Of the place where the run goes on, not of the job; bits depend on it.
+  models::TaskSplit split = {};
   /// datasets::kTaskStream of the build that made the run; settings without it are of a run of version 1.
   int64_t task_stream = datasets::kTaskStream;
 
@@ -41,6 +44,8 @@ struct TnpSettings : TrainingSettings {
   }
   /// Throws, naming the setting.
   void validate() const;
+  /// Throws, naming the setting, if so many ranks cannot share a task.
+  void check_split() const;
 };
 
 nlohmann::json to_json(const TnpSettings& settings);
@@ -58,7 +63,14 @@ int64_t default_features(const std::string& prior);
 /// run can still be evaluated and shown.
 void check_task_stream(const TnpSettings& settings);
 
-/// Model, optimizer, and the fixed tensors of one batch on a device.
+/// The ranks that compute each task together.
+struct TnpGroup {
+  comm::Communicator host;  // for values of the host
+  std::shared_ptr<const models::TnpSplit> split;
+};
+
+/// Model, optimizer, and the fixed tensors of one batch on a device. With several ranks per task
+/// (TnpSettings::split) each of them draws the whole batch, and computes its share of the rows.
 class TnpJob : public Job {
  public:
   /// `eval_tasks`: fresh tasks of an evaluation.
@@ -70,10 +82,12 @@ class TnpJob : public Job {
   JobInfo info() const override;
   /// Throws if this build draws other tasks than the run's (check_task_stream).
   bool begin(const RunFolder& run) override;
-  void batch(uint64_t index) override { draw(prior_, index); }
+  /// The first batch is compared with those of the ranks that compute it together: throws if they differ.
+  void batch(uint64_t index) override;
+  void connect(const dist::World& world) override;
   Tensor loss() override {
     const F32MathScope math(settings_.f32_math);
-    return model_.loss(batch_);
+    return model_.loss(own_);
   }
   /// eval_nll, eval_optimal_nll, eval_gap and eval_gap_error: the fields of TnpEvaluation.
   Values evaluate() override;
@@ -93,7 +107,10 @@ class TnpJob : public Job {
   models::Tnp model_;
   optim::Optimizer optimizer_;
   datasets::Prior prior_;
-  models::TnpBatch batch_;
+  models::TnpBatch batch_;         // whole
+  models::TnpBatch own_;           // what this rank computes of it: views
+  std::optional<TnpGroup> group_;  // with several ranks per task, once they are connected
+  bool compared_ = false;
   int64_t eval_tasks_;
 };
 
@@ -104,8 +121,10 @@ struct TnpEvaluation {
   double optimal_nll = 0;         // of the exact posterior predictive
   double gap = 0, gap_error = 0;  // mean difference and its standard error over tasks
 };
+/// With `group` its ranks compute each task together, and all of them get the same values; a signal to one of
+/// them interrupts all.
 TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpSettings& settings, Device device,
-                           int64_t tasks, int64_t batch);
+                           int64_t tasks, int64_t batch, const TnpGroup* group = nullptr);
 
 /// The page of a run: settings, loss curve, evaluation, and for one-dimensional priors the predictive density
 /// of the mixture beside the exact posterior's.

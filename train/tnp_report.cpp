@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "autograd/tape.h"
+#include "comm/recorded.h"
 #include "datasets/posterior.h"
 #include "report/image.h"
 #include "runtime/interrupt.h"
@@ -14,8 +15,28 @@ namespace tessera::train {
 
 // ---- evaluation ----
 
+namespace {
+
+/// All ranks of the group are interrupted between the same batches, or none: they make calls together.
+void check_interrupt_of(const TnpGroup& group) {
+  if (const int64_t signal = group.host.largest(InterruptGuard::signal_received()))
+    throw Interrupted(int(signal), __FILE__, __LINE__);
+}
+
+/// Of each target, [B, N] in row-major order.
+std::vector<double> point_losses(const models::Tnp& model, const models::TnpBatch& whole,
+                                 const TnpGroup* group) {
+  if (!group) return model.point_losses(whole).to_vector<double>();
+  const Tensor own = model.point_losses(models::part_of(whole, group->split)).to(Device::cpu());
+  return comm::gather_rows(group->host, own.transpose(0, 1), group->split->targets.queries)
+      .transpose(0, 1)
+      .to_vector<double>();
+}
+
+}  // namespace
+
 TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpSettings& settings, Device device,
-                           int64_t tasks, int64_t batch) {
+                           int64_t tasks, int64_t batch, const TnpGroup* group) {
   const NoTape off;
   const F32MathScope math(settings.f32_math);
   TnpEvaluation result;
@@ -25,9 +46,12 @@ TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpSettings& settings
   std::vector<double> gaps;  // of each task
   double model_sum = 0, optimal_sum = 0;
   for (uint64_t index = 0; int64_t(gaps.size()) < tasks; ++index) {
-    check_interrupt();
+    if (group)
+      check_interrupt_of(*group);
+    else
+      check_interrupt();
     const datasets::RegressionBatch fresh = prior.batch(index);
-    const auto losses = model.point_losses({fresh.xc, fresh.yc, fresh.xt, fresh.yt}).to_vector<double>();
+    const std::vector<double> losses = point_losses(model, {fresh.xc, fresh.yc, fresh.xt, fresh.yt}, group);
     const auto log_density = datasets::predict(prior.options(), fresh).log_density.to_vector<double>();
     for (int64_t b = 0; b < batch && int64_t(gaps.size()) < tasks; ++b) {
       double gap = 0;

@@ -12,6 +12,14 @@ SettingList TnpRecipe::options() {
   SettingList list(Kept::option);
   list.group("Run");
   list.add("eval_tasks", eval_tasks, "Fresh tasks per evaluation").range(int64_t{1}, int64_t{1} << 24);
+  list.add("context_parallel", context_parallel,
+           "Consecutive ranks that share the points of each task; must divide the ranks")
+      .range(int64_t{1}, int64_t{1} << 16)
+      .absent_means(1);
+  list.add("context_split", context_split,
+           "How such ranks divide attention: rows of the queries, or heads, which they must divide")
+      .one_of({"rows", "heads"})
+      .absent_means("rows");
   return list;
 }
 
@@ -26,12 +34,38 @@ void TnpRecipe::resume(const std::string& path, const nlohmann::json& run, const
 }
 
 void TnpRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
-  settings_.set_ranks(ranks, given, resumed);
+  const int64_t each = context_parallel;
+  if (each == 1) return settings_.set_ranks(ranks, given, resumed);
+  const std::string flag = fmt::format("train tnp: --context-parallel {}", each);
+  check(ranks % each == 0, flag, " on ", ranks, " rank", ranks == 1 ? "" : "s",
+        ": it must divide the ranks; start a multiple of ", each, " (tessera launch -n ", each,
+        " -- train tnp ...), or give another --context-parallel");
+  check(!find_max_batch, flag,
+        " shares each task, and --find-max-batch tries steps on one rank; see tessera ",
+        "plan tnp --context-parallel ", each, ", and give --batch-size");
+  check(!given.contains("--bucket-mb"), flag, " with --bucket-mb: the backward pass makes calls between the ",
+        "ranks itself, and gradients are summed after it; leave --bucket-mb out");
+  Given settled = given;
+  if (!resumed && settled.insert("--order").second) settings_.order = "world";
+  check(settings_.order == "world", flag, " with --order global, which promises the bits of any number of ",
+        "ranks: those of a task depend on how many share it. ",
+        resumed ? "The run was begun so; continue it with --context-parallel 1" : "Leave --order out");
+  settings_.set_ranks(int(ranks / each), settled, resumed);
+  settings_.split = {each, nn::parse_attention_split(context_split)};
+  settings_.check_split();
+}
+
+void TnpRecipe::decide(TrainerOptions& options) const {
+  if (context_parallel > 1) options.bucket_mb = 0;
 }
 
 void TnpRecipe::prepare(const RunFolder&, Device device, bool resumed) {
   if (find_max_batch && !resumed) settings_.batch = train::find_max_batch(settings_, device);
   job_.emplace(settings_, device, eval_tasks);
+}
+
+int64_t TnpRecipe::share_of_points(int64_t points) const {
+  return (points + settings_.split.ranks - 1) / settings_.split.ranks;
 }
 
 std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
@@ -53,12 +87,16 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                       settings_.accumulate * settings_.batch * (settings_.context + settings_.targets),
                       device.name());
   text += settings_.step_line();
+  if (settings_.split.ranks > 1)
+    text += fmt::format("  ranks     {} share each task, attention by {}: at most M={} N={} on each\n",
+                        settings_.split.ranks, nn::name_of(settings_.split.by),
+                        share_of_points(settings_.context), share_of_points(settings_.targets));
   text += fmt::format("  training  steps {} to {}, lr {:g} ({}), seed {}\n", first_step, settings_.steps,
                       settings_.lr, settings_.schedule, settings_.seed);
-  text += fmt::format(
-      "  memory    {} planned a step\n",
-      format_bytes(
-          size_t(plan::count_memory(m, settings_.batch, settings_.context, settings_.targets).total())));
+  text += fmt::format("  memory    {} planned a step\n",
+                      format_bytes(size_t(plan::count_memory(m, settings_.batch, settings_.context,
+                                                             settings_.targets, settings_.split)
+                                              .total())));
   text += fmt::format("  run       {}\n", run.path().string());
   return text;
 }

@@ -12,6 +12,9 @@ class TnpRecipe : public Recipe {
  public:
   int64_t eval_tasks = 512;     // fresh tasks per evaluation
   bool find_max_batch = false;  // take the largest batch that fits
+  /// Ranks that compute each task together, and how they divide it (TnpSettings::split).
+  int64_t context_parallel = 1;
+  std::string context_split = "rows";
 
   const char* name() const override { return "tnp"; }
   SettingList options() override;
@@ -19,6 +22,7 @@ class TnpRecipe : public Recipe {
   std::string default_name() const override { return "tnp-" + settings_.prior; }
   void set_ranks(int ranks, const Given& given, bool resumed) override;
   void spread(const optim::Sharding& sharding) override { settings_.sharding = sharding; }
+  void decide(TrainerOptions& options) const override;
   void prepare(const RunFolder& run, Device device, bool resumed) override;
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }
@@ -34,6 +38,8 @@ class TnpRecipe : public Recipe {
   TnpSettings settings_;
 
  private:
+  /// Points of the largest share.
+  int64_t share_of_points(int64_t points) const;
   std::optional<TnpJob> job_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "autograd/tape.h"
+#include "comm/dry.h"
 #include "models/bert.h"
 #include "models/tnp.h"
 #include "runtime/rng.h"
@@ -66,6 +68,68 @@ TEST(TnpPlan, CountsTheWorkOfAStep) {
   EXPECT_DOUBLE_EQ(flops.heads, 2.0 * 14 * 3 * 8 * (4 + 3));
   EXPECT_DOUBLE_EQ(flops.step(), 3 * (flops.gemms + flops.heads) + 3.5 * flops.attention);
   EXPECT_DOUBLE_EQ(flops.step(true) - flops.step(), flops.gemms + flops.attention);
+}
+
+using By = nn::AttentionSplit::By;
+
+/// Bytes that rank 0 of so many sends for attention in a step, as a dry run counts them.
+double counted_bytes(const models::TnpConfig& config, int ranks, By by) {
+  Rng rng(1);
+  const models::Tnp model(config, rng, Device::cpu());
+  const auto points = [](int64_t count, int64_t width) {
+    return Tensor::full({2, count, width}, 0.5, DType::f32, Device::cpu());
+  };
+  const comm::DryRun run(0, ranks);
+  const auto split = std::make_shared<const models::TnpSplit>(run.communicator(), by, 8, 12);
+  nn::parameters(model);
+  Tape tape;
+  tape.backward(
+      model.loss(models::part_of({points(8, 1), points(8, 1), points(12, 1), points(12, 1)}, split)));
+  double bytes = 0;
+  for (const auto& [name, counts] : run.counts()) bytes += double(counts.bytes);
+  return bytes;
+}
+
+TEST(TnpPlan, CountsWhatRanksOfATaskSend) {
+  models::TnpConfig config{.features = 1,
+                           .d_model = 16,
+                           .d_ff = 8,
+                           .heads = 4,
+                           .layers = 3,
+                           .components = 2,
+                           .embed_hidden = 4,
+                           .dtype = DType::f32};
+  for (const int64_t checkpoint_every : {0, 1})
+    for (const int ranks : {2, 4}) {
+      config.checkpoint_every = checkpoint_every;
+      EXPECT_DOUBLE_EQ(count_attention_bytes(config, 2, 8, 12, {ranks, By::rows}),
+                       counted_bytes(config, ranks, By::rows));
+      EXPECT_DOUBLE_EQ(count_attention_bytes(config, 2, 8, 12, {ranks, By::heads}),
+                       counted_bytes(config, ranks, By::heads));
+    }
+  // By hand, for two ranks: in 3 blocks the keys and values of 4 points of 2 tasks to the other rank, and as
+  // many gradients to it.
+  config.checkpoint_every = 0;
+  EXPECT_DOUBLE_EQ(count_attention_bytes(config, 2, 8, 12, {2, By::rows}), 3 * 2.0 * (2 * 4) * (2 * 16) * 4);
+}
+
+TEST(TnpPlan, CountsTheMemoryOfAShare) {
+  const models::TnpConfig config;
+  const Memory one = count_memory(config, 2, 1000, 100),
+               same = count_memory(config, 2, 1000, 100, {1, By::heads});
+  EXPECT_EQ(same.total(), one.total());
+  const Memory rows = count_memory(config, 2, 1000, 100, {2, By::rows}),
+               heads = count_memory(config, 2, 1000, 100, {2, By::heads});
+  EXPECT_EQ(rows.parameters, one.parameters);
+  EXPECT_EQ(rows.optimizer, one.optimizer);
+  // All but the keys and values is halved: those of 2000 points, 2 x 512 elements in 12 blocks.
+  const double known = 12 * 2000.0 * 2 * 512 * 4;
+  EXPECT_NEAR(rows.saved, (one.saved - known) / 2 + known, 1e-9 * one.saved);
+  EXPECT_LT(heads.saved, rows.saved);
+  EXPECT_GT(heads.saved, one.saved / 2);
+  // The larger of two shares.
+  EXPECT_DOUBLE_EQ(count_memory(config, 2, 1001, 100, {2, By::rows}).saved - known * 1001 / 1000,
+                   count_memory(config, 2, 1002, 100, {2, By::rows}).saved - known * 1002 / 1000);
 }
 
 TEST(GenerationPlan, CountsAPromptAndAToken) {

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tessera::comm {
+
+/// How the rows (dimension 0) of a tensor lie on the ranks of a group. The whole tensor is a sequence of
+/// segments, and each segment is divided as evenly as its rows allow: of n rows, rank r of p holds those from
+/// n r / p to n (r + 1) / p, rounded down, so that shares differ by at most one row. A rank's part of the
+/// tensor is its share of each segment, one after the other.
+class RowSplit {
+ public:
+  /// Throws for fewer than one rank, and for a segment of fewer rows than ranks.
+  RowSplit(int ranks, std::vector<int64_t> segments);
+
+  int ranks() const { return ranks_; }
+  size_t segments() const { return segments_.size(); }
+  int64_t total() const { return total_; }
+  /// Rows of a rank's part.
+  int64_t count(int rank) const;
+  /// Rows of the largest share of a segment.
+  int64_t largest(size_t segment) const { return (segments_[segment] + ranks_ - 1) / ranks_; }
+  /// Rows of the whole tensor, of which segment `segment` is rank `rank`'s share.
+  struct Range {
+    int64_t begin, end;
+    int64_t count() const { return end - begin; }
+  };
+  Range in_whole(size_t segment, int rank) const;
+  /// The same rows within the rank's part.
+  Range in_part(size_t segment, int rank) const;
+
+ private:
+  int ranks_;
+  std::vector<int64_t> segments_;
+  int64_t total_ = 0;
+};
+
+}  // namespace tessera::comm
