@@ -63,12 +63,13 @@ QualityCell cell_of(const json& object, const std::string& model, const std::str
                    .calibration_seed = field<int64_t>(object, "calibration_seed", where),
                    .weights = share(object, "weights", where),
                    .inputs = share(object, "inputs", where),
+                   .counted = {},
                    .nats = field<double>(object, "nats", where),
                    .accuracy = {}};
   check(std::isfinite(cell.nats) && cell.nats >= 0, "quality: ", where, ": \"nats\" is ", cell.nats,
         "; expected 0 or more");
-  if (object.contains("accuracy") && !object["accuracy"].is_null())
-    cell.accuracy = share(object, "accuracy", where);
+  for (auto [name, value] : {std::pair("counted", &cell.counted), std::pair("accuracy", &cell.accuracy)})
+    if (object.contains(name) && !object[name].is_null()) *value = share(object, name, where);
   return cell;
 }
 
@@ -144,8 +145,8 @@ std::string other_setting(const Quality& a, const Quality& b) {
 
 /// Means over the calibration seeds.
 struct ModelScore {
-  double nats = 0, accuracy = 0, weights = 0, inputs = 0;
-  int64_t n = 0, answered = 0;
+  double nats = 0, accuracy = 0, weights = 0, inputs = 0, counted = 0;
+  int64_t n = 0, answered = 0, with_count = 0;
 };
 
 /// The scores of an arm in a task, by model.
@@ -157,10 +158,11 @@ std::map<std::string, ModelScore> scores_of(const Quality& quality, const std::s
     ModelScore& score = scores[cell.model];
     score.nats += cell.nats, score.weights += cell.weights, score.inputs += cell.inputs, ++score.n;
     if (cell.accuracy) score.accuracy += *cell.accuracy, ++score.answered;
+    if (cell.counted) score.counted += *cell.counted, ++score.with_count;
   }
   for (auto& [model, score] : scores) {
     const auto n = double(score.n);
-    score.nats /= n, score.weights /= n, score.inputs /= n;
+    score.nats /= n, score.weights /= n, score.inputs /= n, score.counted /= n;
     // An arm whose seeds were answered in part would compare different seeds.
     if (score.answered == score.n)
       score.accuracy /= n;
@@ -239,17 +241,23 @@ std::vector<QualityArm> Quality::arms() const {
     const auto scores = scores_of(*this, task, name), dense = scores_of(*this, task, baseline);
     QualityArm arm{.task = task,
                    .arm = name,
+                   .counted = {},
                    .nats = {},
                    .nats_above_dense = {},
                    .accuracy = {},
                    .accuracy_above_dense = {}};
     std::vector<double> nats, accuracies;
+    double counted = 0;
+    bool all_counted = true;
     for (const auto& [model, score] : scores) {
       nats.push_back(score.nats);
       arm.weights += score.weights / double(scores.size()),
           arm.inputs += score.inputs / double(scores.size());
+      counted += score.counted / double(scores.size());
+      all_counted = all_counted && score.with_count == score.n;
       if (const auto accuracy = accuracy_of(score)) accuracies.push_back(*accuracy);
     }
+    if (all_counted) arm.counted = counted;
     arm.nats = train::interval_of(nats);
     if (!accuracies.empty()) arm.accuracy = train::interval_of(accuracies);
     if (name != baseline) {

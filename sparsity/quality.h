@@ -30,6 +30,7 @@ struct QualityCell {
   std::string arm;   // "wanda"
   int64_t calibration_seed = 0;    // cells that differ in it alone are averaged before models are compared
   double weights = 0, inputs = 0;  // shares that are left out
+  std::optional<double> counted;   // share of the inputs that gates left out on held-out text; nothing: not counted
   double nats = 0;                 // per token of held-out text
   std::optional<double> accuracy;  // of multiple choice; nothing: not measured
 };
@@ -46,6 +47,7 @@ struct QualityClaim {
 struct QualityArm {
   std::string task, arm;
   double weights = 0, inputs = 0;  // means over the models
+  std::optional<double> counted;   // the same; nothing: a cell lacks it
   train::Interval nats;
   std::optional<train::Interval> nats_above_dense;  // paired by model; nothing: no model has both
   std::optional<train::Interval> accuracy, accuracy_above_dense;

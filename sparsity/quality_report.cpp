@@ -22,10 +22,9 @@ constexpr const char* kTables[] = {
     "CREATE TABLE study (title TEXT, baseline TEXT)",
     "CREATE TABLE models (model TEXT PRIMARY KEY)",
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT)",
-    "CREATE TABLE cells (model TEXT, task TEXT, arm TEXT, calibration_seed INTEGER, weights REAL, inputs "
-    "REAL, "
-    "nats REAL, accuracy REAL, PRIMARY KEY (model, task, arm, calibration_seed))",
-    "CREATE TABLE arms (task TEXT, arm TEXT, models INTEGER, weights REAL, inputs REAL, nats REAL, "
+    "CREATE TABLE cells (model TEXT, task TEXT, arm TEXT, calibration_seed INTEGER, weights REAL, inputs REAL, "
+    "counted REAL, nats REAL, accuracy REAL, PRIMARY KEY (model, task, arm, calibration_seed))",
+    "CREATE TABLE arms (task TEXT, arm TEXT, models INTEGER, weights REAL, inputs REAL, counted REAL, nats REAL, "
     "nats_half_width_95 REAL, above_dense REAL, above_dense_half_width_95 REAL, accuracy REAL, "
     "accuracy_half_width_95 REAL, accuracy_above_dense REAL, accuracy_above_dense_half_width_95 REAL, "
     "PRIMARY KEY (task, arm))",
@@ -34,6 +33,9 @@ constexpr const char* kTables[] = {
     "CREATE TABLE missing (model TEXT, what TEXT)",
 };
 
+TableCell cell_of(const std::optional<double>& value) {
+  return value ? TableCell(*value) : TableCell();
+}
 TableCell half_of(const std::optional<train::Interval>& interval) {
   return interval && interval->n > 1 ? TableCell(interval->half) : TableCell();
 }
@@ -44,7 +46,7 @@ TableCell mean_of(const std::optional<train::Interval>& interval) {
 std::vector<std::vector<TableCell>> arm_rows(const Quality& quality) {
   std::vector<std::vector<TableCell>> rows;
   for (const QualityArm& arm : quality.arms())
-    rows.push_back({arm.task, arm.arm, arm.nats.n, arm.weights, arm.inputs, arm.nats.mean, half_of(arm.nats),
+    rows.push_back({arm.task, arm.arm, arm.nats.n, arm.weights, arm.inputs, cell_of(arm.counted), arm.nats.mean, half_of(arm.nats),
                     mean_of(arm.nats_above_dense), half_of(arm.nats_above_dense), mean_of(arm.accuracy),
                     half_of(arm.accuracy), mean_of(arm.accuracy_above_dense),
                     half_of(arm.accuracy_above_dense)});
@@ -64,15 +66,15 @@ std::string bytes_of(const Quality& quality) {
   std::vector<std::vector<TableCell>> cells, claims, missing;
   for (const QualityCell& cell : quality.cells)
     cells.push_back({cell.model, cell.task, cell.arm, cell.calibration_seed, cell.weights, cell.inputs,
-                     cell.nats, cell.accuracy ? TableCell(*cell.accuracy) : TableCell()});
+                     cell_of(cell.counted), cell.nats, cell_of(cell.accuracy)});
   for (const ClaimResult& one : quality.results())
     claims.push_back({one.claim.text, one.claim.task, json(one.claim.lower).dump(),
                       json(one.claim.than).dump(), int64_t{one.claim.alike},
                       one.difference ? one.difference->n : int64_t{0}, mean_of(one.difference),
                       half_of(one.difference), one.verdict()});
   for (const auto& [model, what] : quality.missing) missing.push_back({model, what});
-  database.insert("INSERT INTO cells VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)", cells);
-  database.insert("INSERT INTO arms VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+  database.insert("INSERT INTO cells VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)", cells);
+  database.insert("INSERT INTO arms VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
                   arm_rows(quality));
   database.insert("INSERT INTO claims VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)", claims);
   database.insert("INSERT INTO missing VALUES (?1, ?2)", missing);
@@ -106,6 +108,12 @@ std::string points_text(const std::optional<train::Interval>& difference) {
                      100 * difference->high());
 }
 
+/// "0.5 (0.481)": asked for, and counted on held-out text.
+std::string inputs_text(const QualityArm& arm) {
+  const std::string asked = fmt::format("{:.3g}", arm.inputs);
+  return arm.counted ? fmt::format("{} ({:.3f})", asked, *arm.counted) : asked;
+}
+
 const std::vector<std::string> kArmHeader = {"task",       "arm",          "weights",   "inputs",
                                              "perplexity", "nats - dense", "choice, %", "choice - dense"};
 const std::vector<std::string> kClaimHeader = {"claim", "task", "difference, nats", "models", "verdict"};
@@ -113,7 +121,7 @@ const std::vector<std::string> kClaimHeader = {"claim", "task", "difference, nat
 std::vector<std::vector<std::string>> arm_texts(const Quality& quality) {
   std::vector<std::vector<std::string>> rows;
   for (const QualityArm& arm : quality.arms())
-    rows.push_back({arm.task, arm.arm, fmt::format("{:.3g}", arm.weights), fmt::format("{:.3g}", arm.inputs),
+    rows.push_back({arm.task, arm.arm, fmt::format("{:.3g}", arm.weights), inputs_text(arm),
                     perplexity_text(arm.nats), difference_text(arm.nats_above_dense),
                     percent_text(arm.accuracy), points_text(arm.accuracy_above_dense)});
   return rows;
@@ -241,15 +249,21 @@ Quality quality_of(report::Database& database) {
     quality.settings.emplace_back(text_of(row[0]), text_of(row[1]));
   for (const auto& row :
        database
-           .run("SELECT model, task, arm, calibration_seed, weights, inputs, nats, accuracy FROM "
+           .run("SELECT model, task, arm, calibration_seed, weights, inputs, counted, nats, accuracy FROM "
                 "cells ORDER BY rowid")
            .rows) {
-    QualityCell& cell = quality.cells.emplace_back(QualityCell{
-        .model = text_of(row[0]), .task = text_of(row[1]), .arm = text_of(row[2]), .accuracy = {}});
+    const auto number = [&](size_t i) -> std::optional<double> {
+      const auto* const value = std::get_if<double>(&row[i]);
+      return value ? std::optional(*value) : std::nullopt;
+    };
+    QualityCell& cell = quality.cells.emplace_back(QualityCell{.model = text_of(row[0]),
+                                                               .task = text_of(row[1]),
+                                                               .arm = text_of(row[2]),
+                                                               .counted = number(6),
+                                                               .accuracy = number(8)});
     cell.calibration_seed = std::get<int64_t>(row[3]);
     cell.weights = std::get<double>(row[4]), cell.inputs = std::get<double>(row[5]);
-    cell.nats = std::get<double>(row[6]);
-    if (const auto* const accuracy = std::get_if<double>(&row[7])) cell.accuracy = *accuracy;
+    cell.nats = std::get<double>(row[7]);
   }
   for (const auto& row :
        database.run("SELECT claim, task, lower, than, alike FROM claims ORDER BY rowid").rows)

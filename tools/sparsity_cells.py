@@ -50,6 +50,8 @@ def claims():
         found += [
             {"text": "the greedy allocation loses less than the uniform one (TEAL, arXiv:2408.14690)", "task": task, "lower": ["gate greedy"],
              "than": ["gate uniform"]},
+            {"text": "thresholds of one package's text do as well as those of all", "task": task, "lower": ["gate uniform, of one package"],
+             "than": ["gate uniform"], "alike": True},
             {"text": "column norms lose less than magnitudes (WINA, arXiv:2505.19427)", "task": task, "lower": ["gate wina"],
              "than": ["gate uniform"]},
             {"text": "the best split loses less than weights alone (SPDP)", "task": task, "lower": splits, "than": ["wanda"]},
@@ -78,7 +80,7 @@ class Cell:
 
 
 class Plan:
-    """All tasks and cells of one trained model. `paths`: model, held_out, calibration, items, work, out. `wanted`: of the names in
+    """All tasks and cells of one trained model. `paths`: model, held_out, calibration, other, items, work, out. `wanted`: of the names in
     task_names() those that are measured."""
 
     def __init__(self, paths, options, wanted):
@@ -109,9 +111,9 @@ class Plan:
             self.tasks[name] = Task(name, [str(word) for word in words], **about)
         return name
 
-    def texts(self, seed, samples=None):
+    def texts(self, seed, samples=None, text=None):
         o = self.options
-        return ["--text", self.paths.calibration, "--eval-text", self.paths.held_out, "--samples", samples or o.samples, "--length", o.length,
+        return ["--text", text or self.paths.calibration, "--eval-text", self.paths.held_out, "--samples", samples or o.samples, "--length", o.length,
                 "--eval-windows", o.windows, "--seed", seed, *o.device]
 
     def folder(self, name):
@@ -152,12 +154,12 @@ class Plan:
         prune, folder = self.pruned(method, ["--sparsity", f"{share:g}"], name, seed, rank)
         return prune, folder, f"{method} {name}, {seed}"
 
-    def calibrated(self, name, model, needs, shares, flags, seed, rank, seconds):
+    def calibrated(self, name, model, needs, shares, flags, seed, rank, seconds, text=None):
         """The task that calibrates gates and measures the shares, and its folder."""
         folder = self.folder(f"gates {name}".replace(" ", "-").replace("%", "").replace(",", ""))
         return self.add(f"calibrate {name}",
                         ["calibrate", "--model", model, "--out", folder, "--activation-sparsity", ",".join(f"{share:g}" for share in shares),
-                         *flags, "--json", "--batch-size", "8", *self.options.greedy, *self.texts(seed, self.options.gate_samples)],
+                         *flags, "--json", "--batch-size", "8", *self.options.greedy, *self.texts(seed, self.options.gate_samples, text)],
                         needs=needs, rank=rank, seconds=seconds, makes=folder), folder
 
     def gated(self, task, arm, weights, inputs, calibrate, folder, model, field, seed, rank):
@@ -170,6 +172,7 @@ class Plan:
         gates = {}
         for gate, flags in GATES.items():
             gates[gate] = self.calibrated(f"{gate}, {seed}", self.paths.model, [], list(SPLITS), flags, seed, 2, 25 if gate == "gate" else 6)
+        other, _ = self.calibrated(f"other text, {seed}", self.paths.model, [], list(SPLITS), ["--allocation", "uniform"], seed, 3, 6, self.paths.other)
         by_weights = {}  # share of the weights: what of the inputs goes along
         for total, shares in SPLITS.items():
             for weights in shares:
@@ -187,6 +190,7 @@ class Plan:
             for arm, gate, field in (("gate uniform", "gate", "uniform"), ("gate greedy", "gate", "greedy"), ("gate wina", "wina", "uniform"),
                                      ("gate top-k", "top-k", "uniform")):
                 self.gated(task, arm, 0, total, *gates[gate], self.paths.model, field, seed, 2)
+            self.cells.append(Cell(task, "gate uniform, of one package", 0, total, (other, "uniform", total), None, seed))
             for weights in shares:
                 self.gated(task, split_name(weights), weights, inputs_for(total, weights), *split_gates[weights], "greedy", seed, 3)
             self.add_aware(total, task, gates["gate"], seed)

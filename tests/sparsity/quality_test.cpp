@@ -115,12 +115,17 @@ TEST(Quality, CalibrationSeedsAreAveragedWithinAModel) {
   EXPECT_EQ(wanda.nats.n, 1);
   EXPECT_NEAR(wanda.nats.mean, 1.2, 1e-12);
   EXPECT_FALSE(wanda.accuracy);  // one of its seeds was not asked
+  EXPECT_FALSE(wanda.counted);
+  one["cells"][1]["counted"] = 0.4, one["cells"][3]["counted"] = 0.5;
+  EXPECT_NEAR(*arm_of(read(folder, {one}).arms(), "wanda").counted, 0.45, 1e-12);
 }
 
 TEST(Quality, TheDatabaseHoldsAllOfIt) {
   if (!report::has_database()) GTEST_SKIP() << "skipped: this build has no SQLite";
   const TemporaryFolder folder;
-  const Quality quality = read(folder, {model("a", 1, 0.1, 0.5), model("bb", 4, 0.2, 0.6)});
+  json first = model("a", 1, 0.1, 0.5);
+  first["cells"][1]["counted"] = 0.4;
+  const Quality quality = read(folder, {first, model("bb", 4, 0.2, 0.6)});
   const std::string out = (folder / "out").string();
   write_quality(quality, out);
   const std::string bytes = io::read_file(out + "/" + kPatternsFile, 1 << 24);
