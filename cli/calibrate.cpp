@@ -91,7 +91,8 @@ struct Measured {
 
 template <class Model>
 double measure(Model& model, const sparsity::Calibration& calibration, const std::string& folder,
-               std::span<const train::PerplexityWindow> windows, double share, bool greedy, double* counted) {
+               std::span<const train::PerplexityWindow> windows, int64_t batch, double share, bool greedy,
+               double* counted) {
   pretrained::SparseOptions options = sparsity::options_of(calibration, share, greedy);
   options.gates->fingerprint.clear();  // they are this model's, whose weights are in columns by now
   options.whole_texts = true;
@@ -102,7 +103,7 @@ double measure(Model& model, const sparsity::Calibration& calibration, const std
   };
   if (counted)
     *counted = sparsity::counted_sparsity(model, windows.subspan(0, std::min<size_t>(4, windows.size())));
-  return train::measure_perplexity(model, windows, model.token.weight.device(), 1, progress).perplexity();
+  return train::measure_perplexity(model, windows, model.token.weight.device(), batch, progress).perplexity();
 }
 
 void print_thresholds(const sparsity::Calibration& calibration, double share, bool greedy) {
@@ -185,14 +186,16 @@ int calibrate(CalibrateArgs args) {
   std::vector<Measured> measured;
   double dense = 0;
   if (!windows.empty()) {
-    dense = perplexity_of(language, windows, device, 1);
+    const int64_t batch = args.gates.options.batch;
+    dense = perplexity_of(language, windows, device, batch);
     std::visit(
         [&](auto& model) {
           for (const double share : shares) {
             Measured& one = measured.emplace_back(Measured{.sparsity = share});
-            one.uniform = measure(model, calibration, language.path, windows, share, false, &one.counted);
+            one.uniform =
+                measure(model, calibration, language.path, windows, batch, share, false, &one.counted);
             if (options.greedy && share <= options.most)
-              one.greedy = measure(model, calibration, language.path, windows, share, true, nullptr);
+              one.greedy = measure(model, calibration, language.path, windows, batch, share, true, nullptr);
           }
         },
         language.model);
@@ -250,7 +253,9 @@ void add_calibrate(CLI::App& app, Action& action) {
       ->excludes(activation);
   add_weight_sparsity(command, args->weights,
                       "Share of the model's weights that pruning made zero; default: 0");
-  command.add_option("--batch-size", args->gates.options.batch, "Samples passed through a block at a time")
+  command
+      .add_option("--batch-size", args->gates.options.batch,
+                  "Samples passed through a block, and windows of the perplexity, at a time")
       ->check(whole(1, 1 << 20));
   command.add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));

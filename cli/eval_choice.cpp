@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "cli/eval.h"
 #include "cli/language_tokens.h"
@@ -16,7 +17,7 @@ namespace {
 struct ChoiceArgs {
   std::string file, model, dtype, device, predictions;
   SparseFlags sparse;
-  int64_t most = 0;
+  int64_t most = 0, batch = 16;
   bool json = false;
 };
 
@@ -37,26 +38,37 @@ ChoiceResult run_items(const ChoiceArgs& args, const LanguageFolder& language, c
     return std::vector<int64_t>(ids.begin(), ids.end());
   };
   const int64_t most = longest_of(language);
-  for (const train::ChoiceItem& item : items) {
+  for (size_t begin = 0; begin < items.size(); begin += size_t(args.batch)) {
     check_interrupt();
+    const auto group = std::span(items).subspan(begin, std::min(size_t(args.batch), items.size() - begin));
     std::vector<train::ChoiceText> texts;
-    for (size_t i = 0; i < item.choices.size(); ++i) {
-      texts.push_back(train::choice_text(item, i, encode, most, language.config.first_token));
-      result.cut += int64_t(texts.back().tokens.size()) - 1 == most;
-    }
+    for (const train::ChoiceItem& item : group)
+      for (size_t i = 0; i < item.choices.size(); ++i) {
+        texts.push_back(train::choice_text(item, i, encode, most, language.config.first_token));
+        result.cut += int64_t(texts.back().tokens.size()) - 1 == most;
+      }
     const train::ChoiceScores scores = std::visit(
         [&](const auto& model) { return train::score_choices(model, texts, device); }, language.model);
-    const int64_t chosen = train::best_choice(scores.sums), by_byte = train::best_choice(scores.per_byte);
-    ++result.by_sum.items, ++result.by_byte.items;
-    result.by_sum.right += chosen == item.answer, result.by_byte.right += by_byte == item.answer;
-    result.chance += 1 / double(item.choices.size());
-    if (!args.predictions.empty())
-      lines += nlohmann::json{{"answer", item.answer},
-                              {"chosen", chosen},
-                              {"chosen_per_byte", by_byte},
-                              {"log_likelihoods", scores.sums}}
-                   .dump() +
-               "\n";
+    size_t first = 0;
+    for (const train::ChoiceItem& item : group) {
+      const auto of_item = [&](const std::vector<double>& all) {
+        return std::vector<double>(all.begin() + std::ptrdiff_t(first),
+                                   all.begin() + std::ptrdiff_t(first + item.choices.size()));
+      };
+      const std::vector<double> sums = of_item(scores.sums);
+      const int64_t chosen = train::best_choice(sums), by_byte = train::best_choice(of_item(scores.per_byte));
+      first += item.choices.size();
+      ++result.by_sum.items, ++result.by_byte.items;
+      result.by_sum.right += chosen == item.answer, result.by_byte.right += by_byte == item.answer;
+      result.chance += 1 / double(item.choices.size());
+      if (!args.predictions.empty())
+        lines += nlohmann::json{{"answer", item.answer},
+                                {"chosen", chosen},
+                                {"chosen_per_byte", by_byte},
+                                {"log_likelihoods", sums}}
+                     .dump() +
+                 "\n";
+    }
   }
   result.chance /= double(items.size());
   if (!args.predictions.empty()) io::write_file(args.predictions, lines);
@@ -128,6 +140,7 @@ void add_eval_choice(CLI::App& eval, Action& action) {
       ->required();
   command->add_option("--items", args->most, "Maximum number of items, the first ones; 0: all")
       ->check(whole(0, int64_t{1} << 40));
+  command->add_option("--batch-size", args->batch, "Items that run at once")->check(whole(1, 1 << 16));
   command->add_option("--predictions", args->predictions, "Write what was chosen, a JSON object per item");
   command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));

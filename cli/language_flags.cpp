@@ -71,7 +71,9 @@ train::SettingList LanguageFlags::text_list() {
   list.add("epochs", epochs, "Passes over the training text, instead of --steps")
       .range(1e-6, 1e6)
       .shown_as("");
-  list.add("minutes", minutes, "As many steps as fit, by the time of the first few, instead of --steps")
+  list.add("minutes", minutes,
+           "As many steps as fit, by the time of the first few, instead of --steps; with --epochs at most "
+           "those")
       .range(1e-6, 1e6)
       .shown_as("");
   return list;

@@ -13,6 +13,7 @@
 #include "runtime/interrupt.h"
 #include "sparsity/pattern_page.h"
 #include "sparsity/patterns.h"
+#include "sparsity/quality.h"
 #include "sparsity/split_sweep.h"
 
 namespace tessera::cli {
@@ -104,11 +105,29 @@ int run_compare(const CompareArgs& args) {
   return 0;
 }
 
+/// What made the sparsity.sqlite of a folder, and the page that is made of it.
+struct ResultKind {
+  int32_t id;
+  const char *what, *page;
+  std::string (*html)(report::Database&);
+};
+constexpr ResultKind kKinds[] = {
+    {sparsity::kPatternsId, sparsity::kPatternsWhat, "sparsity.html", sparsity::page_of},
+    {sparsity::kSweepId, sparsity::kSweepWhat, sparsity::kSweepPage, sparsity::sweep_page},
+    {sparsity::kQualityId, sparsity::kQualityWhat, sparsity::kQualityPage,
+     [](report::Database& database) { return sparsity::quality_html(sparsity::quality_of(database)); }}};
+
+const ResultKind& kind_of(const fs::path& database) {
+  const int32_t id = report::application_id_of(database);
+  for (const ResultKind& kind : kKinds)
+    if (kind.id == id) return kind;
+  return kKinds[0];  // opening it says what is wrong
+}
+
 report::Database open_result(const std::string& folder) {
   const fs::path path = fs::path(folder) / sparsity::kPatternsFile;
-  return sparsity::is_sweep(path)
-             ? report::Database::read_only(path, sparsity::kSweepId, sparsity::kSweepWhat)
-             : report::Database::read_only(path, sparsity::kPatternsId, sparsity::kPatternsWhat);
+  const ResultKind& kind = kind_of(path);
+  return report::Database::read_only(path, kind.id, kind.what);
 }
 
 struct QueryArgs {
@@ -150,12 +169,11 @@ struct PageArgs {
 };
 
 int run_page(const PageArgs& args) {
-  const bool of_sweep = sparsity::is_sweep(fs::path(args.result) / sparsity::kPatternsFile);
-  const char* const name = of_sweep ? sparsity::kSweepPage : "sparsity.html";
-  const std::string out = args.out.empty() ? (fs::path(args.result) / name).string() : args.out;
+  const ResultKind& kind = kind_of(fs::path(args.result) / sparsity::kPatternsFile);
+  const std::string out = args.out.empty() ? (fs::path(args.result) / kind.page).string() : args.out;
   check_replaceable(out);
   report::Database database = open_result(args.result);
-  io::write_file(out, of_sweep ? sparsity::sweep_page(database) : sparsity::page_of(database));
+  io::write_file(out, kind.html(database));
   fmt::print("{}\n", out);
   return 0;
 }
@@ -228,7 +246,8 @@ void add_page(CLI::App& group, Action& action) {
   auto args = std::make_shared<PageArgs>();
   command->add_option("result", args->result, "Folder with sparsity.sqlite")->required();
   command->add_option("--out", args->out,
-                      "Page to write; default: sparsity.html, of a sweep sweep.html, in that folder");
+                      "Page to write; default: sparsity.html, of a sweep sweep.html, of models' "
+                      "quality\nquality.html, in that folder");
   command->footer("example: tessera sparsity page runs/patterns");
   command->callback([&action, args] { action = [args] { return run_page(*args); }; });
 }
@@ -246,6 +265,7 @@ void add_sparsity(CLI::App& app, Action& action) {
   add_sparsity_activations(*group, action);
   add_sparsity_gradients(*group, action);
   add_sparsity_import(*group, action);
+  add_sparsity_quality(*group, action);
   add_sparsity_sweep(*group, action);
 }
 

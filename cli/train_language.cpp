@@ -43,7 +43,6 @@ class LanguageCommand : public train::LanguageRecipe {
       together("--model", size, "the folder says what the model is");
     together("--steps", "--epochs", "one or the other");
     together("--steps", "--minutes", "one or the other");
-    together("--epochs", "--minutes", "one or the other");
     for (const char* of_samples : {"--sample-prompt", "--sample-every"})
       if (watch.sample_tokens == 0 && given.contains(of_samples))
         throw UsageError(std::string(of_samples) + ": with --sample-tokens 0 there are no samples");

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "io/file.h"
 #include "io/utf8.h"
 #include "report/database.h"
 
@@ -24,6 +25,16 @@ std::string cell(const std::string& text) {
 }
 
 }  // namespace
+
+int32_t application_id_of(const std::filesystem::path& path) {
+  constexpr uint64_t kHeader = 100, kPlace = 68;  // SQLite's file format; the number is big-endian
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored) || std::filesystem::file_size(path, ignored) < kHeader)
+    return 0;
+  unsigned char id[4];
+  io::InputFile(path.string()).read(kPlace, id, sizeof id);
+  return int32_t(uint32_t(id[0]) << 24 | uint32_t(id[1]) << 16 | uint32_t(id[2]) << 8 | id[3]);
+}
 
 std::string to_markdown(const Table& table) {
   std::string out = "|", rule = "|";

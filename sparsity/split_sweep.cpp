@@ -414,11 +414,7 @@ std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits) {
 }
 
 bool is_sweep(const fs::path& database) {
-  std::error_code ignored;
-  if (!fs::is_regular_file(database, ignored) || fs::file_size(database, ignored) < 100) return false;
-  unsigned char id[4];
-  io::InputFile(database.string()).read(68, id, 4);  // application_id, big-endian: SQLite's file format
-  return (int32_t(id[0]) << 24 | int32_t(id[1]) << 16 | int32_t(id[2]) << 8 | int32_t(id[3])) == kSweepId;
+  return report::application_id_of(database) == kSweepId;
 }
 
 }  // namespace tessera::sparsity

@@ -28,6 +28,7 @@ if(TARGET tessera)
 endif()
 tessera_check(corpus ${Python3_EXECUTABLE} tests/corpus/run ${program})
 tessera_check(reproduce ${Python3_EXECUTABLE} tests/reproduce/run ${program})
+tessera_check(sparsity_study ${Python3_EXECUTABLE} tests/sparsity_study/run ${program})
 
 # A program that links tessera::ops carries no declarations of operators.
 add_test(NAME specs_apart COMMAND ${CMAKE_COMMAND} -D NM=${CMAKE_NM} -D OPS=$<TARGET_FILE:tessera_ops>

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "train/perplexity.h"
+#include "autograd/tape.h"
+#include "models/gpt.h"
+#include "nn/attention.h"
 
 /// Multiple choice by log-likelihood: the choice that a language model finds the most likely after its
 /// context.
@@ -42,7 +44,7 @@ ChoiceText choice_text(const ChoiceItem& item, size_t choice,
                        const std::function<std::vector<int64_t>(const std::string&)>& encode, int64_t most,
                        std::optional<int64_t> begin);
 
-/// What a model made of one item: log-likelihoods in nats, by choice.
+/// Log-likelihoods in nats, by text.
 struct ChoiceScores {
   std::vector<double> sums, per_byte;
 };
@@ -59,18 +61,39 @@ struct Accuracy {
   double high() const;
 };
 
-/// Model: Gpt, Llama, or what has their loss(tokens, targets, sequences).
+/// Scores all texts in one pass, packed one after the other; each sees itself alone. The LM head runs on the
+/// choices' tokens only. Model: Gpt or Llama.
 template <class Model>
 ChoiceScores score_choices(const Model& model, std::span<const ChoiceText> texts, Device device) {
-  ChoiceScores scores;
+  const NoTape no_tape;
+  std::vector<int64_t> inputs, targets;
+  nn::Sequences sequences;
   for (const ChoiceText& text : texts) {
-    const PerplexityWindow window{text.tokens, text.first};
-    const Perplexity found = measure_perplexity(model, std::span(&window, 1), device, 1);
-    check(std::isfinite(found.nats),
+    inputs.insert(inputs.end(), text.tokens.begin(), text.tokens.end() - 1);
+    targets.insert(targets.end(), text.tokens.begin() + 1, text.tokens.end());
+    sequences.lengths.push_back(int64_t(text.tokens.size()) - 1);
+  }
+  const Shape shape{int64_t(inputs.size())};
+  const Tensor tokens = Tensor::from(inputs, shape, device), next = Tensor::from(targets, shape, device);
+  const nn::AttentionPass pass = model.begin(tokens, sequences);
+  models::Residual x = model.embed(tokens, pass);
+  for (int64_t i = 0; i < model.config.layers; ++i) x = model.block(i, x, pass);
+  std::vector<Tensor> losses;
+  int64_t end = 0;
+  for (const ChoiceText& text : texts) {
+    const int64_t begin = end + text.first - 1;  // the row that predicts the choice's first token
+    end += int64_t(text.tokens.size()) - 1;
+    losses.push_back(
+        model.finish({x.sum.slice(0, begin, end), x.branch.slice(0, begin, end)}, next.slice(0, begin, end)));
+  }
+  ChoiceScores scores;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const double nats = losses[i].item();
+    check(std::isfinite(nats),
           "eval choice: the log-likelihood of a choice is not finite; the model's "
           "weights are damaged, or its activations overflow");
-    scores.sums.push_back(-found.nats * double(found.predicted));
-    scores.per_byte.push_back(scores.sums.back() / double(std::max<int64_t>(1, text.bytes)));
+    scores.sums.push_back(-nats * double(int64_t(texts[i].tokens.size()) - texts[i].first));
+    scores.per_byte.push_back(scores.sums.back() / double(std::max<int64_t>(1, texts[i].bytes)));
   }
   return scores;
 }

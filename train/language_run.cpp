@@ -159,7 +159,8 @@ void LanguageRecipe::set_steps(Device device) {
   if (minutes > 0) {
     LanguageSettings own = settings_;  // a step as one rank makes it
     own.accumulate /= ranks_;
-    settings_.steps = steps_within(own, device, minutes * 60);
+    const int64_t within = steps_within(own, device, minutes * 60);
+    settings_.steps = epochs > 0 ? std::min(settings_.steps, within) : within;
   }
   settings_.validate();
 }

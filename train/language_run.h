@@ -44,7 +44,7 @@ class LanguageRecipe : public Recipe {
 
   LanguageSettings settings_;
   LanguageText text;               // of a new run without shards
-  double epochs = 0, minutes = 0;  // of a new run; 0: settings_.steps
+  double epochs = 0, minutes = 0;  // of a new run, the shorter one; 0 and 0: settings_.steps
 
  private:
   void check_not_over(const RunFolder& run) const;

@@ -263,8 +263,14 @@ TEST(TrainLanguageRuns, EpochsAndMinutesAreSteps) {
   // Two passes over about 26,000 characters, 32 a step.
   EXPECT_GT(job.at("steps"), 1000);
   EXPECT_LT(job.at("steps"), 2000);
-  expect_success(run(at, "train gpt --minutes 0.02 --name b" + kFromText));
-  EXPECT_GE(json::parse(at.get("runs/b/run.json")).at("job").at("steps"), 1);
+  const auto steps_of = [&](const std::string& flags, const std::string& name) {
+    expect_success(run(at, "train gpt " + flags + " --name " + name + kFromText));
+    return json::parse(at.get("runs/" + name + "/run.json")).at("job").at("steps").get<int64_t>();
+  };
+  EXPECT_GE(steps_of("--minutes 0.02", "b"), 1);
+  // Both: the shorter one.
+  EXPECT_EQ(steps_of("--epochs 0.01 --minutes 0.3", "c"), steps_of("--epochs 0.01", "d"));
+  EXPECT_LT(steps_of("--epochs 1000 --minutes 0.0001", "e"), 1000);
 }
 
 struct BadLanguageRun {
