@@ -1,0 +1,218 @@
+#include "gpu/dependent_launch.cuh"
+#include "ops/all_reduce_rmsnorm/all_reduce_rmsnorm_kernels.h"
+#include "ops/all_reduce_rmsnorm/peer_channels.cuh"
+
+/// The sum over ranks between two linear layers of a token's step, over NVLink.
+///
+/// Algorithm. A block makes one row. It loads its rank's share, sends it to all other ranks (peer_channels.h),
+/// loads the residual and the norm's weight while the messages travel, receives the shares of the others, adds
+/// all in the order of the ranks, rounds the sum, and normalises it from registers. Everybody sends everything
+/// to everybody ("one shot"): with few rows that is one way over the links, where a reduce-scatter and an
+/// all-gather would be two.
+///
+/// Bytes. A row of 4,096 f16 elements is 8 KiB, and 16 KiB on a link with the calls' numbers; (R - 1) of them
+/// leave each of R ranks. At 478 GB/s that is 0.034 us: the time is latency alone. One way from a store on one
+/// GPU to a load that sees it on another is taken to be 1 to 1.5 us, to which come the loads of the share (0.6 us),
+/// the sum of squares of the block (0.3 us) and the stores: predicted are 3 us for the kernel, of which the
+/// next kernel's launch and the prefetch of its weights hide a part (programmatic dependent launch). What it
+/// replaces is NCCL's all-reduce, 7 to 8 us within a graph for these sizes, and the kernel of the norm, 2.6 us.
+/// None of these was measured for this kernel yet.
+///
+/// Blocks wait for the blocks of the same index on other ranks only, never for others of their own grid, and
+/// send before they wait. At most kPeerRows blocks (kPeerColumnBlocks rows of them where columns are gathered)
+/// stay on an SM while they wait, so all of a grid are resident on any GPU with 64 free places for a block.
+///
+/// all_gather_columns is the same exchange without a sum: a block has 512 words of 16 bytes of one row of each
+/// rank. 16,000 f16 logits are 32 KB from each rank, 64 KB on the link: 0.13 us, and again the latency counts.
+
+namespace tessera::ops {
+namespace {
+
+using gpu::ceil_div;
+using gpu::kPackOf;
+using gpu::RowAccess;
+using gpu::RowReduce;
+using gpu::Words;
+using peer::Channel;
+
+template <class T>
+struct SumArgs {
+  PeerChannels channels;
+  T *y, *sum;
+  const T *x, *share, *weight;  // x may be null
+  int64_t y_stride, sum_stride, x_stride, share_stride;
+  int32_t width;
+  float eps, inverse;  // 1 / width
+};
+
+template <class T, int kSteps>
+__global__ void __launch_bounds__(kPeerThreads) all_reduce_rmsnorm_rows(const __grid_constant__ SumArgs<T> args) {
+  using Rows = RowAccess<kPeerThreads>;
+  using Sums = RowReduce<kPeerThreads, 1>;
+  constexpr int kPack = kPackOf<T>;
+  __shared__ float scratch[Sums::kScratch];
+  Sums add(scratch);
+  gpu::wait_and_launch_dependents();
+  const int64_t row = blockIdx.x;
+  const int thread = int(threadIdx.x), width = args.width;
+  const Channel channel(args.channels, row);
+
+  // Send this rank's share.
+  Words<T> own[kSteps];  // (row, width)
+  Rows::load(own, args.share + row * args.share_stride, thread, width);
+  channel.send(own, thread, width);
+
+  // Residual and weight, while the messages travel.
+  Words<T> residual[kSteps], weight[kSteps];
+  Rows::load_vector(residual, args.x ? args.x + row * args.x_stride : nullptr, 0.0f, thread, width);
+  Rows::load(weight, args.weight, thread, width);
+
+  // Shares in the order of the ranks.
+  float total[kSteps][kPack] = {};
+  bool whole = true;
+  for (int r = 0; r < args.channels.ranks; ++r) {
+    Words<T> share[kSteps];
+    if (r == args.channels.rank) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) share[s] = own[s];
+    } else {
+      whole = channel.receive(share, r, thread, width) && whole;
+    }
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      float values[kPack];
+      gpu::unpack(values, share[s]);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) total[s][i] += values[i];
+    }
+  }
+
+  // The residual stream, rounded, and its squares.
+  float squares[1] = {0.0f};
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    float values[kPack];
+    gpu::unpack(values, residual[s]);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) values[i] = whole ? values[i] + total[s][i] : __int_as_float(0x7FC00000);
+    residual[s] = gpu::round_to_words<T>(values);
+    gpu::unpack(total[s], residual[s]);
+    const int inside = width - gpu::column_of<T, kPeerThreads>(s, thread);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i)
+      if (i < inside) squares[0] += total[s][i] * total[s][i];
+  }
+  Rows::store(args.sum + row * args.sum_stride, residual, thread, width);
+  add(squares);  // a barrier: all threads have read the channel's count
+  channel.finish();
+
+  // Epilogue: the norm.
+  const float rstd = __frsqrt_rn(squares[0] * args.inverse + args.eps);
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    float scale[kPack];
+    gpu::unpack(scale, weight[s]);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) total[s][i] = total[s][i] * rstd * scale[i];
+    own[s] = gpu::round_to_words<T>(total[s]);
+  }
+  Rows::store(args.y + row * args.y_stride, own, thread, width);
+}
+
+template <class T>
+struct GatherArgs {
+  PeerChannels channels;
+  T* y;
+  const T* part;
+  int64_t y_stride, part_stride;
+  int32_t width, columns;  // of a part, of y
+};
+
+template <class T>
+__global__ void __launch_bounds__(kPeerThreads)
+    all_gather_columns_rows(const __grid_constant__ GatherArgs<T> args) {
+  constexpr int kPack = kPackOf<T>;
+  gpu::wait_and_launch_dependents();
+  const int64_t row = blockIdx.y;
+  const int thread = int(threadIdx.x), first = int(blockIdx.x) * kPeerThreads * kPack,
+            width = args.width - first, column = thread * kPack;
+  const Channel channel(args.channels, row * gridDim.x + blockIdx.x);
+  Words<T> own[1] = {};
+  if (column < width) own[0] = gpu::load_words(args.part + row * args.part_stride + first + column);
+  channel.send(own, thread, width);
+  T* const y = args.y + row * args.y_stride;
+  for (int i = 0; i < args.channels.ranks; ++i) {
+    const int r = (args.channels.rank + i) % args.channels.ranks;  // its own first
+    Words<T> words[1] = {own[0]};
+    if (i > 0 && !channel.receive(words, r, thread, width)) {
+      float values[kPack];
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) values[k] = __int_as_float(0x7FC00000);
+      words[0] = gpu::round_to_words<T>(values);
+    }
+    const int at = r * args.width + first + column, inside = min(args.columns - at, kPack);
+    if (column >= width || inside <= 0) continue;
+    if (inside == kPack) {
+      gpu::store_words(y + at, words[0]);
+    } else {
+      gpu::store_part(y + at, words[0], inside);
+    }
+  }
+  __syncthreads();  // all threads have read the channel's count
+  channel.finish();
+}
+
+template <class T>
+T* data_or_null(const Tensor& tensor) {
+  return tensor.defined() ? tensor.data<T>() : nullptr;
+}
+
+}  // namespace
+
+void all_reduce_rmsnorm_cuda(const PeerChannels& channels, const Tensor& y, const Tensor& sum, const Tensor& x,
+                             const Tensor& share, const Tensor& weight, double eps) {
+  dispatch_floating_cuda(share.dtype(), "all_reduce_rmsnorm", [&]<class T>() {
+    const int64_t width = share.size(1);
+    const SumArgs<T> args{.channels = channels,
+                          .y = y.data<T>(),
+                          .sum = sum.data<T>(),
+                          .x = data_or_null<T>(x),
+                          .share = share.data<T>(),
+                          .weight = weight.data<T>(),
+                          .y_stride = y.row_stride(),
+                          .sum_stride = sum.row_stride(),
+                          .x_stride = x.defined() ? x.row_stride() : 0,
+                          .share_stride = share.row_stride(),
+                          .width = int32_t(width),
+                          .eps = float(eps),
+                          .inverse = 1.0f / float(width)};
+    const auto run = [&]<int kSteps>() {
+      gpu::launch_dependent(share.device(), {dim3(unsigned(share.size(0))), kPeerThreads},
+                            all_reduce_rmsnorm_rows<T, kSteps>, args);
+    };
+    const int64_t steps = ceil_div(width, kPeerThreads * kPackOf<T>);
+    if (steps <= 1) {
+      run.template operator()<1>();
+    } else if (steps <= 2) {
+      run.template operator()<2>();
+    } else {
+      run.template operator()<kPeerSteps>();
+    }
+  });
+}
+
+void all_gather_columns_cuda(const PeerChannels& channels, const Tensor& y, const Tensor& part) {
+  dispatch_floating_cuda(part.dtype(), "all_gather_columns", [&]<class T>() {
+    const GatherArgs<T> args{.channels = channels,
+                             .y = y.data<T>(),
+                             .part = part.data<T>(),
+                             .y_stride = y.row_stride(),
+                             .part_stride = part.row_stride(),
+                             .width = int32_t(part.size(1)),
+                             .columns = int32_t(y.size(1))};
+    const dim3 grid(unsigned(ceil_div(part.size(1), kPeerThreads * kPackOf<T>)), unsigned(part.size(0)));
+    gpu::launch_dependent(part.device(), {grid, kPeerThreads}, all_gather_columns_rows<T>, args);
+  });
+}
+
+}  // namespace tessera::ops
