@@ -23,22 +23,38 @@ std::string describe_problem(const RankProblem& problem) {
                  problem.ranks->size(), " ranks");
 }
 
-Reason peer_lacks(const RankProblem& problem, const Gpu& gpu) {
+/// Of all kernels over peer memory.
+Reason memory_lacks(const RankProblem& problem, const Gpu& gpu) {
   if (gpu.major < 7) return "a GPU of compute capability 7.0";  // the memory model of 64-bit accesses
   if (!problem.ranks->sum_channels()) return "RankExchange::peer";
-  if (problem.rows < 1 || problem.rows > kPeerRows) return "1 ... 8 rows";
   if (problem.dtype == DType::f64) return "f32, bf16 or f16";
   if (problem.bytes > problem.most_bytes) return "shorter rows";
   if (!problem.aligned) return "rows that begin on 16-byte boundaries";
   return {};
 }
 
-constexpr Variant<RankProblem> kVariants[] = {
+Reason peer_lacks(const RankProblem& problem, const Gpu& gpu) {
+  if (problem.rows < 1 || problem.rows > kPeerRows) return "1 ... 8 rows";
+  return memory_lacks(problem, gpu);
+}
+Reason peer_rows_lacks(const RankProblem& problem, const Gpu& gpu) {
+  if (problem.rows <= kPeerRows) return "more than 8 rows";
+  return memory_lacks(problem, gpu);
+}
+
+constexpr Variant<RankProblem> kSumVariants[] = {
+    {"peer", peer_lacks, is_preferred<RankProblem>, nullptr},
+    {"peer rows", peer_rows_lacks, is_preferred<RankProblem>, nullptr},
+    {"communicator", lacks_nothing<RankProblem>, is_otherwise<RankProblem>, nullptr}};
+constexpr Variant<RankProblem> kColumnVariants[] = {
     {"peer", peer_lacks, is_preferred<RankProblem>, nullptr},
     {"communicator", lacks_nothing<RankProblem>, is_otherwise<RankProblem>, nullptr}};
 
-bool takes_peer(const char* op, const RankProblem& problem, Device device) {
-  return device.is_cuda() && choose_index(op, kVariants, problem, Gpu(device)) == 0;
+/// On the CPU all is the communicator's.
+template <size_t kCount>
+bool takes(const char* op, const Variant<RankProblem> (&variants)[kCount], const RankProblem& problem,
+           Device device) {
+  return device.is_cuda() && choose_index(op, variants, problem, Gpu(device)) + 1 < kCount;
 }
 
 bool in_words(const Tensor& x) {
@@ -76,10 +92,14 @@ AddNorm all_reduce_rmsnorm(const RankGroup& ranks, const Tensor& x, const Tensor
                             .aligned = in_words(share) && (!x.defined() || in_words(x)) && in_words(weight),
                             .ranks = &ranks,
                             .most_bytes = ranks.sum_channels() ? ranks.sum_channels()->words * 4 : 0};
-  if (takes_peer(kOp, problem, device)) {
+  if (takes(kOp, kSumVariants, problem, device)) {
     AddNorm results{Tensor::empty_like(share), Tensor::empty_like(share)};
-    if constexpr (kCuda)
-      all_reduce_rmsnorm_cuda(*ranks.sum_channels(), results.y, results.sum, x, share, weight, eps);
+    if constexpr (kCuda) {
+      if (problem.rows <= kPeerRows)
+        all_reduce_rmsnorm_cuda(*ranks.sum_channels(), results.y, results.sum, x, share, weight, eps);
+      else
+        all_reduce_rmsnorm_rows_cuda(*ranks.many_rows(), results.y, results.sum, x, share, weight, eps);
+    }
     return results;
   }
   const Tensor total = share.detach().packed();
@@ -108,7 +128,7 @@ Tensor all_gather_columns(const RankGroup& ranks, const Tensor& part, int64_t co
       .aligned = in_words(part) && in_words(y) && bytes % 16 == 0,
       .ranks = &ranks,
       .most_bytes = channels ? channels->channels / kPeerRows * int64_t(kPeerColumnBytes) : 0};
-  if (takes_peer(kOp, problem, device)) {
+  if (takes(kOp, kColumnVariants, problem, device)) {
     if constexpr (kCuda) all_gather_columns_cuda(*channels, y, part);
     return y;
   }

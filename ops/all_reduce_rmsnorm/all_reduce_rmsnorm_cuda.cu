@@ -1,6 +1,5 @@
-#include "gpu/dependent_launch.cuh"
 #include "ops/all_reduce_rmsnorm/all_reduce_rmsnorm_kernels.h"
-#include "ops/all_reduce_rmsnorm/peer_channels.cuh"
+#include "ops/all_reduce_rmsnorm/all_reduce_rmsnorm_row.cuh"
 
 /// The sum over ranks between two linear layers of a token's step, over NVLink.
 ///
@@ -30,93 +29,44 @@ namespace {
 
 using gpu::ceil_div;
 using gpu::kPackOf;
-using gpu::RowAccess;
-using gpu::RowReduce;
 using gpu::Words;
 using peer::Channel;
-
-template <class T>
-struct SumArgs {
-  PeerChannels channels;
-  T *y, *sum;
-  const T *x, *share, *weight;  // x may be null
-  int64_t y_stride, sum_stride, x_stride, share_stride;
-  int32_t width;
-  float eps, inverse;  // 1 / width
-};
+using peer::Rows;
 
 template <class T, int kSteps>
-__global__ void __launch_bounds__(kPeerThreads) all_reduce_rmsnorm_rows(const __grid_constant__ SumArgs<T> args) {
-  using Rows = RowAccess<kPeerThreads>;
-  using Sums = RowReduce<kPeerThreads, 1>;
-  constexpr int kPack = kPackOf<T>;
-  __shared__ float scratch[Sums::kScratch];
-  Sums add(scratch);
+__global__ void __launch_bounds__(kPeerThreads)
+    sum_rows(const __grid_constant__ PeerChannels channels, const __grid_constant__ peer::RowArgs<T> args) {
+  __shared__ float scratch[peer::Sums::kScratch];
+  peer::Sums add(scratch);
   gpu::wait_and_launch_dependents();
   const int64_t row = blockIdx.x;
   const int thread = int(threadIdx.x), width = args.width;
-  const Channel channel(args.channels, row);
+  const Channel channel(channels, row);
 
   // Send this rank's share.
-  Words<T> own[kSteps];  // (row, width)
+  Words<T> own[kSteps];
   Rows::load(own, args.share + row * args.share_stride, thread, width);
   channel.send(own, thread, width);
 
   // Residual and weight, while the messages travel.
   Words<T> residual[kSteps], weight[kSteps];
-  Rows::load_vector(residual, args.x ? args.x + row * args.x_stride : nullptr, 0.0f, thread, width);
+  Rows::load_vector(residual, args.residual(row), 0.0f, thread, width);
   Rows::load(weight, args.weight, thread, width);
 
   // Shares in the order of the ranks.
-  float total[kSteps][kPack] = {};
+  float total[kSteps][kPackOf<T>] = {};
   bool whole = true;
-  for (int r = 0; r < args.channels.ranks; ++r) {
+  for (int r = 0; r < channels.ranks; ++r) {
+    if (r == channels.rank) {
+      peer::add_share<T>(total, own);
+      continue;
+    }
     Words<T> share[kSteps];
-    if (r == args.channels.rank) {
-#pragma unroll
-      for (int s = 0; s < kSteps; ++s) share[s] = own[s];
-    } else {
-      whole = channel.receive(share, r, thread, width) && whole;
-    }
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      float values[kPack];
-      gpu::unpack(values, share[s]);
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) total[s][i] += values[i];
-    }
+    whole = channel.receive(share, r, thread, width) && whole;
+    peer::add_share<T>(total, share);
   }
-
-  // The residual stream, rounded, and its squares.
-  float squares[1] = {0.0f};
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    float values[kPack];
-    gpu::unpack(values, residual[s]);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) values[i] = whole ? values[i] + total[s][i] : __int_as_float(0x7FC00000);
-    residual[s] = gpu::round_to_words<T>(values);
-    gpu::unpack(total[s], residual[s]);
-    const int inside = width - gpu::column_of<T, kPeerThreads>(s, thread);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i)
-      if (i < inside) squares[0] += total[s][i] * total[s][i];
-  }
-  Rows::store(args.sum + row * args.sum_stride, residual, thread, width);
-  add(squares);  // a barrier: all threads have read the channel's count
-  channel.finish();
-
-  // Epilogue: the norm.
-  const float rstd = __frsqrt_rn(squares[0] * args.inverse + args.eps);
-#pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    float scale[kPack];
-    gpu::unpack(scale, weight[s]);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) total[s][i] = total[s][i] * rstd * scale[i];
-    own[s] = gpu::round_to_words<T>(total[s]);
-  }
-  Rows::store(args.y + row * args.y_stride, own, thread, width);
+  peer::finish_row<T>(args, row, total, residual, weight, whole, add);
+  channel.finish();  // after the barrier of the sum of squares: all threads have read the channel's count
 }
 
 template <class T>
@@ -162,42 +112,16 @@ __global__ void __launch_bounds__(kPeerThreads)
   channel.finish();
 }
 
-template <class T>
-T* data_or_null(const Tensor& tensor) {
-  return tensor.defined() ? tensor.data<T>() : nullptr;
-}
-
 }  // namespace
 
 void all_reduce_rmsnorm_cuda(const PeerChannels& channels, const Tensor& y, const Tensor& sum, const Tensor& x,
                              const Tensor& share, const Tensor& weight, double eps) {
   dispatch_floating_cuda(share.dtype(), "all_reduce_rmsnorm", [&]<class T>() {
-    const int64_t width = share.size(1);
-    const SumArgs<T> args{.channels = channels,
-                          .y = y.data<T>(),
-                          .sum = sum.data<T>(),
-                          .x = data_or_null<T>(x),
-                          .share = share.data<T>(),
-                          .weight = weight.data<T>(),
-                          .y_stride = y.row_stride(),
-                          .sum_stride = sum.row_stride(),
-                          .x_stride = x.defined() ? x.row_stride() : 0,
-                          .share_stride = share.row_stride(),
-                          .width = int32_t(width),
-                          .eps = float(eps),
-                          .inverse = 1.0f / float(width)};
-    const auto run = [&]<int kSteps>() {
-      gpu::launch_dependent(share.device(), {dim3(unsigned(share.size(0))), kPeerThreads},
-                            all_reduce_rmsnorm_rows<T, kSteps>, args);
-    };
-    const int64_t steps = ceil_div(width, kPeerThreads * kPackOf<T>);
-    if (steps <= 1) {
-      run.template operator()<1>();
-    } else if (steps <= 2) {
-      run.template operator()<2>();
-    } else {
-      run.template operator()<kPeerSteps>();
-    }
+    const auto args = peer::row_args<T>(y, sum, x, share, weight, eps);
+    peer::with_steps<T>(args.width, [&]<int kSteps>() {
+      gpu::launch_dependent(share.device(), {dim3(unsigned(args.rows)), kPeerThreads}, sum_rows<T, kSteps>,
+                            channels, args);
+    });
   });
 }
 

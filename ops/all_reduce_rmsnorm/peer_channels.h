@@ -44,4 +44,29 @@ struct PeerChannels {
   TESSERA_HD int64_t memory_words() const { return 2 * int64_t(ranks) * channels * words; }
 };
 
+/// The same for rows that are too many for words with a number each, which would double what the links carry:
+/// the rows as they are, and one flag per row, written after it with release and read with acquire
+/// (fence.acq_rel.sys and what follows in the PTX ISA's memory model). Rows take the part of channels; flags,
+/// too, have two halves, so that none is overwritten before it was seen.
+inline constexpr int kPeerManyRows = 2048;  // of a launch
+
+struct PeerRows {
+  uint8_t* memory[kMostRanks] = {};
+  uint32_t* flags[kMostRanks] = {};
+  uint32_t* counts = nullptr;  // by row
+  uint32_t *lost = nullptr, *report = nullptr;
+  uint64_t patience_ns = 0;
+  int64_t row_bytes = 0;  // whole 16-byte words
+  int32_t rank = 0, ranks = 1, rows = 0;
+
+  TESSERA_HD int64_t flag_at(uint32_t count, int from, int64_t row) const {
+    return (int64_t(count & 1u) * ranks + from) * rows + row;
+  }
+  TESSERA_HD int64_t at(uint32_t count, int from, int64_t row) const {
+    return flag_at(count, from, row) * row_bytes;
+  }
+  TESSERA_HD int64_t flag_count() const { return 2 * int64_t(ranks) * rows; }
+  TESSERA_HD int64_t memory_bytes() const { return flag_count() * row_bytes; }
+};
+
 }  // namespace tessera::ops

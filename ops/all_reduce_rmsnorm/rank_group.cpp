@@ -30,6 +30,7 @@ struct RankGroup::State {
   std::unique_ptr<comm::PeerMemory> memory;
   Tensor counts, lost, report;
   std::optional<PeerChannels> sums, columns;
+  std::optional<PeerRows> rows;
 };
 
 RankGroup::RankGroup(comm::Communicator host, comm::Communicator data, RankExchange exchange)
@@ -73,29 +74,40 @@ void RankGroup::reserve(Device device, DType dtype, int64_t width, int64_t colum
   const int64_t column_bytes = columns * int64_t(size_of(dtype)),
                 blocks = (std::min(column_bytes, kMostColumns) + kPeerColumnBytes - 1) / kPeerColumnBytes;
   PeerChannels sums, gathered;
-  for (PeerChannels* const one : {&sums, &gathered}) {
-    one->rank = rank(), one->ranks = size();
-    one->patience_ns = uint64_t(comm::call_timeout() * 1e9);
-  }
+  PeerRows many;
+  const auto for_all = [&](auto&& set) { set(sums), set(gathered), set(many); };
+  for_all([&](auto& one) {
+    one.rank = rank(), one.ranks = size();
+    one.patience_ns = uint64_t(comm::call_timeout() * 1e9);
+  });
   sums.channels = kPeerRows, sums.words = std::min<int64_t>(words_of(width), kPeerThreads * kPeerSteps * 4);
   gathered.channels = int32_t(kPeerRows * blocks), gathered.words = kPeerColumnBytes / 4;
-  const int64_t all = sums.memory_words() + gathered.memory_words();
-  state_->memory = std::make_unique<comm::PeerMemory>(state_->host, device, size_t(all) * 8);
-  state_->counts = Tensor::zeros({sums.channels + gathered.channels}, DType::i32, device);
+  many.rows = kPeerManyRows, many.row_bytes = sums.words * 4;
+  // One after the other: the messages of both kinds of channels, the rows, their flags.
+  const int64_t after_sums = sums.memory_words() * 8, after_columns = after_sums + gathered.memory_words() * 8,
+                after_rows = after_columns + many.memory_bytes();
+  state_->memory =
+      std::make_unique<comm::PeerMemory>(state_->host, device, size_t(after_rows + many.flag_count() * 4));
+  state_->counts = Tensor::zeros({sums.channels + gathered.channels + many.rows}, DType::i32, device);
   state_->lost = Tensor::zeros({1}, DType::i32, device);
   state_->report = Tensor::empty_pinned({1}, DType::i32);
   state_->report.fill(0);
-  for (PeerChannels* const one : {&sums, &gathered}) {
-    for (int r = 0; r < size(); ++r)
-      one->memory[r] = reinterpret_cast<uint64_t*>(state_->memory->of(r)) +
-                       (one == &gathered ? sums.memory_words() : 0);
-    one->counts = reinterpret_cast<uint32_t*>(state_->counts.data<int32_t>()) +
-                  (one == &gathered ? sums.channels : 0);
-    one->lost = reinterpret_cast<uint32_t*>(state_->lost.data<int32_t>());
-    one->report = reinterpret_cast<uint32_t*>(state_->report.data<int32_t>());
+  for (int r = 0; r < size(); ++r) {
+    std::byte* const block = state_->memory->of(r);
+    sums.memory[r] = reinterpret_cast<uint64_t*>(block);
+    gathered.memory[r] = reinterpret_cast<uint64_t*>(block + after_sums);
+    many.memory[r] = reinterpret_cast<uint8_t*>(block + after_columns);
+    many.flags[r] = reinterpret_cast<uint32_t*>(block + after_rows);
   }
+  uint32_t* const counts = reinterpret_cast<uint32_t*>(state_->counts.data<int32_t>());
+  sums.counts = counts, gathered.counts = counts + sums.channels;
+  many.counts = gathered.counts + gathered.channels;
+  for_all([&](auto& one) {
+    one.lost = reinterpret_cast<uint32_t*>(state_->lost.data<int32_t>());
+    one.report = reinterpret_cast<uint32_t*>(state_->report.data<int32_t>());
+  });
   device.synchronize();
-  state_->sums = sums, state_->columns = gathered;
+  state_->sums = sums, state_->columns = gathered, state_->rows = many;
 }
 
 const PeerChannels* RankGroup::sum_channels() const {
@@ -103,6 +115,10 @@ const PeerChannels* RankGroup::sum_channels() const {
 }
 const PeerChannels* RankGroup::column_channels() const {
   return state_ && state_->columns ? &*state_->columns : nullptr;
+}
+
+const PeerRows* RankGroup::many_rows() const {
+  return state_ && state_->rows ? &*state_->rows : nullptr;
 }
 
 void RankGroup::check_waits() const {

@@ -9,9 +9,10 @@
 namespace tessera::ops {
 
 struct PeerChannels;
+struct PeerRows;
 
 /// How the ranks that hold one model together bring their shares together: by the calls of the communicator,
-/// or, for up to 8 rows on GPUs of one machine, within kernels that write to each other's memory.
+/// or, on GPUs of one machine, within kernels that write to each other's memory.
 enum class RankExchange : uint8_t { communicator, peer };
 const char* name_of(RankExchange exchange);
 RankExchange parse_rank_exchange(std::string_view name);  // throws, naming the choices
@@ -40,6 +41,7 @@ class RankGroup {
   /// Null unless reserved. One for each of the operators.
   const PeerChannels* sum_channels() const;
   const PeerChannels* column_channels() const;
+  const PeerRows* many_rows() const;
   /// Throws comm::RankFailure if a kernel has waited for another rank in vain: what it made is NaN. Kernels
   /// wait as long as comm::call_timeout() says. Called by who has waited for the device.
   void check_waits() const;
