@@ -54,7 +54,8 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
     throw UsageError("--griffin: of a dense model; leave out gates, and take a model that is not compressed");
   if (sparse) sparse->whole_texts = true;
   if (world.size() > 1 && (sparse || args.griffin))
-    throw UsageError("--tensor-parallel: of a dense model; leave out compressed weights, gates and --griffin");
+    throw UsageError(
+        "--tensor-parallel: of a dense model; leave out compressed weights, gates and --griffin");
   LanguageFolder language = load_language(args.model, device, tf32 ? "f32" : args.dtype, sparse,
                                           args.parallel.share(world, device));
   const F32MathScope math(tf32 ? F32Math::tf32 : F32Math::ieee);

@@ -156,7 +156,7 @@ void check_flags_of_ranks(const GenerateArgs& args) {
 }
 
 int generate_texts(const GenerateArgs& args, const models::GenerateOptions& options, const dist::World& world,
-             Device device, const std::vector<std::string>& prompts) {
+                   Device device, const std::vector<std::string>& prompts) {
   const std::string folder = language_folder(args.model);
   const io::Tokenizer tokenizer = io::Tokenizer::load(folder);
   const size_t count = std::max(prompts.size(), size_t(args.samples));
@@ -202,10 +202,11 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
       })) {
     for (Text& text : writer.texts)
       if (text.end == "length") text.end = "last position";
-    if (world.leads()) train::tell(
-        fmt::format("tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
-                    "{} of the model\n",
-                    room, args.most_tokens, longest, positions, limit_of(language)));
+    if (world.leads())
+      train::tell(fmt::format(
+          "tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
+          "{} of the model\n",
+          room, args.most_tokens, longest, positions, limit_of(language)));
   }
 
   const auto milliseconds = [](auto duration) {

@@ -60,7 +60,8 @@ LanguageFolder load_language(const std::string& folder, Device device, const std
         ", which does not predict the next token; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3 or "
         "arcee");
   check(!ranks.shares() || !pretrained::is_sparse_folder(path), "model: the layers in ", path,
-        " are compressed, which ranks cannot share out; make it dense (tessera convert), or run it on one rank");
+        " are compressed, which ranks cannot share out; make it dense (tessera convert), or run it on one "
+        "rank");
   pretrained::LoadOptions options{.config = {.cola = true}, .ranks = ranks};
   if (!dtype.empty())
     options.dtype = parse_dtype(dtype);

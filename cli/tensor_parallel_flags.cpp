@@ -18,9 +18,10 @@ void TensorParallelFlags::add_to(CLI::App& command) {
                   "as the launcher\nhas started: tessera launch -n 2 -- ...")
       ->check(whole(1, ops::kMostRanks));
   command
-      .add_option("--rank-exchange", exchange,
-                  "How the shares of a token are summed on GPUs: by the communicator (NCCL), or by kernels that "
-                  "write to\neach other's memory (peer), which have not run on GPUs yet")
+      .add_option(
+          "--rank-exchange", exchange,
+          "How the shares of a token are summed on GPUs: by the communicator (NCCL), or by kernels that "
+          "write to\neach other's memory (peer), which have not run on GPUs yet")
       ->check(CLI::IsMember({"communicator", "peer"}));
 }
 
@@ -32,9 +33,10 @@ dist::World TensorParallelFlags::join(const std::string& command, const std::str
                     "launch -n {0} -- {1} ...",
                     ranks, command));
   if (ranks != place.size)
-    throw UsageError(fmt::format("{}: {} ranks were started, but --tensor-parallel is {}; both must be the "
-                                 "same number, since all ranks share one model out",
-                                 command, place.size, ranks));
+    throw UsageError(
+        fmt::format("{}: {} ranks were started, but --tensor-parallel is {}; both must be the "
+                    "same number, since all ranks share one model out",
+                    command, place.size, ranks));
   if (ranks == 1 && exchange != "communicator")
     throw UsageError("--rank-exchange: of several ranks; give --tensor-parallel as well");
   return ranks == 1 ? dist::World() : join_job(device);

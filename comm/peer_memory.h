@@ -8,9 +8,10 @@
 
 namespace tessera::comm {
 
-/// A block of GPU memory on each rank that kernels of all ranks of the machine write to: each rank exports its
-/// own by CUDA IPC and maps those of the others (CUDA Runtime API, "Device Management", cudaIpcGetMemHandle).
-/// For operators that exchange messages within a kernel (ops/all_reduce_rmsnorm). No multicast.
+/// A block of GPU memory on each rank that kernels of all ranks of the machine write to: each rank exports
+/// its own by CUDA IPC and maps those of the others (CUDA Runtime API, "Device Management",
+/// cudaIpcGetMemHandle). For operators that exchange messages within a kernel (ops/all_reduce_rmsnorm). No
+/// multicast.
 class PeerMemory {
  public:
   /// Why the ranks of `host` cannot map each other's memory, the same text on all of them; "" if they can.

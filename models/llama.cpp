@@ -91,7 +91,8 @@ nn::RmsNormOptions norm_options(const LlamaConfig& config) {
 
 /// The norm of a stream whose branch is, on several ranks, a share of a sum over them.
 ops::AddNorm stream_norm(const nn::TensorParallel& ranks, const nn::RmsNorm& norm, const Residual& x) {
-  return ranks.shares() && x.branch.defined() ? ranks.add(norm, x.sum, x.branch) : language_internal::add_norm(norm, x);
+  return ranks.shares() && x.branch.defined() ? ranks.add(norm, x.sum, x.branch)
+                                              : language_internal::add_norm(norm, x);
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ IndexRange part_of(int64_t begin, int64_t count, int rank, int ranks) {
   return {begin + rank * each, begin + (rank + 1) * each};
 }
 
-/// Calls visit(part, first, target, count): rows first ... first + count of `part`, one of the rule's tensors,
-/// are rows of the rank's parameter from `target` on.
+/// Calls visit(part, first, target, count): rows first ... first + count of `part`, one of the rule's
+/// tensors, are rows of the rank's parameter from `target` on.
 template <class Visit>
 void for_each_range(const NameRule& rule, const ParameterShare& share, Visit&& visit) {
   for_each_part(rule, [&](const NameRule::Part& part, int64_t row, int64_t rows) {

@@ -16,7 +16,8 @@ struct IndexRange {
   bool operator==(const IndexRange&) const = default;
 };
 
-/// Of one parameter: its rows, range after range, and of these all columns or a range of them. No rows: zeros.
+/// Of one parameter: its rows, range after range, and of these all columns or a range of them. No rows:
+/// zeros.
 struct ParameterShare {
   std::vector<IndexRange> rows;
   std::optional<IndexRange> columns = {};
@@ -26,11 +27,12 @@ struct ParameterShare {
 /// `ranks`:
 ///   token, head             rows of the vocabulary
 ///   attention.qkv, mlp.up   rows: of its heads, of the gate and of the other half
-///   attention.out, mlp.down columns: what its heads and hidden features are multiplied with; the bias on rank 0
-///   norms                   all
+///   attention.out, mlp.down columns: what its heads and hidden features are multiplied with; the bias on
+///   rank 0 norms                   all
 ParameterShare share_of(const std::string& name, const models::LlamaConfig& config, int rank, int ranks);
 
-/// Copies this rank's share from the file into the parameters. As copy_weights, of a model with several ranks.
+/// Copies this rank's share from the file into the parameters. As copy_weights, of a model with several
+/// ranks.
 void copy_shares(const models::Llama& model, const NameTable& table, const Matched& matched,
                  const io::WeightSource& source);
 

@@ -76,8 +76,8 @@ AddNorm all_reduce_rmsnorm(const RankGroup& ranks, const Tensor& x, const Tensor
   const CallScope call(site);
   check_rows(kOp, "share", share);
   if (x.defined())
-    check(x.shape() == share.shape() && x.dtype() == share.dtype() && x.device() == share.device(), kOp, ": x is ",
-          describe(x), ", but share is ", describe(share), "; they must agree");
+    check(x.shape() == share.shape() && x.dtype() == share.dtype() && x.device() == share.device(), kOp,
+          ": x is ", describe(x), ", but share is ", describe(share), "; they must agree");
   check(weight.defined() && weight.shape() == Shape{share.size(1)} && weight.dtype() == share.dtype() &&
             weight.device() == share.device(),
         kOp, ": weight is ", describe(weight), "; expected ", share.dtype(), " [", share.size(1), "] on ",
@@ -113,8 +113,8 @@ Tensor all_gather_columns(const RankGroup& ranks, const Tensor& part, int64_t co
   const CallScope call(site);
   check_rows(kOp, "part", part);
   const int64_t rows = part.size(0), width = part.size(1), all = width * ranks.size();
-  check(columns >= 1 && columns <= all, kOp, ": ", columns, " columns of ", ranks.size(), " ranks with ", width,
-        " each; expected 1 ... ", all);
+  check(columns >= 1 && columns <= all, kOp, ": ", columns, " columns of ", ranks.size(), " ranks with ",
+        width, " each; expected 1 ... ", all);
   check(!Tape::recording(part), kOp,
         ": has no gradient: a model that is shared out over ranks is for inference; run it without a tape");
   const Device device = part.device();

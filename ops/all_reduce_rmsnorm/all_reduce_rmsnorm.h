@@ -16,8 +16,8 @@ namespace tessera::ops {
 /// Variants: "communicator", on any device: an all_reduce, whose order and rounding are that of
 /// comm::Communicator, then ops::add_rmsnorm (ops::rmsnorm without x). "peer" (up to 8 rows) and "peer rows"
 /// (more) are one CUDA kernel, which exchanges the shares by memory that all ranks write to; shares are added
-/// in the order of the ranks and to x, in f32, and the sum is rounded once. They are for groups whose exchange
-/// is RankExchange::peer. A rank that does not come makes results NaN after comm::call_timeout();
+/// in the order of the ranks and to x, in f32, and the sum is rounded once. They are for groups whose
+/// exchange is RankExchange::peer. A rank that does not come makes results NaN after comm::call_timeout();
 /// RankGroup::check_waits says so.
 ///
 /// Inference only: throws if a gradient would be needed.
@@ -25,8 +25,8 @@ AddNorm all_reduce_rmsnorm(const RankGroup& ranks, const Tensor& x, const Tensor
                            double eps, Site site = Site::here());
 
 /// The columns of all ranks next to each other, of which the first `columns` are kept: part [N, p] of each
-/// rank -> [N, columns], p (ranks - 1) < columns + p ranks. For logits of a vocabulary that is shared out; the
-/// last ranks may have rows of padding. Variants "peer" and "communicator", dtypes and errors as above.
+/// rank -> [N, columns], p (ranks - 1) < columns + p ranks. For logits of a vocabulary that is shared out;
+/// the last ranks may have rows of padding. Variants "peer" and "communicator", dtypes and errors as above.
 Tensor all_gather_columns(const RankGroup& ranks, const Tensor& part, int64_t columns,
                           Site site = Site::here());
 

@@ -3,26 +3,28 @@
 
 /// The sum over ranks between two linear layers of a token's step, over NVLink.
 ///
-/// Algorithm. A block makes one row. It loads its rank's share, sends it to all other ranks (peer_channels.h),
-/// loads the residual and the norm's weight while the messages travel, receives the shares of the others, adds
-/// all in the order of the ranks, rounds the sum, and normalises it from registers. Everybody sends everything
-/// to everybody ("one shot"): with few rows that is one way over the links, where a reduce-scatter and an
-/// all-gather would be two.
+/// Algorithm. A block makes one row. It loads its rank's share, sends it to all other ranks
+/// (peer_channels.h), loads the residual and the norm's weight while the messages travel, receives the shares
+/// of the others, adds all in the order of the ranks, rounds the sum, and normalises it from registers.
+/// Everybody sends everything to everybody ("one shot"): with few rows that is one way over the links, where
+/// a reduce-scatter and an all-gather would be two.
 ///
 /// Bytes. A row of 4,096 f16 elements is 8 KiB, and 16 KiB on a link with the calls' numbers; (R - 1) of them
-/// leave each of R ranks. At 478 GB/s that is 0.034 us: the time is latency alone. One way from a store on one
-/// GPU to a load that sees it on another is taken to be 1 to 1.5 us, to which come the loads of the share (0.6 us),
-/// the sum of squares of the block (0.3 us) and the stores: predicted are 3 us for the kernel, of which the
-/// next kernel's launch and the prefetch of its weights hide a part (programmatic dependent launch). What it
-/// replaces is NCCL's all-reduce, 7 to 8 us within a graph for these sizes, and the kernel of the norm, 2.6 us.
-/// None of these was measured for this kernel yet.
+/// leave each of R ranks. At 478 GB/s that is 0.034 us: the time is latency alone. One way from a store on
+/// one GPU to a load that sees it on another is taken to be 1 to 1.5 us, to which come the loads of the share
+/// (0.6 us), the sum of squares of the block (0.3 us) and the stores: predicted are 3 us for the kernel, of
+/// which the next kernel's launch and the prefetch of its weights hide a part (programmatic dependent
+/// launch). What it replaces is NCCL's all-reduce, 7 to 8 us within a graph for these sizes, and the kernel
+/// of the norm, 2.6 us. None of these was measured for this kernel yet.
 ///
 /// Blocks wait for the blocks of the same index on other ranks only, never for others of their own grid, and
-/// send before they wait. At most kPeerRows blocks (kPeerColumnBlocks rows of them where columns are gathered)
-/// stay on an SM while they wait, so all of a grid are resident on any GPU with 64 free places for a block.
+/// send before they wait. At most kPeerRows blocks (kPeerColumnBlocks rows of them where columns are
+/// gathered) stay on an SM while they wait, so all of a grid are resident on any GPU with 64 free places for
+/// a block.
 ///
-/// all_gather_columns is the same exchange without a sum: a block has 512 words of 16 bytes of one row of each
-/// rank. 16,000 f16 logits are 32 KB from each rank, 64 KB on the link: 0.13 us, and again the latency counts.
+/// all_gather_columns is the same exchange without a sum: a block has 512 words of 16 bytes of one row of
+/// each rank. 16,000 f16 logits are 32 KB from each rank, 64 KB on the link: 0.13 us, and again the latency
+/// counts.
 
 namespace tessera::ops {
 namespace {
@@ -114,8 +116,8 @@ __global__ void __launch_bounds__(kPeerThreads)
 
 }  // namespace
 
-void all_reduce_rmsnorm_cuda(const PeerChannels& channels, const Tensor& y, const Tensor& sum, const Tensor& x,
-                             const Tensor& share, const Tensor& weight, double eps) {
+void all_reduce_rmsnorm_cuda(const PeerChannels& channels, const Tensor& y, const Tensor& sum,
+                             const Tensor& x, const Tensor& share, const Tensor& weight, double eps) {
   dispatch_floating_cuda(share.dtype(), "all_reduce_rmsnorm", [&]<class T>() {
     const auto args = peer::row_args<T>(y, sum, x, share, weight, eps);
     peer::with_steps<T>(args.width, [&]<int kSteps>() {

@@ -7,21 +7,22 @@
 ///
 /// Algorithm. Blocks that stay walk the rows: block b has rows b, b + G, b + 2 G, ... of a grid of G, two of
 /// which fit on an SM. A row is stored to the other ranks' memory as it is, 16 bytes per thread; one thread
-/// then writes the row's flag there with release. Two rows later the block waits for the other ranks' flags of
-/// the first, adds the shares in the order of the ranks, and normalises. So the links are busy while earlier
-/// rows are added, and the time of a flag to arrive is hidden by the rows between.
+/// then writes the row's flag there with release. Two rows later the block waits for the other ranks' flags
+/// of the first, adds the shares in the order of the ranks, and normalises. So the links are busy while
+/// earlier rows are added, and the time of a flag to arrive is hidden by the rows between.
 ///
 /// Bytes. Of 2,048 rows of 4,096 f16 elements 16.8 MB leave each of two ranks: 35 us at the 478 GB/s of a
-/// direction of the links of two H200. Meanwhile the GPU's own memory reads share, residual and what came, and
-/// writes what came, sum and y: 101 MB, 24 us at 4.28 TB/s if none of it stays in the L2 cache. The links bound
-/// it: predicted are 45 us, where NCCL's all-reduce of 16 MiB takes 78 us and the norm after it 20 (both
-/// measured, the latter as part of a step). R ranks send (R - 1) times the bytes, where a reduce-scatter and an
-/// all-gather would send 2 (R - 1) / R of them: for more than two ranks this is the wrong algorithm, but it is
-/// not worse than NCCL by more than R / 2 on links without a switch. None of this was measured yet.
+/// direction of the links of two H200. Meanwhile the GPU's own memory reads share, residual and what came,
+/// and writes what came, sum and y: 101 MB, 24 us at 4.28 TB/s if none of it stays in the L2 cache. The links
+/// bound it: predicted are 45 us, where NCCL's all-reduce of 16 MiB takes 78 us and the norm after it 20
+/// (both measured, the latter as part of a step). R ranks send (R - 1) times the bytes, where a
+/// reduce-scatter and an all-gather would send 2 (R - 1) / R of them: for more than two ranks this is the
+/// wrong algorithm, but it is not worse than NCCL by more than R / 2 on links without a switch. None of this
+/// was measured yet.
 ///
 /// A block waits for the block of the same index on other ranks only, and has sent a row before it waits for
-/// it. All blocks of the grid are resident, since it has no more of them than fit on the SMs that kernels plan
-/// for.
+/// it. All blocks of the grid are resident, since it has no more of them than fit on the SMs that kernels
+/// plan for.
 
 namespace tessera::ops {
 namespace {
@@ -113,9 +114,9 @@ __global__ void __launch_bounds__(kPeerThreads, kBlocksPerSm<kSteps>)
     float total[kSteps][kPackOf<T>] = {};
     for (int r = 0; r < peers.ranks; ++r) {
       Words<T> share[kSteps];
-      const T* const from = r == peers.rank
-                                ? args.share + done * args.share_stride
-                                : reinterpret_cast<const T*>(peers.memory[peers.rank] + peers.at(count, r, done));
+      const T* const from =
+          r == peers.rank ? args.share + done * args.share_stride
+                          : reinterpret_cast<const T*>(peers.memory[peers.rank] + peers.at(count, r, done));
       Rows::load(share, from, thread, args.width);
       peer::add_share<T>(total, share);
     }
@@ -135,7 +136,9 @@ void all_reduce_rmsnorm_rows_cuda(const PeerRows& rows, const Tensor& y, const T
     const int64_t count = share.size(0);
     for (int64_t begin = 0; begin < count; begin += rows.rows) {
       const int64_t end = std::min<int64_t>(begin + rows.rows, count);
-      const auto part = [&](const Tensor& all) { return all.defined() ? all.detach().slice(0, begin, end) : all; };
+      const auto part = [&](const Tensor& all) {
+        return all.defined() ? all.detach().slice(0, begin, end) : all;
+      };
       const auto args = peer::row_args<T>(part(y), part(sum), part(x), part(share), weight, eps);
       peer::with_steps<T>(args.width, [&]<int kSteps>() {
         const int64_t blocks =

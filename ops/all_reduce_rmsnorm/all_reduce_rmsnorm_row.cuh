@@ -21,9 +21,7 @@ struct RowArgs {
   int32_t rows, width;
   float eps, inverse;  // 1 / width
 
-  __device__ __forceinline__ const T* residual(int64_t row) const {
-    return x ? x + row * x_stride : nullptr;
-  }
+  __device__ __forceinline__ const T* residual(int64_t row) const { return x ? x + row * x_stride : nullptr; }
 };
 
 template <class T>
@@ -46,7 +44,8 @@ RowArgs<T> row_args(const Tensor& y, const Tensor& sum, const Tensor& x, const T
 
 /// total += one rank's share.
 template <class T, int kSteps>
-__device__ __forceinline__ void add_share(float (&total)[kSteps][kPackOf<T>], const Words<T> (&share)[kSteps]) {
+__device__ __forceinline__ void add_share(float (&total)[kSteps][kPackOf<T>],
+                                          const Words<T> (&share)[kSteps]) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     float values[kPackOf<T>];
@@ -59,9 +58,9 @@ __device__ __forceinline__ void add_share(float (&total)[kSteps][kPackOf<T>], co
 /// sum = residual + total, rounded, and y = its norm; NaN unless all shares came (`whole`). `add` passes a
 /// barrier of the block after the row's sum was stored.
 template <class T, int kSteps>
-__device__ __forceinline__ void finish_row(const RowArgs<T>& args, int64_t row, float (&total)[kSteps][kPackOf<T>],
-                                           Words<T> (&residual)[kSteps], const Words<T> (&weight)[kSteps],
-                                           bool whole, Sums& add) {
+__device__ __forceinline__ void finish_row(const RowArgs<T>& args, int64_t row,
+                                           float (&total)[kSteps][kPackOf<T>], Words<T> (&residual)[kSteps],
+                                           const Words<T> (&weight)[kSteps], bool whole, Sums& add) {
   constexpr int kPack = kPackOf<T>;
   const int thread = int(threadIdx.x);
   float squares[1] = {0.0f};

@@ -9,8 +9,8 @@
 /// A block of a kernel and the block of the same index on the other ranks share a *channel*: memory on each
 /// rank that the others write to (comm::PeerMemory). A message is one 64-bit word per 32 bits of data, whose
 /// upper half is the number of the call. A 64-bit store is one access (PTX ISA, "Memory Consistency Model"),
-/// so that who reads the number of his call there has the data as well: there is no flag to wait for after the
-/// data, and no fence before a flag, which would cost the sender a way to the other GPU and back.
+/// so that who reads the number of his call there has the data as well: there is no flag to wait for after
+/// the data, and no fence before a flag, which would cost the sender a way to the other GPU and back.
 ///
 /// The number is counted by each rank for each channel, in its own memory, so that replays of a graph count
 /// on and nothing is ever reset. Calls use two halves of the memory in turn. That is enough: a rank writes
@@ -21,9 +21,9 @@
 namespace tessera::ops {
 
 inline constexpr int kMostRanks = 8;
-inline constexpr int kPeerRows = 8;         // most rows of a call
-inline constexpr int kPeerThreads = 512;    // of a block
-inline constexpr int kPeerSteps = 4;        // 16-byte words per thread, at most
+inline constexpr int kPeerRows = 8;                         // most rows of a call
+inline constexpr int kPeerThreads = 512;                    // of a block
+inline constexpr int kPeerSteps = 4;                        // 16-byte words per thread, at most
 inline constexpr int kPeerColumnBytes = kPeerThreads * 16;  // of a channel of all_gather_columns
 inline constexpr int kPeerColumnBlocks = 32;                // channels of a row, at most
 

@@ -84,7 +84,8 @@ void RankGroup::reserve(Device device, DType dtype, int64_t width, int64_t colum
   gathered.channels = int32_t(kPeerRows * blocks), gathered.words = kPeerColumnBytes / 4;
   many.rows = kPeerManyRows, many.row_bytes = sums.words * 4;
   // One after the other: the messages of both kinds of channels, the rows, their flags.
-  const int64_t after_sums = sums.memory_words() * 8, after_columns = after_sums + gathered.memory_words() * 8,
+  const int64_t after_sums = sums.memory_words() * 8,
+                after_columns = after_sums + gathered.memory_words() * 8,
                 after_rows = after_columns + many.memory_bytes();
   state_->memory =
       std::make_unique<comm::PeerMemory>(state_->host, device, size_t(after_rows + many.flag_count() * 4));

@@ -4,8 +4,8 @@
 #include "tests/dist/launched_train.h"
 #include "tests/errors.h"
 
-// `tessera generate`, `eval ppl` and `bench decode` with --tensor-parallel: one text from all ranks, written by
-// one of them.
+// `tessera generate`, `eval ppl` and `bench decode` with --tensor-parallel: one text from all ranks, written
+// by one of them.
 
 namespace tessera::dist {
 namespace {
@@ -71,10 +71,11 @@ TEST(LaunchDecode, PerplexityIsThatOfOneRank) {
 
 TEST(LaunchDecode, TheBenchmarkRecordsTheRanks) {
   const Folder folder;
-  const Said said = go(folder, 2,
-                       "bench decode --device cpu --shape qwen3-tiny --prompt-tokens 5 --new-tokens 3 --repeats 1 "
-                       "--warmups 0 --tensor-parallel 2 --json " +
-                           folder / "records.jsonl");
+  const Said said =
+      go(folder, 2,
+         "bench decode --device cpu --shape qwen3-tiny --prompt-tokens 5 --new-tokens 3 --repeats 1 "
+         "--warmups 0 --tensor-parallel 2 --json " +
+             folder / "records.jsonl");
   ASSERT_EQ(said.end.code, 0) << said.err << said.end.cause;
   const std::string records = folder.get("records.jsonl");
   EXPECT_EQ(std::ranges::count(records, '\n'), 2) << records;  // of rank 0 alone
@@ -92,15 +93,24 @@ TEST(LaunchDecode, SaysWhatDoesNotFit) {
     int code;
     std::vector<const char*> says;
   } cases[] = {
-      {1, generate + " --prompt a --tensor-parallel 2", 2, {"needs 2 ranks", "tessera launch -n 2 -- generate"}},
+      {1,
+       generate + " --prompt a --tensor-parallel 2",
+       2,
+       {"needs 2 ranks", "tessera launch -n 2 -- generate"}},
       {2, generate + " --prompt a", 2, {"2 ranks were started", "--tensor-parallel is 1"}},
-      {2, generate + " --prompt a --tensor-parallel 4", 2, {"2 ranks were started", "--tensor-parallel is 4"}},
+      {2,
+       generate + " --prompt a --tensor-parallel 4",
+       2,
+       {"2 ranks were started", "--tensor-parallel is 4"}},
       {4, generate + " --prompt a --tensor-parallel 4", 1, {"kv_heads is 2", "4 ranks do not divide"}},
       {2, generate + " --tensor-parallel 2", 2, {"no standard input", "--prompt"}},
       {2, generate + " --prompt a --tensor-parallel 2 --griffin 0.5", 2, {"--griffin"}},
       {2, generate + " --prompt a --tensor-parallel 2 --rank-exchange peer", 1, {"peer", "CPU"}},
       {1, generate + " --prompt a --rank-exchange peer", 2, {"of several ranks"}},
-      {2, "generate --device cpu --model " + compressed + " --prompt a --tensor-parallel 2", 1, {"compressed"}},
+      {2,
+       "generate --device cpu --model " + compressed + " --prompt a --tensor-parallel 2",
+       1,
+       {"compressed"}},
       {2, "bench decode --device cpu --shape llama-tiny --tensor-parallel 2 --format tca-bme", 2, {"dense"}},
   };
   for (const auto& [ranks, line, code, says] : cases) {

@@ -17,8 +17,8 @@
 #include "tests/errors.h"
 #include "tests/nn/random.h"
 
-// What ranks that share a model out do together, on threads; and the messages between kernels, whose addresses
-// and counts are the same code on both sides.
+// What ranks that share a model out do together, on threads; and the messages between kernels, whose
+// addresses and counts are the same code on both sides.
 
 namespace tessera::nn {
 namespace {
@@ -37,7 +37,8 @@ Tensor share_of_rank(int rank, const Shape& shape, DType dtype) {
 
 bool same_bits(const Tensor& a, const Tensor& b) {
   const Tensor x = a.detach().packed(), y = b.detach().packed();
-  return x.shape() == y.shape() && x.dtype() == y.dtype() && (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
+  return x.shape() == y.shape() && x.dtype() == y.dtype() &&
+         (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
 }
 
 /// ((0 + 1) + (2 + 3)), rounded after each addition, as comm::Communicator promises.
@@ -92,7 +93,11 @@ TEST(TensorParallel, SharesOfAnEmbeddingAddUpToIt) {
         Tensor sum = ranks.embed(part, tokens, vocabulary).packed();
         ranks.ranks().data().all_reduce(sum);
         EXPECT_TRUE(same_bits(sum, ops::embedding(table, tokens))) << vocabulary << " " << size;
-        expect_error([&] { ranks.embed(part, Tensor::from(std::vector<int64_t>{0, vocabulary}, {2}), vocabulary); }, {"position 1", "outside [0, "});
+        expect_error(
+            [&] {
+              ranks.embed(part, Tensor::from(std::vector<int64_t>{0, vocabulary}, {2}), vocabulary);
+            },
+            {"position 1", "outside [0, "});
       });
     }
 }
@@ -126,24 +131,33 @@ TEST(TensorParallel, SaysWhatItCannotDo) {
   const RmsNorm norm(4, kCpu, {.dtype = DType::f64});
   const RankGroup one;
   const Tensor x = random({2, 4}, 1), share = random({2, 4}, 2);
-  expect_error([&] { ops::all_reduce_rmsnorm(one, random({2, 3}, 1), share, norm.weight, 1e-6); }, {"x is", "must agree"});
-  expect_error([&] { ops::all_reduce_rmsnorm(one, x, share, random({3}, 1), 1e-6); }, {"weight is", "expected f64 [4]"});
+  expect_error(
+      [&] {
+        ops::all_reduce_rmsnorm(one, random({2, 3}, 1), share, norm.weight, 1e-6);
+      },
+      {"x is", "must agree"});
+  expect_error([&] { ops::all_reduce_rmsnorm(one, x, share, random({3}, 1), 1e-6); },
+               {"weight is", "expected f64 [4]"});
   expect_error([&] { ops::all_reduce_rmsnorm(one, x, {}, norm.weight, 1e-6); }, {"share is"});
   expect_error([&] { ops::all_gather_columns(one, share, 5); }, {"5 columns", "1 ... 4"});
   expect_error([&] { ops::all_gather_columns(one, share, 0); }, {"0 columns"});
   expect_error([&] { ops::parse_rank_exchange("nccl"); }, {"nccl", "communicator", "peer"});
-  expect_error([&] { RankGroup(comm::thread_communicators(9)[0], comm::thread_communicators(9)[0]); }, {"9 ranks", "at most 8"});
+  expect_error([&] { RankGroup(comm::thread_communicators(9)[0], comm::thread_communicators(9)[0]); },
+               {"9 ranks", "at most 8"});
   const Tape tape;  // the norm's weight is a parameter
-  expect_error([&] { ops::all_reduce_rmsnorm(one, x, share, norm.weight, 1e-6); }, {"no gradient", "inference"});
+  expect_error([&] { ops::all_reduce_rmsnorm(one, x, share, norm.weight, 1e-6); },
+               {"no gradient", "inference"});
   Rng rng(1);
   const Embedding token(3, 4, rng);
-  expect_error([&] { ops::embedding_share(token.weight, Tensor::from(std::vector<int64_t>{1}, {1}), 0, 3); }, {"no gradient", "inference"});
+  expect_error([&] { ops::embedding_share(token.weight, Tensor::from(std::vector<int64_t>{1}, {1}), 0, 3); },
+               {"no gradient", "inference"});
 }
 
 TEST(TensorParallel, PeerMemoryOnTheCpuIsRefusedOnAllRanks) {
   comm::run_threads(2, [&](Communicator& c) {
     const RankGroup ranks(c, c, ops::RankExchange::peer);
-    expect_error([&] { ranks.reserve(kCpu, DType::f32, 64, 64); }, {"peer memory needs GPUs", "communicator"});
+    expect_error([&] { ranks.reserve(kCpu, DType::f32, 64, 64); },
+                 {"peer memory needs GPUs", "communicator"});
     ranks.check_waits();  // nothing was waited for
     c.barrier();
   });

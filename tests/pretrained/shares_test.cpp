@@ -11,8 +11,8 @@
 #include "tests/io/files.h"
 #include "tests/models/small_models.h"
 
-// A llama that is shared out over ranks, which are threads: what each holds, and that all of them together are
-// the model on one rank.
+// A llama that is shared out over ranks, which are threads: what each holds, and that all of them together
+// are the model on one rank.
 
 namespace tessera::pretrained {
 namespace {
@@ -34,8 +34,7 @@ LlamaConfig divisible(LlamaFamily family) {
 
 std::vector<std::pair<std::string, LlamaConfig>> all_configs() {
   std::vector<std::pair<std::string, LlamaConfig>> configs;
-  for (const LlamaFamily family : models::kFamilies)
-    configs.emplace_back(name_of(family), divisible(family));
+  for (const LlamaFamily family : models::kFamilies) configs.emplace_back(name_of(family), divisible(family));
   LlamaConfig tied = divisible(LlamaFamily::llama);
   tied.tied = tied.attention_bias = tied.mlp_bias = true;
   configs.emplace_back("llama tied, with biases", tied);
@@ -63,7 +62,8 @@ void on_ranks(int size, const std::string& folder, DType dtype,
 }
 
 double largest_difference(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to(DType::f64).to_vector<double>(), y = b.to(DType::f64).to_vector<double>();
+  const std::vector<double> x = a.to(DType::f64).to_vector<double>(),
+                            y = b.to(DType::f64).to_vector<double>();
   double most = x.size() == y.size() ? 0 : INFINITY;
   for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
   return most;
@@ -105,15 +105,15 @@ TEST(Shares, TheTokensAreThoseOfOneRank) {
     const TemporaryFolder at;
     save(whole, at / "m");
     for (const bool greedy : {true, false}) {
-      const models::GenerateOptions options{.most_tokens = 7,
-                                            .sampling = {.temperature = greedy ? 0 : 0.9, .top_k = 7},
-                                            .seed = 3};
+      const models::GenerateOptions options{
+          .most_tokens = 7, .sampling = {.temperature = greedy ? 0 : 0.9, .top_k = 7}, .seed = 3};
       models::Generator alone(whole, 2, 10);
       const Texts expected = alone(prompts, options);
       for (const int size : {2, 4})
         on_ranks(size, at / "m", DType::f64, [&, &what = what](const Llama& model, Communicator&) {
           models::Generator generator(model, 2, 10);
-          EXPECT_EQ(generator(prompts, options), expected) << what << " on " << size << (greedy ? " greedy" : "");
+          EXPECT_EQ(generator(prompts, options), expected)
+              << what << " on " << size << (greedy ? " greedy" : "");
           EXPECT_EQ(generator.variant(), "composed");
         });
     }
@@ -199,12 +199,14 @@ TEST(Shares, SayWhatCannotBeSharedOut) {
     const nn::TensorParallel ranks(ops::RankGroup(c, c));
     expect_error([&] { load_gpt(at / "gpt", own, models::kCpu, {.ranks = ranks}); },
                  {"gpt2", "2 ranks cannot share out", "qwen3"});
-    expect_error([&] { Llama(two, own, models::kCpu, models::Start::drawn, ranks); }, {"2 ranks", "starts blank"});
+    expect_error([&] { Llama(two, own, models::kCpu, models::Start::drawn, ranks); },
+                 {"2 ranks", "starts blank"});
     // Training.
     Llama model = load_llama(at / "llama", own, models::kCpu, {.ranks = ranks});
     const Tape tape;
-    expect_error([&] { model.loss(models::small_tokens(), models::small_targets(), models::kSmallSequences); },
-                 {"no gradient", "inference"});
+    expect_error(
+        [&] { model.loss(models::small_tokens(), models::small_targets(), models::kSmallSequences); },
+        {"no gradient", "inference"});
   });
 }
 
