@@ -16,6 +16,7 @@ struct RankProblem {
   bool aligned;  // rows begin on 16-byte boundaries
   const RankGroup* ranks;
   int64_t most_bytes;  // of a row, for the kernel
+  int64_t sms;         // that its grid needs to run as a whole, in "peer"
 };
 
 std::string describe_problem(const RankProblem& problem) {
@@ -35,6 +36,7 @@ Reason memory_lacks(const RankProblem& problem, const Gpu& gpu) {
 
 Reason peer_lacks(const RankProblem& problem, const Gpu& gpu) {
   if (problem.rows < 1 || problem.rows > kPeerRows) return "1 ... 8 rows";
+  if (problem.sms > gpu.multiprocessors) return "more SMs: all blocks must run at once";
   return memory_lacks(problem, gpu);
 }
 Reason peer_rows_lacks(const RankProblem& problem, const Gpu& gpu) {
@@ -91,7 +93,8 @@ AddNorm all_reduce_rmsnorm(const RankGroup& ranks, const Tensor& x, const Tensor
                             .dtype = share.dtype(),
                             .aligned = in_words(share) && (!x.defined() || in_words(x)) && in_words(weight),
                             .ranks = &ranks,
-                            .most_bytes = ranks.sum_channels() ? ranks.sum_channels()->words * 4 : 0};
+                            .most_bytes = ranks.sum_channels() ? ranks.sum_channels()->words * 4 : 0,
+                            .sms = share.size(0)};
   if (takes(kOp, kSumVariants, problem, device)) {
     AddNorm results{Tensor::empty_like(share), Tensor::empty_like(share)};
     if constexpr (kCuda) {
@@ -127,7 +130,9 @@ Tensor all_gather_columns(const RankGroup& ranks, const Tensor& part, int64_t co
       .dtype = part.dtype(),
       .aligned = in_words(part) && in_words(y) && bytes % 16 == 0,
       .ranks = &ranks,
-      .most_bytes = channels ? channels->channels / kPeerRows * int64_t(kPeerColumnBytes) : 0};
+      .most_bytes = channels ? channels->channels / kPeerRows * int64_t(kPeerColumnBytes) : 0,
+      .sms = (rows * ((bytes + kPeerColumnBytes - 1) / kPeerColumnBytes) + kColumnBlocksPerSm - 1) /
+             kColumnBlocksPerSm};
   if (takes(kOp, kColumnVariants, problem, device)) {
     if constexpr (kCuda) all_gather_columns_cuda(*channels, y, part);
     return y;

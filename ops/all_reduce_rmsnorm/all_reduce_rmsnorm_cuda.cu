@@ -18,9 +18,8 @@
 /// of the norm, 2.6 us. None of these was measured for this kernel yet.
 ///
 /// Blocks wait for the blocks of the same index on other ranks only, never for others of their own grid, and
-/// send before they wait. At most kPeerRows blocks (kPeerColumnBlocks rows of them where columns are
-/// gathered) stay on an SM while they wait, so all of a grid are resident on any GPU with 64 free places for
-/// a block.
+/// send before they wait. A grid has at most 8 blocks, or 192 where columns are gathered, two of which fit on
+/// an SM: the variants ask for as many SMs as let all of a grid run at once.
 ///
 /// all_gather_columns is the same exchange without a sum: a block has 512 words of 16 bytes of one row of
 /// each rank. 16,000 f16 logits are 32 KB from each rank, 64 KB on the link: 0.13 us, and again the latency
@@ -81,7 +80,7 @@ struct GatherArgs {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kPeerThreads)
+__global__ void __launch_bounds__(kPeerThreads, kColumnBlocksPerSm)
     all_gather_columns_rows(const __grid_constant__ GatherArgs<T> args) {
   constexpr int kPack = kPackOf<T>;
   gpu::wait_and_launch_dependents();

@@ -25,7 +25,9 @@ inline constexpr int kPeerRows = 8;                         // most rows of a ca
 inline constexpr int kPeerThreads = 512;                    // of a block
 inline constexpr int kPeerSteps = 4;                        // 16-byte words per thread, at most
 inline constexpr int kPeerColumnBytes = kPeerThreads * 16;  // of a channel of all_gather_columns
-inline constexpr int kPeerColumnBlocks = 32;                // channels of a row, at most
+inline constexpr int kPeerColumnBlocks = 24;                // channels of a row, at most
+
+inline constexpr int kColumnBlocksPerSm = 2;
 
 struct PeerChannels {
   uint64_t* memory[kMostRanks] = {};  // of each rank, as this process sees it
