@@ -6,8 +6,8 @@
 /// Algorithm. A block makes one row. It loads its rank's share, sends it to all other ranks
 /// (peer_channels.h), loads the residual and the norm's weight while the messages travel, receives the shares
 /// of the others, adds all in the order of the ranks, rounds the sum, and normalises it from registers.
-/// Everybody sends everything to everybody ("one shot"): with few rows that is one way over the links, where
-/// a reduce-scatter and an all-gather would be two.
+/// Every rank sends its whole share to all others ("one shot"): with few rows that is one way over the links,
+/// where a reduce-scatter and an all-gather would be two.
 ///
 /// Bytes. A row of 4,096 f16 elements is 8 KiB, and 16 KiB on a link with the calls' numbers; (R - 1) of them
 /// leave each of R ranks. At 478 GB/s that is 0.034 us: the time is latency alone. One way from a store on
