@@ -51,8 +51,9 @@ __global__ void __launch_bounds__(kPeerThreads)
 
   // Residual and weight, while the messages travel.
   Words<T> residual[kSteps], weight[kSteps];
+  constexpr bool kWeightAhead = kSteps <= 2;  // of longer rows it would take registers that are not there
   Rows::load_vector(residual, args.residual(row), 0.0f, thread, width);
-  Rows::load(weight, args.weight, thread, width);
+  if constexpr (kWeightAhead) Rows::load(weight, args.weight, thread, width);
 
   // Shares in the order of the ranks.
   float total[kSteps][kPackOf<T>] = {};
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(kPeerThreads)
     whole = channel.receive(share, r, thread, width) && whole;
     peer::add_share<T>(total, share);
   }
+  if constexpr (!kWeightAhead) Rows::load(weight, args.weight, thread, width);
   peer::finish_row<T>(args, row, total, residual, weight, whole, add);
   channel.finish();  // after the barrier of the sum of squares: all threads have read the channel's count
 }
