@@ -89,7 +89,7 @@ struct LlamaConfig {
 
 struct LlamaBlock {
   /// `config`: of a rank's share.
-  LlamaBlock(const LlamaConfig& config, Rng& rng, Device device, const nn::TensorParallel& ranks);
+  LlamaBlock(const LlamaConfig& config, Rng& rng, Device device, const nn::TensorParallel& ranks = {});
   Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
                   Site site = Site::here()) const;
   Residual feed(const Residual& x, Site site = Site::here()) const;

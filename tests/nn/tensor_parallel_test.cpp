@@ -187,6 +187,22 @@ TEST(PeerChannels, EachMessageHasWordsOfItsOwnInBothHalves) {
   EXPECT_EQ(c.at(6, 1, 2), c.at(8, 1, 2));  // the half of the call two before
 }
 
+TEST(PeerRows, EachRowHasMemoryAndAFlagOfItsOwnInBothHalves) {
+  ops::PeerRows rows;
+  rows.rank = 1, rows.ranks = 3, rows.rows = 5, rows.row_bytes = 48;
+  std::set<int64_t> flags, bytes;
+  for (const uint32_t count : {6u, 7u})
+    for (int from = 0; from < 3; ++from)
+      for (int64_t row = 0; row < 5; ++row) {
+        flags.insert(rows.flag_at(count, from, row));
+        bytes.insert(rows.at(count, from, row));
+        EXPECT_EQ(rows.at(count, from, row), 48 * rows.flag_at(count, from, row));
+      }
+  EXPECT_EQ(int64_t(flags.size()), rows.flag_count());
+  EXPECT_EQ(*flags.rbegin(), rows.flag_count() - 1);
+  EXPECT_EQ(*bytes.rbegin() + 48, rows.memory_bytes());
+}
+
 /// What the kernels do, on threads: each rank sends numbers that only this call has to all others, and waits
 /// for theirs. Ranks run ahead of each other as far as the messages let them; the count wraps round.
 TEST(PeerChannels, TwoHalvesAreEnoughHoweverFarARankRunsAhead) {

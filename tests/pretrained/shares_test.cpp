@@ -47,8 +47,14 @@ Llama whole_model(const LlamaConfig& config) {
   Llama model(config, rng, models::kCpu);
   for (const auto& [name, parameter] : nn::parameters(model))
     if (parameter.rank() == 1) fill_normal(parameter.detach(), 1, 0.2, rng);
+  for (const auto& [name, parameter] : nn::parameters(model))  // files have no f64
+    parameter.detach().copy_from(parameter.detach().to(DType::f32));
   nn::set_training(model, false);
   return model;
+}
+
+void put(const Llama& model, const std::string& folder) {
+  save(model, folder, {.dtype = DType::f32});
 }
 
 /// main(the model of this rank, which it has read from the folder) on each rank.
@@ -56,7 +62,9 @@ void on_ranks(int size, const std::string& folder, DType dtype,
               const std::function<void(const Llama&, Communicator&)>& main) {
   comm::run_threads(size, [&](Communicator& c) {
     Rng rng(1);
-    const LoadOptions options{.dtype = dtype, .ranks = nn::TensorParallel(ops::RankGroup(c, c))};
+    LoadOptions options;
+    options.dtype = dtype;
+    options.ranks = nn::TensorParallel(ops::RankGroup(c, c));
     main(load_llama(folder, rng, models::kCpu, options), c);
   });
 }
@@ -81,7 +89,7 @@ TEST(Shares, LogitsAndLossAreThoseOfOneRank) {
   for (const auto& [what, config] : all_configs()) {
     const Llama whole = whole_model(config);
     const TemporaryFolder at;
-    save(whole, at / "m");
+    put(whole, at / "m");
     const Tensor tokens = models::small_tokens(), targets = models::small_targets();
     const Tensor expected = whole(tokens, models::kSmallSequences);
     const double loss = whole.loss(tokens, targets, models::kSmallSequences).item();
@@ -102,7 +110,7 @@ TEST(Shares, TheTokensAreThoseOfOneRank) {
   for (const auto& [what, config] : all_configs()) {
     const Llama whole = whole_model(config);
     const TemporaryFolder at;
-    save(whole, at / "m");
+    put(whole, at / "m");
     for (const bool greedy : {true, false}) {
       const models::GenerateOptions options{
           .most_tokens = 7, .sampling = {.temperature = greedy ? 0 : 0.9, .top_k = 7}, .seed = 3};
@@ -169,7 +177,7 @@ TEST(Shares, TheRanksHaveEachElementOnceAndNoMoreMemory) {
 TEST(Shares, AreTheSameFromAFileAndFromAModel) {
   const Llama whole = whole_model(divisible(LlamaFamily::phi3));
   const TemporaryFolder at;
-  save(whole, at / "m");
+  put(whole, at / "m");
   on_ranks(2, at / "m", DType::f64, [&](const Llama& model, Communicator&) {
     Rng rng(1);
     Llama copy(whole.config, rng, models::kCpu, models::Start::blank, model.ranks);
@@ -191,8 +199,8 @@ TEST(Shares, SayWhatCannotBeSharedOut) {
 
   const TemporaryFolder at;
   Rng rng(1);
-  save(models::Gpt(models::small_gpt(), rng, models::kCpu), at / "gpt");
-  save(Llama(two, rng, models::kCpu), at / "llama");
+  save(models::Gpt(models::small_gpt(), rng, models::kCpu), at / "gpt", {.dtype = DType::f32});
+  put(Llama(two, rng, models::kCpu), at / "llama");
   comm::run_threads(2, [&](Communicator& c) {
     Rng own(1);
     const nn::TensorParallel ranks(ops::RankGroup(c, c));
@@ -212,7 +220,7 @@ TEST(Shares, SayWhatCannotBeSharedOut) {
 TEST(Shares, StepsOfSeveralTokensAreThoseOfOneRank) {
   const Llama whole = whole_model(divisible(LlamaFamily::llama));
   const TemporaryFolder at;
-  save(whole, at / "m");
+  put(whole, at / "m");
   nn::KvCache cache = whole.make_cache(1, 12);
   const Tensor first = models::tokens_of({4, 7, 2}, {1, 3}), next = models::tokens_of({9, 5, 11, 3}, {1, 4});
   whole.decode(first, cache);
