@@ -1,6 +1,8 @@
 #if defined(TESSERA_PROGRAM)  // a build without the command has nothing to launch
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/dist/launched_train.h"
 #include "tests/errors.h"
 
