@@ -37,8 +37,8 @@ std::vector<std::string> decode_shapes();
 ///   ttft  from the call, with the prompt's tokens on the host, until the first new token is there
 ///   tpot  the time between the first new token and the last, divided by their number less one
 /// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a
-/// prompt length; with several ranks FLOPs and bytes are those of all, as of the
-/// ceilings; bytes of tpot are the weights that a step reads and the cache at half of the new tokens.
+/// prompt length; bytes of tpot are the weights that a step reads and the cache at half of the new tokens.
+/// FLOPs and bytes are those of all ranks, and a ceiling is that of all GPUs.
 std::vector<Record> bench_decode(const DecodeBenchOptions& options);
 
 }  // namespace tessera::bench
