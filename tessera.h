@@ -40,12 +40,16 @@
 #include "comm/dry.h"
 #include "comm/lane.h"
 #include "comm/nccl.h"
+#include "comm/peer_memory.h"
 #include "comm/recorded.h"
 #include "comm/row_split.h"
 #include "comm/tcp.h"
 #include "comm/threads.h"
 
 #include "ops/activation/activation.h"
+#include "ops/all_reduce_rmsnorm/all_reduce_rmsnorm.h"
+#include "ops/all_reduce_rmsnorm/peer_channels.h"
+#include "ops/all_reduce_rmsnorm/rank_group.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_dropout.h"
 #include "ops/attention/attention_schedule.h"
@@ -129,6 +133,7 @@
 #include "nn/slice_scope.h"
 #include "nn/sparse24.h"
 #include "nn/summary.h"
+#include "nn/tensor_parallel.h"
 #include "nn/weights24.h"
 
 #include "models/bert.h"
@@ -176,6 +181,7 @@
 #include "pretrained/layers.h"
 #include "pretrained/load.h"
 #include "pretrained/names.h"
+#include "pretrained/shares.h"
 #include "pretrained/sparse_file.h"
 #include "pretrained/sparse_model.h"
 

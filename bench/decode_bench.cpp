@@ -107,6 +107,7 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
       models::Generator::Texts texts;
       for (int repeat = 0; repeat < options.warmups + options.repeats; ++repeat) {
         options.device.synchronize();
+        options.world.host().barrier();
         const auto begin = std::chrono::steady_clock::now();
         auto middle = begin, end = begin;
         texts = generator(prompts, generation, [&](int64_t text, int64_t) {
@@ -126,9 +127,14 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
       }
       Record record;
       record.matmuls = matmuls_of(model, modules, texts);
-      const double weights = bytes_of_step(model) + compressed_bytes(record.matmuls);
+      const double ranks = options.world.size(),
+                   weights = ranks * bytes_of_step(model) + compressed_bytes(record.matmuls);
       record.op = "decode " + name;
       record.shape = {{"B", options.batch}, {"prompt", prompt}, {"new", options.new_tokens}};
+      if (ranks > 1) {
+        record.shape["ranks"] = options.world.size();
+        record.does["sums over ranks"] = name_of(options.ranks.ranks().exchange());
+      }
       if (options.sampling.temperature > 0) record.attrs["sampling"] = text_of(options.sampling);
       if (options.sparse.is_sparse()) record.attrs["sparse"] = text_of(options.sparse);
       if (options.model_sparse) record.attrs["sparse"] = "of the model";
@@ -148,7 +154,7 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
       record.flops = first_token.flops;
       record.bytes = first_token.bytes;
       record.ceiling_share =
-          std::max(record.tflops() / best.tflops, weights / best.copy_gbs / record.ms.p50 / 1e6);
+          std::max(record.tflops() / best.tflops, weights / best.copy_gbs / record.ms.p50 / 1e6) / ranks;
       records.push_back(record);
 
       const double cached = double(prompt) + double(options.new_tokens) / 2;
@@ -158,7 +164,7 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
       record.ms = percentiles(rest);
       record.flops = token.flops;
       record.bytes = token.bytes;
-      record.ceiling_share = record.gbs() / best.copy_gbs;
+      record.ceiling_share = record.gbs() / best.copy_gbs / ranks;
       record.tokens_per_s = double(options.batch) / record.ms.p50 * 1e3;
       records.push_back(record);
     }
@@ -179,8 +185,10 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   if (!options.model.empty()) {
     const auto config = pretrained::read_config(options.model).model;
     const std::string name = std::filesystem::path(options.model).filename().string();
-    const pretrained::LoadOptions load{.dtype = options.dtype};
+    const pretrained::LoadOptions load{.dtype = options.dtype, .ranks = options.ranks};
     const bool is_sparse = pretrained::is_sparse_folder(options.model), dense = !options.model_sparse;
+    check(!options.ranks.shares() || !is_sparse, "decode: the layers in ", options.model,
+          " are compressed, which ranks cannot share out; make it dense (tessera convert)");
     const auto measure = [&](auto model) {
       std::vector<pretrained::SparseModule> modules;
       if (options.model_sparse)
@@ -204,7 +212,7 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   }());
   models::LlamaConfig config = found->second;
   config.dtype = options.dtype;
-  models::Llama model(config, rng, options.device, models::Start::blank);
+  models::Llama model(config, rng, options.device, models::Start::blank, options.ranks);
   for (const auto& [name, parameter] : nn::parameters(model))
     if (parameter.rank() >= 2) fill_normal(parameter.detach(), 0, 0.02, rng);
   std::vector<pretrained::SparseModule> modules;

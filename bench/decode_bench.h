@@ -5,6 +5,8 @@
 
 #include "bench/decode_sparse.h"
 #include "bench/record.h"
+#include "dist/world.h"
+#include "nn/tensor_parallel.h"
 #include "ops/generation/sample.h"
 #include "tensor/tensor.h"
 
@@ -24,6 +26,8 @@ struct DecodeBenchOptions {
   DType dtype = DType::f16;
   std::vector<bool> graph = {true};  // on a CPU there is none: measured once
   int repeats = 10, warmups = 2;
+  dist::World world = {};         // several ranks: all call bench_decode, and
+  nn::TensorParallel ranks = {};  // share the model out; the clock is each rank's own
 };
 
 /// The names that `shape` may have.
@@ -34,6 +38,7 @@ std::vector<std::string> decode_shapes();
 ///   tpot  the time between the first new token and the last, divided by their number less one
 /// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a
 /// prompt length; bytes of tpot are the weights that a step reads and the cache at half of the new tokens.
+/// FLOPs and bytes are those of all ranks, and a ceiling is that of all GPUs.
 std::vector<Record> bench_decode(const DecodeBenchOptions& options);
 
 }  // namespace tessera::bench

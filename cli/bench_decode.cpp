@@ -3,6 +3,8 @@
 #include "bench/decode_bench.h"
 #include "cli/bench.h"
 #include "cli/sparse_flags.h"
+#include "cli/tensor_parallel_flags.h"
+#include "cli/train_run.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
@@ -12,6 +14,7 @@ struct DecodeArgs {
   std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json, format;
   SparseFlags sparse;
   ShareFlag weight_sparsity;
+  TensorParallelFlags parallel;
   int64_t new_tokens = 128, batch = 1;
   ops::Sampling sampling{.temperature = 0};
   int repeats = 10, warmups = 2;
@@ -63,10 +66,20 @@ int bench_decode(const DecodeArgs& args) {
     options.dtype = dtypes[0];
   }
   if (!args.json.empty()) check_writable(args.json);
-  options.device = device_of(args.device);
-  if (args.dtype.empty() && options.device.is_cpu()) options.dtype = DType::f32;
-  publish(bench::bench_decode(options), args.json);
-  return 0;
+  if (args.parallel.ranks > 1 && (options.sparse.is_sparse() || options.model_sparse))
+    throw UsageError("--tensor-parallel: of a dense model; leave out compressed weights and gates");
+  options.world = args.parallel.join("bench decode", args.device);
+  return options.world.told([&] {
+    options.device = device_of(args.device, options.world.place());
+    if (args.dtype.empty() && options.device.is_cpu()) options.dtype = DType::f32;
+    options.ranks = args.parallel.share(options.world, options.device);
+    tell_shared(options.world, options.device);
+    std::vector<bench::Record> records;
+    end_at_failure(options.world, options.device, [&] { records = bench::bench_decode(options); });
+    if (options.world.leads()) publish(std::move(records), args.json);
+    options.world.host().barrier();
+    return 0;
+  });
 }
 
 }  // namespace
@@ -102,6 +115,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->add_option("--warmups", args->warmups, "Number of untimed texts before them")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1000));
+  args->parallel.add_to(*command);
   add_device(*command, args->device);
   add_json(*command, args->json);
   command->callback([&action, args] { action = [args] { return bench_decode(*args); }; });

@@ -8,6 +8,8 @@
 #include "cli/eval.h"
 #include "cli/griffin_flag.h"
 #include "cli/language_tokens.h"
+#include "cli/tensor_parallel_flags.h"
+#include "cli/train_run.h"
 #include "io/utf8.h"
 #include "runtime/f32_math.h"
 #include "runtime/interrupt.h"
@@ -24,6 +26,7 @@ struct PplArgs {
   std::optional<int64_t> length;
   train::PerplexityOptions options;
   SparseFlags sparse;
+  TensorParallelFlags parallel;
   std::optional<double> griffin;
   bool json = false, any_bytes = false;
 };
@@ -44,19 +47,17 @@ nlohmann::json sparse_layers(LanguageFolder& language, const std::vector<train::
   return sparse_json(language.sparse, counts);
 }
 
-int eval_ppl(PplArgs args) {
-  if (args.text.empty() == args.data.empty())
-    throw UsageError("eval ppl: give the text: --text FILE..., or --data DIR with shards of tokens");
-  if (args.length && args.options.stride >= *args.length)
-    throw UsageError(fmt::format("--stride: {} in windows of {} tokens; expected less", args.options.stride,
-                                 *args.length));
-  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
+int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
   const bool tf32 = args.dtype == "tf32";
   auto sparse = args.sparse.options(language_folder(args.model), 1);
   if (sparse && args.griffin)
     throw UsageError("--griffin: of a dense model; leave out gates, and take a model that is not compressed");
   if (sparse) sparse->whole_texts = true;
-  LanguageFolder language = load_language(args.model, device, tf32 ? "f32" : args.dtype, sparse);
+  if (world.size() > 1 && (sparse || args.griffin))
+    throw UsageError(
+        "--tensor-parallel: of a dense model; leave out compressed weights, gates and --griffin");
+  LanguageFolder language = load_language(args.model, device, tf32 ? "f32" : args.dtype, sparse,
+                                          args.parallel.share(world, device));
   const F32MathScope math(tf32 ? F32Math::tf32 : F32Math::ieee);
   args.options.length = args.length.value_or(std::min(args.options.length, longest_of(language)));
   check(args.options.length <= longest_of(language), "eval ppl: windows of ", args.options.length,
@@ -69,13 +70,16 @@ int eval_ppl(PplArgs args) {
   const std::vector<train::PerplexityWindow> windows = train::perplexity_windows(tokens.ids, args.options);
 
   const InterruptGuard guard;
-  const bool shows = ::isatty(STDERR_FILENO) == 1;
+  const bool shows = ::isatty(STDERR_FILENO) == 1 && world.leads();
+  const auto agreed_signal = [&] {  // it may have come to one rank
+    return int(world.host().largest(InterruptGuard::signal_received()));
+  };
   const auto begin = std::chrono::steady_clock::now();
   const auto progress = [&](const train::Perplexity& so_far) {
     if (shows)
       train::tell(fmt::format("\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows.size(),
                               so_far.perplexity()));
-    return InterruptGuard::signal_received() == 0;
+    return agreed_signal() == 0;
   };
   const train::Perplexity result = std::visit(
       [&](auto& model) {
@@ -92,6 +96,8 @@ int eval_ppl(PplArgs args) {
   // are.
   const double bits =
       result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
+  const int code = whole ? 0 : 128 + agreed_signal();
+  if (!world.leads()) return code;
   const double rate = double(result.windows * args.options.length) / std::max(seconds, 1e-9);
   if (args.json) {
     nlohmann::json report{{"sparse", sparse_layers(language, windows)},
@@ -115,6 +121,7 @@ int eval_ppl(PplArgs args) {
                           {"seconds", seconds},
                           {"tokens_per_s", rate}};
     if (args.griffin) report["griffin"] = *args.griffin;
+    if (world.size() > 1) report["ranks"] = world.size();
     fmt::print("{}\n", io::json_text(report, 2));
   } else {
     fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
@@ -126,9 +133,19 @@ int eval_ppl(PplArgs args) {
                "predicted", result.predicted, result.windows, "nats per token", result.nats, "perplexity",
                result.perplexity(), "bits per byte", bits, "tokens/s", rate);
   }
-  if (whole) return 0;
-  train::tell(fmt::format("tessera: interrupted after {} of {} windows\n", result.windows, windows.size()));
-  return 128 + InterruptGuard::signal_received();
+  if (!whole)
+    train::tell(fmt::format("tessera: interrupted after {} of {} windows\n", result.windows, windows.size()));
+  return code;
+}
+
+int eval_ppl(PplArgs args) {
+  if (args.text.empty() == args.data.empty())
+    throw UsageError("eval ppl: give the text: --text FILE..., or --data DIR with shards of tokens");
+  if (args.length && args.options.stride >= *args.length)
+    throw UsageError(fmt::format("--stride: {} in windows of {} tokens; expected less", args.options.stride,
+                                 *args.length));
+  const dist::World world = args.parallel.join("eval ppl", args.device);
+  return world.told([&] { return measure_ppl(args, world, device_of(args.device, world.place())); });
 }
 
 }  // namespace
@@ -165,6 +182,7 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
   add_device(*ppl, args->device);
   args->sparse.add_to(*ppl);
   add_griffin(*ppl, args->griffin);
+  args->parallel.add_to(*ppl);
   ppl->add_flag("--json", args->json, "Machine-readable");
   ppl->callback([&action, args] { action = [args] { return eval_ppl(*args); }; });
 }

@@ -12,6 +12,8 @@
 #include "cli/griffin_flag.h"
 #include "cli/language_folder.h"
 #include "cli/stop_texts.h"
+#include "cli/tensor_parallel_flags.h"
+#include "cli/train_run.h"
 #include "io/file.h"
 #include "io/text_file.h"
 #include "io/utf8.h"
@@ -30,6 +32,7 @@ struct GenerateArgs {
   std::string model, file, dtype, device, json, graph = "on";
   std::vector<std::string> prompts, stops;
   SparseFlags sparse;
+  TensorParallelFlags parallel;
   std::optional<double> griffin;
   int64_t most_tokens = 256, samples = 1;
   models::Sampling sampling;
@@ -48,16 +51,20 @@ struct Text {
   std::string end = "length";
 };
 
+/// Rank 0 writes; the others come to the same texts.
 class Writer {
  public:
   Writer(const GenerateArgs& args, const LanguageFolder& language, const io::Tokenizer& tokenizer,
-         size_t count)
-      : args_(args), language_(language), tokenizer_(tokenizer) {
+         const dist::World& world, size_t count)
+      : args_(args), language_(language), tokenizer_(tokenizer), world_(world) {
     for (size_t i = 0; i < count; ++i) texts.emplace_back(tokenizer, args.stops);
   }
 
   bool take(size_t number, int64_t token) {
     if (number == 0) times.push_back(Clock::now());
+    // A signal may have come to one rank: all end after the same token.
+    if (number <= last_) interrupted_ = world_.host().largest(InterruptGuard::signal_received()) != 0;
+    last_ = number;
     Text& text = texts[number];
     text.tokens.push_back(token);
     const auto& ends = language_.config.end_tokens;
@@ -68,7 +75,7 @@ class Writer {
     // A model may have more rows than the tokenizer has tokens.
     if (tokenizer_.has(int32_t(token))) give(text, text.stops.next(text.stream.next(int32_t(token))));
     if (text.stops.found()) text.end = "stop text";
-    if (InterruptGuard::signal_received()) text.end = "interrupted";
+    if (interrupted_) text.end = "interrupted";
     return text.end == "length";
   }
   void finish() {
@@ -77,6 +84,7 @@ class Writer {
       give(text, text.stops.next(text.stream.finish()));
       if (!text.stops.found()) give(text, text.stops.finish());
     }
+    if (!world_.leads()) return;
     if (texts.size() == 1) {
       fmt::print("\n");
     } else {
@@ -92,13 +100,16 @@ class Writer {
   /// One text is written as it comes; several, one after the other at the end.
   void give(Text& text, const std::string& piece) {
     text.text += piece;
-    if (texts.size() > 1 || piece.empty()) return;
+    if (texts.size() > 1 || piece.empty() || !world_.leads()) return;
     std::fwrite(piece.data(), 1, piece.size(), stdout);
     std::fflush(stdout);
   }
   const GenerateArgs& args_;
   const LanguageFolder& language_;
   const io::Tokenizer& tokenizer_;
+  const dist::World& world_;
+  size_t last_ = std::numeric_limits<size_t>::max();  // text that got a token; a new step when it falls
+  bool interrupted_ = false;
 };
 
 std::vector<std::string> read_prompts(const GenerateArgs& args) {
@@ -137,28 +148,26 @@ nlohmann::json sparse_layers(LanguageFolder& language, const models::Generator::
   return sparse_json(language.sparse, counts);
 }
 
-int run_generate(const GenerateArgs& args) {
-  models::GenerateOptions options{.most_tokens = args.most_tokens,
-                                  .sampling = args.sampling,
-                                  .seed = args.seed,
-                                  .graph = parse_switches(args.graph, "--graph") == std::vector{true}};
-  if (args.greedy) options.sampling.temperature = 0;
-  if (args.samples > 1 && args.prompts.size() > 1)
-    throw UsageError("--samples: of one prompt; several --prompt are a text each");
-  if (!args.json.empty()) {
-    check_replaceable(args.json);
-    check_not_input(args.json, {args.file});
-  }
-  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
-  const std::vector<std::string> prompts = read_prompts(args);
+void check_flags_of_ranks(const GenerateArgs& args) {
+  if (args.parallel.ranks == 1) return;
+  if (args.griffin) throw UsageError("--griffin: of a model on one rank; leave --tensor-parallel out");
+  if (args.prompts.empty() && (args.file.empty() || args.file == "-"))
+    throw UsageError("--tensor-parallel: ranks share no standard input; give --prompt or --prompt-file");
+}
 
+int generate_texts(const GenerateArgs& args, const models::GenerateOptions& options, const dist::World& world,
+                   Device device, const std::vector<std::string>& prompts) {
   const std::string folder = language_folder(args.model);
   const io::Tokenizer tokenizer = io::Tokenizer::load(folder);
   const size_t count = std::max(prompts.size(), size_t(args.samples));
   const auto sparse = args.sparse.options(folder, int64_t(count));
   if (sparse && args.griffin)
     throw UsageError("--griffin: of a dense model; leave out gates, and take a model that is not compressed");
-  LanguageFolder language = load_language(folder, device, args.dtype, sparse);
+  if (sparse && world.size() > 1)
+    throw UsageError("--tensor-parallel: of a dense model; leave out compressed weights and gates");
+  LanguageFolder language =
+      load_language(folder, device, args.dtype, sparse, args.parallel.share(world, device));
+  tell_shared(world, device);
   models::Generator::Texts given;
   for (const std::string& prompt : prompts) given.push_back(tokens_of(prompt, language, tokenizer));
   size_t longest = 0;
@@ -166,7 +175,7 @@ int run_generate(const GenerateArgs& args) {
   const int64_t positions = longest_of(language), room = positions - int64_t(longest) + 1;
   check(room >= 1, "generate: the prompt has ", longest, " tokens; the model of ", language.path, " has ",
         positions, " ", limit_of(language));
-  Writer writer(args, language, tokenizer, count);
+  Writer writer(args, language, tokenizer, world, count);
   bool was_graph = false;
   const InterruptGuard guard;
   Clock::time_point begin;
@@ -180,8 +189,10 @@ int run_generate(const GenerateArgs& args) {
                   : models::Generator(model, int64_t(count), capacity);
           device.synchronize();
           begin = Clock::now();
-          generator(given, options,
-                    [&](int64_t text, int64_t token) { return writer.take(size_t(text), token); });
+          end_at_failure(world, device, [&] {
+            generator(given, options,
+                      [&](int64_t text, int64_t token) { return writer.take(size_t(text), token); });
+          });
           was_graph = generator.is_graph();
         },
         language.model);
@@ -191,10 +202,11 @@ int run_generate(const GenerateArgs& args) {
       })) {
     for (Text& text : writer.texts)
       if (text.end == "length") text.end = "last position";
-    train::tell(
-        fmt::format("tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
-                    "{} of the model\n",
-                    room, args.most_tokens, longest, positions, limit_of(language)));
+    if (world.leads())
+      train::tell(fmt::format(
+          "tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
+          "{} of the model\n",
+          room, args.most_tokens, longest, positions, limit_of(language)));
   }
 
   const auto milliseconds = [](auto duration) {
@@ -203,11 +215,11 @@ int run_generate(const GenerateArgs& args) {
   const size_t steps = writer.times.size();
   const double first = steps ? milliseconds(writer.times[0] - begin) : 0;
   const double each = steps > 1 ? milliseconds(writer.times.back() - writer.times[0]) / double(steps - 1) : 0;
-  if (::isatty(STDERR_FILENO) == 1 && steps > 0)
+  if (::isatty(STDERR_FILENO) == 1 && steps > 0 && world.leads())
     train::tell(
         fmt::format("tessera: {} tokens, then {} new; the first after {:.1f} ms, the others {:.2f} ms each\n",
                     longest, steps, first, each));
-  if (!args.json.empty()) {
+  if (!args.json.empty() && world.leads()) {
     nlohmann::json texts = nlohmann::json::array();
     for (size_t i = 0; i < count; ++i) {
       const Text& text = writer.texts[i];
@@ -232,10 +244,30 @@ int run_generate(const GenerateArgs& args) {
                           {"ttft_ms", first},
                           {"tpot_ms", each}};
     if (args.griffin) report["griffin"] = *args.griffin;
+    if (world.size() > 1) report["ranks"] = world.size();
     io::write_file(args.json, report.dump(2, ' ', false, replace) + "\n");
   }
-  const int signal = InterruptGuard::signal_received();
+  const int signal = int(world.host().largest(InterruptGuard::signal_received()));
   return signal ? 128 + signal : 0;
+}
+
+int run_generate(const GenerateArgs& args) {
+  models::GenerateOptions options{.most_tokens = args.most_tokens,
+                                  .sampling = args.sampling,
+                                  .seed = args.seed,
+                                  .graph = parse_switches(args.graph, "--graph") == std::vector{true}};
+  if (args.greedy) options.sampling.temperature = 0;
+  if (args.samples > 1 && args.prompts.size() > 1)
+    throw UsageError("--samples: of one prompt; several --prompt are a text each");
+  if (!args.json.empty()) {
+    check_replaceable(args.json);
+    check_not_input(args.json, {args.file});
+  }
+  check_flags_of_ranks(args);
+  const dist::World world = args.parallel.join("generate", args.device);
+  return world.told([&] {
+    return generate_texts(args, options, world, device_of(args.device, world.place()), read_prompts(args));
+  });
 }
 
 }  // namespace
@@ -272,6 +304,7 @@ void add_generate(CLI::App& app, Action& action) {
   add_device(*command, args->device);
   args->sparse.add_to(*command);
   add_griffin(*command, args->griffin);
+  args->parallel.add_to(*command);
   command->add_option("--graph", args->graph, "Replay one CUDA graph per token")
       ->check(CLI::IsMember({"on", "off"}));
   command->add_option("--json", args->json, "Write texts, tokens and times to this file");

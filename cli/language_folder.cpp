@@ -50,7 +50,8 @@ void tell_persistent(const std::vector<pretrained::SparseModule>& modules, const
 }  // namespace
 
 LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype,
-                             const std::optional<pretrained::SparseOptions>& sparse) {
+                             const std::optional<pretrained::SparseOptions>& sparse,
+                             const nn::TensorParallel& ranks) {
   const std::string path = language_folder(folder);
   pretrained::Config config = pretrained::read_config(path, {.cola = true});
   check(!sparse || !config.cola, "model: the weights in ", path,
@@ -58,7 +59,10 @@ LanguageFolder load_language(const std::string& folder, Device device, const std
   check(!std::holds_alternative<models::BertConfig>(config.model), "model: ", path, " holds a ", config.type,
         ", which does not predict the next token; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3 or "
         "arcee");
-  pretrained::LoadOptions options{.config = {.cola = true}};
+  check(!ranks.shares() || !pretrained::is_sparse_folder(path), "model: the layers in ", path,
+        " are compressed, which ranks cannot share out; make it dense (tessera convert), or run it on one "
+        "rank");
+  pretrained::LoadOptions options{.config = {.cola = true}, .ranks = ranks};
   if (!dtype.empty())
     options.dtype = parse_dtype(dtype);
   else if (device.is_cpu())

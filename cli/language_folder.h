@@ -30,9 +30,11 @@ std::string language_folder(const std::string& folder);
 /// Reads the model. `dtype` f32, bf16, f16 or "": what config.json says, on the CPU f32. Throws, naming the
 /// folder, for a model that is no causal language model.
 /// `sparse`, if given: its linear layers run compressed or under gates (pretrained::make_sparse), which is
-/// told; without it a compressed model is decompressed.
+/// told; without it a compressed model is decompressed. `ranks`: those that share out a llama, each of which
+/// calls this.
 LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype,
-                             const std::optional<pretrained::SparseOptions>& sparse = {});
+                             const std::optional<pretrained::SparseOptions>& sparse = {},
+                             const nn::TensorParallel& ranks = {});
 
 /// Throws unless every token is one of the model's.
 void check_vocabulary(const LanguageFolder& language, std::span<const int32_t> tokens,

@@ -169,6 +169,19 @@ Tensor SafetensorsFile::load(const std::string& name, Device device) const {
   return on_device(host, device);
 }
 
+Tensor SafetensorsFile::load_rows(const std::string& name, int64_t begin, int64_t end) const {
+  SafetensorsEntry part = entry(name);
+  check(part.shape.rank() >= 1 && 0 <= begin && begin <= end && end <= part.shape[0], "safetensors: ", path(),
+        ": '", shown(name), "' has the shape ", part.shape, ", not rows ", begin, " to ", end);
+  const uint64_t row = part.shape[0] > 0 ? part.bytes / uint64_t(part.shape[0]) : 0;
+  part.offset += uint64_t(begin) * row;
+  part.bytes = uint64_t(end - begin) * row;
+  part.shape = part.shape.with(0, end - begin);
+  const Tensor host = read_entry(file_, part);
+  check_bools(host, path(), name);
+  return on_device(host, Device::cpu());
+}
+
 std::map<std::string, Tensor> load_safetensors(const std::string& path, Device device) {
   const SafetensorsFile file(path);
   std::map<std::string, Tensor> tensors;

@@ -67,6 +67,8 @@ class SafetensorsFile {
   /// Throws if there is none, naming the nearest.
   const SafetensorsEntry& entry(const std::string& name) const;
   Tensor load(const std::string& name, Device device = Device::cpu()) const;
+  /// Elements begin ... end of the first dimension alone, in host memory; nothing else is read.
+  Tensor load_rows(const std::string& name, int64_t begin, int64_t end) const;
 
   const InputFile& file() const { return file_; }
   /// The eight length bytes and the header, as they are in the file.

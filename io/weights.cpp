@@ -105,6 +105,14 @@ Tensor WeightSource::load(const std::string& name) const {
   return std::visit([&](const auto& file) { return file.load(name); }, files_[index_.at(name).file]);
 }
 
+Tensor WeightSource::load_rows(const std::string& name, int64_t begin, int64_t end) const {
+  entry(name);
+  const auto& file = files_[index_.at(name).file];
+  if (const auto* const safetensors = std::get_if<SafetensorsFile>(&file))
+    return safetensors->load_rows(name, begin, end);
+  return load(name).slice(0, begin, end);
+}
+
 void check_no_weights(const std::string& folder) {
   for (const char* const name : kNames)
     check(!exists(folder + "/" + name), "save_weights: ", folder, " has ", name,

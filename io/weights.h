@@ -39,6 +39,9 @@ class WeightSource {
   const WeightEntry& entry(const std::string& name) const;  // throws if there is none, naming the nearest
   /// Row-major elements, in host memory.
   Tensor load(const std::string& name) const;
+  /// Elements begin ... end of the first dimension alone. Of safetensors nothing else is read; of torch.save
+  /// the whole tensor, which is in host memory as long as the result is.
+  Tensor load_rows(const std::string& name, int64_t begin, int64_t end) const;
 
  private:
   struct Place {

@@ -88,6 +88,7 @@ struct Generator::State {
   /// Token `number` of each text.
   std::vector<int64_t> wait_for(int64_t number) {
     events[size_t(number % 2)].wait();
+    model.check_waits();
     std::vector<int64_t> tokens;
     const int64_t most = choices.history.size(1);
     for (int64_t b = 0; b < batch(); ++b) {

@@ -39,7 +39,10 @@ struct DecodingModel {
         prefill([&model](const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& to) {
           return model.prefill(tokens, sequences, to);
         }),
-        step([&model](const Tensor& tokens, nn::KvCache& to) { return model.step(tokens, to); }) {}
+        step([&model](const Tensor& tokens, nn::KvCache& to) { return model.step(tokens, to); }) {
+    if constexpr (requires { model.ranks.ranks(); })
+      check_waits = [ranks = model.ranks.ranks()] { ranks.check_waits(); };
+  }
 
   Device device;
   int64_t longest;
@@ -49,6 +52,7 @@ struct DecodingModel {
   std::string variant;  // how a step of one token runs: "persistent" or "composed"
   std::function<Tensor(const Tensor&, const nn::Sequences&, nn::KvCache&)> prefill;
   std::function<Tensor(const Tensor&, nn::KvCache&)> step;
+  std::function<void()> check_waits = [] {};  // throws if a step that is done lacks another rank's share
 };
 
 /// New tokens after prompts, several texts at a time. Cache, choices and graph are made once and serve all

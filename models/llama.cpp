@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "models/language_internal.h"
+#include "ops/cross_entropy/cross_entropy.h"
 #include "ops/shape/shape.h"
 #include "runtime/parse_name.h"
 
@@ -67,20 +68,36 @@ void LlamaConfig::validate() const {
     check(!foreign, name, ": there is no ", name, " with ", setting);
 }
 
-namespace {
-
-const LlamaConfig& validated(const LlamaConfig& config) {
-  config.validate();
-  return config;
+LlamaConfig LlamaConfig::share(int ranks) const {
+  validate();
+  if (ranks == 1) return *this;
+  const std::pair<const char*, int64_t> sizes[] = {{"heads", heads}, {"kv_heads", kv_heads}, {"d_ff", d_ff}};
+  for (const auto& [size_name, size] : sizes)
+    check(size % ranks == 0, name_of(family), ": ", size_name, " is ", size, ", which ", ranks,
+          " ranks do not divide; each needs as many of the ", heads, " heads, ", kv_heads, " kv_heads and ",
+          d_ff, " hidden features");
+  LlamaConfig one = *this;
+  one.head = head_size();
+  one.heads /= ranks, one.kv_heads /= ranks, one.d_ff /= ranks;
+  one.vocabulary = nn::TensorParallel::vocabulary_rows(vocabulary, ranks);
+  return one;
 }
+
+namespace {
 
 nn::RmsNormOptions norm_options(const LlamaConfig& config) {
   return {.eps = config.eps, .dtype = config.dtype};
 }
 
+/// The norm of a stream whose branch is, on several ranks, a share of a sum over them.
+ops::AddNorm stream_norm(const nn::TensorParallel& ranks, const nn::RmsNorm& norm, const Residual& x) {
+  return ranks.shares() && x.branch.defined() ? ranks.add(norm, x.sum, x.branch)
+                                              : language_internal::add_norm(norm, x);
+}
+
 }  // namespace
 
-LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
+LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device, const nn::TensorParallel& ranks)
     : norm1(config.d_model, device, norm_options(config)),
       attention(config.d_model,
                 {.heads = config.heads,
@@ -100,30 +117,41 @@ LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device)
            .bias = config.mlp_bias,
            .dtype = config.dtype,
            .init = nn::Init::zeros}),
-      dropout(config.residual_dropout, rng) {}
+      dropout(config.residual_dropout, rng),
+      ranks(ranks) {}
 
 Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
                             Site site) const {
   const nn::LayerCall call(*this, site);
-  const auto [sum, normed] = add_norm(norm1, x);
+  const auto [sum, normed] = stream_norm(ranks, norm1, x);
   return {sum, dropout(attention(normed, pass, layer))};
 }
 
 Residual LlamaBlock::feed(const Residual& x, Site site) const {
   const nn::LayerCall call(*this, site);
-  const auto [sum, normed] = norm2.add(x.sum, x.branch);
+  const auto [sum, normed] = stream_norm(ranks, norm2, x);
   const auto branch = [&] { return mlp(normed); };
   return {sum, dropout(branch())};
 }
 
-Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start)
-    : config(validated(given)),
-      token(config.vocabulary, config.d_model, rng, device, {.deviation = 0, .dtype = config.dtype}),
+Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start, const nn::TensorParallel& ranks)
+    : Llama(given, given.share(ranks.size()), rng, device, start, ranks) {}
+
+Llama::Llama(const LlamaConfig& whole, const LlamaConfig& share, Rng& rng, Device device, Start start,
+             const nn::TensorParallel& ranks)
+    : config(whole),
+      ranks(ranks),
+      token(share.vocabulary, config.d_model, rng, device, {.deviation = 0, .dtype = config.dtype}),
       norm(config.d_model, device, norm_options(config)),
-      head(config.d_model, config.vocabulary, rng, device,
+      head(config.d_model, share.vocabulary, rng, device,
            {.tied = config.tied, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.embedding_dropout, rng) {
-  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
+  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(share, rng, device, ranks);
+  if (ranks.shares()) {
+    check(start == Start::blank, name_of(config.family), ": a model that is shared out over ", ranks.size(),
+          " ranks starts blank: initial values are drawn for a whole model");
+    ranks.ranks().reserve(device, config.dtype, config.d_model, share.vocabulary);
+  }
   if (start == Start::blank) return;
   const double deviation = config.init_deviation;
   nn::init::normal(token.weight, rng, 0, deviation);
@@ -162,6 +190,7 @@ nn::AttentionPass Llama::begin(const Tensor& tokens, const nn::Sequences& sequen
 
 Residual Llama::embed(const Tensor& tokens, const nn::AttentionPass&, Site site) const {
   const nn::LayerCall call(*this, site);
+  if (ranks.shares()) return {{}, ranks.embed(token, tokens, config.vocabulary)};
   return {dropout(token(tokens)), {}};
 }
 
@@ -170,15 +199,24 @@ Residual Llama::block(int64_t i, const Residual& x, const nn::AttentionPass& pas
   return through_block(blocks, i, x, pass);
 }
 
+Tensor Llama::last_norm(const Residual& x) const {
+  return stream_norm(ranks, norm, x).y;
+}
+
+Tensor Llama::logits(const Tensor& last) const {
+  const Tensor own = head(last, token);
+  return ranks.shares() ? ranks.gather(own, config.vocabulary) : own;
+}
+
 Tensor Llama::finish(const Residual& x, Site site) const {
   const nn::LayerCall call(*this, site);
-  return head(add_norm(norm, x).y, token);
+  return logits(last_norm(x));
 }
 
 Tensor Llama::finish(const Residual& x, const Tensor& targets, Site site) const {
   const nn::LayerCall call(*this, site);
-  const Tensor last = add_norm(norm, x).y;
-  return head.loss(last, flat_targets(name_of(config.family), targets, last.size(0)), token);
+  const Tensor last = last_norm(x), flat = flat_targets(name_of(config.family), targets, last.size(0));
+  return ranks.shares() ? ops::cross_entropy(logits(last), flat) : head.loss(last, flat, token);
 }
 
 Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {
@@ -193,6 +231,7 @@ nn::DecoderLayers Llama::decoder_layers(const nn::KvCache& cache) const {
 }
 
 std::string Llama::persistent_lacks(const nn::KvCache& cache) const {
+  if (ranks.shares()) return "the layers are shared out over " + std::to_string(ranks.size()) + " ranks";
   return decoder_layers(cache).lacks();
 }
 
@@ -244,8 +283,8 @@ nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
         "; attention here has no window, so a text must fit into it");
   check(capacity <= longest(), name_of(config.family), ": a cache of ", capacity, " tokens; the model has ",
         config.positions, " positions");
-  nn::KvCache cache(config.layers, batch, capacity, config.kv_heads, config.head_size(), config.dtype,
-                    token.weight.device());
+  nn::KvCache cache(config.layers, batch, capacity, config.kv_heads / ranks.size(), config.head_size(),
+                    config.dtype, token.weight.device());
   if (steps_repeat(capacity)) cache.rope_table = rope_table(capacity);
   return cache;
 }
@@ -277,7 +316,7 @@ Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache, Site site) const {
                                .rope_table = table,
                                .positions = cache.begin(tokens.size(1)),
                                .cache = &cache};
-  if (tokens.size(1) == 1) {
+  if (tokens.size(1) == 1 && !ranks.shares()) {
     if (const nn::DecoderLayers layers = decoder_layers(cache); layers.lacks().empty()) {
       const Tensor x = embed(flat, pass).sum;
       return finish({layers(x, table), {}});

@@ -11,6 +11,7 @@
 #include "nn/lm_head.h"
 #include "nn/mlp.h"
 #include "nn/norm.h"
+#include "nn/tensor_parallel.h"
 #include "ops/rope/rope_table.h"
 
 namespace tessera::models {
@@ -81,10 +82,14 @@ struct LlamaConfig {
   int64_t longest() const;
   /// Throws, naming the size or the setting, unless a model of this family can be built so.
   void validate() const;
+  /// What one of so many ranks holds: its heads, hidden features and rows of the vocabulary
+  /// (nn::TensorParallel). Throws, naming the size, where the ranks do not divide it.
+  LlamaConfig share(int ranks) const;
 };
 
 struct LlamaBlock {
-  LlamaBlock(const LlamaConfig& config, Rng& rng, Device device);
+  /// `config`: of a rank's share.
+  LlamaBlock(const LlamaConfig& config, Rng& rng, Device device, const nn::TensorParallel& ranks = {});
   Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
                   Site site = Site::here()) const;
   Residual feed(const Residual& x, Site site = Site::here()) const;
@@ -99,11 +104,15 @@ struct LlamaBlock {
   nn::RmsNorm norm2;
   nn::Mlp mlp;
   nn::Dropout dropout;
+  nn::TensorParallel ranks;
 };
 
 struct Llama {
-  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
-  Llama(const LlamaConfig& config, Rng& rng, Device device, Start start = Start::drawn);
+  /// `rng` draws the initial values and later the dropout masks: it must outlive the model. With several
+  /// `ranks`, each of which makes the model, it holds this rank's share of the weights, blank, and is for
+  /// inference; what its functions take and return is of the whole model, and the same on all ranks.
+  Llama(const LlamaConfig& config, Rng& rng, Device device, Start start = Start::drawn,
+        const nn::TensorParallel& ranks = {});
 
   /// As those of Gpt.
   Tensor operator()(const Tensor& tokens, Site site = Site::here()) const;
@@ -137,7 +146,8 @@ struct Llama {
   }
   nn::LayerName layer_name;  // for messages
 
-  LlamaConfig config;
+  LlamaConfig config;  // of the whole model
+  nn::TensorParallel ranks;
   nn::Embedding token;
   std::vector<LlamaBlock> blocks;
   nn::RmsNorm norm;
@@ -145,6 +155,11 @@ struct Llama {
   nn::Dropout dropout;
 
  private:
+  Llama(const LlamaConfig& config, const LlamaConfig& share, Rng& rng, Device device, Start start,
+        const nn::TensorParallel& ranks);
+  /// The last norm, and the logits.
+  Tensor last_norm(const Residual& x) const;
+  Tensor logits(const Tensor& last) const;
   /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
   /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <sstream>
 
+#include "pretrained/shares.h"
+
 namespace tessera::pretrained {
 namespace {
 
@@ -141,6 +143,21 @@ Model load(const char* what, const std::string& folder, Rng& rng, Device device,
   const io::WeightSource source(folder);
   const NameTable plain = name_table(wanted), table = config.cola ? with_cola(plain, *config.cola) : plain;
   const Matched matched = match_names(table, source, options.fresh_head);
+  if constexpr (std::is_same_v<Model, models::Llama>) {
+    if (options.ranks.shares()) {
+      check(!config.cola, "load: ", folder, " has factors (cola) in place of weights, which ",
+            options.ranks.size(), " ranks cannot share out; run it on one rank");
+      Model model(wanted, rng, device, models::Start::blank, options.ranks);
+      copy_shares(model, table, matched, source);
+      nn::set_training(model, false);
+      if (report) *report = matched.report;
+      return model;
+    }
+  } else {
+    check(!options.ranks.shares(), "load: ", folder, " holds a ", config.type, ", which ",
+          options.ranks.size(),
+          " ranks cannot share out; llama, mistral, qwen2, qwen3, phi3 and arcee can be");
+  }
   Model model(wanted, rng, device,
               matched.report.fresh.empty() ? models::Start::blank : models::Start::drawn);
   if (config.cola) make_cola(linear_modules(model), *config.cola);

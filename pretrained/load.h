@@ -14,6 +14,9 @@ struct LoadOptions {
   /// A head (classifier, masked language head) that the file lacks keeps its initial values; else it is
   /// missing.
   bool fresh_head = true;
+  /// Of a llama: the ranks that share it out. Each calls load_llama and reads its own rows alone (of layers
+  /// whose inputs are shared out, and of torch.save, the host reads whole tensors, one at a time).
+  nn::TensorParallel ranks = {};
 };
 
 /// What became of the names of a file that was loaded.

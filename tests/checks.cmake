@@ -79,7 +79,7 @@ set(mutants ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR} --on
 add_test(NAME mutants COMMAND ${mutants})
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)  # it uses them all
 set_tests_properties(mutants PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS ${cores})
-foreach(folder comm nn optim models dist sparsity)
+foreach(folder comm nn optim models dist pretrained sparsity)
   if(TARGET test_${folder})
     add_test(NAME ${folder}_mutants COMMAND ${mutants} --mutants ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/mutants)
     set_tests_properties(${folder}_mutants PROPERTIES LABELS slow TIMEOUT 1200 PROCESSORS ${cores})

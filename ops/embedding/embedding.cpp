@@ -59,19 +59,36 @@ EmbeddingWay embedding_way(int64_t count, int64_t rows, const Gpu& gpu) {
   return EmbeddingWay(choose_index("embedding", kVariants, Indexed{count, rows}, gpu));
 }
 
+namespace {
+
+Tensor look_up(const Tensor& table, const Tensor& indices, EmbeddingPart part) {
+  const Tensor y =
+      Tensor::empty(indices.shape().inserted(indices.rank(), table.size(1)), table.dtype(), table.device());
+  const Tensor from = table.with_rows(), packed = indices.packed();
+  if (table.device().is_cpu()) {
+    embedding_forward_cpu(y, from, packed, part);
+  } else if constexpr (kCuda) {
+    embedding_forward_cuda(y, from, packed, part);
+  }
+  return y;
+}
+
+}  // namespace
+
+Tensor embedding_share(const Tensor& table, const Tensor& indices, int64_t first, int64_t rows, Site site) {
+  const CallScope call(site);
+  check_arguments(table, indices);
+  check(first >= 0 && rows >= 0, "embedding: rows from ", first, " on of ", rows, "; expected 0 or more");
+  check(!Tape::recording(table),
+        "embedding: the share of a rank has no gradient: a model that is shared out over ranks is for "
+        "inference; run it without a tape");
+  return look_up(table, indices, {first, rows});
+}
+
 Tensor embedding(const Tensor& table, const Tensor& indices, Site site) {
   const CallScope call(site);
   check_arguments(table, indices);
-  Tensor y =
-      Tensor::empty(indices.shape().inserted(indices.rank(), table.size(1)), table.dtype(), table.device());
-  {
-    const Tensor from = table.with_rows(), packed = indices.packed();
-    if (table.device().is_cpu()) {
-      embedding_forward_cpu(y, from, packed);
-    } else if constexpr (kCuda) {
-      embedding_forward_cuda(y, from, packed);
-    }
-  }
+  Tensor y = look_up(table, indices, {0, table.size(0)});
   if (Tape* tape = Tape::recording(table)) {
     tape->record("embedding", {&table, &indices}, {&y},
                  [indices = Saved(indices), rows = table.size(0)](Backward& b) {

@@ -16,4 +16,11 @@ namespace tessera::ops {
 /// more rows of table or indices.
 Tensor embedding(const Tensor& table, const Tensor& indices, Site site = Site::here());
 
+/// The share of it that a rank has whose `table` [P, C] is rows first ... first + P of a table of `rows`
+/// rows: y[i] = table[indices[i] - first], zeros where the index is another rank's. Summed over ranks it is
+/// the embedding. An index outside [0, rows) is an error as above. Inference only: throws if a gradient would
+/// be needed.
+Tensor embedding_share(const Tensor& table, const Tensor& indices, int64_t first, int64_t rows,
+                       Site site = Site::here());
+
 }  // namespace tessera::ops

@@ -12,21 +12,26 @@ constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth
 
 }  // namespace
 
-void embedding_forward_cpu(const Tensor& y, const Tensor& table, const Tensor& indices) {
+void embedding_forward_cpu(const Tensor& y, const Tensor& table, const Tensor& indices, EmbeddingPart part) {
   dispatch_floating(table.dtype(), "embedding", [&]<class T>() {
     const Indices index(indices);
     const int64_t count = indices.count(), rows = table.size(0), width = table.size(1);
     const int64_t stride = table.row_stride(), to_stride = y.row_stride();
     for (int64_t i = 0; i < count; ++i)
-      check(0 <= index[i] && index[i] < rows, "embedding: index ", index[i], " at position ", i,
-            " of indices ", describe(indices), " is outside [0, ", rows, "), the rows of table ",
+      check(0 <= index[i] && index[i] < part.rows, "embedding: index ", index[i], " at position ", i,
+            " of indices ", describe(indices), " is outside [0, ", part.rows, "), the rows of table ",
             describe(table));
     const T* const from = table.data<T>();
     T* const to = y.data<T>();
     parallel_for(count, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
                  [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i)
-                     std::copy_n(from + index[i] * stride, width, to + i * to_stride);
+                   for (int64_t i = begin; i < end; ++i) {
+                     const int64_t row = index[i] - part.first;
+                     if (0 <= row && row < rows)
+                       std::copy_n(from + row * stride, width, to + i * to_stride);
+                     else
+                       std::fill_n(to + i * to_stride, width, T(0));
+                   }
                  });
   });
 }

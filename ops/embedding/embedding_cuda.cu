@@ -21,6 +21,7 @@ struct ForwardArgs {
   const T* table;
   Indices indices;
   int64_t y_stride, stride, count, rows, width, packs_per_row;
+  EmbeddingPart part;
   bool whole;
 };
 
@@ -30,14 +31,14 @@ __global__ void __launch_bounds__(kBlock) forward(ForwardArgs<T> args) {
   for (int64_t at = blockIdx.x * int64_t(kBlock) + threadIdx.x; at < args.count * args.packs_per_row;
        at += int64_t(gridDim.x) * kBlock) {
     const int64_t i = at / args.packs_per_row, first = (at - i * args.packs_per_row) * kPack;
-    const int64_t row = args.indices[i];
-    const bool valid = 0 <= row && row < args.rows;
+    const int64_t index = args.indices[i], row = index - args.part.first;
+    const bool valid = 0 <= index && index < args.part.rows;
     float values[kPack];
-    if (valid) {
+    if (valid && 0 <= row && row < args.rows) {
       load_row(values, args.table + row * args.stride, first, args.width, args.whole, 0.0f);
     } else {
 #pragma unroll
-      for (int k = 0; k < kPack; ++k) values[k] = __int_as_float(0x7FC00000);
+      for (int k = 0; k < kPack; ++k) values[k] = valid ? 0.0f : __int_as_float(0x7FC00000);
     }
     store_row(args.y + i * args.y_stride, first, args.width, args.whole, values);
   }
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kBlock) forward(ForwardArgs<T> args) {
 
 }  // namespace
 
-void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& indices) {
+void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& indices, EmbeddingPart part) {
   dispatch_floating_cuda(table.dtype(), "embedding", [&]<class T>() {
     if (y.count() == 0) return;
     constexpr int kPack = kPackOf<T>;
@@ -60,6 +61,7 @@ void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& 
                               table.size(0),
                               width,
                               packs_per_row,
+                              part,
                               gpu::packs(y.data<T>(), y.row_stride(), kPack) &&
                                   gpu::packs(table.data<T>(), table.row_stride(), kPack)};
     const int64_t blocks = std::min<int64_t>(ceil_div(args.count * packs_per_row, kBlock),
