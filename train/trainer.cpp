@@ -305,6 +305,10 @@ class Trainer {
 
 }  // namespace
 
+double usual_bucket_mb(Device device) {
+  return device.is_cuda() ? 0 : TrainerOptions().bucket_mb;
+}
+
 SettingList TrainerOptions::list() {
   SettingList list(Kept::option);
   list.group("Run");
@@ -326,8 +330,10 @@ SettingList TrainerOptions::list() {
            "MiB of gradients that ranks sum at once next to the backward pass; 0: all after it")
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
-  list.add("zero", zero, "Spread over the ranks: 0: nothing; 1: moments and master weights (ZeRO stage 1)")
-      .range(int64_t{0}, int64_t{1})
+  list.add(
+          "zero", zero,
+          "Spread over the ranks: 0: nothing; 1: moments and master weights; 2: gradients, too (ZeRO stages)")
+      .range(int64_t{0}, int64_t{2})
       .absent_means(0);
   list.add("check_finite", check_finite, "Stop at the first NaN or infinity, naming operator and site; slow");
   return list;
