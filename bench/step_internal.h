@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bench/record.h"
+#include "bench/step_ranks.h"
 #include "report/facts.h"
 #include "runtime/allocator.h"
 #include "train/step.h"
@@ -20,13 +21,7 @@ inline void clear_memory(Device device) {
   device.allocator().reset_peaks();
 }
 
-/// Times a job's step on the batch that it holds.
-inline Record measure_step(train::Job& job, bool graph, const TimerOptions& timer) {
-  const Device device = job.device();
-  train::Step step(job, {.graph = graph});
-  Record record;
-  record.ms = measure(
-      device, [&] { step(); }, timer);
+inline void describe_step(Record& record, Device device, bool graph) {
   device.synchronize();
   record.device = device.name();
   record.gpu = device.info().name;
@@ -36,6 +31,51 @@ inline Record measure_step(train::Job& job, bool graph, const TimerOptions& time
   record.live_bytes = double(device.allocator().stats().allocated_peak);
   record.build = report::kRevision;
   record.time = report::utc_now();
+}
+
+/// Times a job's step on the batch that it holds.
+inline Record measure_step(train::Job& job, bool graph, const TimerOptions& timer) {
+  const Device device = job.device();
+  train::Step step(job, {.graph = graph});
+  Record record;
+  record.ms = measure(
+      device, [&] { step(); }, timer);
+  describe_step(record, device, graph);
+  return record;
+}
+
+/// The same on several ranks, each with its own micro-batch. `make(settings)` gives a job that holds a batch,
+/// which is dropped before the next one is made.
+template <class Settings, class Make>
+Record measure_job(const Settings& settings, Device device, bool graph, const TimerOptions& timer,
+                   const StepRanks& ranks, Make&& make) {
+  clear_memory(device);
+  if (!ranks.several()) {
+    const auto job = make(settings);
+    return measure_step(*job, graph, timer);
+  }
+  Record alone, record;
+  {
+    const auto job = make(settings);
+    train::Step step(*job, {.graph = graph});
+    time_on_ranks(
+        *ranks.world, device, [&] { step(); }, timer, alone);
+  }
+  clear_memory(device);
+  Settings own = settings;
+  own.accumulate = ranks.size();
+  own.sharding = ranks.sharding();
+  const auto job = make(own);
+  train::Step step(
+      *job, {.graph = graph, .world = ranks.world, .global_order = true, .bucket_mb = ranks.bucket_mb});
+  time_on_ranks(
+      *ranks.world, device, [&] { step(); }, timer, record);
+  std::vector<double> exposed;
+  for (int i = 0; i < 5; ++i) step(), exposed.push_back(step.exposed_ms());
+  record.ranks.alone_ms = alone.ms.p50;
+  record.ranks.exposed_ms = percentiles(std::move(exposed)).p50;
+  describe_step(record, device, graph);
+  record.implementation += ", " + ranks.description();
   return record;
 }
 
@@ -51,8 +91,8 @@ inline void add_unusual(Record& record, std::initializer_list<ModelSize> sizes) 
 
 /// Calls measure(precision, graph) for the matrix of precisions and graphs.
 template <class Measure>
-std::vector<Record> matrix(Device device, std::vector<Precision> precisions, std::vector<bool> graphs,
-                           Measure&& measure) {
+std::vector<Record> matrix(Device device, const StepRanks& ranks, std::vector<Precision> precisions,
+                           std::vector<bool> graphs, Measure&& measure) {
   if (precisions.empty()) precisions = {default_precision(device)};
   if (device.is_cpu()) graphs = {false};
   std::vector<Record> records;
@@ -60,6 +100,8 @@ std::vector<Record> matrix(Device device, std::vector<Precision> precisions, std
     const Ceilings& best = ceilings(device, precision);
     for (const bool graph : graphs)
       for (Record& record : measure(precision, graph)) {
+        if (ranks.several()) record.shape["ranks"] = ranks.size();
+        record.tokens_per_s *= ranks.size();
         record.ceiling_share = record.tflops() / best.tflops;
         const bool half = record.dtype == "bf16" || record.dtype == "f16";
         record.does["weights"] = half ? record.dtype + " with f32 masters" : "f32";

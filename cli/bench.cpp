@@ -52,6 +52,18 @@ void add_bench_of_device(CLI::App& command, Action& action,
 void StepFlags::add_to(CLI::App& command) {
   command.add_option("--precision", precision, kPrecisionsHelp);
   command.add_option("--graph", graph, "on,off: the step as one captured graph (GPU)");
+  command
+      .add_option(
+          "--bucket-mb", bucket_mb,
+          "Of several ranks: MiB of gradients that are summed at once next to the backward pass; 0: all "
+          "after it; default: as train has it")
+      ->check(kFinite)
+      ->check(between(0, 65536))
+      ->default_str("");
+  command
+      .add_option("--zero", zero,
+                  "Spread over the ranks: 1: moments and master weights; 2: gradients, too (ZeRO stages)")
+      ->check(whole(0, 2));
   add_device(command, device);
   add_seconds(command, seconds);
   add_json(command, json);

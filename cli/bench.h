@@ -6,6 +6,8 @@
 
 #include "bench/record.h"
 #include "cli/commands.h"
+#include "cli/train_run.h"
+#include "train/trainer.h"
 
 /// What the subcommands of `tessera bench` share.
 
@@ -26,7 +28,8 @@ void add_bench_of_device(CLI::App& command, Action& action,
 /// The flags that the subcommands of `bench step` share.
 struct StepFlags {
   std::string graph = "on,off", precision, device, json;
-  double seconds = 2;
+  double seconds = 2, bucket_mb = -1;
+  int64_t zero = 0;
 
   void add_to(CLI::App& command);
   /// Sets what the flags say and runs `measure`, which returns records.
@@ -35,9 +38,17 @@ struct StepFlags {
     options.graph = parse_switches(graph, "--graph");
     if (!precision.empty()) options.precisions = parse_precisions(precision, "--precision");
     options.timer.seconds = seconds;
-    options.device = device_of(device);
     if (!json.empty()) check_writable(json);
-    publish(measure(options), json);
+    const dist::World world = join_job(device);
+    world.told([&] {
+      options.device = device_of(device, world.place());
+      options.ranks = {.world = &world,
+                       .bucket_mb = bucket_mb < 0 ? train::usual_bucket_mb(options.device) : bucket_mb,
+                       .zero = zero};
+      std::vector<bench::Record> records = measure(options);
+      if (world.leads()) publish(std::move(records), json);
+      if (world.size() > 1) world.host().barrier();
+    });
     return 0;
   }
 };
