@@ -53,10 +53,9 @@ void StepFlags::add_to(CLI::App& command) {
   command.add_option("--precision", precision, kPrecisionsHelp);
   command.add_option("--graph", graph, "on,off: the step as one captured graph (GPU)");
   command
-      .add_option(
-          "--bucket-mb", bucket_mb,
-          "Of several ranks: MiB of gradients that are summed at once next to the backward pass; 0: all "
-          "after it; default: as train has it")
+      .add_option("--bucket-mb", bucket_mb,
+                  "MiB of gradients that ranks sum at once next to the backward pass; 0: all "
+                  "after it; default: as train has it")
       ->check(kFinite)
       ->check(between(0, 65536))
       ->default_str("");

@@ -35,7 +35,7 @@ struct PlaceFlags {
         .add_option("--accumulate", accumulate,
                     "Micro-batches per step, on all ranks together; default: one per rank")
         ->check(whole(1, int64_t{1} << 30));
-    command.add_option("--order", order, "Of their sums: global (default on several ranks) or world")
+    command.add_option("--order", order, "Order of their sums: global (default on several ranks) or world")
         ->check(CLI::IsMember({"world", "global"}));
     command
         .add_option("--bucket-mb", bucket_mb,

@@ -111,6 +111,7 @@ class Trainer {
   /// Does all that is due after a step. Returns whether the run ends here.
   bool after_step(int64_t done) {
     Moment now{.done = done, .due = due_after(done, options_, info_)};
+    if (done == first_step_ + 1) say_kept();
     const int signal = agreed(InterruptGuard::signal_received());
     // The last step ends the run anyway, unless its evaluation would delay the end that a signal asks for.
     if (signal != 0 && (!now.due.last || now.due.evaluate)) stop(now, signal);
@@ -127,6 +128,14 @@ class Trainer {
       log_.restart_after_save();
     }
     return now.due.last || now.stop;
+  }
+
+  /// Of gradients that are spread: what the first step found it cannot spread.
+  void say_kept() {
+    std::string names;
+    for (const std::string& name : step_.kept()) names += (names.empty() ? "" : ", ") + name;
+    if (!names.empty() && leads())
+      progress_.say("  zero      gradients that come out of turn are whole on every rank: " + names);
   }
 
   void stop(Moment& now, int signal) {
