@@ -29,6 +29,7 @@
 #include "tensor/transfer.h"
 
 #include "autograd/backward.h"
+#include "autograd/before_grad.h"
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "autograd/gradient.h"
@@ -143,9 +144,11 @@
 #include "models/tnp.h"
 
 #include "plan/plan.h"
+#include "plan/ranks.h"
 
 #include "optim/bundled.h"
 #include "optim/ema.h"
+#include "optim/gradient_ring.h"
 #include "optim/loss_scale.h"
 #include "optim/optimizer.h"
 #include "optim/rule.h"

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "autograd/before_grad.h"
 #include "autograd/pass_internal.h"
 #include "runtime/capture.h"
 
@@ -78,6 +79,7 @@ Pass::~Pass() {
 void Pass::touch(const std::shared_ptr<GradState>& state) {
   const std::shared_ptr<GradState>& root = root_of(state);
   if (root->tape != 0) return;
+  if (root->stale) open(root);
   note_in_capture(root);
   if (current_ && !root->logged) current_->log(root);
 }

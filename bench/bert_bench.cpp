@@ -26,15 +26,17 @@ namespace {
 
 Record measure_bert(const models::BertConfig& config, const BertBenchOptions& options, Precision precision,
                     int64_t count, int64_t length, bool graph) {
-  clear_memory(options.device);
   train::GlueSettings settings;
   settings.slice = options.slice, settings.drop = options.drop;
   settings.bert = config, settings.batch = count, settings.max_length = length;
   settings.lr = 1e-5, settings.clip_norm = 0, settings.steps = 1;
   settings.set_precision(precision);
-  train::GlueJob job(settings, options.device);
-  job.load(fixed_batch(config, count, length));
-  Record record = measure_step(job, graph, options.timer);
+  Record record = measure_job(settings, options.device, graph, options.timer, options.ranks,
+                              [&](const train::GlueSettings& own) {
+                                auto job = std::make_unique<train::GlueJob>(own, options.device);
+                                job->load(fixed_batch(config, count, length));
+                                return job;
+                              });
   record.op = "step bert";
   record.shape = {{"B", count}, {"T", length}};
   const models::BertConfig usual;
@@ -57,17 +59,18 @@ Record measure_bert(const models::BertConfig& config, const BertBenchOptions& op
 
 std::vector<Record> bench_bert_step(const BertBenchOptions& options) {
   const std::vector<bool> graph = options.drop.drops() ? std::vector<bool>{false} : options.graph;
-  return matrix(options.device, options.precisions, graph, [&](Precision precision, bool graph) {
-    std::vector<Record> records;
-    for (const auto& [count, length] : options.shapes)
-      for (const double dropout : options.dropout) {
-        models::BertConfig config = options.model;
-        config.head = models::BertHead::classify;
-        config.hidden_dropout = config.attention_dropout = config.classifier_dropout = dropout;
-        records.push_back(measure_bert(config, options, precision, count, length, graph));
-      }
-    return records;
-  });
+  return matrix(options.device, options.ranks, options.precisions, graph,
+                [&](Precision precision, bool graph) {
+                  std::vector<Record> records;
+                  for (const auto& [count, length] : options.shapes)
+                    for (const double dropout : options.dropout) {
+                      models::BertConfig config = options.model;
+                      config.head = models::BertHead::classify;
+                      config.hidden_dropout = config.attention_dropout = config.classifier_dropout = dropout;
+                      records.push_back(measure_bert(config, options, precision, count, length, graph));
+                    }
+                  return records;
+                });
 }
 
 }  // namespace tessera::bench

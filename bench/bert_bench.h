@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "bench/record.h"
+#include "bench/step_ranks.h"
 #include "datasets/glue_batches.h"
 #include "models/bert.h"
 #include "tensor/precision.h"
@@ -21,6 +22,7 @@ struct BertBenchOptions {
   std::vector<double> dropout = {0.1};      // everywhere, as the published config.json has it; 0: none
   train::SliceSettings slice = {};          // of all of these
   train::DropSettings drop = {};            // likewise; with it no step is captured
+  StepRanks ranks = {};                     // each with texts of its own
   std::vector<Precision> precisions;        // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };

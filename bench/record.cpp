@@ -66,6 +66,11 @@ json to_json(const Record& r) {
   if (r.live_bytes > 0) out["live_bytes"] = r.live_bytes;
   if (r.planned_bytes > 0) out["planned_bytes"] = r.planned_bytes;
   if (r.tokens_per_s > 0) out["tokens_per_s"] = r.tokens_per_s;
+  if (r.ranks.alone_ms > 0) {
+    out["ranks"] = {
+        {"alone_ms", r.ranks.alone_ms}, {"efficiency", r.efficiency()}, {"slowest", r.ranks.slowest}};
+    if (r.ranks.exposed_ms >= 0) out["ranks"]["exposed_communication_ms"] = r.ranks.exposed_ms;
+  }
   if (!r.attrs.empty()) out["attrs"] = r.attrs;
   if (!r.does.empty()) out["does"] = r.does;
   if (!r.driver.empty()) out["driver"] = r.driver;
@@ -127,6 +132,11 @@ Record from_json(const json& in) {
     r.live_bytes = in.value("live_bytes", 0.0);
     r.planned_bytes = in.value("planned_bytes", 0.0);
     r.tokens_per_s = in.value("tokens_per_s", 0.0);
+    if (in.contains("ranks")) {
+      const json& ranks = in.at("ranks");
+      r.ranks = {ranks.at("alone_ms").get<double>(), ranks.value("exposed_communication_ms", -1.0),
+                 ranks.value("slowest", "")};
+    }
     r.attrs = in.value("attrs", std::map<std::string, std::string>());
     r.does = in.value("does", std::map<std::string, std::string>());
     for (const json& one : in.value("matmuls", json::array()))
@@ -217,7 +227,16 @@ std::string format_table(const std::vector<Record>& records) {
                     fmt::format("{:.4g}", r.ms.p90), fmt::format("{:.1f}", r.tflops()),
                     fmt::format("{:.0f}", r.gbs()),
                     r.ceiling_share > 0 ? fmt::format("{:.0f}", r.ceiling_share * 100) : "-"});
-  return format_rows(rows, 6);
+  std::string text = format_rows(rows, 6);
+  for (const Record& r : records) {
+    if (r.ranks.alone_ms <= 0) continue;
+    text += fmt::format(
+        "{} {}: {:.1f} % of one rank's {:.4g} ms{}; slowest: {}; {:.4g} tokens/s\n", r.op, r.implementation,
+        r.efficiency() * 100, r.ranks.alone_ms,
+        r.ranks.exposed_ms < 0 ? "" : fmt::format(", {:.3g} ms of communication exposed", r.ranks.exposed_ms),
+        r.ranks.slowest, r.tokens_per_s);
+  }
+  return text;
 }
 
 }  // namespace tessera::bench

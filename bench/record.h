@@ -28,6 +28,14 @@ struct Matmul {
   double activation_sparsity = 0;  // share of the inputs that the gate left out
 };
 
+/// Of a step that several ranks make together: what one of them takes for its own part alone, while all work
+/// side by side, and in how much of the step only the communication ran.
+struct RankTimes {
+  double alone_ms = 0;     // 0: one rank
+  double exposed_ms = -1;  // below 0: not known
+  std::string slowest;     // "rank 1 on node0 (cuda:1)", whose times these are
+};
+
 /// One measurement: a line of JSON, the same from tessera and from bench/peers/*.py.
 struct Record {
   std::string op;  // "attention", "step tnp"
@@ -45,7 +53,8 @@ struct Record {
   double peak_bytes = 0;     // of a step: what the pools held, caches and rounding included
   double live_bytes = 0;     // of a step: what tensors held at most
   double planned_bytes = 0;  // what `tessera plan` says of live_bytes
-  double tokens_per_s = 0;   // of a step
+  double tokens_per_s = 0;   // of a step, on all ranks together; FLOPs and bytes are those of one rank
+  RankTimes ranks;           // of a step of several
   std::map<std::string, std::string> attrs;
   /// How the work is done where sides may differ: {"weights": "bf16, f32 masters"}. Not part of what is
   /// measured, so sides that differ are still compared.
@@ -59,6 +68,8 @@ struct Record {
   bool required = false;  // if missing: without it the work has no peer, what is left of its ways is weaker
 
   double tflops() const { return ms.p50 > 0 ? flops / ms.p50 / 1e9 : 0; }
+  /// Of several ranks: each one's throughput, compared with that of one alone.
+  double efficiency() const { return ms.p50 > 0 ? ranks.alone_ms / ms.p50 : 0; }
   double gbs() const { return ms.p50 > 0 ? bytes / ms.p50 / 1e6 : 0; }
 };
 

@@ -2,6 +2,7 @@
 
 #include "bench/step_internal.h"
 #include "plan/plan.h"
+#include "plan/ranks.h"
 #include "runtime/philox.h"
 #include "tensor/random.h"
 
@@ -37,12 +38,21 @@ datasets::TokenBatch random_tokens(const train::LanguageSettings& settings) {
   return batch;
 }
 
-Record measure_tnp(const train::TnpSettings& settings, Device device, bool graph, const TimerOptions& timer,
-                   const dist::World* world) {
-  clear_memory(device);
-  train::TnpJob job(settings, device);
-  job.load(random_batch(settings));
-  Record record = measure_step(job, graph, timer, world);
+/// Bytes of each rank.
+double planned_bytes(const plan::Memory& memory, const plan::ArenaSizes& sizes, const StepRanks& ranks) {
+  const plan::RankOptions options{
+      .ranks = ranks.size(), .zero = ranks.zero, .bucket_mb = ranks.bucket_mb, .rate = 1};
+  return plan::plan_ranks(memory, 1, sizes, options).memory.total();
+}
+
+/// Of a task that several ranks share, FLOPs and tokens are one rank's share of it.
+Record measure_tnp(const train::TnpSettings& settings, const StepBenchOptions& options, bool graph) {
+  const auto make = [&](const train::TnpSettings& own) {
+    auto job = std::make_unique<train::TnpJob>(own, options.device);
+    job->load(random_batch(own));
+    return job;
+  };
+  Record record = measure_job(settings, options.device, graph, options.timer, options.ranks, make);
   const bool checkpointed = settings.model.checkpoint_every > 0;
   record.op = "step tnp";
   record.shape = {{"B", settings.batch}, {"M", settings.context}, {"N", settings.targets}};
@@ -60,29 +70,29 @@ Record measure_tnp(const train::TnpSettings& settings, Device device, bool graph
                        {"pre_norm", m.pre_norm, usual.pre_norm},
                        {"group", std::max<int64_t>(1, m.checkpoint_every), 1}});
   record.dtype = name_of(settings.precision());
-  const int64_t ranks = world ? world->size() : 1;
-  const double tasks = double(ranks / settings.split.ranks);  // groups, each with a batch of its own
-  if (ranks > 1) record.shape["ranks"] = ranks;
+  const double share = 1.0 / double(settings.split.ranks);
   if (settings.split.ranks > 1) {
     record.shape["context_parallel"] = settings.split.ranks;
     record.attrs["split"] = nn::name_of(settings.split.by);
   }
-  record.flops = tasks * plan::count_flops(settings.model, settings.batch, settings.context, settings.targets)
+  record.flops = share * plan::count_flops(settings.model, settings.batch, settings.context, settings.targets)
                              .step(checkpointed);
-  record.planned_bytes =
-      plan::count_memory(settings.model, settings.batch, settings.context, settings.targets, settings.split)
-          .total();
+  record.planned_bytes = planned_bytes(
+      plan::count_memory(settings.model, settings.batch, settings.context, settings.targets, settings.split),
+      plan::arena_sizes(settings.model), options.ranks);
   record.tokens_per_s =
-      tasks * double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;
+      share * double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;
   return record;
 }
 
-Record measure_language(const train::LanguageSettings& settings, Device device, bool graph,
-                        const TimerOptions& timer) {
-  clear_memory(device);
-  train::LanguageJob job(settings, device);
-  job.load(random_tokens(settings));
-  Record record = measure_step(job, graph, timer);
+Record measure_language(const train::LanguageSettings& settings, const LanguageStepOptions& options,
+                        bool graph) {
+  const auto make = [&](const train::LanguageSettings& own) {
+    auto job = std::make_unique<train::LanguageJob>(own, options.device);
+    job->load(random_tokens(own));
+    return job;
+  };
+  Record record = measure_job(settings, options.device, graph, options.timer, options.ranks, make);
   record.op = std::string("step ") + settings.family();
   record.shape = {{"B", settings.batch}, {"T", settings.length}};
   std::visit(
@@ -107,7 +117,8 @@ Record measure_language(const train::LanguageSettings& settings, Device device, 
   record.dtype = name_of(settings.precision());
   record.flops = plan::count_flops(settings.model, settings.batch, settings.length, settings.forms()).step();
   record.planned_bytes =
-      plan::count_memory(settings.model, settings.batch, settings.length, settings.forms()).total();
+      planned_bytes(plan::count_memory(settings.model, settings.batch, settings.length, settings.forms()),
+                    plan::arena_sizes(settings.model, settings.forms()), options.ranks);
   record.tokens_per_s = double(settings.batch * settings.length) / record.ms.p50 * 1e3;
   return record;
 }
@@ -115,26 +126,27 @@ Record measure_language(const train::LanguageSettings& settings, Device device, 
 }  // namespace
 
 std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
-  return matrix(options.device, options.precisions, options.graph, [&](Precision precision, bool graph) {
-    std::vector<Record> records;
-    for (const bool checkpoint : options.checkpoint) {
-      train::TnpSettings settings = options.settings;
-      settings.set_precision(precision);
-      settings.model.checkpoint_every =
-          checkpoint ? std::max<int64_t>(1, settings.model.checkpoint_every) : 0;
-      if (options.world) settings.accumulate = options.world->size() / settings.split.ranks;
-      records.push_back(measure_tnp(settings, options.device, graph, options.timer, options.world));
-    }
-    return records;
-  });
+  return matrix(options.device, options.ranks, options.precisions, options.graph,
+                [&](Precision precision, bool graph) {
+                  std::vector<Record> records;
+                  for (const bool checkpoint : options.checkpoint) {
+                    train::TnpSettings settings = options.settings;
+                    settings.set_precision(precision);
+                    settings.model.checkpoint_every =
+                        checkpoint ? std::max<int64_t>(1, settings.model.checkpoint_every) : 0;
+                    records.push_back(measure_tnp(settings, options, graph));
+                  }
+                  return records;
+                });
 }
 
 std::vector<Record> bench_language_step(const LanguageStepOptions& options) {
-  return matrix(options.device, options.precisions, options.graph, [&](Precision precision, bool graph) {
-    train::LanguageSettings settings = options.settings;
-    settings.set_precision(precision);
-    return std::vector<Record>{measure_language(settings, options.device, graph, options.timer)};
-  });
+  return matrix(options.device, options.ranks, options.precisions, options.graph,
+                [&](Precision precision, bool graph) {
+                  train::LanguageSettings settings = options.settings;
+                  settings.set_precision(precision);
+                  return std::vector<Record>{measure_language(settings, options, graph)};
+                });
 }
 
 }  // namespace tessera::bench

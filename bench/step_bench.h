@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "bench/record.h"
+#include "bench/step_ranks.h"
 #include "train/language_job.h"
 #include "train/tnp_job.h"
 
@@ -14,16 +15,14 @@ struct StepBenchOptions {
   Device device = Device::best();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<bool> checkpoint = {false};
+  StepRanks ranks = {};
   std::vector<Precision> precisions;  // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
-  /// The ranks that make the step together, each group of settings.split.ranks of them on a task of its own;
-  /// null: this process alone.
-  const dist::World* world = nullptr;
 };
 
 /// Times forward + backward + AdamW on random data that stays on the device, as the peers do. A configuration
-/// that does not fit into memory throws OutOfMemory. On several ranks the times are those of the slowest, and
-/// FLOPs and tokens those of all of them together.
+/// that does not fit into memory throws OutOfMemory. On several ranks each has a batch of that size; the
+/// records, which all get, say how one does alone (RankTimes).
 std::vector<Record> bench_tnp_step(const StepBenchOptions& options);
 
 /// The same of a language model, on random tokens, all windows of one length.
@@ -31,6 +30,7 @@ struct LanguageStepOptions {
   train::LanguageSettings settings;
   Device device = Device::best();
   std::vector<bool> graph = {true, false};
+  StepRanks ranks = {};
   std::vector<Precision> precisions;
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <algorithm>
-#include <functional>
 #include <initializer_list>
 #include <utility>
 #include <vector>
 
 #include "bench/record.h"
+#include "bench/step_ranks.h"
 #include "report/facts.h"
 #include "runtime/allocator.h"
 #include "train/step.h"
@@ -22,32 +21,7 @@ inline void clear_memory(Device device) {
   device.allocator().reset_peaks();
 }
 
-/// Times a step that several ranks make together: as many repeats on all of them; the slowest rank's times.
-inline Timing measure_together(const dist::World& world, Device device, const std::function<void()>& step,
-                               const TimerOptions& timer) {
-  const auto slowest = [&](double ms) { return double(world.host().largest(int64_t(ms * 1e6))) * 1e-6; };
-  // No rank decides alone how often: these limits leave nothing to decide. (No step takes 2000 s.)
-  TimerOptions fixed = timer;
-  fixed.seconds = 2000, fixed.least = fixed.most = 1, fixed.warmups = std::min(timer.warmups, 2);
-  const double once = slowest(measure(device, step, fixed).p50), budget = timer.seconds * 1e3;
-  const int least = once > budget ? std::min(timer.least, 2) : timer.least;
-  fixed.least = fixed.most = std::clamp(int(budget / std::max(once, 1e-3)), least, timer.most);
-  fixed.warmups = 1;
-  world.host().barrier();
-  const Timing own = measure(device, step, fixed);
-  return {slowest(own.p10), slowest(own.p50), slowest(own.p90), own.repeats};
-}
-
-/// Times a job's step on the batch that it holds; with `world` that of all its ranks.
-inline Record measure_step(train::Job& job, bool graph, const TimerOptions& timer,
-                           const dist::World* world = nullptr) {
-  const Device device = job.device();
-  train::Step step(job, {.graph = graph, .world = world});
-  Record record;
-  record.ms = world ? measure_together(
-                          *world, device, [&] { step(); }, timer)
-                    : measure(
-                          device, [&] { step(); }, timer);
+inline void describe_step(Record& record, Device device, bool graph) {
   device.synchronize();
   record.device = device.name();
   record.gpu = device.info().name;
@@ -57,6 +31,53 @@ inline Record measure_step(train::Job& job, bool graph, const TimerOptions& time
   record.live_bytes = double(device.allocator().stats().allocated_peak);
   record.build = report::kRevision;
   record.time = report::utc_now();
+}
+
+/// Times a job's step on the batch that it holds.
+inline Record measure_step(train::Job& job, bool graph, const TimerOptions& timer) {
+  const Device device = job.device();
+  train::Step step(job, {.graph = graph});
+  Record record;
+  record.ms = measure(
+      device, [&] { step(); }, timer);
+  describe_step(record, device, graph);
+  return record;
+}
+
+/// The same on several ranks, each with its own micro-batch, or `ranks.each` of them with one together: then
+/// none is timed alone, since one may not have the memory for it. `make(settings)` gives a job that holds a
+/// batch, which is dropped before the next one is made.
+template <class Settings, class Make>
+Record measure_job(const Settings& settings, Device device, bool graph, const TimerOptions& timer,
+                   const StepRanks& ranks, Make&& make) {
+  clear_memory(device);
+  if (!ranks.several()) {
+    const auto job = make(settings);
+    return measure_step(*job, graph, timer);
+  }
+  Record alone, record;
+  if (ranks.each == 1) {
+    const auto job = make(settings);
+    train::Step step(*job, {.graph = graph});
+    time_on_ranks(
+        *ranks.world, device, [&] { step(); }, timer, alone);
+  }
+  clear_memory(device);
+  Settings own = settings;
+  own.accumulate = ranks.size() / ranks.each;
+  own.sharding = ranks.sharding();
+  const auto job = make(own);
+  train::Step step(
+      *job,
+      {.graph = graph, .world = ranks.world, .global_order = ranks.each == 1, .bucket_mb = ranks.bucket_mb});
+  time_on_ranks(
+      *ranks.world, device, [&] { step(); }, timer, record);
+  std::vector<double> exposed;
+  for (int i = 0; i < 5; ++i) step(), exposed.push_back(step.exposed_ms());
+  record.ranks.alone_ms = alone.ms.p50;
+  record.ranks.exposed_ms = percentiles(std::move(exposed)).p50;
+  describe_step(record, device, graph);
+  record.implementation += ", " + ranks.description();
   return record;
 }
 
@@ -72,8 +93,8 @@ inline void add_unusual(Record& record, std::initializer_list<ModelSize> sizes) 
 
 /// Calls measure(precision, graph) for the matrix of precisions and graphs.
 template <class Measure>
-std::vector<Record> matrix(Device device, std::vector<Precision> precisions, std::vector<bool> graphs,
-                           Measure&& measure) {
+std::vector<Record> matrix(Device device, const StepRanks& ranks, std::vector<Precision> precisions,
+                           std::vector<bool> graphs, Measure&& measure) {
   if (precisions.empty()) precisions = {default_precision(device)};
   if (device.is_cpu()) graphs = {false};
   std::vector<Record> records;
@@ -81,9 +102,9 @@ std::vector<Record> matrix(Device device, std::vector<Precision> precisions, std
     const Ceilings& best = ceilings(device, precision);
     for (const bool graph : graphs)
       for (Record& record : measure(precision, graph)) {
-        const auto ranks = record.shape.find("ranks");  // each with a ceiling of its own
-        record.ceiling_share =
-            record.tflops() / best.tflops / (ranks == record.shape.end() ? 1.0 : double(ranks->second));
+        if (ranks.several()) record.shape["ranks"] = ranks.size();
+        record.tokens_per_s *= ranks.size();
+        record.ceiling_share = record.tflops() / best.tflops;
         const bool half = record.dtype == "bf16" || record.dtype == "f16";
         record.does["weights"] = half ? record.dtype + " with f32 masters" : "f32";
         records.push_back(std::move(record));

@@ -53,6 +53,17 @@ void add_bench_of_device(CLI::App& command, Action& action,
 void StepFlags::add_to(CLI::App& command) {
   command.add_option("--precision", precision, kPrecisionsHelp);
   command.add_option("--graph", graph, "on,off: the step as one captured graph (GPU)");
+  command
+      .add_option("--bucket-mb", bucket_mb,
+                  "MiB of gradients that ranks sum at once next to the backward pass; 0: all "
+                  "after it; default: as train has it")
+      ->check(kFinite)
+      ->check(between(0, 65536))
+      ->default_str("");
+  command
+      .add_option("--zero", zero,
+                  "Spread over the ranks: 1: moments and master weights; 2: gradients, too (ZeRO stages)")
+      ->check(whole(0, 2));
   add_device(command, device);
   add_seconds(command, seconds);
   add_json(command, json);
@@ -199,19 +210,21 @@ int bench_step(const StepArgs& args) {
   options.settings = args.tnp.job();
   args.context.set(options.settings);
   options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
-  const dist::World world = join_job(args.step.device);
-  if (world.size() == 1 && options.settings.split.ranks == 1)
-    return args.step.run(options, bench::bench_tnp_step);
-  return world.told([&] {
-    check(world.size() % options.settings.split.ranks == 0, "bench step tnp: --context-parallel ",
-          options.settings.split.ranks, " on ", world.size(), world.size() == 1 ? " rank" : " ranks",
-          ": it must divide the ranks; start a multiple of them: ", "tessera launch -n ",
-          options.settings.split.ranks, " -- bench step tnp ...");
-    options.world = &world;
-    options.device = device_of(args.step.device, world.place());
-    const int code = args.step.run(options, bench::bench_tnp_step, &world);
-    world.host().barrier();
-    return code;
+  const int64_t each = options.settings.split.ranks;
+  if (each > 1 && (args.step.bucket_mb > 0 || args.step.zero > 1))
+    throw UsageError(
+        "--bucket-mb, --zero 2: gradients cannot travel next to a backward pass that makes calls of its own, "
+        "as "
+        "with --context-parallel; leave them out");
+  return args.step.run(options, [each](bench::StepBenchOptions& of_ranks) {
+    bench::StepRanks& ranks = of_ranks.ranks;
+    check(ranks.size() % each == 0, "bench step tnp: --context-parallel ", each, " on ", ranks.size(),
+          ranks.size() == 1 ? " rank" : " ranks",
+          ": it must divide the ranks; start a multiple of them: tessera launch -n ", each,
+          " -- bench step tnp ...");
+    ranks.each = int(each);
+    if (each > 1) ranks.bucket_mb = 0;
+    return bench::bench_tnp_step(of_ranks);
   });
 }
 

@@ -6,7 +6,8 @@
 
 #include "bench/record.h"
 #include "cli/commands.h"
-#include "dist/world.h"
+#include "cli/train_run.h"
+#include "train/trainer.h"
 
 /// What the subcommands of `tessera bench` share.
 
@@ -27,21 +28,27 @@ void add_bench_of_device(CLI::App& command, Action& action,
 /// The flags that the subcommands of `bench step` share.
 struct StepFlags {
   std::string graph = "on,off", precision, device, json;
-  double seconds = 2;
+  double seconds = 2, bucket_mb = -1;
+  int64_t zero = 0;
 
   void add_to(CLI::App& command);
   /// Sets what the flags say and runs `measure`, which returns records.
-  /// With `world` all its ranks measure, each on options.device, and rank 0 publishes.
   template <class Options, class Measure>
-  int run(Options& options, Measure&& measure, const dist::World* world = nullptr) const {
+  int run(Options& options, Measure&& measure) const {
     options.graph = parse_switches(graph, "--graph");
     if (!precision.empty()) options.precisions = parse_precisions(precision, "--precision");
     options.timer.seconds = seconds;
-    if (!world) options.device = device_of(device);
-    const bool leads = !world || world->leads();
-    if (!json.empty() && leads) check_writable(json);
-    std::vector<bench::Record> records = measure(options);
-    if (leads) publish(std::move(records), json);
+    if (!json.empty()) check_writable(json);
+    const dist::World world = join_job(device);
+    world.told([&] {
+      options.device = device_of(device, world.place());
+      options.ranks = {.world = &world,
+                       .bucket_mb = bucket_mb < 0 ? train::usual_bucket_mb(options.device) : bucket_mb,
+                       .zero = zero};
+      std::vector<bench::Record> records = measure(options);
+      if (world.leads()) publish(std::move(records), json);
+      if (world.size() > 1) world.host().barrier();
+    });
     return 0;
   }
 };

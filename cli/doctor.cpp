@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/doctor_links.h"
 #include "io/events.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/torch_file.h"
@@ -72,13 +73,23 @@ std::vector<Part> parts() {
 void add_doctor(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand(
       "doctor", "Show the build, GPUs and libraries, what is missing and how to install it");
-  auto json = std::make_shared<bool>(false);
+  auto json = std::make_shared<bool>(false), links = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Machine-readable");
-  command->callback([&action, json] {
-    action = [json] {
+  command->add_flag("--links", *links,
+                    "What several ranks depend on: links between GPUs, measured, NCCL, limits, variables");
+  command->footer("Example: tessera launch -n 2 -- doctor --links");
+  command->callback([&action, json, links] {
+    action = [json, links] {
+      const nlohmann::json measured = *links ? links_json() : nlohmann::json();
+      if (*links && measured.is_null()) return 0;  // rank 0 says it
+      if (*links && !*json) {
+        fmt::print("{}", links_text(measured));
+        return 0;
+      }
       const std::vector<Part> found = parts();
       if (*json) {
         nlohmann::json out = report::build_facts();
+        if (*links) out["links"] = measured;
         for (const Part& part : found)
           out["parts"].push_back(
               {{"name", part.name}, {"value", part.value}, {"present", part.present}, {"lost", part.cost}});

@@ -27,12 +27,13 @@ std::vector<std::string> command_of(const std::vector<std::string>& words) {
   if (words.empty())
     throw UsageError("launch: what to run is not given; name it after --, such as -- train gpt --text FILE");
   if (words[0].find('/') != std::string::npos) return words;
-  const bool benches = words[0] == "bench" && words.size() > 1 && words[1] == "collective";
-  if (words[0] != "train" && !benches)
+  const bool benches =
+      words[0] == "bench" && words.size() > 1 && (words[1] == "collective" || words[1] == "step");
+  const bool examines = words[0] == "doctor" && std::ranges::find(words, "--links") != words.end();
+  if (words[0] != "train" && !benches && !examines)
     throw UsageError("launch: \"" + words[0] +
-                     "\" does not run on several ranks; expected train, bench collective, or a program of "
-                     "your own with its path, "
-                     "such as ./my_program");
+                     "\" does not run on several ranks; expected train, bench step, bench collective, doctor "
+                     "--links, or a program of your own with its path, such as ./my_program");
   std::vector<std::string> command = words;
   command.insert(command.begin(), own_program());
   return command;

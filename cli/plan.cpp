@@ -6,6 +6,7 @@
 #include "cli/language_flags.h"
 #include "cli/tnp_flags.h"
 #include "plan/plan.h"
+#include "plan/ranks.h"
 #include "runtime/allocator.h"
 
 namespace tessera::cli {
@@ -13,31 +14,86 @@ namespace {
 
 /// What the plans of all models are asked: for how much memory, and on how many ranks.
 struct PlaceFlags {
-  std::string memory;
+  std::string memory, order;
   bool json = false;
-  int64_t ranks = 1, zero = 0;
+  int64_t ranks = 1, zero = 0, accumulate = 0;
+  double bucket_mb = 32, link_gbs = 327, step_ms = 0;
 
   void add_to(CLI::App& command) {
     command.add_option("--memory", memory, "GiB to plan for (default: free on the device now)")
         ->check(kFinite)
         ->check(between(1e-6, 1e6));
-    command.add_option("--ranks", ranks, "Ranks that train together: figures are those of each")
+    command
+        .add_option("--ranks,--gpus", ranks,
+                    "Ranks that train together, one per GPU: figures are those of each")
         ->check(whole(1, int64_t{1} << 20));
-    command.add_option("--zero", zero, "1: moments and masters are spread over the ranks")
-        ->check(whole(0, 1));
+    command
+        .add_option("--zero", zero,
+                    "Spread over the ranks: 1: moments and master weights; 2: gradients, too (ZeRO stages)")
+        ->check(whole(0, 2));
+    command
+        .add_option("--accumulate", accumulate,
+                    "Micro-batches per step, on all ranks together; default: one per rank")
+        ->check(whole(1, int64_t{1} << 30));
+    command.add_option("--order", order, "Order of their sums: global (default on several ranks) or world")
+        ->check(CLI::IsMember({"world", "global"}));
+    command
+        .add_option("--bucket-mb", bucket_mb,
+                    "MiB of gradients that are summed at once next to the backward pass")
+        ->check(kFinite)
+        ->check(between(0, 65536));
+    command
+        .add_option("--link-gbs", link_gbs,
+                    "Bus GB/s of the slowest link (tessera bench collective); default: measured on two H200")
+        ->check(kFinite)
+        ->check(between(1e-3, 1e6));
+    command
+        .add_option(
+            "--step-ms", step_ms,
+            "A step of one rank with its micro-batches (tessera bench step); default: by its FLOPs, at "
+            "the rate of a step measured on an H200")
+        ->check(kFinite)
+        ->check(between(1e-6, 1e9));
     command.add_flag("--json", json, "Machine-readable");
   }
-  /// Of one rank, whose weights and gradients are whole.
-  plan::Memory of(plan::Memory memory) const {
-    if (zero > 0) memory.optimizer /= double(ranks);
-    return memory;
-  }
-  /// That leave each rank per step: sums of gradients, or parts of them and the weights that it updates.
-  double sent(const plan::Memory& memory) const {
-    const double around = double(ranks - 1) / double(ranks);
-    return zero > 0 ? around * (memory.gradients + memory.parameters) : 2 * around * memory.gradients;
+  /// `rate`: of plan::measured_rate. `each`: consecutive ranks that share a micro-batch.
+  plan::RankOptions options(double rate, int64_t each = 1) const {
+    const int64_t groups = ranks / each;
+    if (accumulate % groups != 0)
+      throw UsageError(
+          each == 1 ? fmt::format("--accumulate {}: expected a multiple of --ranks {}", accumulate, ranks)
+                    : fmt::format("--accumulate {}: expected a multiple of {}, the groups of --ranks {} that "
+                                  "share tasks",
+                                  accumulate, groups, ranks));
+    return {.ranks = ranks,
+            .zero = zero,
+            .micro_batches = std::max<int64_t>(1, accumulate / groups),
+            .bucket_mb = each == 1 ? bucket_mb : 0,  // the passes make calls of their own (train/step.h)
+            .global_order = each == 1 && (order.empty() ? ranks > 1 : order == "global"),
+            .bus = link_gbs * 1e9,
+            .compute = step_ms * 1e-3,
+            .rate = rate};
   }
 };
+
+/// Lines about ranks: name and value.
+std::vector<std::pair<std::string, std::string>> rank_lines(const plan::RankPlan& plan) {
+  const auto ms = [](double seconds) { return fmt::format("{:.4g} ms", seconds * 1e3); };
+  return {{"sent by each rank over its link", format_bytes(size_t(plan.sent))},
+          {"communication in a step", ms(plan.communicate)},
+          {"of it exposed", ms(plan.exposed)},
+          {"predicted step", ms(plan.step())},
+          {"of one rank's throughput", fmt::format("{:.1f} %", plan.efficiency * 100)}};
+}
+
+nlohmann::json rank_json(const plan::RankPlan& plan) {
+  return {{"sent", plan.sent},
+          {"compute_ms", plan.compute * 1e3},
+          {"communication_ms", plan.communicate * 1e3},
+          {"exposed_communication_ms", plan.exposed * 1e3},
+          {"step_ms", plan.step() * 1e3},
+          {"efficiency", plan.efficiency}};
+}
 
 struct PlanArgs : PlaceFlags {
   TnpFlags tnp;
@@ -81,6 +137,11 @@ int run_plan(PlanArgs args) {
   if (args.ranks % split.ranks != 0)
     throw UsageError(
         fmt::format("--context-parallel {} does not divide --ranks {}", split.ranks, args.ranks));
+  if (split.ranks > 1 && args.zero > 1)
+    throw UsageError(
+        "--zero 2 with --context-parallel: gradients cannot be spread next to a backward pass that makes "
+        "calls "
+        "of its own; expected --zero 0 or 1");
   job.set_precision(args.tnp.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   nlohmann::json out = {{"memory_bytes", memory}};
@@ -92,12 +153,19 @@ int run_plan(PlanArgs args) {
   models::TnpConfig plain = job.model, checkpointed = job.model;
   plain.checkpoint_every = 0;
   checkpointed.checkpoint_every = std::max<int64_t>(1, job.model.checkpoint_every);
-  const auto a = args.of(plan::count_memory(plain, job.batch, job.context, job.targets, split));
-  const auto b = args.of(plan::count_memory(checkpointed, job.batch, job.context, job.targets, split));
-  const auto attention = [&](const models::TnpConfig& config) {
-    return plan::count_attention_bytes(config, job.batch, job.context, job.targets, split);
-  };
   const auto flops = plan::count_flops(plain, job.batch, job.context, job.targets);
+  const auto attention = [&](const models::TnpConfig& config, int64_t batch) {
+    return plan::count_attention_bytes(config, batch, job.context, job.targets, split);
+  };
+  const auto ranked = [&](const models::TnpConfig& config, int64_t batch, bool recompute) {
+    plan::RankOptions options = args.options(plan::measured_rate(plain), split.ranks);
+    options.within = attention(config, batch);
+    return plan::plan_ranks(plan::count_memory(config, batch, job.context, job.targets, split),
+                            flops.step(recompute) / double(split.ranks), plan::arena_sizes(config), options);
+  };
+  const plan::RankPlan ranks_a = ranked(plain, job.batch, false),
+                       ranks_b = ranked(checkpointed, job.batch, true);
+  const plan::Memory &a = ranks_a.memory, &b = ranks_b.memory;
   fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens a step\n",
                  plan::count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
                  job.batch * (job.context + job.targets));
@@ -109,17 +177,19 @@ int run_plan(PlanArgs args) {
   line("activations kept for backward", a.saved, b.saved);
   line("largest temporaries", a.transient, b.transient);
   line("total", a.total(), b.total());
-  if (args.ranks > 1) line("sent by each rank in a step", args.sent(a), args.sent(b));
-  if (split.ranks > 1) line("  for attention besides", attention(plain), attention(checkpointed));
+  const auto lines_a = rank_lines(ranks_a), lines_b = rank_lines(ranks_b);
+  for (size_t i = 0; args.ranks > 1 && i < lines_a.size(); ++i)
+    fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n", lines_a[i].first, lines_a[i].second,
+                   lines_b[i].second);
+  if (split.ranks > 1)
+    line("sent for attention, of all sent", attention(plain, job.batch), attention(checkpointed, job.batch));
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n",
                  split.ranks > 1 ? fmt::format("FLOP of a step, on {} ranks", split.ranks) : "FLOP of a step",
                  flops.step(false), flops.step(true));
   fmt::format_to(std::back_inserter(text), "    forward: products {:.4g}, attention {:.4g}, heads {:.4g}\n",
                  flops.gemms, flops.attention, flops.heads);
   const auto total = [&](const models::TnpConfig& config) {
-    return [&, config](int64_t batch) {
-      return args.of(plan::count_memory(config, batch, job.context, job.targets, split)).total();
-    };
+    return [&, config](int64_t batch) { return ranked(config, batch, false).memory.total(); };
   };
   const int64_t most_a = largest_batch(memory, total(plain)),
                 most_b = largest_batch(memory, total(checkpointed));
@@ -129,19 +199,19 @@ int run_plan(PlanArgs args) {
     fmt::print("{}", fmt::to_string(text));
     return 0;
   }
-  const auto record = [&](const models::TnpConfig& config, const plan::Memory& plan, int64_t most,
+  const auto record = [&](const models::TnpConfig& config, const plan::RankPlan& plan, int64_t most,
                           bool recompute) {
-    nlohmann::json out = step_json(plan, flops.step(recompute), most);
+    nlohmann::json out = step_json(plan.memory, flops.step(recompute), most);
     out["checkpoint_every"] = config.checkpoint_every;
-    out["sent"] = args.sent(plan);
-    if (split.ranks > 1) out["sent_for_attention"] = attention(config);
+    out.update(rank_json(plan));
+    if (split.ranks > 1) out["sent_for_attention"] = attention(config, job.batch);
     return out;
   };
   out["model"] = "tnp";
   out["precision"] = name_of(job.precision());
   out["parameter_count"] = plan::count_parameters(plain);
-  out["plain"] = record(plain, a, most_a, false);
-  out["checkpointed"] = record(checkpointed, b, most_b, true);
+  out["plain"] = record(plain, ranks_a, most_a, false);
+  out["checkpointed"] = record(checkpointed, ranks_b, most_b, true);
   fmt::print("{}\n", out.dump(2));
   return 0;
 }
@@ -156,19 +226,24 @@ int run_language_plan(const LanguagePlanArgs& args) {
   job.set_precision(args.flags.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   const plan::Forms forms = job.forms();
-  const plan::Memory plan = args.of(plan::count_memory(job.model, job.batch, job.length, forms));
   const plan::Flops flops = plan::count_flops(job.model, job.batch, job.length, forms);
+  const plan::RankOptions options = args.options(plan::measured_rate(job.model));
+  const plan::ArenaSizes sizes = plan::arena_sizes(job.model, forms);
+  const auto ranked = [&](int64_t batch) {
+    return plan::plan_ranks(plan::count_memory(job.model, batch, job.length, forms), flops.step(), sizes,
+                            options);
+  };
+  const plan::RankPlan ranks = ranked(job.batch);
+  const plan::Memory& plan = ranks.memory;
   const int64_t parameters = plan::count_parameters(job.model, forms);
-  const int64_t most = largest_batch(memory, [&](int64_t batch) {
-    return args.of(plan::count_memory(job.model, batch, job.length, forms)).total();
-  });
+  const int64_t most = largest_batch(memory, [&](int64_t batch) { return ranked(batch).memory.total(); });
   if (args.json) {
     nlohmann::json out = step_json(plan, flops.step(), most);
     out["model"] = job.family();
     if (job.factors.factorizes()) out["form"] = job.factors.description();
     if (job.weights24.on()) out["weights24"] = job.weights24.description();
     out["memory_bytes"] = memory;
-    out["sent"] = args.sent(plan);
+    out.update(rank_json(ranks));
     out["precision"] = name_of(job.precision());
     out["parameter_count"] = parameters;
     fmt::print("{}\n", out.dump(2));
@@ -186,7 +261,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
         std::pair("largest temporaries", plan.transient), std::pair("total", plan.total())})
     fmt::print("  {:<34} {:>12}\n", name, format_bytes(size_t(bytes)));
   if (args.ranks > 1)
-    fmt::print("  {:<34} {:>12}\n", "sent by each rank in a step", format_bytes(size_t(args.sent(plan))));
+    for (const auto& [name, value] : rank_lines(ranks)) fmt::print("  {:<34} {:>12}\n", name, value);
   fmt::print("  {:<34} {:>12.4g}\n", "FLOP of a step", flops.step());
   fmt::print("    forward: products {:.4g}, attention {:.4g}, head {:.4g}\n", flops.gemms, flops.attention,
              flops.heads);
@@ -213,7 +288,6 @@ void add_plan(CLI::App& app, Action& action) {
   auto args = std::make_shared<PlanArgs>();
   args->tnp.add_to(*tnp);
   args->PlaceFlags::add_to(*tnp);
-  args->context.add_to(*tnp);
   tnp->callback([&action, args] { action = [args] { return run_plan(*args); }; });
   add_language_plan(*command, action, false);
   add_language_plan(*command, action, true);

@@ -10,6 +10,8 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
@@ -44,20 +46,32 @@ class HostWay : public Lane::Way {
     if (unfinished) communicator_.fail("it ended while its gradients were being summed");
   }
 
-  void post(Lane::Act act, const Tensor& x) override {
+  void post(Lane::Act act, const Tensor& x, const Lane::Target& target) override {
+    Posted posted{std::move(act), x, x.raw()};
+    if (target.tensor.defined())
+      posted.target = target.tensor, posted.begin = target.begin, posted.to = target.tensor.raw();
     {
       const std::lock_guard lock(mutex_);
       if (error_) return;  // nothing is done between a call that failed and join()
-      waiting_.push_back({std::move(act), x, x.raw()});
+      waiting_.push_back(std::move(posted));
     }
     changed_.notify_all();
+  }
+
+  void wait(size_t calls) override {
+    const auto start = std::chrono::steady_clock::now();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return error_ || done_ >= calls; });
+    waited_ += seconds_since(start);
+    if (error_) std::rethrow_exception(error_);
   }
 
   void join() override {
     const auto start = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return waiting_.empty(); });
-    exposed_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    exposed_ = std::exchange(waited_, 0) + seconds_since(start);
+    done_ = 0;
     if (const std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(error);
   }
 
@@ -68,7 +82,14 @@ class HostWay : public Lane::Way {
     Lane::Act act;
     Tensor x;  // keeps the memory
     void* data;
+    Tensor target = {};  // likewise
+    int64_t begin = 0;
+    void* to = nullptr;
   };
+
+  static double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
 
   void serve() {
     std::unique_lock lock(mutex_);
@@ -85,6 +106,7 @@ class HostWay : public Lane::Way {
       }
       lock.lock();
       waiting_.pop_front();
+      done_ += 1;
       if (error) {
         error_ = error;
         waiting_.clear();
@@ -99,7 +121,12 @@ class HostWay : public Lane::Way {
     const Tensor copy = scratch_.slice(0, 0, posted.x.count());
     if (posted.x.count() > 0) std::memcpy(copy.raw(), posted.data, copy.bytes());
     posted.act(communicator_, copy);
-    if (posted.x.count() > 0) std::memcpy(posted.data, copy.raw(), copy.bytes());
+    if (posted.to)
+      std::memcpy(posted.to,
+                  static_cast<const char*>(copy.raw()) + posted.begin * int64_t(size_of(copy.dtype())),
+                  posted.target.bytes());
+    else if (posted.x.count() > 0 && !posted.target.defined())
+      std::memcpy(posted.data, copy.raw(), copy.bytes());
   }
 
   const Communicator communicator_;
@@ -108,7 +135,8 @@ class HostWay : public Lane::Way {
   std::deque<Posted> waiting_;  // the first one may be running
   std::exception_ptr error_;
   bool stop_ = false;
-  double exposed_ = -1e-3;
+  size_t done_ = 0;  // calls since the last join()
+  double waited_ = 0, exposed_ = -1e-3;
   Tensor scratch_;
   std::jthread thread_;  // last: it uses all the others
 };
@@ -124,49 +152,75 @@ class StreamWay : public Lane::Way {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
-    check(cudaEventCreate(&waits_));
-    check(cudaEventCreate(&goes_on_));
   }
   ~StreamWay() override {
-    cudaEventDestroy(waits_);
-    cudaEventDestroy(goes_on_);
+    for (const auto& [from, to] : stops_) cudaEventDestroy(from), cudaEventDestroy(to);
     cudaStreamDestroy(stream_);
   }
 
-  void post(Lane::Act act, const Tensor& x) override {
+  void post(Lane::Act act, const Tensor& x, const Lane::Target& target) override {
+    if (posted_ == done_.size()) done_.emplace_back(device_);
     if (!beside_) {
-      if (!posted_) mark(waits_);
-      posted_ = true;
-      return act(communicator_, x);
+      if (posted_++ == 0) mark(stop(0).first);
+      return run(act, x, target);
     }
-    posted_ = true;
     reached_.record();
     reached_.block(stream_);
-    const StreamScope scope(device_, stream_);
-    act(communicator_, x);
+    {
+      const StreamScope scope(device_, stream_);
+      run(act, x, target);
+    }
+    done_[posted_++].record(stream_);
+  }
+
+  void wait(size_t calls) override {
+    if (!beside_ || calls == 0) return;
+    mark(stop(waits_).first);
+    done_[calls - 1].block(device_.stream());
+    mark(stop(waits_++).second);
   }
 
   void join() override {
-    if (!posted_) return;
-    posted_ = false;
+    if (posted_ == 0) return;
     if (beside_) {
-      mark(waits_);
+      mark(stop(waits_).first);
       reached_.record(stream_);
       reached_.block(device_.stream());
     }
-    mark(goes_on_);
-    joined_ = true;
+    mark(stop(waits_).second);
+    stopped_ = std::exchange(waits_, 0) + 1;
+    posted_ = 0;
   }
 
   double exposed_ms() const override {
-    if (!joined_) return -1;
+    if (stopped_ == 0) return -1;
     device_.synchronize();
-    float elapsed = 0;
-    check(cudaEventElapsedTime(&elapsed, waits_, goes_on_));
-    return elapsed;
+    double sum = 0;
+    for (size_t i = 0; i < stopped_; ++i) {
+      float elapsed = 0;
+      check(cudaEventElapsedTime(&elapsed, stops_[i].first, stops_[i].second));
+      sum += elapsed;
+    }
+    return sum;
   }
 
  private:
+  void run(const Lane::Act& act, const Tensor& x, const Lane::Target& target) const {
+    act(communicator_, x);
+    if (const Tensor& to = target.tensor; to.defined() && to.count() > 0)
+      to.detach().copy_from(x.detach().slice(0, target.begin, target.begin + to.count()));
+  }
+  /// Where the computation may have to wait, from when and until when.
+  using Stop = std::pair<cudaEvent_t, cudaEvent_t>;
+  const Stop& stop(size_t number) {
+    if (number == stops_.size()) {
+      Stop made{};
+      check(cudaEventCreate(&made.first));
+      check(cudaEventCreate(&made.second));
+      stops_.push_back(made);
+    }
+    return stops_[number];
+  }
   /// A point of time on the computation's stream; in a graph, of each of its launches.
   void mark(cudaEvent_t event) const {
     check(cudaEventRecordWithFlags(event, device_.stream(),
@@ -178,8 +232,10 @@ class StreamWay : public Lane::Way {
   const bool beside_;
   Event reached_;
   cudaStream_t stream_ = nullptr;
-  cudaEvent_t waits_ = nullptr, goes_on_ = nullptr;
-  bool posted_ = false, joined_ = false;
+  std::vector<Event> done_;  // by call since the last join()
+  std::vector<Stop> stops_;  // by wait since then; the last one is the join's
+  size_t posted_ = 0, waits_ = 0;
+  size_t stopped_ = 0;  // of the last step
 };
 
 #endif
@@ -193,7 +249,8 @@ std::unique_ptr<Lane::Way> way_of(const Communicator& communicator, [[maybe_unus
 
 }  // namespace
 
-Lane::Lane(const Communicator& communicator, Device device) : way_(way_of(communicator, device)) {}
+Lane::Lane(const Communicator& communicator, Device device)
+    : rank_(communicator.rank()), way_(way_of(communicator, device)) {}
 Lane::~Lane() = default;
 
 namespace {
@@ -205,19 +262,41 @@ void check_packed(const char* call, const Tensor& x) {
 
 }  // namespace
 
+void Lane::post(Act act, const Tensor& x, const Target& target) {
+  way_->post(std::move(act), x, target);
+  posted_ += 1;
+}
+
 void Lane::all_reduce(const Tensor& x) {
   check_packed("all_reduce", x);
-  way_->post([](const Communicator& communicator, const Tensor& own) { communicator.all_reduce(own); }, x);
+  post([](const Communicator& communicator, const Tensor& own) { communicator.all_reduce(own); }, x, {});
 }
 
 void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends) {
   check_packed("reduce_parts", x);
-  way_->post([ends = std::move(ends)](const Communicator& communicator,
-                                      const Tensor& own) { communicator.reduce_parts(own, ends); },
-             x);
+  post([ends = std::move(ends)](const Communicator& communicator,
+                                const Tensor& own) { communicator.reduce_parts(own, ends); },
+       x, {});
+}
+
+void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends, const Tensor& own) {
+  check_packed("reduce_parts", x), check_packed("reduce_parts", own);
+  const int64_t begin = rank_ == 0 ? 0 : ends[size_t(rank_ - 1)];
+  check(own.count() == ends[size_t(rank_)] - begin && own.dtype() == x.dtype(), "reduce_parts to ",
+        describe(own), "; expected ", ends[size_t(rank_)] - begin, " elements of ", x.dtype());
+  own.bump_version();
+  post([ends = std::move(ends)](const Communicator& communicator,
+                                const Tensor& copy) { communicator.reduce_parts(copy, ends); },
+       x, {own, begin});
+}
+
+void Lane::wait(size_t calls) {
+  check(calls <= posted_, "wait: ", calls, " of ", posted_, " calls");
+  way_->wait(calls);
 }
 
 void Lane::join() {
+  posted_ = 0;
   way_->join();
 }
 

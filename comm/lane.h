@@ -28,22 +28,38 @@ class Lane {
   /// the two are not made.
   void all_reduce(const Tensor& x);
   void reduce_parts(const Tensor& x, std::vector<int64_t> ends);
+  /// The same with this rank's part in `own`, which has as many elements; x is undefined then.
+  void reduce_parts(const Tensor& x, std::vector<int64_t> ends, const Tensor& own);
   void join();
-  /// Milliseconds for which the last join() held up the computation: the part of the communication that
-  /// nothing hid. Waits for the device. Negative before the first join().
+  /// Calls since the last join().
+  size_t posted() const { return posted_; }
+  /// What this thread issues from here on begins when the first `calls` of them are done: their tensors may
+  /// be written again.
+  void wait(size_t calls);
+  /// Milliseconds for which the last join(), and wait() before it, held up the computation: the part of the
+  /// communication that nothing hid. Waits for the device. Negative before the first join().
   double exposed_ms() const;
 
   using Act = std::function<void(const Communicator&, const Tensor&)>;
+  /// Where elements of a call's tensor go, from `begin` on, instead of back to it; undefined: they go back.
+  struct Target {
+    Tensor tensor;
+    int64_t begin = 0;
+  };
   /// How the calls are made to run next to.
   class Way {
    public:
     virtual ~Way() = default;
-    virtual void post(Act act, const Tensor& x) = 0;
+    virtual void post(Act act, const Tensor& x, const Target& target) = 0;
+    virtual void wait(size_t calls) = 0;
     virtual void join() = 0;
     virtual double exposed_ms() const = 0;
   };
 
  private:
+  void post(Act act, const Tensor& x, const Target& target);
+  const int rank_;
+  size_t posted_ = 0;
   std::unique_ptr<Way> way_;
 };
 

@@ -1,6 +1,7 @@
 #include "comm/nccl.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -38,9 +39,11 @@ struct Api {
   decltype(&ncclRecv) receive;
   decltype(&ncclAllReduce) all_reduce;
   decltype(&ncclReduce) reduce;
+  decltype(&ncclGetVersion) version;
   std::string lacks;
 
   Api() {
+    ::setenv("NCCL_NVLS_ENABLE", "0", 1);
     void* const library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       lacks = std::string("NCCL cannot be loaded (") + ::dlerror() +
@@ -53,7 +56,7 @@ struct Api {
     load(library, "ncclGetErrorString", error_string), load(library, "ncclGroupStart", group_start);
     load(library, "ncclGroupEnd", group_end), load(library, "ncclSend", send);
     load(library, "ncclRecv", receive), load(library, "ncclAllReduce", all_reduce);
-    load(library, "ncclReduce", reduce);
+    load(library, "ncclReduce", reduce), load(library, "ncclGetVersion", version);
   }
 
   template <class F>
@@ -196,6 +199,13 @@ std::string nccl_lacks() {
   return api().lacks;
 }
 
+std::string nccl_version() {
+  int code = 0;
+  if (!api().lacks.empty() || api().version(&code) != ncclSuccess) return "";
+  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." +
+         std::to_string(code % 100);
+}
+
 Communicator connect_nccl(const Communicator& host, Device device) {
   check(api().lacks.empty(), api().lacks);
   return Communicator(make_host_transport(std::make_shared<NcclLinks>(host, device)));
@@ -206,6 +216,10 @@ Communicator connect_nccl(const Communicator& host, Device device) {
 std::string nccl_lacks() {
   return kCuda ? "this build was made without nccl.h; install libnccl-dev and build again"
                : "this build has no CUDA; build it with a CUDA toolkit";
+}
+
+std::string nccl_version() {
+  return "";
 }
 
 Communicator connect_nccl(const Communicator&, Device) {

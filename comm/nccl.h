@@ -9,6 +9,9 @@ namespace tessera::comm {
 /// Why this process cannot use NCCL, and what to do: "" if it can. The library (libnccl.so.2) is loaded at
 /// run time, so that one program serves machines with and without it; the build needs its header.
 std::string nccl_lacks();
+/// "2.28.9"; "" if it cannot be used. NVLink multicast stays off: NCCL_NVLS_ENABLE=0 is set in this process
+/// before the library is loaded, whichever launcher started it.
+std::string nccl_version();
 
 /// The communicator of the ranks of `host`, each with a GPU of its own: calls are issued to the compute
 /// stream of `device` and may be captured. All ranks call it. `host` carries what they tell each other: the

@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "autograd/before_grad.h"
 #include "autograd/tape.h"
 #include "comm/lane.h"
 #include "ops/pointwise/pointwise.h"
@@ -29,8 +30,10 @@ void check_same_parameters(const optim::Optimizer& optimizer, const World& world
     list << name << ' ' << tensor.dtype() << tensor.shape() << '\n';
   const std::string text = list.str();
   std::ostringstream own;
+  int64_t elements = 0;  // with the pads between them
+  for (const optim::Bucket& bucket : optimizer.buckets(32)) elements += bucket.end - bucket.begin;
   own << optimizer.parameters().size() << " parameters, digest " << std::hash<std::string>()(text) << ", of "
-      << optimizer.gradients().count() << " elements";
+      << elements << " elements";
   const std::vector<std::string> all = world.host().gather_texts(own.str());
   for (size_t r = 1; r < all.size(); ++r)
     check(all[r] == all[0], "data parallel: rank ", r, " has ", all[r], "; rank 0 has ", all[0],
@@ -46,6 +49,7 @@ struct DataParallel::State {
         parameters(optimizer.parameters()),
         buckets(optimizer.buckets(options.bucket_mb)),
         spread(optimizer.sharding().parts > 1),
+        ring(optimizer.ring()),
         factor(options.mean ? 1.0 / data.size() : 1.0),
         bucket_of(parameters.size()) {
     for (size_t i = 0; i < buckets.size(); ++i)
@@ -62,6 +66,9 @@ struct DataParallel::State {
     complete = std::move(function);
     missing.clear();
     for (const optim::Bucket& bucket : buckets) missing.push_back(bucket.parameters.size());
+    came.assign(parameters.size(), false);
+    opened.assign(buckets.size(), false);
+    last_use.assign(optim::GradientRing::kSlots, 0);
     sent = 0;
     overlaps = true;
   }
@@ -69,26 +76,98 @@ struct DataParallel::State {
   void arrived(size_t parameter) {
     if (!overlaps) return;
     size_t& left = missing[bucket_of[parameter]];
-    check(left > 0, "data parallel: the gradient of ", parameters[parameter].name,
+    check(left > 0 && !came[parameter], "data parallel: the gradient of ", parameters[parameter].name,
           " came again after it had been sent; call overlap() only before the last backward pass of a step");
     left -= 1;
+    came[parameter] = true;
     while (sent < buckets.size() && missing[sent] == 0) send();
   }
 
-  void send() {
-    const optim::Bucket& bucket = buckets[sent++];
+  // ---- gradients that are spread ----
+
+  /// The first gradient of a parameter is about to be written.
+  void open(size_t parameter) {
+    const size_t bucket = bucket_of[parameter];
+    const std::string& name = parameters[parameter].name;
+    check(
+        overlaps, "data parallel: the gradient of ", name,
+        " has no memory outside of overlap(): gradients are spread over the ranks (--zero 2); call overlap() "
+        "before every backward pass, or spread the states alone (--zero 1)");
+    check(bucket >= sent, "data parallel: the gradient of ", name,
+          " came again after it had been sent; with gradients that are spread call overlap() before every "
+          "backward pass of a step, and collect() after it");
+    if (opened[bucket]) return;
     const NoTape off;
+    constexpr size_t kSlots = optim::GradientRing::kSlots;
+    if (!ring->keeps(bucket)) {
+      while (bucket >= sent + kSlots && is_complete(sent)) send();
+      if (bucket >= sent + kSlots) {
+        check(
+            !gradients.device().capturing(), "data parallel: the gradient of ", name,
+            " comes earlier in a captured step than in the first one; run steps whose order changes eagerly "
+            "(--graph off), or spread the states alone (--zero 1)");
+        ring->keep(bucket);
+      }
+    }
+    make_room(bucket);
+  }
+
+  /// Whether no further gradient of the bucket will come in this pass: parameters that no entry of the tape
+  /// uses get none.
+  bool is_complete(size_t bucket) const {
+    return std::ranges::all_of(buckets[bucket].parameters, [&](size_t i) {
+      return came[i] || parameters[i].tensor.grad_state()->pending == 0;
+    });
+  }
+
+  void make_room(size_t bucket) {
+    opened[bucket] = true;
+    if (!ring->keeps(bucket)) lane().wait(last_use[ring->slot(bucket)]);
+    if (ring->has_pads(bucket)) ring->memory(bucket).fill(0);
+  }
+
+  void send_spread(size_t number) {
+    if (!opened[number]) make_room(number);
+    if (!ring->has_pads(number))
+      for (const size_t i : buckets[number].parameters)
+        if (!came[i]) ring->view(i).fill(0);
+    lane().reduce_parts(ring->memory(number), ends_of(number), ring->own(number));
+    if (!ring->keeps(number)) last_use[ring->slot(number)] = lane().posted();
+  }
+
+  /// After a pass: its sums have come.
+  void collect() {
+    if (!ring || !overlaps) return;
+    while (sent < buckets.size()) send();
+    lane().join();
+    ring->release();
+    overlaps = false;
+  }
+
+  // ---- all ----
+
+  std::vector<int64_t> ends_of(size_t number) const {
+    std::vector<int64_t> ends;
+    for (const int64_t end : buckets[number].ends) ends.push_back(end - buckets[number].begin);
+    return ends;
+  }
+
+  void send() {
+    const size_t number = sent++;
+    const optim::Bucket& bucket = buckets[number];
+    const NoTape off;
+    if (ring) return send_spread(number);
     if (complete) complete(bucket.begin, bucket.end);
     const Tensor part = gradients.slice(0, bucket.begin, bucket.end);
     if (!spread) return lane().all_reduce(part);
-    std::vector<int64_t> ends;
-    for (const int64_t end : bucket.ends) ends.push_back(end - bucket.begin);
-    lane().reduce_parts(part, std::move(ends));
+    lane().reduce_parts(part, ends_of(number));
   }
 
   /// Of step(): what no backward pass has filled is zero now.
   void finish() {
-    if (!overlaps && !spread && gradients.device().is_cuda()) {
+    if (ring) {
+      collect();
+    } else if (!overlaps && !spread && gradients.device().is_cuda()) {
       data.all_reduce(gradients);
     } else {
       if (!overlaps) sent = 0;
@@ -114,9 +193,13 @@ struct DataParallel::State {
   const std::vector<nn::NamedParameter> parameters;
   const std::vector<optim::Bucket> buckets;
   const bool spread;
+  const std::shared_ptr<optim::GradientRing> ring;  // null unless gradients are spread
   const double factor;
   std::vector<size_t> bucket_of;  // by parameter
   std::vector<size_t> missing;    // by bucket: gradients that have not come
+  std::vector<bool> came;         // by parameter
+  std::vector<bool> opened;       // by bucket of a ring: its memory takes gradients of this pass
+  std::vector<size_t> last_use;   // by slot of a ring: how many calls have to be done before it is free
   size_t sent = 0;                // buckets
   bool listens = false;           // to the parameters' gradients
   bool overlaps = false;
@@ -143,6 +226,11 @@ DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
   if (world.host().largest(changed) != 0) optimizer.sync_masters();
   state_ = std::make_shared<State>(data, optimizer, options);
   optimizer.on_gradients([state = state_](const Tensor&) { state->finish(); });
+  if (!state_->ring) return;
+  for (size_t i = 0; i < state_->parameters.size(); ++i)
+    before_grad(state_->parameters[i].tensor, [state = std::weak_ptr(state_), i] {
+      if (const auto here = state.lock()) here->open(i);
+    });
 }
 
 DataParallel::~DataParallel() = default;
@@ -155,18 +243,34 @@ void DataParallel::overlap(std::function<void(int64_t begin, int64_t end)> compl
       on_grad(state_->parameters[i].tensor, [state = std::weak_ptr(state_), i](const Tensor&) {
         if (const auto here = state.lock()) here->arrived(i);
       });
+  check(!state_->ring || !complete, "data parallel: gradients that are spread are completed after collect()");
+  check(!state_->ring || !state_->overlaps,
+        "data parallel: overlap() again before collect(): gradients are spread over the ranks");
   state_->begin(std::move(complete));
+}
+
+void DataParallel::collect() {
+  if (state_) state_->collect();
+}
+
+std::vector<std::string> DataParallel::kept() const {
+  std::vector<std::string> names;
+  if (!state_ || !state_->ring) return names;
+  for (size_t b = 0; b < state_->buckets.size(); ++b)
+    if (state_->ring->keeps(b))
+      for (const size_t i : state_->buckets[b].parameters) names.push_back(state_->parameters[i].name);
+  return names;
 }
 
 double DataParallel::exposed_ms() const {
   return state_ && state_->lane_made ? state_->lane_made->exposed_ms() : -1;
 }
 
-Share share_of(int micro_batches, int rank, int ranks) {
+Share share_of(int micro_batches, int rank, int ranks, bool in_turn) {
   check(micro_batches >= ranks && micro_batches % ranks == 0, "a step of ", micro_batches,
         " micro-batches on ", ranks, " ranks; expected a multiple of the ranks");
   const int count = micro_batches / ranks;
-  return {rank * count, count};
+  return in_turn ? Share{rank, count, ranks} : Share{rank * count, count};
 }
 
 void GradientTree::add(int index, int count) {

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "dist/world.h"
@@ -50,7 +51,17 @@ class DataParallel {
   /// any, is called for each bucket before it is sent, to finish those elements of gradients().
   ///
   /// A gradient that comes after its bucket was sent, from a further pass, is an error of that pass.
+  ///
+  /// With gradients that are spread (optim::Sharding::gradients) before every backward pass of a step,
+  /// without `complete`.
   void overlap(std::function<void(int64_t begin, int64_t end)> complete = {});
+  /// Of gradients that are spread, after each backward pass of a step but the last one, for which step() does
+  /// it: gradients() is then this rank's part of the sum over the ranks, and the parameters have none. Sums
+  /// of several passes are formed by GradientTree. Does nothing for other gradients.
+  void collect();
+  /// Of gradients that are spread: the parameters whose gradients have memory of their own
+  /// (optim::GradientRing::keep), since they came in another order than that of the arena.
+  std::vector<std::string> kept() const;
   /// Milliseconds of the last step in which only the communication ran; waits for the device. Negative where
   /// it is not known: on one rank, and on a GPU without overlap.
   double exposed_ms() const;
@@ -60,17 +71,21 @@ class DataParallel {
   std::shared_ptr<State> state_;  // null on one rank
 };
 
-/// The micro-batches of a step that are a rank's: `count` of them, from `first` on.
+/// The micro-batches of a step that are a rank's: `count` of them, each `stride` after the one before it.
 struct Share {
-  int first = 0, count = 1;
+  int first = 0, count = 1, stride = 1;
+  int at(int index) const { return first + index * stride; }
 };
-/// Ranks take consecutive micro-batches, equally many. Throws unless the ranks divide `micro_batches`.
-Share share_of(int micro_batches, int rank, int ranks);
+/// Ranks take consecutive micro-batches, equally many; or, `in_turn`, one after the other takes the next one:
+/// the sum over the ranks of their k-th ones, which spread gradients begin with, is then a subtree of
+/// GradientTree's if the ranks are a power of two. Throws unless the ranks divide `micro_batches`.
+Share share_of(int micro_batches, int rank, int ranks, bool in_turn = false);
 
 /// Adds the gradients of micro-batches in the order of a fixed binary tree over all micro-batches of a step,
 /// ((0 + 1) + (2 + 3)) + ..., so that their sum does not depend on how many ranks there are: the sum of a
 /// rank's 2^n micro-batches is a subtree, and all_reduce adds the ranks' sums by the rest of the tree. Holds
-/// log2 of a rank's micro-batches further arenas of gradients.
+/// log2 of a rank's micro-batches further arenas of gradients. With gradients that are spread its leaves are
+/// sums over the ranks, each of micro-batches in turn (share_of), and the arenas are this rank's parts.
 class GradientTree {
  public:
   explicit GradientTree(optim::Optimizer& optimizer) : optimizer_(&optimizer) {}

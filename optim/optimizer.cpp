@@ -32,6 +32,7 @@ struct Optimizer::Spread {
   Tensor own_blocks;  // norm blocks, as bytes on the device
   int64_t own_block_count = 0;
   std::optional<comm::Communicator> ranks;
+  std::shared_ptr<GradientRing> ring;  // if gradients are spread, too
   struct Arena {
     Tensor own;
     PackedRange range;  // of the arena of gradients; of masters everything
@@ -179,11 +180,14 @@ void Optimizer::spread_states(const Sharding& sharding, const std::vector<RuleUs
     spread.owners.push_back(stretch.owner);
   }
   std::vector<NormBlock> own;
-  for (const NormBlock& block : packing.norm_blocks())
-    if (std::ranges::any_of(spread.pieces, [&](const Piece& piece) {
-          return piece.range.first <= block.offset && block.offset < piece.range.first + piece.range.elements;
-        }))
-      own.push_back(block);
+  for (NormBlock block : packing.norm_blocks()) {
+    const auto piece = std::ranges::find_if(spread.pieces, [&](const Piece& p) {
+      return p.range.first <= block.offset && block.offset < p.range.first + p.range.elements;
+    });
+    if (piece == spread.pieces.end()) continue;
+    if (sharding.gradients) block.offset += piece->own_at - piece->range.first;
+    own.push_back(block);
+  }
   spread.own_blocks = Packing::table_on(packing.device(), own);
   spread.own_block_count = int64_t(own.size());
   state_->spread = std::make_shared<Spread>(std::move(spread));
@@ -212,15 +216,23 @@ void Optimizer::make_gradients() {
           "require_grad(tensor, DType::", compute, ")");
   }
   packing.upload();
-  buffers.gradients = packing.make_arena();
+  Spread* const spread = state_->spread.get();
+  const bool spreads = spread && state_->sharding.gradients;
+  if (spreads) {
+    spread->ring = std::make_shared<GradientRing>(std::shared_ptr<const Packing>(state_->buffers, &packing),
+                                                  spread->buckets, state_->sharding.part);
+    buffers.gradients = spread->ring->own();
+  } else {
+    buffers.gradients = packing.make_arena();
+  }
   buffers.masters = packing.make_masters();
-  if (const Spread* const spread = state_->spread.get()) {
+  if (spread) {
     const int64_t own =
         spread->pieces.empty() ? 0 : spread->pieces.back().master_at + spread->pieces.back().masters;
     buffers.masters = Tensor::zeros({own}, compute, packing.device());
   }
   sync_masters();
-  for (size_t i = 0; i < packing.parameters().size(); ++i)
+  for (size_t i = 0; !spreads && i < packing.parameters().size(); ++i)
     set_grad_buffer(packing.parameters()[i].tensor, packing.view(buffers.gradients, i));
   buffers.partials = Tensor::empty({int64_t(packing.norm_blocks().size())}, DType::f64, packing.device());
   state_->status = Tensor::zeros({kStatusSlots}, DType::f64, packing.device());
@@ -269,18 +281,20 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
     rule.args_.rule = int(r);
     rule.counts_ = state_->counts, rule.status_ = state_->status;
     rule.spread_ = spread != nullptr;
+    rule.owns_gradients_ = spread && spread->ring;
     rule.pieces_ = spread ? pieces_of(spread->buckets, packing, state_->sharding.part, rule.range_)
                           : std::vector<Piece>{{.range = rule.range_}};
     for (const size_t i : rule.members_) {
       const auto& [name, tensor] = packing.parameters()[i];
-      rule.parameters_.push_back({.name = name,
-                                  .weight = tensor.detach(),
-                                  .master = !packing.has_master(i) ? tensor.detach()
-                                            : spread               ? Tensor()
-                                                                   : packing.master_view(buffers.masters, i),
-                                  .gradient = packing.view(buffers.gradients, i),
-                                  .lr_scale = packing.places()[i].lr_scale,
-                                  .weight_decay = packing.places()[i].weight_decay});
+      rule.parameters_.push_back(
+          {.name = name,
+           .weight = tensor.detach(),
+           .master = !packing.has_master(i) ? tensor.detach()
+                     : spread               ? Tensor()
+                                            : packing.master_view(buffers.masters, i),
+           .gradient = spread && spread->ring ? Tensor() : packing.view(buffers.gradients, i),
+           .lr_scale = packing.places()[i].lr_scale,
+           .weight_decay = packing.places()[i].weight_decay});
     }
     rule.begin();
     if (rule.restarts_ && !state_->restarts.defined())
@@ -311,11 +325,12 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
 void Optimizer::zero_grad() const {
   for (const nn::NamedParameter& parameter : parameters()) tessera::zero_grad(parameter.tensor);
   state_->complete = false;
+  if (const auto made = ring()) made->forget();
 }
 
 void Optimizer::complete_gradients() const {
   const Buffers& buffers = *state_->buffers;
-  for (size_t i = 0; i < parameters().size(); ++i)
+  for (size_t i = 0; !ring() && i < parameters().size(); ++i)
     if (!grad(parameters()[i].tensor).defined()) buffers.packing.view(buffers.gradients, i).fill(0);
   state_->complete = true;
 }
@@ -398,6 +413,10 @@ std::vector<Bucket> Optimizer::buckets(double bucket_mb) const {
   return state_->spread ? state_->spread->buckets : buckets_of(state_->buffers->packing, bucket_mb);
 }
 
+std::shared_ptr<GradientRing> Optimizer::ring() const {
+  return state_->spread ? state_->spread->ring : nullptr;
+}
+
 void Optimizer::join(const comm::Communicator& ranks) const {
   if (!state_->spread) return;
   const Sharding& own = state_->sharding;
@@ -437,7 +456,7 @@ void Optimizer::sync_masters() const {
 
 size_t Optimizer::bytes() const {
   const Buffers& buffers = *state_->buffers;
-  size_t bytes = buffers.gradients.bytes() + buffers.masters.bytes();
+  size_t bytes = (ring() ? ring()->bytes() : buffers.gradients.bytes()) + buffers.masters.bytes();
   for (const auto& rule : state_->rules) bytes += rule->bytes();
   return bytes;
 }
@@ -522,11 +541,12 @@ void Optimizer::step() {
   Packing& packing = buffers.packing;
   const Device device = packing.device();
   const auto& list = packing.parameters();
-  bool arrived = false;
+  const auto slots = ring();
+  bool arrived = slots && slots->arrived();
   for (size_t i = 0; i < list.size(); ++i) {
     if (grad(list[i].tensor).defined())
       arrived = true;
-    else if (!state_->complete)
+    else if (!state_->complete && !slots)
       packing.view(buffers.gradients, i).fill(0);
   }
   if (const Tensor& scale = state_->scale; scale.defined()) {

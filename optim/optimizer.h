@@ -8,6 +8,7 @@
 
 #include "comm/communicator.h"
 #include "nn/module.h"
+#include "optim/gradient_ring.h"
 #include "optim/loss_scale.h"
 #include "optim/rule.h"
 
@@ -133,6 +134,7 @@ class Optimizer {
   /// How many of skipped() happened at the smallest loss scale: no scale keeps these gradients finite.
   int64_t skipped_at_minimum() const;
   /// The arena of all gradients, [elements with pads]; pads are zero. They are multiplied by the loss scale.
+  /// With Sharding::gradients this rank's parts of the sums alone, after dist::DataParallel::collect().
   const Tensor& gradients() const;
   const std::vector<nn::NamedParameter>& parameters() const;
   /// The name of the rule that updates a parameter, by its index in parameters(); "adamw".
@@ -147,6 +149,8 @@ class Optimizer {
   /// Over how many ranks the states are spread; 1: they are whole. fields() then needs a WholeState
   /// (optim/whole_state.h), and of gradients() a step reads this rank's parts of the buckets alone.
   const Sharding& sharding() const { return state_->sharding; }
+  /// With Sharding::gradients the memory in which backward passes leave them; else null.
+  std::shared_ptr<GradientRing> ring() const;
   MissingGrad missing() const { return state_->missing; }
   /// Those ranks: steps measure the norm, and exchange weights, through their calls. Throws unless they are
   /// as many as Sharding says, in the same order.

@@ -103,9 +103,8 @@ class Rule {
       args.chunk_count = piece.range.chunks;
       args.first_state = piece.range.first - piece.at;
       // Kernels add Place::master, an offset in the arena of all masters.
-      args.masters =
-          reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(args_.masters) -
-                                  uintptr_t(piece.first_master - piece.master_at) * size_of(compute_dtype()));
+      args.masters = before(args_.masters, piece.first_master - piece.master_at);
+      if (owns_gradients_) args.gradients = before(args_.gradients, piece.range.first - piece.own_at);
       update(device(), args, formula);
     }
   }
@@ -134,10 +133,16 @@ class Rule {
     std::string name;
     Tensor tensor;
   };
+  /// So that kernels, which add an offset in the whole arena, find what lies so many elements nearer.
+  void* before(const void* arena, int64_t elements) const {
+    return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(arena) -
+                                   uintptr_t(elements) * size_of(compute_dtype()));
+  }
   const Packing* packing_ = nullptr;
   PackedRange range_;
   std::vector<Piece> pieces_;    // of range_, those that this rank holds
   bool spread_ = false;          // they are not all
+  bool owns_gradients_ = false;  // the arena of gradients has this rank's parts alone
   std::vector<size_t> members_;  // of the packing, in the order of the arenas
   std::vector<RuleParameter> parameters_;
   std::vector<Tensor> memory_;

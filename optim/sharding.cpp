@@ -41,7 +41,7 @@ void cut_buckets(std::vector<Bucket>& buckets, const Packing& packing, int parts
 std::vector<Piece> pieces_of(const std::vector<Bucket>& buckets, const Packing& packing, int part,
                              const PackedRange& range) {
   std::vector<Piece> pieces;
-  int64_t at = 0, master_at = 0;
+  int64_t at = 0, own_at = 0, master_at = 0;
   for (size_t b = buckets.size(); b-- > 0;) {  // buckets begin at the end of the arena
     const std::vector<int64_t>& ends = buckets[b].ends;
     const int64_t first = part == 0 ? buckets[b].begin : ends[size_t(part - 1)], last = ends[size_t(part)];
@@ -51,11 +51,13 @@ std::vector<Piece> pieces_of(const std::vector<Bucket>& buckets, const Packing& 
       const int64_t first_chunk = packing.chunk_from(begin), own_master = packing.masters_before(begin);
       pieces.push_back({.range = {begin, end - begin, first_chunk, packing.chunk_from(end) - first_chunk},
                         .at = at,
+                        .own_at = own_at + begin - first,
                         .master_at = master_at + own_master - first_master,
                         .first_master = own_master,
                         .masters = packing.masters_before(end) - own_master});
       at += end - begin;
     }
+    own_at += last - first;
     master_at += last_master - first_master;
   }
   return pieces;

@@ -7,7 +7,8 @@
 
 /// How an optimizer's states are spread over ranks (Rajbhandari et al., "ZeRO: Memory optimizations toward
 /// training trillion parameter models", arXiv:1910.02054, section 5.1): every rank holds the moments and the
-/// masters of a part of each bucket, updates these, and gets the other weights from the other ranks.
+/// masters of a part of each bucket, updates these, and gets the other weights from the other ranks (stage
+/// 1); of gradients, too, it may hold its parts alone (stage 2, optim/gradient_ring.h).
 
 namespace tessera::optim {
 
@@ -26,6 +27,7 @@ std::vector<Bucket> buckets_of(const Packing& packing, double bucket_mb);
 struct Sharding {
   int part = 0, parts = 1;  // one part: everything is whole
   double bucket_mb = 32;
+  bool gradients = false;  // stage 2: Optimizer::gradients() is this rank's parts of the buckets
 };
 /// Where the parts of each bucket end: equally large ones, but for the ends of norm blocks. Throws if a
 /// weight does not lie in one piece.
@@ -34,7 +36,8 @@ void cut_buckets(std::vector<Bucket>& buckets, const Packing& packing, int parts
 /// Elements of the arena of gradients whose states this rank holds, in the order of the arena.
 struct Piece {
   PackedRange range;
-  int64_t at = 0;  // where they begin in this rank's arenas of states
+  int64_t at = 0;      // where they begin in this rank's arenas of states
+  int64_t own_at = 0;  // and in one of its parts of all buckets, whatever the range
   int64_t master_at = 0, first_master = 0,
           masters =
               0;  // the masters of the range: where in this rank's arena, in the whole one, and how many

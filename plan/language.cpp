@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "plan/ranks.h"
 
 namespace tessera::plan {
 namespace {
@@ -161,6 +162,25 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
           .optimizer = parameters * (size_of(s.dtype) == 2 ? 12 : 8),
           .saved = tokens * (double(s.layers) * block + 2 * d) * element,
           .transient = std::max({head, in_mlp, in_attention}) + made_weight(s, forms) + sparse.transient};
+}
+
+ArenaSizes arena_sizes(const LanguageConfig& config, const Forms& forms) {
+  const Sizes s = sizes_of(config);
+  const double d = double(s.d);
+  ArenaSizes sizes;
+  sizes.elements.push_back(double(s.tables));
+  for (int64_t i = 0; i < s.layers; ++i) {
+    if (!forms.are_dense()) {
+      sizes.elements.push_back(matrices(s, forms).parameters);
+      continue;
+    }
+    for (const double matrix :
+         {double(s.q + 2 * s.kv) * d, d * double(s.q), double(s.up) * d, d * double(s.ff)})
+      sizes.elements.push_back(matrix);
+  }
+  sizes.tied = std::visit([](const auto& c) { return c.tied; }, config);
+  if (!sizes.tied) sizes.elements.push_back(double(s.vocabulary) * d);
+  return sizes;
 }
 
 Generation prefill(const LanguageConfig& config, double weight_bytes, int64_t batch, int64_t prompt) {

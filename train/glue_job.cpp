@@ -16,6 +16,7 @@
 #include "runtime/random_purpose.h"
 #include "train/bert_model.h"
 #include "train/gradient_probe.h"
+#include "train/loader_share.h"
 #include "train/run_folder.h"
 
 namespace tessera::train {
@@ -171,12 +172,10 @@ datasets::LoaderOptions GlueJob::loader_options(Rng& order, const datasets::Load
 }
 
 void GlueJob::divide(const dist::Share& share) {
-  check(set_ != nullptr, "bert: there is nothing to train on; give the job a GlueSet");
   first_ = uint64_t(share.first);
+  if (set_ == nullptr) return;  // batches come by load()
   Rng order(seed_for(RandomPurpose::text_order, settings_.seed));
-  loader_.emplace(set_->train, loader_options(order, {.period = uint64_t(settings_.accumulate),
-                                                      .first = first_,
-                                                      .count = uint64_t(share.count)}));
+  loader_.emplace(set_->train, loader_options(order, loader_share(share, settings_.accumulate)));
 }
 
 /// Whichever rank trains on it.

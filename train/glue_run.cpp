@@ -377,6 +377,16 @@ GlueRecipe::GlueRecipe(const GlueGroup& group, uint64_t seed)
   settings_.seed = seed;
 }
 
+void GlueRecipe::spread(const optim::Sharding& sharding) {
+  const char* const measures = settings_.drop.calibrates()       ? "--dropbp-rates sensitivity"
+                               : settings_.slice.is_auto()       ? "--rows auto"
+                               : settings_.slice.probe_every > 0 ? "--probe-gradient"
+                                                                 : nullptr;
+  check(!sharding.gradients || !measures, "train bert: ", measures ? measures : "",
+        " measures whole gradients, of which each rank has a part alone with --zero 2; use --zero 1");
+  settings_.sharding = sharding;
+}
+
 void GlueRecipe::prepare(const RunFolder&, Device device, bool) {
   job_.emplace(settings_, device, &group_.set());
 }

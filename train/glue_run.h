@@ -98,7 +98,7 @@ class GlueRecipe : public SeedRecipe {
   std::string default_name() const override { return "bert"; }
   /// The group has settled them, also for a seed that begins where others are done.
   void set_ranks(int ranks, const Given& given, bool) override { settings_.set_ranks(ranks, given, true); }
-  void spread(const optim::Sharding& sharding) override { settings_.sharding = sharding; }
+  void spread(const optim::Sharding& sharding) override;
   void prepare(const RunFolder& run, Device device, bool resumed) override;
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }

@@ -10,6 +10,7 @@
 #include "runtime/interrupt.h"
 #include "runtime/random_purpose.h"
 #include "train/language_job.h"
+#include "train/loader_share.h"
 #include "train/step.h"
 
 namespace tessera::train {
@@ -97,11 +98,9 @@ bool LanguageJob::begin(const RunFolder& run) {
 }
 
 void LanguageJob::divide(const dist::Share& share) {
-  check(loader_.has_value(), settings_.family(), ": there is nothing to train on; call set_data()");
+  if (!loader_) return;  // batches come by load()
   Rng order(seed_for(RandomPurpose::sequence_order, settings_.seed));
-  loader_.emplace(data_->train(), loader_options(order, {.period = uint64_t(settings_.accumulate),
-                                                         .first = uint64_t(share.first),
-                                                         .count = uint64_t(share.count)}));
+  loader_.emplace(data_->train(), loader_options(order, loader_share(share, settings_.accumulate)));
 }
 
 void LanguageJob::advance(uint64_t index) {

@@ -14,6 +14,7 @@
 #include "runtime/interrupt.h"
 #include "runtime/random_purpose.h"
 #include "train/bert_model.h"
+#include "train/loader_share.h"
 
 namespace tessera::train {
 
@@ -205,9 +206,7 @@ datasets::Loader<datasets::TokenWindows> MlmJob::loader_of(const dist::Share& sh
                                                           .shuffle = &order,
                                                           .drop_last = true,
                                                           .workers = 1,
-                                                          .share = {.period = uint64_t(settings_.accumulate),
-                                                                    .first = uint64_t(share.first),
-                                                                    .count = uint64_t(share.count)},
+                                                          .share = loader_share(share, settings_.accumulate),
                                                           .device = Device::cpu()});
 }
 

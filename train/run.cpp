@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <optional>
 
@@ -139,18 +140,25 @@ class Run {
   }
 
   void set_ranks(bool resumed) {
-    recipe_.set_ranks(world_ ? world_->size() : 1, request_.given, resumed);
-    if (world_ && options_.zero > 0)
-      recipe_.spread(
-          {.part = world_->rank(),
-           .parts = world_->size(),
-           .bucket_mb = options_.bucket_mb > 0 ? options_.bucket_mb : optim::Sharding().bucket_mb});
+    const int ranks = world_ ? world_->size() : 1;
+    recipe_.set_ranks(ranks, request_.given, resumed);
+    if (ranks == 1 || options_.zero == 0) return;
+    const TrainingSettings& settings = recipe_.training();
+    check(options_.zero < 2 || settings.order == "world" || settings.accumulate == ranks ||
+              std::has_single_bit(unsigned(ranks)),
+          "train: --zero 2 on ", ranks, " ranks with ", settings.accumulate / ranks,
+          " micro-batches each: its sums begin with those over the ranks, which --order global needs to be a "
+          "power of two; use --zero 1, or --order world");
+    recipe_.spread({.part = world_->rank(),
+                    .parts = ranks,
+                    .bucket_mb = options_.bucket_mb > 0 ? options_.bucket_mb : optim::Sharding().bucket_mb,
+                    .gradients = options_.zero > 1});
   }
 
   /// On GPUs only the plain sum after the backward pass has run yet: anything else must be asked for.
   void choose_for_gpu() {
     if (!world_ || !request_.device.is_cuda()) return;
-    if (!request_.given.contains("--bucket-mb")) options_.bucket_mb = 0;
+    if (!request_.given.contains("--bucket-mb")) options_.bucket_mb = usual_bucket_mb(request_.device);
     if (options_.bucket_mb > 0)
       request_.say("  note      --bucket-mb: sums next to the backward pass have not run on a GPU yet\n");
     if (options_.zero > 0) request_.say("  note      --zero: spread states have not run on a GPU yet\n");

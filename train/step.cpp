@@ -1,5 +1,6 @@
 #include "train/step.h"
 
+#include <bit>
 #include <cassert>
 
 #include "autograd/tape.h"
@@ -19,12 +20,12 @@ int ranks_of(const StepOptions& options) {
 }
 
 /// The micro-batches of a rank, which it shares with the others of its group.
-dist::Share own_share(int micro_batches, int ranks_each, const StepOptions& options) {
+dist::Share own_share(int micro_batches, int ranks_each, const StepOptions& options, bool spread) {
   const int ranks = ranks_of(options);
   check(ranks % ranks_each == 0, "train: each micro-batch is computed by ", ranks_each,
         " ranks together, and there ", ranks == 1 ? "is " : "are ", ranks,
         "; expected a multiple, by a launcher such as tessera launch -n ", ranks_each);
-  return dist::share_of(micro_batches, rank_of(options) / ranks_each, ranks / ranks_each);
+  return dist::share_of(micro_batches, rank_of(options) / ranks_each, ranks / ranks_each, spread);
 }
 
 optim::Optimizer& divisible(const Job& job) {
@@ -35,6 +36,12 @@ optim::Optimizer& divisible(const Job& job) {
         "train: several ranks, and sums in the global order, take missing gradients as zero; make the "
         "optimizer with MissingGrad::zero");
   return *optimizer;
+}
+
+/// Whether the ranks hold parts of the gradients alone.
+bool spreads(const Job& job, const StepOptions& options) {
+  const optim::Optimizer* const optimizer = job.trained_by().counted();
+  return ranks_of(options) > 1 && optimizer && optimizer->ring();
 }
 
 /// The sum by the tree of dist::GradientTree.
@@ -51,8 +58,9 @@ Step::Step(Job& job, const StepOptions& options)
       options_(options),
       micro_batches_(job.info().micro_batches),
       ranks_each_(job.info().ranks_per_micro_batch),
-      share_(own_share(micro_batches_, ranks_each_, options)),
-      tree_(options.global_order && micro_batches_ > 1),
+      spreads_(spreads(job, options)),
+      share_(own_share(micro_batches_, ranks_each_, options, spreads_)),
+      tree_(micro_batches_ > 1 && (options.global_order || (spreads_ && share_.count > 1))),
       graph_(options.graph && !options.check_finite && job.device().is_cuda() && job.info().fixed_shapes),
       overlaps_(ranks_of(options) > 1 && options.bucket_mb > 0),
       loss_{Tensor::zeros({}, DType::f32, job.device()), {}},
@@ -61,11 +69,19 @@ Step::Step(Job& job, const StepOptions& options)
       captured_update_(job.device(), [this] { update(); }) {
   check(micro_batches_ >= 1, "train: a step of ", micro_batches_, " micro-batches; expected at least 1");
   check(ranks_each_ == 1 || !options.global_order,
-        "train: sums in the global order are those of any number of ", "ranks, but ", ranks_each_,
+        "train: sums in the global order are those of any number of ranks, but ", ranks_each_,
         " ranks share each micro-batch; leave the order to the world");
-  check(ranks_each_ == 1 || !overlaps_,
-        "train: gradients cannot be summed next to a backward pass that makes ", "calls of its own (",
-        ranks_each_, " ranks share each micro-batch); sum them after it");
+  check(ranks_each_ == 1 || !(overlaps_ || spreads_), "train: gradients cannot be ",
+        spreads_ ? "spread over the ranks (--zero 2)" : "summed",
+        " next to a backward pass that makes calls of its own (", ranks_each_,
+        " ranks share each micro-batch); ",
+        spreads_ ? "spread the optimizer's states alone (--zero 1)" : "sum them after it");
+  check(
+      !spreads_ || !options.global_order || share_.count == 1 ||
+          std::has_single_bit(unsigned(ranks_of(options))),
+      "train: sums of spread gradients in the global order begin with those over the ranks, which must be a "
+      "power of two, or have one micro-batch each; here are ",
+      ranks_of(options), " ranks with ", share_.count, " each");
   if (ranks_of(options) > 1) {
     job.connect(*options.world);
     dist::DataParallelOptions reduction{.mean = false};
@@ -97,12 +113,12 @@ void Step::operator()(const std::function<void(int micro)>& load) {
 void Step::run(const std::function<void(int micro)>& load) {
   // A graph of the last micro-batch has not run as any other before: its first step is eager throughout.
   std::optional<EagerScope> eager;
-  if (graph_ && overlaps_ && share_.count > 1 && !connected_) eager.emplace();
+  if (graph_ && (overlaps_ || spreads_) && share_.count > 1 && !connected_) eager.emplace();
   if (share_.count > 1) loss_.sum.fill(0);
   if (share_.count > 1)
     for (const Logged& penalty : penalties_) penalty.sum.fill(0);
   for (int index = 0; index < share_.count; ++index) {
-    load(share_.first + index);
+    load(share_.at(index));
     last_ = index + 1 == share_.count;
     graph_ ? replay(captured_, ends_with_update()) : body();
     if (tree_) add_to_tree(index);
@@ -121,19 +137,22 @@ void Step::replay(Captured& captured, bool updates) {
 void Step::body() {
   // The last micro-batch is another graph, whose memory the others may use.
   if (CaptureSession* const session = CaptureSession::current())
-    session->add({.key = this, .still_matches = [this, last = last_] { return last == last_; }});
-  if (overlaps_ && last_)
+    session->add({.key = this, .still_matches = [this, last = last_] { return spreads_ || last == last_; }});
+  if (spreads_)
+    reduce_->overlap();
+  else if (overlaps_ && last_)
     reduce_->overlap([this](int64_t begin, int64_t end) {
       if (sums_ && share_.count > 1) sums_->finish(share_.count, begin, end);
     });
   micro_batch();
+  if (spreads_ && share_.count > 1) reduce_->collect();
   if (ends_with_update()) update();
 }
 
 void Step::add_to_tree(int index) {
   loss_.each.at({index}).copy_from(loss_.sum);
   for (const Logged& penalty : penalties_) penalty.each.at({index}).copy_from(penalty.sum);
-  if (share_.count > 1 && !(overlaps_ && last_)) sums_->add(index, share_.count);
+  if (share_.count > 1 && (spreads_ || !(overlaps_ && last_))) sums_->add(index, share_.count);
 }
 
 void Step::micro_batch() {
@@ -194,7 +213,12 @@ double Step::mean_of(const Logged& logged) const {
     options_.world->host().all_gather(own, all);
   else
     all.copy_from(own);
-  return double(sum_in_tree(all.to_vector<float>()));
+  const std::vector<float> by_rank = all.to_vector<float>();
+  if (!spreads_ || !tree_) return double(sum_in_tree(by_rank));
+  std::vector<float> values;  // by micro-batch: the ranks take them in turn
+  for (int k = 0; k < share_.count; ++k)
+    for (int r = 0; r < ranks; ++r) values.push_back(by_rank[size_t(r * share_.count + k)]);
+  return double(sum_in_tree(std::move(values)));
 }
 
 }  // namespace tessera::train

@@ -34,7 +34,8 @@ struct StepOptions {
 /// micro-batches add (but for the very first, which finds nothing), and the update leaves zeros. In the
 /// global order all overwrite, and their sums are formed between them (dist::GradientTree). Where gradients
 /// travel next to the backward pass, the last micro-batch and the update are one graph: branches of a graph
-/// end in it.
+/// end in it. Gradients that are spread over the ranks (optim::Sharding::gradients) travel in every
+/// micro-batch: all of them are one graph, after each of which the rank's parts are added by the tree.
 class Step {
  public:
   explicit Step(Job& job, const StepOptions& options = {});
@@ -58,6 +59,8 @@ class Step {
   double exposed_ms() const { return reduce_ ? reduce_->exposed_ms() : -1; }
   /// Whether steps are captured.
   bool is_captured() const { return graph_; }
+  /// DataParallel::kept(), of the steps so far.
+  std::vector<std::string> kept() const { return reduce_ ? reduce_->kept() : std::vector<std::string>(); }
 
  private:
   void run(const std::function<void(int micro)>& load);
@@ -65,7 +68,7 @@ class Step {
   void micro_batch();
   void update();
   void replay(Captured& captured, bool updates);
-  bool ends_with_update() const { return share_.count == 1 || (overlaps_ && last_); }
+  bool ends_with_update() const { return share_.count == 1 || (overlaps_ && last_ && !spreads_); }
   void add_to_tree(int index);
   /// A number of each micro-batch: their sum, and, where they are added by the tree, they.
   struct Logged {
@@ -78,6 +81,7 @@ class Step {
   const StepOptions options_;
   const int micro_batches_;  // on all ranks
   const int ranks_each_;     // JobInfo::ranks_per_micro_batch
+  const bool spreads_;       // the gradients over the ranks: every pass sends its own
   const dist::Share share_;  // this rank's
   const bool tree_, graph_, overlaps_;
   bool last_ = true;        // the micro-batch in progress, of the share

@@ -111,6 +111,7 @@ class Trainer {
   /// Does all that is due after a step. Returns whether the run ends here.
   bool after_step(int64_t done) {
     Moment now{.done = done, .due = due_after(done, options_, info_)};
+    if (done == first_step_ + 1) say_kept();
     const int signal = agreed(InterruptGuard::signal_received());
     // The last step ends the run anyway, unless its evaluation would delay the end that a signal asks for.
     if (signal != 0 && (!now.due.last || now.due.evaluate)) stop(now, signal);
@@ -127,6 +128,14 @@ class Trainer {
       log_.restart_after_save();
     }
     return now.due.last || now.stop;
+  }
+
+  /// Of gradients that are spread: what the first step found it cannot spread.
+  void say_kept() {
+    std::string names;
+    for (const std::string& name : step_.kept()) names += (names.empty() ? "" : ", ") + name;
+    if (!names.empty() && leads())
+      progress_.say("  zero      gradients that come out of turn are whole on every rank: " + names);
   }
 
   void stop(Moment& now, int signal) {
@@ -305,6 +314,10 @@ class Trainer {
 
 }  // namespace
 
+double usual_bucket_mb(Device device) {
+  return device.is_cuda() ? 0 : TrainerOptions().bucket_mb;
+}
+
 SettingList TrainerOptions::list() {
   SettingList list(Kept::option);
   list.group("Run");
@@ -326,8 +339,10 @@ SettingList TrainerOptions::list() {
            "MiB of gradients that ranks sum at once next to the backward pass; 0: all after it")
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
-  list.add("zero", zero, "Spread over the ranks: 0: nothing; 1: moments and master weights (ZeRO stage 1)")
-      .range(int64_t{0}, int64_t{1})
+  list.add(
+          "zero", zero,
+          "Spread over the ranks: 0: nothing; 1: moments and master weights; 2: gradients, too (ZeRO stages)")
+      .range(int64_t{0}, int64_t{2})
       .absent_means(0);
   list.add("check_finite", check_finite, "Stop at the first NaN or infinity, naming operator and site; slow");
   return list;

@@ -11,6 +11,10 @@
 
 namespace tessera::train {
 
+/// TrainerOptions::bucket_mb of several ranks that are told none: on GPUs, where only the plain sum after the
+/// backward pass has run yet, that.
+double usual_bucket_mb(Device device);
+
 struct TrainerOptions {
   int64_t steps = 1000;       // of the whole run
   int64_t log_every = 10;     // steps between lines of metrics.jsonl; the first and the last are always there
@@ -31,7 +35,9 @@ struct TrainerOptions {
   std::optional<optim::Schedule> schedule = {};
 
   double bucket_mb = 32;  // of several ranks: StepOptions::bucket_mb
-  int64_t zero = 0;  // of several ranks: 1: each holds a part of the optimizer's states (optim::Sharding)
+  /// Of several ranks: 1: each holds a part of the optimizer's states; 2: and of the gradients
+  /// (optim::Sharding).
+  int64_t zero = 0;
 
   /// The ranks that train together; null: this process alone. Rank 0 writes the run's folder, evaluations run
   /// on all ranks; a signal to one rank, or an interrupted evaluation, ends the run on all after the same

@@ -438,6 +438,20 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   EXPECT_EQ(of_four.at("gradients"), record.at("gradients"));
   EXPECT_GT(of_four.at("sent"), 0);
   EXPECT_EQ(record.at("sent"), 0);
+  EXPECT_EQ(record.at("efficiency"), 1);
+  const Outcome all = run(at, "plan gpt --batch 64 --precision bf16 --memory 78 --gpus 128 --zero 2 --json");
+  expect_success(all);
+  const json of_many = json::parse(all.out);
+  EXPECT_LT(of_many.at("gradients"), record.at("gradients"));
+  EXPECT_NEAR(of_many.at("step_ms").get<double>(),
+              of_many.at("compute_ms").get<double>() + of_many.at("exposed_communication_ms").get<double>(),
+              1e-9);
+  EXPECT_LT(of_many.at("efficiency"), 1);
+  expect_success(
+      run(at, "plan gpt --ranks 2 --accumulate 8 --order global --bucket-mb 0 --link-gbs 50 --step-ms 60"));
+  const Outcome odd = run(at, "plan gpt --ranks 2 --accumulate 3");
+  EXPECT_EQ(odd.code, 2);
+  EXPECT_TRUE(holds_all(odd.err, "--accumulate 3|multiple of --ranks 2")) << odd.err;
   const std::string sizes =
       " --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 4 --vocab-size 100";
   for (const char* model : {"gpt", "llama"}) {

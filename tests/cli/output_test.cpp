@@ -164,6 +164,19 @@ TEST(Doctor, AsJsonNamesWhatIsMissingAndWhatInstallsIt) {
   EXPECT_TRUE(holds_all(said(workplace, "doctor"), "[ok]|operators"));
 }
 
+TEST(Doctor, LinksOfThisMachine) {
+  const Workplace workplace;
+  const json found = json::parse(said(workplace, "doctor --links --json")).at("links");
+  ASSERT_EQ(found.at("ranks").size(), 1u);
+  EXPECT_EQ(found.at("multicast"), false);
+  const json& machine = found.at("ranks")[0].at("machine");
+  for (const char* key : {"gpus", "links", "shm", "memlock", "open_files", "nccl"})
+    EXPECT_TRUE(machine.contains(key)) << key;
+  const size_t gpus = machine.at("gpus").size();
+  EXPECT_EQ(machine.at("links").size(), gpus * (gpus - (gpus > 0)));
+  EXPECT_TRUE(holds_all(said(workplace, "doctor --links"), "NCCL|/dev/shm|open files|NVLink multicast: off"));
+}
+
 TEST(Plan, AsJsonAddsUp) {
   const Workplace workplace;
   const json plan = json::parse(said(workplace, "plan tnp --memory 80 --precision bf16 --json"));

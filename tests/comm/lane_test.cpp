@@ -51,6 +51,38 @@ TEST(Lane, PartsOfAnArenaWhileOthersAreWritten) {
   });
 }
 
+TEST(Lane, MemoryIsUsedAgainOnceItsCallIsDone) {
+  run_threads(2, [](Communicator& c) {
+    Lane lane(c, kCpu);
+    const Tensor slot = Tensor::zeros({100}, DType::f32, kCpu),
+                 own = Tensor::zeros({8, 60}, DType::f32, kCpu);
+    const int64_t count = c.rank() == 0 ? 60 : 40;
+    for (int64_t i = 0; i < 8; ++i) {
+      lane.wait(lane.posted());
+      slot.fill(double(i + c.rank()));
+      lane.reduce_parts(slot, {60, 100}, own.select(0, i).slice(0, 0, count));
+      EXPECT_EQ(lane.posted(), size_t(i + 1));
+    }
+    lane.join();
+    EXPECT_EQ(lane.posted(), 0u);
+    for (int64_t i = 0; i < 8; ++i) {
+      EXPECT_EQ(own.at({i, 0}).item(), double(2 * i + 1)) << i;
+      EXPECT_EQ(own.at({i, count - 1}).item(), double(2 * i + 1)) << i;
+    }
+    expect_error([&] { lane.wait(1); }, {"wait: 1 of 0 calls"});
+    expect_error([&] { lane.reduce_parts(slot, {60, 100}, slot); }, {"reduce_parts to", "expected"});
+  });
+}
+
+TEST(Lane, WaitThrowsWhatACallThrew) {
+  run_threads(2, [](Communicator& c) {
+    Lane lane(c, kCpu);
+    lane.all_reduce(Tensor::zeros({3}, DType::i32, kCpu));
+    expect_error([&] { lane.wait(1); }, {"all_reduce", "i32", "cannot be summed"});
+    expect_error([&] { lane.join(); }, {"all_reduce", "i32", "cannot be summed"});
+  });
+}
+
 TEST(Lane, JoinThrowsWhatACallThrew) {
   run_threads(2, [](Communicator& c) {
     Lane lane(c, kCpu);

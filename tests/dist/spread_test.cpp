@@ -16,7 +16,7 @@
 #include "tensor/fields.h"
 #include "tests/errors.h"
 
-// Optimizers whose states are spread over ranks: the same bits, the same files, less memory.
+// Optimizers whose states, and gradients, are spread over ranks: the same bits, the same files, less memory.
 
 namespace tessera::dist {
 namespace {
@@ -65,18 +65,22 @@ optim::Optimizer make(Which which, Net& net, const optim::Sharding& sharding) {
 void step(Net& net, optim::Optimizer& optimizer, DataParallel& reduce, const World& world, int number,
           double value = 1) {
   constexpr int kMicroBatches = 4;
-  const Share share = share_of(kMicroBatches, world.rank(), world.size());
+  const bool in_turn = optimizer.ring() != nullptr;
+  const Share share = share_of(kMicroBatches, world.rank(), world.size(), in_turn);
   GradientTree tree(optimizer);
   optimizer.zero_grad();
   for (int k = 0; k < share.count; ++k) {
     const bool last = k + 1 == share.count && world.size() > 1;
-    if (last)
+    if (in_turn)
+      reduce.overlap();
+    else if (last)
       reduce.overlap([&](int64_t begin, int64_t end) {
         if (share.count > 1) tree.finish(share.count, begin, end);
       });
     Tape tape;
-    tape.backward(ops::scale(net.loss(kMicroBatches * number + share.first + k, value), 1.0 / kMicroBatches));
-    if (share.count > 1 && !last) tree.add(k, share.count);
+    tape.backward(ops::scale(net.loss(kMicroBatches * number + share.at(k), value), 1.0 / kMicroBatches));
+    if (in_turn && share.count > 1) reduce.collect();
+    if (share.count > 1 && (in_turn || !last)) tree.add(k, share.count);
   }
   optimizer.step();
 }
@@ -108,12 +112,14 @@ TEST_P(Spread, HasTheBitsOfOneRank) {
   const Bytes alone = trained(World(), which, dtype, {});
   for (const int ranks : {2, 4})
     for (const double bucket_mb : {1e-6, 0.05, 10.0})
-      comm::run_threads(ranks, [&](comm::Communicator& c) {
-        const Bytes own = trained(World(c, c), which, dtype, {c.rank(), ranks, bucket_mb});
-        ASSERT_GE(own.size(), c.rank() == 0 ? alone.size() : 1u);
-        EXPECT_TRUE(std::equal(own.begin(), own.end(), alone.begin()))
-            << ranks << " ranks, rank " << c.rank() << ", buckets of " << bucket_mb;
-      });
+      for (const bool gradients : {false, true})
+        comm::run_threads(ranks, [&](comm::Communicator& c) {
+          const Bytes own = trained(World(c, c), which, dtype, {c.rank(), ranks, bucket_mb, gradients});
+          ASSERT_GE(own.size(), c.rank() == 0 ? alone.size() : 1u);
+          EXPECT_TRUE(std::equal(own.begin(), own.end(), alone.begin()))
+              << ranks << " ranks, rank " << c.rank() << ", buckets of " << bucket_mb << ", stage "
+              << (gradients ? 2 : 1);
+        });
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, Spread,
@@ -169,16 +175,16 @@ File two_steps(const World& world, const optim::Sharding& sharding, const File& 
   return file;
 }
 
-class SpreadFiles : public ::testing::TestWithParam<bool> {};  // whether states are spread
+class SpreadFiles : public ::testing::TestWithParam<int> {};  // the stage of the first part
 
 TEST_P(SpreadFiles, AreReadByAnyNumberOfRanks) {
-  const bool spread = GetParam();
-  const auto on = [spread](int ranks, const File& from) {
+  const auto on = [](int ranks, const File& from, int stage) {
     if (ranks == 1) return two_steps(World(), {}, from);
     File file;
     comm::run_threads(ranks, [&](comm::Communicator& c) {
       File own =
-          two_steps(World(c, c), spread ? optim::Sharding{c.rank(), ranks, 0.05} : optim::Sharding{}, from);
+          two_steps(World(c, c),
+                    stage > 0 ? optim::Sharding{c.rank(), ranks, 0.05, stage == 2} : optim::Sharding{}, from);
       if (c.rank() == 0) file = std::move(own);
     });
     return file;
@@ -188,22 +194,25 @@ TEST_P(SpreadFiles, AreReadByAnyNumberOfRanks) {
     for (const auto& [name, tensor] : file) append(all, tensor);
     return all;
   };
-  const File half = on(1, {}), end = on(1, half);
+  const File half = on(1, {}, 0), end = on(1, half, 0);
   EXPECT_GT(half.size(), 10u);
+  const int stage = GetParam(), next = (stage + 1) % 3;
   for (const auto& [before, after] : {std::pair(2, 1), {1, 4}, {4, 2}}) {
-    const File file = on(before, {});
+    const File file = on(before, {}, stage);
     EXPECT_TRUE(bytes(file) == bytes(half)) << before << " ranks";
-    EXPECT_TRUE(bytes(on(after, file)) == bytes(end)) << before << " ranks, then " << after;
+    EXPECT_TRUE(bytes(on(after, file, next)) == bytes(end)) << before << " ranks, then " << after;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(States, SpreadFiles, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(Stage, SpreadFiles, ::testing::Values(0, 1, 2));
 
-TEST(SpreadStates, AllSkipAStepThatIsNotFiniteOnOne) {
+class SpreadSkips : public ::testing::TestWithParam<bool> {};  // whether gradients are spread, too
+
+TEST_P(SpreadSkips, AllSkipAStepThatIsNotFiniteOnOne) {
   comm::run_threads(2, [](comm::Communicator& c) {
     const World world(c, c);
     Net net(DType::f32);
-    optim::Optimizer optimizer = make(Which::adamw, net, {c.rank(), 2, 0.05});
+    optim::Optimizer optimizer = make(Which::adamw, net, {c.rank(), 2, 0.05, GetParam()});
     DataParallel reduce(optimizer, world, {.mean = false});
     Bytes before, after;
     for (const auto& parameter : optimizer.parameters()) append(before, parameter.tensor);
@@ -215,6 +224,8 @@ TEST(SpreadStates, AllSkipAStepThatIsNotFiniteOnOne) {
     EXPECT_EQ(optimizer.steps(), 1);
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Gradients, SpreadSkips, ::testing::Bool());
 
 TEST(SpreadStates, WhatCannotBeSpreadIsRefused) {
   Net net(DType::f32);

@@ -75,7 +75,7 @@ RanksEnd trained_on(int ranks, const MakeJob& make, const TrainingSettings& sett
   RanksEnd end;
   std::atomic<int> others = 0;
   const auto train_rank = [&](const dist::World* world, int rank) {
-    const auto job = make(zero > 0 ? optim::Sharding{rank, ranks, 0.001} : optim::Sharding());
+    const auto job = make(zero > 0 ? optim::Sharding{rank, ranks, 0.001, zero > 1} : optim::Sharding());
     const RunFolder run = RunFolder::create(root.path(), "rank-" + std::to_string(rank));
     Progress quiet(Progress::Mode::quiet);
     const TrainResult result = train(*job, run,

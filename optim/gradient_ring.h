@@ -1,0 +1,58 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "optim/sharding.h"
+
+namespace tessera::optim {
+
+/// The memory of gradients that are spread over ranks (ZeRO stage 2, Rajbhandari et al., section 5.2). A
+/// backward pass fills one bucket after the other; each lies in one of a few slots, its sum over the ranks
+/// goes to this rank's part, and the slot takes the next bucket. dist::DataParallel says when.
+///
+/// Buckets that are filled in another order than that of the arena cannot take turns: a token table that is
+/// the LM head's weight, too, gets its first gradient at the beginning of the pass and its last one at the
+/// end. They are kept: they have memory of their own from the first pass on that fills them so.
+class GradientRing {
+ public:
+  /// One bucket is being filled, the one before it travels, and the first gradients of the next one may come
+  /// before the last ones of the first: the order within a block of a model is not quite that of the arena.
+  static constexpr size_t kSlots = 3;
+
+  /// Makes the slots the buffers of the parameters' gradients. `buckets` have ends.
+  GradientRing(std::shared_ptr<const Packing> packing, std::vector<Bucket> buckets, int part);
+
+  /// This rank's parts of all buckets, in the order of the arena.
+  const Tensor& own() const { return own_; }
+  /// This rank's part of a bucket, in own().
+  Tensor own(size_t bucket) const;
+  /// Where the gradients of a bucket lie, [end - begin].
+  Tensor memory(size_t bucket) const;
+  /// A parameter's gradient there.
+  Tensor view(size_t parameter) const;
+  /// Whether elements of the bucket belong to no parameter: they must be zeros when it is summed.
+  bool has_pads(size_t bucket) const { return pads_[bucket]; }
+  size_t slot(size_t bucket) const { return bucket % kSlots; }
+  bool keeps(size_t bucket) const { return kept_[bucket].defined(); }
+  /// Gives the bucket memory of its own; no gradient of it may have arrived since zero_grad().
+  void keep(size_t bucket);
+
+  /// After a pass: the slots hold no gradient of any parameter. Notes whether one had arrived.
+  void release();
+  bool arrived() const { return arrived_; }
+  void forget() { arrived_ = false; }
+  size_t bytes() const;
+
+ private:
+  std::shared_ptr<const Packing> packing_;
+  std::vector<Bucket> buckets_;
+  std::vector<size_t> bucket_of_;  // by parameter
+  std::vector<bool> pads_;
+  std::vector<int64_t> own_at_, own_end_;  // by bucket, in own_
+  std::vector<Tensor> slots_, kept_;       // kept_: by bucket, undefined for those that take turns
+  Tensor own_;
+  bool arrived_ = false;
+};
+
+}  // namespace tessera::optim
