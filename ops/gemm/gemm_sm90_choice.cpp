@@ -161,8 +161,6 @@ std::string describe_problem(const Pair& pair) {
                  pair.first.in);
 }
 
-constexpr const char* kWgmma[] = {"wgmma", nullptr};
-
 constexpr Variant<Pair, void()> kPairVariants[] = {
     {"separate", lacks_nothing<Pair>,
      [](const Pair& pair, const Gpu& gpu) -> Estimate {
@@ -173,7 +171,7 @@ constexpr Variant<Pair, void()> kPairVariants[] = {
        }
        return {alone};
      },
-     nullptr, kGemmVariants},
+     nullptr, kForcedVariants},
     {"pair",
      [](const Pair& pair, const Gpu& gpu) -> Reason {
        if ((pair.first.sums || pair.second.sums) && pair.first.m + pair.first.n > kMostSummedRows - 512)
@@ -188,7 +186,7 @@ constexpr Variant<Pair, void()> kPairVariants[] = {
        const double together = choose_pair(pair.first, gpu).seconds;
        return together > 0 ? Estimate{together} : Estimate::slower();
      },
-     nullptr, kWgmma}};
+     nullptr, kWgmmaVariants}};
 
 }  // namespace
 

@@ -40,7 +40,7 @@ constexpr Variant<Call> kVariants[] = {
        const PassVariant pass("linear", call.x);
        linear_forward(call.y, call.x, call.weight, call.bias, call.residual);
      },
-     kGemmVariants}};
+     kForcedVariants}};
 
 }  // namespace
 
