@@ -56,11 +56,6 @@ void gemm_cpu(const Gemm& gemm);
 ///   narrow         those of gemm_narrow.h, for GEMMs with a narrow side; takes everything
 /// Ends with null.
 inline constexpr const char* kGemmVariants[] = {"cublas", "cublas padded", "wgmma", "narrow", nullptr};
-/// "wgmma scatter" is the variant of dx in sliced backward passes (gemm_scatter.h); all other GEMMs of an
-/// operator for which it is forced run on "wgmma". The names under which tables allow "wgmma", and any.
-inline constexpr const char* kWgmmaVariants[] = {"wgmma", "wgmma scatter", nullptr};
-inline constexpr const char* kForcedVariants[] = {"cublas", "cublas padded", "wgmma",
-                                                  "narrow", "wgmma scatter", nullptr};
 std::vector<std::string> gemm_variants();
 
 /// While it lives, the GEMMs of this thread run on the variant that is forced for operator `op`, if one of

@@ -1,6 +1,7 @@
 #include "ops/gemm/gemm_scatter.h"
 
 #include "ops/gemm/gemm_models_internal.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_names.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "runtime/has_cuda.h"
 #include "tensor/pads.h"
