@@ -257,7 +257,7 @@ void SlicedRows::write_rows(const Tensor& dx, const Tensor& dy_rows, const Tenso
   const Tensor rows = dy_rows.detach(), matrix = weight.detach();
   const RowsProduct product{dx, rows, matrix, indices, accumulate};
   if (dx.device().is_cpu()) return run_separately(product);
-  choose("gemm", kVariants, product, Gpu(dx.device())).launch(product);
+  ops::choose("gemm", kVariants, product, Gpu(dx.device())).launch(product);
 }
 
 }  // namespace tessera::ops

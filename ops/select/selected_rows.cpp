@@ -92,7 +92,7 @@ struct RowNorms {
 };
 
 std::string describe_problem(const RowNorms& problem) {
-  return describe(problem.x);
+  return text_of(describe(problem.x));
 }
 
 void reduce_rows(const RowNorms& problem) {

@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <limits>
 
-#include "ops/linear/linear.h"
-#include "ops/linear/linear_swiglu.h"
 #include "autograd/tape.h"
+#include "ops/linear/linear_swiglu.h"
+#include "runtime/has_cuda.h"
 #include "tensor/random.h"
 #include "tests/ops/framed_gemm.h"
 
@@ -79,8 +81,10 @@ TEST(GemmScatter, BlocksWithoutATileFillMore) {
       EXPECT_EQ(shares.begin(block, 0, 16384), shares.begin(block, 16384));
       EXPECT_EQ(shares.begin(block, FillShares::kWarps, 16384), shares.begin(block + 1, 16384));
       // Rounding moves each end of a range by less than a row.
-      if (block < busy)
-        EXPECT_NEAR(double(of(block)) * FillShares::kIdle, double(of(blocks - 1)), FillShares::kIdle + 1) << block;
+      if (block < busy) {
+        EXPECT_NEAR(double(of(block)) * FillShares::kIdle, double(of(blocks - 1)), FillShares::kIdle + 1)
+            << block;
+      }
     }
   }
 }
