@@ -7,7 +7,7 @@
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm_models_internal.h"
-#include "ops/gemm/gemm_names.h"
+#include "ops/gemm/gemm_names_internal.h"
 #include "ops/gemm/gemm_padding.h"
 #include "ops/gemm/gemm_tf32.h"
 #include "runtime/f32_math.h"

@@ -1,4 +1,4 @@
-#include "ops/gemm/gemm_scatter.h"
+#include "ops/gemm/gemm_scatter_plan.h"
 
 #include "ops/gemm/gemm_models_internal.h"
 #include "runtime/has_cuda.h"

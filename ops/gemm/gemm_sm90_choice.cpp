@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "ops/gemm/gemm_models_internal.h"
-#include "ops/gemm/gemm_names.h"
+#include "ops/gemm/gemm_names_internal.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {

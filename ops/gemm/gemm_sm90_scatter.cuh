@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/gemm/gemm_scatter.h"
+#include "ops/gemm/gemm_scatter_plan.h"
 #include "ops/gemm/gemm_sm90_rows.cuh"
 
 /// A GEMM of N rows whose results are rows of a larger d, with zeros in the other rows: dx of a sliced

@@ -3,6 +3,6 @@
 namespace tessera::ops {
 
 template void gemm_scatter_sm90<bf16>(const Gemm& gemm, const GemmScatter& scatter, const GemmChoice& choice,
-                                     Device device);
+                                      Device device);
 
 }  // namespace tessera::ops

@@ -2,7 +2,7 @@
 
 #include "gpu/global.cuh"
 #include "gpu/reread.cuh"
-#include "ops/gemm/gemm_scatter.h"
+#include "ops/gemm/gemm_scatter_plan.h"
 #include "ops/gemm/gemm_sm90_store.cuh"
 #include "ops/select/entries_below.cuh"
 
@@ -160,9 +160,7 @@ class SumEpilogue {
   }
 
   /// The zeros of the rows that no index names, of this warp's range of d.
-  static __device__ __forceinline__ void beside(const Params& params, int warp)
-    requires kScatter
-  {
+  static __device__ __forceinline__ void beside(const Params& params, int warp) requires kScatter {
     const auto& scatter = params.scatter;
     if (!scatter.fills) return;
     const int lane = int(threadIdx.x) % 32, block = int(blockIdx.x);
@@ -180,8 +178,7 @@ class SumEpilogue {
       const uint32_t named = __reduce_or_sync(0xFFFFFFFFu, bit_of_row(index, first));
       entry += __popc(named);
       for (uint32_t left = rows_to_fill(named, first, end); left != 0; left &= left - 1) {
-        char* const row =
-            static_cast<char*>(params.d) + (first + __ffs(int(left)) - 1) * params.ld * element;
+        char* const row = static_cast<char*>(params.d) + (first + __ffs(int(left)) - 1) * params.ld * element;
         const int64_t packed = bytes & ~int64_t{15};
         for (int64_t at = lane * 16; at < packed; at += 32 * 16)
           *reinterpret_cast<uint4*>(row + at) = uint4{0, 0, 0, 0};

@@ -4,7 +4,7 @@
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm_models_internal.h"
-#include "ops/gemm/gemm_names.h"
+#include "ops/gemm/gemm_names_internal.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"

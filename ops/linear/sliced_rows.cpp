@@ -6,7 +6,7 @@
 
 #include "autograd/backward.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/gemm_scatter.h"
+#include "ops/gemm/gemm_scatter_plan.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/select/select_kernels.h"
 #include "runtime/has_cuda.h"

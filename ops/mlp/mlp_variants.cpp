@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/gemm_names.h"
+#include "ops/gemm/gemm_names_internal.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "runtime/has_cuda.h"
 #include "tensor/pads.h"

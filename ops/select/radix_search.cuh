@@ -1,7 +1,7 @@
 #pragma once
 
 #include "gpu/launch.cuh"
-#include "ops/select/select_cluster.h"
+#include "ops/select/select_cluster_math.h"
 
 /// The search for the bar of a cut (select_math.h) as a radix select: three passes over the values, each of
 /// which counts those that agree with the bar so far by their next 11, 11 and 10 bits, from the top, and one

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <limits>
 
-#include "ops/select/select_cluster.h"
+#include "ops/select/select_cluster_math.h"
 #include "ops/select/select_kernels.h"
 
 namespace tessera::ops {

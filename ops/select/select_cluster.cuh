@@ -1,18 +1,19 @@
 #pragma once
 
 #include "gpu/shared.cuh"
-#include "ops/select/select_cluster.h"
+#include "ops/select/select_cluster_math.h"
 #include "ops/select/select_rows.cuh"
 
-/// A selection by one cluster of up to eight blocks, in one launch. Each block holds the values of its rows in
-/// shared memory: norms are read once (importance: twice, the largest exponent comes first). The search
+/// A selection by one cluster of up to eight blocks, in one launch. Each block holds the values of its rows
+/// in shared memory: norms are read once (importance: twice, the largest exponent comes first). The search
 /// counts digits of 8 bits in shared memory, four passes; after a pass every block adds up the bins of all
-/// blocks, over distributed shared memory, and finds the same digit from the same integers, so nothing is sent
-/// back. Then the blocks exchange how many rows they choose and how much they draw, and write their entries.
+/// blocks, over distributed shared memory, and finds the same digit from the same integers, so nothing is
+/// sent back. Then the blocks exchange how many rows they choose and how much they draw, and write their
+/// entries.
 ///
 /// Bound by latency: seven barriers of the cluster (importance: eight) and the passes over shared memory
-/// between them. The bins are used in turn, so that a block that is ahead clears those that no block reads: it
-/// has passed the barrier after which all had read them.
+/// between them. The bins are used in turn, so that a block that is ahead clears those that no block reads:
+/// it has passed the barrier after which all had read them.
 ///
 /// Norms share exponents, and in a training step most weights are much smaller than the largest, so that most
 /// lanes of a warp have the same digit. The warp adds for the first two different digits together, with
@@ -40,8 +41,8 @@ __device__ __forceinline__ uint32_t word_of_block(const uint32_t* word, uint32_t
   return value;
 }
 
-/// A barrier of the cluster after code in which lanes of a warp may have taken different ways: it is for whole
-/// warps.
+/// A barrier of the cluster after code in which lanes of a warp may have taken different ways: it is for
+/// whole warps.
 __device__ __forceinline__ void sync_cluster() {
   __syncwarp();
   gpu::cluster_sync();
@@ -88,8 +89,7 @@ __device__ __forceinline__ void add_digits(DigitBins& bins, bool counts, uint32_
 /// The counts of a block's values that agree with the bar so far, by their digit of this pass.
 template <bool kWeighted, bool kSkewed>
 __device__ void count_chunk(DigitBins& bins, const uint32_t* values, uint32_t count, int pass, uint32_t bar) {
-  if (threadIdx.x < kDigits)
-    bins.counts[threadIdx.x] = bins.low[threadIdx.x] = bins.high[threadIdx.x] = 0;
+  if (threadIdx.x < kDigits) bins.counts[threadIdx.x] = bins.low[threadIdx.x] = bins.high[threadIdx.x] = 0;
   __syncthreads();
   const uint32_t known = digits_known(pass);
   // Every thread makes the same number of rounds: the votes need whole warps.
@@ -136,8 +136,8 @@ struct ChunkTotal {
   uint32_t chosen, low, high;  // and the two halves of the drawable sum
 
   __device__ __forceinline__ RowTerm of_block(uint32_t rank) const {
-    return {word_of_block(&chosen, rank),
-            word_of_block(&low, rank) | uint64_t(word_of_block(&high, rank)) << 32};
+    return {word_of_block(&chosen, rank), word_of_block(&low, rank) | uint64_t(word_of_block(&high, rank))
+                                                                          << 32};
   }
 };
 

@@ -170,6 +170,5 @@ __device__ __forceinline__ uint32_t count_of(const RowTerm& all, const Cut& cut)
   return min(all.chosen + cut.picks, cut.limit);
 }
 
-
 }  // namespace
 }  // namespace tessera::ops

@@ -1,4 +1,4 @@
-#include "ops/gemm/gemm_scatter.h"
+#include "ops/gemm/gemm_scatter_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -57,8 +57,8 @@ TEST(GemmScatter, EveryRowIsNamedOrFilledOnce) {
           const std::vector<int> zeros = zeros_of(rows, indices, FillShares::of(blocks, items));
           for (int64_t row = 0; row < rows; ++row)
             ASSERT_EQ(zeros[size_t(row)], std::ranges::binary_search(indices, int32_t(row)) ? 0 : 1)
-                << "row " << row << " of " << rows << ", " << count << " + " << padding << " entries, " << blocks
-                << " blocks, " << items << " tiles";
+                << "row " << row << " of " << rows << ", " << count << " + " << padding << " entries, "
+                << blocks << " blocks, " << items << " tiles";
         }
 }
 
@@ -143,8 +143,8 @@ TEST_F(GemmScatterCuda, EveryTileWritesEveryElementOnceAndNoNeighbour) {
                          before = small_numbers({p.rows, p.n}, 3);
             const Tensor product = Tensor::empty({m, p.n}, DType::f32, Device::cpu());
             multiply(product, a, b);
-            std::vector<float> want = accumulate ? before.to_vector<float>()
-                                                 : std::vector<float>(size_t(p.rows * p.n), 0.0f);
+            std::vector<float> want =
+                accumulate ? before.to_vector<float>() : std::vector<float>(size_t(p.rows * p.n), 0.0f);
             const auto rows = product.to_vector<float>();
             for (int64_t i = 0; i < p.count; ++i)
               for (int64_t c = 0; c < p.n; ++c)
@@ -166,8 +166,8 @@ TEST_F(GemmScatterCuda, EveryTileWritesEveryElementOnceAndNoNeighbour) {
 
             SCOPED_TRACE(testing::Message()
                          << "tile " << tile << ", splits " << choice.splits << ", prefix " << prefix << ", "
-                         << p.count << " of " << p.rows << " rows, " << p.n << " x " << p.k << ", " << in << " to "
-                         << out << ", accumulate " << accumulate);
+                         << p.count << " of " << p.rows << " rows, " << p.n << " x " << p.k << ", " << in
+                         << " to " << out << ", accumulate " << accumulate);
             ASSERT_EQ(d.to_vector<float>(), Tensor::from(want, {p.rows, p.n}).to(out).to_vector<float>());
             const auto around = frame_d.to_vector<float>();
             const int64_t width = frame_d.size(-1);
@@ -179,7 +179,8 @@ TEST_F(GemmScatterCuda, EveryTileWritesEveryElementOnceAndNoNeighbour) {
 
 TEST_F(GemmScatterCuda, ShapesOfASlicedLayerRepeatAndAgreeWithPlainLoops) {
   // With the tiles and splits of the model, more than one wave of tiles among them.
-  for (const ScatterCase& p : {ScatterCase{16384, 50, 768, 3072}, {4096, 409, 768, 3072}, {36096, 3609, 768, 200}}) {
+  for (const ScatterCase& p :
+       {ScatterCase{16384, 50, 768, 3072}, {4096, 409, 768, 3072}, {36096, 3609, 768, 200}}) {
     const std::vector<int32_t> indices = spread(p.rows, p.count, 0);
     const Tensor a = small_numbers({p.count, p.k}, 1), b = small_numbers({p.k, p.n}, 2);
     const Tensor product = Tensor::empty({p.count, p.n}, DType::f32, Device::cpu());

@@ -1,4 +1,4 @@
-#include "ops/select/select_cluster.h"
+#include "ops/select/select_cluster_math.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,9 @@
 #include "ops/select/select.h"
 #include "tensor/random.h"
 
-/// Variant "cluster" of selections in plain loops: the same functions in the same order as select_cluster.cuh,
-/// next to the definition of select_cpu.cpp. On a GPU the cases of select compare the kernel.
+/// Variant "cluster" of selections in plain loops: the same functions in the same order as
+/// select_cluster.cuh, next to the definition of select_cpu.cpp. On a GPU the cases of select compare the
+/// kernel.
 
 namespace tessera::ops {
 namespace {
@@ -117,10 +118,10 @@ Entries by_definition(SelectMode mode, const std::vector<float>& values, int32_t
   const Tensor norms = Tensor::from(values, {int64_t(values.size())});
   const SelectionCounts counts{.rows = Tensor::from(std::vector<int32_t>{rows}, {1})};
   Rng rng(kSeed);
-  const Selection chosen =
-      mode == SelectMode::top_norm ? Selection::top_norm(norms, k, counts)
-      : mode == SelectMode::random ? Selection::random(norms.count(), k, rng, Device::cpu(), counts)
-                                   : Selection::importance(norms, k, rng, counts);
+  const Selection chosen = mode == SelectMode::top_norm ? Selection::top_norm(norms, k, counts)
+                           : mode == SelectMode::random
+                               ? Selection::random(norms.count(), k, rng, Device::cpu(), counts)
+                               : Selection::importance(norms, k, rng, counts);
   return {chosen.indices.to_vector<int32_t>(), chosen.scales.to_vector<float>()};
 }
 
@@ -145,8 +146,8 @@ TEST(SelectCluster, ChoosesTheRowsOfTheDefinition) {
           const std::vector<float> norms = norms_of(rows, width, special);
           for (const int64_t valid : {rows, rows * 2 / 3})
             for (const int64_t k : {int64_t{0}, valid / 10, valid}) {
-              SCOPED_TRACE(testing::Message() << name_of(mode) << " " << k << " of " << valid << " of " << rows
-                                              << ", width " << width << ", special " << special);
+              SCOPED_TRACE(testing::Message() << name_of(mode) << " " << k << " of " << valid << " of "
+                                              << rows << ", width " << width << ", special " << special);
               const Entries ours = Cluster(mode, norms, uint32_t(valid), uint32_t(k)).run(),
                             want = by_definition(mode, norms, int32_t(valid), k);
               ASSERT_EQ(ours.indices, want.indices);

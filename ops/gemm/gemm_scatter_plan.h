@@ -6,8 +6,8 @@
 #include "runtime/config.h"
 
 /// Variant "wgmma scatter": a GEMM whose result is some of the rows of a larger matrix, and the zeros of the
-/// other rows next to it, in one launch (gemm_sm90_scatter.cuh). The arithmetic of which block and warp writes
-/// which zeros is here, so that tests on the CPU run it.
+/// other rows next to it, in one launch (gemm_sm90_scatter.cuh). The arithmetic of which block and warp
+/// writes which zeros is here, so that tests on the CPU run it.
 
 namespace tessera::ops {
 
