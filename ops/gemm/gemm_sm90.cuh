@@ -138,8 +138,8 @@ using GemmMaps = GemmMapsOf<1>;
 ///   void begin(const WorkTile&, int row)      before the products: ask for what finish() will need
 ///   void finish(const WorkTile&, int row, float (&sums)[kParts][kN / 2])
 ///   void end()                                   after the last tile
-///   static void beside(const Params&, int warp)  if it has that: by warps 0 ... 2, the three of the producer
-///                                                warpgroup that issue no loads, next to the tiles
+///   static void idle_warp(const Params&, int w)  optional: next to the tiles, by the three warps (w = 0 ... 2)
+///                                                of the producer warpgroup that issue no loads
 /// `row` is the warpgroup's first row in the tile; sums lie as gpu/wgmma.cuh says, 64 rows a part. Rows and
 /// columns past the edge hold zeros. Its barriers among the warpgroup's threads are sync_named(1 + group,
 /// 128).
@@ -296,8 +296,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1);
       }
     }
-    if constexpr (requires { Epilogue::beside(params, 0); }) {
-      if (threadIdx.x >= 32) Epilogue::beside(params, gpu::uniform(int(threadIdx.x) / 32) - 1);
+    if constexpr (requires { Epilogue::idle_warp(params, 0); }) {
+      if (threadIdx.x >= 32) Epilogue::idle_warp(params, gpu::uniform(int(threadIdx.x) / 32) - 1);
     }
     __syncwarp();
   } else {

@@ -160,7 +160,7 @@ class SumEpilogue {
   }
 
   /// The zeros of the rows that no index names, of this warp's range of d.
-  static __device__ __forceinline__ void beside(const Params& params, int warp) requires kScatter {
+  static __device__ __forceinline__ void idle_warp(const Params& params, int warp) requires kScatter {
     const auto& scatter = params.scatter;
     if (!scatter.fills) return;
     const int lane = int(threadIdx.x) % 32, block = int(blockIdx.x);
