@@ -138,7 +138,8 @@ using GemmMaps = GemmMapsOf<1>;
 ///   void begin(const WorkTile&, int row)      before the products: ask for what finish() will need
 ///   void finish(const WorkTile&, int row, float (&sums)[kParts][kN / 2])
 ///   void end()                                   after the last tile
-///   static void idle_warp(const Params&, int w)  optional: next to the tiles, by the three warps (w = 0 ... 2)
+///   static void idle_warp(const Params&, int w)  optional: next to the tiles, by the three warps (w = 0 ...
+///   2)
 ///                                                of the producer warpgroup that issue no loads
 /// `row` is the warpgroup's first row in the tile; sums lie as gpu/wgmma.cuh says, 64 rows a part. Rows and
 /// columns past the edge hold zeros. Its barriers among the warpgroup's threads are sync_named(1 + group,

@@ -251,6 +251,11 @@ constexpr Variant<RowsProduct> kVariants[] = {
 
 }  // namespace
 
+std::string_view sliced_dx_variant(const Tensor& dx, const Tensor& dy_rows, const Tensor& weight,
+                                   const Tensor& indices, const Gpu& gpu) {
+  return choose("gemm", kVariants, RowsProduct{dx, dy_rows, weight, indices, false}, gpu).name;
+}
+
 void SlicedRows::write_rows(const Tensor& dx, const Tensor& dy_rows, const Tensor& weight,
                             bool accumulate) const {
   const Tensor indices = is_prefix_ ? Tensor() : selection_.indices;

@@ -33,6 +33,8 @@ Selection run_selection(SelectMode mode, const Tensor& norms, int64_t rows, int6
 void row_norms_cuda(const Tensor& norms, const Tensor& x);
 /// "reduce", the reduction of ops/reduce, and "warp".
 std::vector<std::string> row_norms_variants();
+/// What row_norms chooses on a GPU; x is not empty.
+std::string_view row_norms_variant(const Tensor& x, const Gpu& gpu);
 
 /// y[n] = x[indices[n]] (times scales[n] if defined), 0 for an index outside x.
 void gather_selected_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales);

@@ -131,6 +131,10 @@ std::vector<std::string> row_norms_variants() {
   return names_of(kNormVariants);
 }
 
+std::string_view row_norms_variant(const Tensor& x, const Gpu& gpu) {
+  return ops::choose("row_norms", kNormVariants, RowNorms{x, x}, gpu).name;
+}
+
 Tensor row_norms(const Tensor& x) {
   check(x.defined(), "row_norms: x is undefined");
   check(x.rank() >= 1 && is_floating(x.dtype()) && x.dtype() != DType::f8e4m3, "row_norms: x is ",
