@@ -440,7 +440,7 @@ constexpr Variant<GemmOnGpu, void()> kTermsVariants[] = {
        return std::isinf(estimate.compared) ? estimate : Estimate::preferred();
      },
      nullptr, kWgmmaVariants},
-    {"copied", lacks_nothing<GemmOnGpu>, is_otherwise<GemmOnGpu>, nullptr, kGemmVariants}};
+    {"copied", lacks_nothing<GemmOnGpu>, is_otherwise<GemmOnGpu>, nullptr, kForcedVariants}};
 
 /// The sum by variant "wgmma"; false, and nothing done, where that cannot or does not pay.
 bool multiply_terms(const Sum& sum, bool accumulate) {
