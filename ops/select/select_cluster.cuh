@@ -11,7 +11,7 @@
 /// sent back. Then the blocks exchange how many rows they choose and how much they draw, and write their
 /// entries.
 ///
-/// Bound by latency: seven barriers of the cluster (importance: eight) and the passes over shared memory
+/// Bound by latency: six barriers of the cluster (importance: seven) and the passes over shared memory
 /// between them. The bins are used in turn, so that a block that is ahead clears those that no block reads:
 /// it has passed the barrier after which all had read them.
 ///
