@@ -7,6 +7,7 @@
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm_models_internal.h"
+#include "ops/gemm/gemm_names_internal.h"
 #include "ops/gemm/gemm_padding.h"
 #include "ops/gemm/gemm_tf32.h"
 #include "runtime/f32_math.h"
@@ -236,9 +237,9 @@ std::vector<std::string> gemm_variants() {
 
 PassVariant::PassVariant(const char* op, const Tensor& x) {
   const std::string* const forced = ForceVariant::forced(op);
-  if (!forced || !variant_internal::has_part(kGemmVariants, *forced)) return;
-  check(*forced != "wgmma" || !x.device().is_cuda() || is_half(x.dtype()), op,
-        ": variant wgmma needs bf16 or f16, not ", describe(x));
+  if (!forced || !variant_internal::has_part(kForcedVariants, *forced)) return;
+  check(!forced->starts_with("wgmma") || !x.device().is_cuda() || is_half(x.dtype()), op, ": variant ",
+        *forced, " needs bf16 or f16, not ", describe(x));
   force_.emplace("gemm", *forced);
 }
 
@@ -303,7 +304,7 @@ constexpr const char* kPadded[] = {"cublas padded", nullptr};
 /// How a GEMM runs on a GPU. What cuBLASLt is given is chosen in a second table, in gemm_padding.cpp.
 constexpr Variant<GemmOnGpu, bool(Multiplication&)> kVariants[] = {
     {"wgmma", [](const GemmOnGpu& g, const Gpu& gpu) -> Reason { return gemm_sm90_lacks(g.gemm(), gpu); },
-     [](const GemmOnGpu& g, const Gpu&) { return g.wgmma_estimate(); }, run_wgmma},
+     [](const GemmOnGpu& g, const Gpu&) { return g.wgmma_estimate(); }, run_wgmma, kWgmmaVariants},
     {"cublas", lacks_nothing<GemmOnGpu>, [](const GemmOnGpu& g, const Gpu&) { return g.cublas_estimate(); },
      run_cublas, kPadded},
     {"narrow", [](const GemmOnGpu& g, const Gpu&) -> Reason { return gemm_narrow_lacks(g.gemm()); },
@@ -438,13 +439,13 @@ constexpr Variant<GemmOnGpu, void()> kTermsVariants[] = {
        const Estimate estimate = g.wgmma_estimate();
        return std::isinf(estimate.compared) ? estimate : Estimate::preferred();
      },
-     nullptr},
-    {"copied", lacks_nothing<GemmOnGpu>, is_otherwise<GemmOnGpu>, nullptr, kGemmVariants}};
+     nullptr, kWgmmaVariants},
+    {"copied", lacks_nothing<GemmOnGpu>, is_otherwise<GemmOnGpu>, nullptr, kForcedVariants}};
 
 /// The sum by variant "wgmma"; false, and nothing done, where that cannot or does not pay.
 bool multiply_terms(const Sum& sum, bool accumulate) {
   const std::string* const forced = ForceVariant::forced("gemm");
-  if (forced && *forced != "wgmma") return false;
+  if (forced && !forced->starts_with("wgmma")) return false;
   const Shape of_a{sum.terms, sum.a.size(-2), sum.a.size(-1)},
       of_b{sum.terms, sum.b.size(-2), sum.b.size(-1)};
   if (!sum.a.can_reshape(of_a) || !sum.b.can_reshape(of_b)) return false;

@@ -138,6 +138,9 @@ using GemmMaps = GemmMapsOf<1>;
 ///   void begin(const WorkTile&, int row)      before the products: ask for what finish() will need
 ///   void finish(const WorkTile&, int row, float (&sums)[kParts][kN / 2])
 ///   void end()                                   after the last tile
+///   static void idle_warp(const Params&, int w)  optional: next to the tiles, by the three warps (w = 0 ...
+///   2)
+///                                                of the producer warpgroup that issue no loads
 /// `row` is the warpgroup's first row in the tile; sums lie as gpu/wgmma.cuh says, 64 rows a part. Rows and
 /// columns past the edge hold zeros. Its barriers among the warpgroup's threads are sync_named(1 + group,
 /// 128).
@@ -294,6 +297,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1);
       }
     }
+    if constexpr (requires { Epilogue::idle_warp(params, 0); }) {
+      if (threadIdx.x >= 32) Epilogue::idle_warp(params, gpu::uniform(int(threadIdx.x) / 32) - 1);
+    }
     __syncwarp();
   } else {
     gpu::warpgroup_reg_alloc<Tile::kMany ? 240 : 232>();
@@ -382,11 +388,17 @@ GemmPlan gemm_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, i
   return plan;
 }
 
+/// How many clusters run the plan; `all`: also those that find no tile.
+template <class Tile>
+int gemm_clusters(const GemmPlan& plan, Device device, bool all = false) {
+  const int slots = device.multiprocessors() / Tile::kCluster, whole = slots - slots % plan.splits;
+  return all ? whole : std::min(plan.items, whole);
+}
+
 template <class Tile, class Epilogue, int kProblems>
 void launch_gemm(Device device, const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
-                 const typename Epilogue::Params& params) {
-  const int slots = device.multiprocessors() / Tile::kCluster;
-  const int clusters = std::min(plan.items, slots - slots % plan.splits);
+                 const typename Epilogue::Params& params, bool all = false) {
+  const int clusters = gemm_clusters<Tile>(plan, device, all);
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * Tile::kCluster)),
                .block = dim3(Tile::kThreads),

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "ops/gemm/gemm_models_internal.h"
+#include "ops/gemm/gemm_names_internal.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {
@@ -161,8 +162,6 @@ std::string describe_problem(const Pair& pair) {
                  pair.first.in);
 }
 
-constexpr const char* kWgmma[] = {"wgmma", nullptr};
-
 constexpr Variant<Pair, void()> kPairVariants[] = {
     {"separate", lacks_nothing<Pair>,
      [](const Pair& pair, const Gpu& gpu) -> Estimate {
@@ -173,7 +172,7 @@ constexpr Variant<Pair, void()> kPairVariants[] = {
        }
        return {alone};
      },
-     nullptr, kGemmVariants},
+     nullptr, kForcedVariants},
     {"pair",
      [](const Pair& pair, const Gpu& gpu) -> Reason {
        if ((pair.first.sums || pair.second.sums) && pair.first.m + pair.first.n > kMostSummedRows - 512)
@@ -188,7 +187,7 @@ constexpr Variant<Pair, void()> kPairVariants[] = {
        const double together = choose_pair(pair.first, gpu).seconds;
        return together > 0 ? Estimate{together} : Estimate::slower();
      },
-     nullptr, kWgmma}};
+     nullptr, kWgmmaVariants}};
 
 }  // namespace
 

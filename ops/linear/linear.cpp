@@ -4,6 +4,7 @@
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm_models_internal.h"
+#include "ops/gemm/gemm_names_internal.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"
@@ -40,7 +41,7 @@ constexpr Variant<Call> kVariants[] = {
        const PassVariant pass("linear", call.x);
        linear_forward(call.y, call.x, call.weight, call.bias, call.residual);
      },
-     kGemmVariants}};
+     kForcedVariants}};
 
 }  // namespace
 

@@ -20,7 +20,8 @@ std::vector<OpSpec> linear_specs() {
   spec.tolerance_factor_f32 = 8;
   spec.variants = gemm_variants();
   spec.variants.push_back("gemv");
-  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}};
+  spec.variants.push_back("wgmma scatter");
+  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason =
       "cuBLASLt adds the products of one output in a single f32 chain; the CPU adds in blocks, whose error "
       "grows with the square root of a block";

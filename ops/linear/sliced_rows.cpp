@@ -6,6 +6,7 @@
 
 #include "autograd/backward.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_scatter_plan.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/select/select_kernels.h"
 #include "runtime/has_cuda.h"
@@ -172,28 +173,96 @@ void SlicedRows::give_input_gradient(Backward& entry, int input, const Shape& sh
   entry.written(input, target);
 }
 
-void SlicedRows::write_rows(const Tensor& dx, const Tensor& dy_rows, const Tensor& weight,
-                            bool accumulate) const {
-  if (is_prefix_) {
-    multiply(dx.slice(0, 0, count_), dy_rows, weight, {.accumulate = accumulate});
-    if (!accumulate) dx.slice(0, count_, rows_).fill(0);
+namespace {
+
+/// The rows that `indices` names (undefined: the first ones) of dx [M, in] = or += dy_rows weight; where they
+/// are not added to, the other rows become 0.
+struct RowsProduct {
+  const Tensor &dx, &dy_rows, &weight, &indices;
+  bool accumulate;
+
+  Gemm gemm() const {
+    Gemm g{.m = dy_rows.size(0),
+           .n = dx.size(1),
+           .k = dy_rows.size(1),
+           .in = dy_rows.dtype(),
+           .out = dx.dtype(),
+           .beta = accumulate ? 1.0 : 0.0};
+    g.a = dy_rows.raw(), g.b = weight.raw(), g.d = dx.raw();
+    g.lda = dy_rows.layout().stride(0), g.ldb = weight.layout().stride(0), g.ldd = dx.layout().stride(0);
+    return g;
+  }
+};
+
+std::string describe_problem(const RowsProduct& product) {
+  return text_of("dx ", describe(product.dx), " of the rows ", describe(product.dy_rows), " and weight ",
+                 describe(product.weight));
+}
+
+Reason scatter_lacks(const RowsProduct& product, const Gpu& gpu) {
+  if (gpu.major != 9) return "a GPU of compute capability 9.0";
+  if (product.dx.count() == 0 || product.dy_rows.count() == 0) return "operands that are not empty";
+  if (product.dx.size(0) > int64_t{1} << 30) return "at most 2^30 rows";
+  for (const Tensor* x : {&product.dx, &product.dy_rows, &product.weight})
+    if (x->layout().stride(1) != 1 || x->layout().stride(0) < x->size(1)) return "matrices with dense rows";
+  return gemm_scatter_lacks(product.gemm(), gpu);
+}
+
+void run_scatter(const RowsProduct& product) {
+  const GemmScatter scatter{product.indices.defined() ? product.indices.data<int32_t>() : nullptr,
+                            product.dx.size(0)};
+  gemm_scatter(product.gemm(), scatter, product.dx.device());
+}
+
+/// The GEMM of the rows, and what moves them to their places and fills the others.
+void run_separately(const RowsProduct& product) {
+  const Tensor &dx = product.dx, &dy_rows = product.dy_rows, &indices = product.indices;
+  const int64_t count = dy_rows.size(0);
+  if (!indices.defined()) {
+    multiply(dx.slice(0, 0, count), dy_rows, product.weight, {.accumulate = product.accumulate});
+    if (!product.accumulate) dx.slice(0, count, dx.size(0)).fill(0);
     return;
   }
-  const DType dtype = accumulate ? sum_dtype(dx.dtype()) : dx.dtype();
-  const Tensor rows = Tensor::empty({dy_rows.size(0), dx.size(1)}, dtype, dx.device());
-  multiply(rows, dy_rows, weight);
+  const DType dtype = product.accumulate ? sum_dtype(dx.dtype()) : dx.dtype();
+  const Tensor rows = Tensor::empty({count, dx.size(1)}, dtype, dx.device());
+  multiply(rows, dy_rows, product.weight);
   if (dx.count() == 0) return;
   if (dx.device().is_cpu()) {
-    if (accumulate)
-      add_selected_cpu(dx, rows, selection_.indices);
+    if (product.accumulate)
+      add_selected_cpu(dx, rows, indices);
     else
-      scatter_selected_cpu(dx, rows, selection_.indices, {});
+      scatter_selected_cpu(dx, rows, indices, {});
   } else if constexpr (kCuda) {
-    if (accumulate)
-      add_selected_cuda(dx, rows, selection_.indices);
+    if (product.accumulate)
+      add_selected_cuda(dx, rows, indices);
     else
-      scatter_selected_cuda(dx, rows, selection_.indices, {});
+      scatter_selected_cuda(dx, rows, indices, {});
   }
+}
+
+constexpr const char* kScatter[] = {"wgmma scatter", nullptr};
+
+/// How dx gets its rows on a GPU.
+constexpr Variant<RowsProduct> kVariants[] = {
+    {"separate", lacks_nothing<RowsProduct>, is_preferred<RowsProduct>, run_separately, kGemmVariants},
+    // Not measured yet, so it runs where it is forced alone.
+    {"scatter", scatter_lacks, [](const RowsProduct&, const Gpu&) { return Estimate::slower(); }, run_scatter,
+     kScatter}};
+
+}  // namespace
+
+std::string_view sliced_dx_variant(const Tensor& dx, const Tensor& dy_rows, const Tensor& weight,
+                                   const Tensor& indices, const Gpu& gpu) {
+  return choose("gemm", kVariants, RowsProduct{dx, dy_rows, weight, indices, false}, gpu).name;
+}
+
+void SlicedRows::write_rows(const Tensor& dx, const Tensor& dy_rows, const Tensor& weight,
+                            bool accumulate) const {
+  const Tensor indices = is_prefix_ ? Tensor() : selection_.indices;
+  const Tensor rows = dy_rows.detach(), matrix = weight.detach();
+  const RowsProduct product{dx, rows, matrix, indices, accumulate};
+  if (dx.device().is_cpu()) return run_separately(product);
+  ops::choose("gemm", kVariants, product, Gpu(dx.device())).launch(product);
 }
 
 }  // namespace tessera::ops

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/linear/slice.h"
+#include "ops/variant.h"
 
 /// The rows of one call of a sliced operator, from its forward pass to its backward pass. Shared by linear,
 /// mlp and linear_swiglu.
@@ -10,6 +11,11 @@ class Backward;  // autograd/backward.h
 }  // namespace tessera
 
 namespace tessera::ops {
+
+/// How a GPU computes the rows `indices` (undefined: the first ones) of dx [M, in], of dy_rows [N, out] and
+/// weight: "separate" or "scatter".
+std::string_view sliced_dx_variant(const Tensor& dx, const Tensor& dy_rows, const Tensor& weight,
+                                   const Tensor& indices, const Gpu& gpu);
 
 class SlicedRows {
  public:

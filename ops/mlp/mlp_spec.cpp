@@ -24,7 +24,8 @@ std::vector<OpSpec> mlp_specs() {
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.variants = gemm_variants();
-  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}};
+  spec.variants.push_back("wgmma scatter");
+  spec.variant_dtypes = {{}, {}, {DType::bf16, DType::f16}, {}, {DType::bf16, DType::f16}};
   spec.tolerance_reason = "as linear: one long f32 chain on the GPU, blocks on the CPU";
   spec.cpu_extra_ulp = 2;
   spec.cpu_extra_reason =

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_names_internal.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "runtime/has_cuda.h"
 #include "tensor/pads.h"
@@ -43,13 +44,11 @@ Reason epilogue_lacks(const Fused& fused, const Gpu& gpu) {
   return {};
 }
 
-constexpr const char* kWgmma[] = {"wgmma", nullptr};
-
 /// The activation in the GEMM's epilogue, or as a kernel of its own. Forced by the name of the GEMM's
 /// variant.
 constexpr Variant<Fused, void()> kVariants[] = {
-    {"epilogue", epilogue_lacks, is_preferred<Fused>, nullptr, kWgmma},
-    {"separate", lacks_nothing<Fused>, is_otherwise<Fused>, nullptr, kGemmVariants}};
+    {"epilogue", epilogue_lacks, is_preferred<Fused>, nullptr, kWgmmaVariants},
+    {"separate", lacks_nothing<Fused>, is_otherwise<Fused>, nullptr, kForcedVariants}};
 
 bool fuses(const Fused& fused, const Gpu& gpu) {
   return choose_index("gemm", kVariants, fused, gpu) == 0;

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "gpu/launch.cuh"
-#include "ops/select/select_math.h"
+#include "ops/select/select_cluster_math.h"
 
 /// The search for the bar of a cut (select_math.h) as a radix select: three passes over the values, each of
 /// which counts those that agree with the bar so far by their next 11, 11 and 10 bits, from the top, and one
@@ -22,13 +22,6 @@ __device__ __forceinline__ int shift_of(int pass) {
 __device__ __forceinline__ int bins_of(int pass) {
   return pass == 2 ? 1024 : kRadixBins;
 }
-
-/// What the search knows after a pass: the digits of the bar so far, then zeros.
-struct RadixSearch {
-  uint32_t bar, above;  // values above all that agree with the digits
-  uint64_t below, at;   // sums of the values below those that agree, and of those that agree
-  uint32_t count;       // of those that agree
-};
 
 /// Inclusive sums over the warp.
 __device__ __forceinline__ RowTerm warp_scan(RowTerm own) {
@@ -132,15 +125,9 @@ __device__ void find_digit(RadixSearch& to, const RadixBins<kWeighted>& bins, co
   for (int i = 0; i < kOwn; ++i) {
     const int bin = bin_of(i);
     const RowTerm term = in_bin(bin);
-    const RowTerm reached{higher.chosen + term.chosen, higher.drawable + term.drawable};
-    const auto holds = [&](uint32_t digit, const RowTerm& above) {
-      return reaches(kWeighted, from.bar | digit << shift, k, above.chosen,
-                     from.below + sum - above.drawable);
-    };
-    if (bin <= last && holds(uint32_t(bin), reached) && (bin == last || !holds(uint32_t(bin) + 1, higher)))
-      to = {from.bar | uint32_t(bin) << shift, higher.chosen, from.below + sum - reached.drawable,
-            term.drawable, term.chosen};
-    higher = reached;
+    if (bin <= last)
+      take_digit(to, from, kWeighted, k, shift, uint32_t(bin), uint32_t(last), higher, term, sum);
+    higher.chosen += term.chosen, higher.drawable += term.drawable;
   }
   __syncthreads();
 }

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 
+#include "ops/select/select_cluster_math.h"
 #include "ops/select/select_kernels.h"
 
 namespace tessera::ops {
@@ -26,7 +27,15 @@ constexpr Variant<Ranked, void()> kVariants[] = {
        return problem.rows <= kMostOfBlock ? Estimate::preferred() : Estimate::slower();
      },
      nullptr},
-    {"grid", lacks_nothing<Ranked>, is_otherwise<Ranked>, nullptr}};
+    {"grid", lacks_nothing<Ranked>, is_otherwise<Ranked>, nullptr},
+    {"cluster",
+     [](const Ranked& problem, const Gpu& gpu) -> Reason {
+       if (gpu.major != 9) return "a GPU of compute capability 9.0";
+       if (problem.rows > ClusterChunks::kMostRows) return "at most 131,072 rows";
+       return {};
+     },
+     // Not measured yet, so it runs where it is forced alone.
+     [](const Ranked&, const Gpu&) { return Estimate::slower(); }, nullptr}};
 
 constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max() - 1;  // M itself is an entry of `indices`
 

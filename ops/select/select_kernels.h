@@ -6,8 +6,8 @@
 
 namespace tessera::ops {
 
-/// How rows are chosen on a GPU, in the order of the variants: by one block, or by a grid.
-enum class SelectWay : uint8_t { block, grid };
+/// How rows are chosen on a GPU, in the order of the variants: by one block, a grid, or a cluster of blocks.
+enum class SelectWay : uint8_t { block, grid, cluster };
 SelectWay select_way(int64_t rows, const Gpu& gpu);
 std::vector<std::string> select_variants();
 
@@ -28,6 +28,13 @@ void select_cuda(const SelectCall& call);
 /// undefined for the modes that read none.
 Selection run_selection(SelectMode mode, const Tensor& norms, int64_t rows, int64_t n, Device device,
                         const SelectionCounts& counts, float threshold, const RandomStream& stream);
+
+/// Norms of the rows of x [M, C], dense rows on 16-byte boundaries, in f32: variant "warp".
+void row_norms_cuda(const Tensor& norms, const Tensor& x);
+/// "reduce", the reduction of ops/reduce, and "warp".
+std::vector<std::string> row_norms_variants();
+/// What row_norms chooses on a GPU; x is not empty.
+std::string_view row_norms_variant(const Tensor& x, const Gpu& gpu);
 
 /// y[n] = x[indices[n]] (times scales[n] if defined), 0 for an index outside x.
 void gather_selected_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, const Tensor& scales);

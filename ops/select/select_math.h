@@ -7,7 +7,7 @@
 #include "runtime/rng.h"
 
 /// The arithmetic of selections, the same bits on the CPU and on a GPU: integers, and single IEEE operations.
-/// Included by select_cpu.cpp and select_cuda.cu.
+/// Included by select_cpu.cpp and the kernels.
 ///
 /// Every row has a value of 32 bits (the rank of its norm, a random key, or its weight), and every selection
 /// is a Cut of these values: rows above the bar are chosen, and `picks` of the rows at it (top_norm, random)

@@ -162,6 +162,7 @@ OpSpec row_norms_spec() {
                 rows(67, 3072, Placement::pitched, false)},
       .benches = {rows(16384, 768), rows(36096, 768), rows(16384, 3072)},
       .sweep = [rows](Draw& draw) { return rows(draw.size(1, 200000), draw.size(1, 8192)); },
+      .variants = row_norms_variants(),
   };
 }
 

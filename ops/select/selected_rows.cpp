@@ -84,6 +84,57 @@ Tensor scatter_selected(const Tensor& x, const Selection& selection, RowScale sc
   return move_selected("scatter_selected", x, selection, scale, false, site);
 }
 
+namespace {
+
+/// norms [M] of the rows of x, neither empty.
+struct RowNorms {
+  const Tensor &norms, &x;
+};
+
+std::string describe_problem(const RowNorms& problem) {
+  return text_of(describe(problem.x));
+}
+
+void reduce_rows(const RowNorms& problem) {
+  const Tensor& x = problem.x;
+  ReducePlan plan;
+  plan.keep(x.size(0), x.layout().stride(0), 1);
+  for (int dim = 1; dim < x.rank(); ++dim) plan.reduce(x.size(dim), x.layout().stride(dim));
+  plan.complete();
+  if (x.device().is_cpu()) {
+    reduce_cpu(problem.norms, x, plan, ReduceKind::norm);
+  } else if constexpr (kCuda) {
+    reduce_cuda(problem.norms, x, plan, ReduceKind::norm);
+  }
+}
+
+constexpr Variant<RowNorms> kNormVariants[] = {
+    {"reduce", lacks_nothing<RowNorms>, is_preferred<RowNorms>, reduce_rows},
+    {"warp",
+     [](const RowNorms& problem, const Gpu&) -> Reason {
+       const Tensor& x = problem.x;
+       if (x.rank() != 2 || (x.size(1) > 1 && x.layout().stride(1) != 1)) return "a matrix with dense rows";
+       const int64_t bytes = int64_t(size_of(x.dtype()));
+       if (reinterpret_cast<uintptr_t>(x.raw()) % 16 != 0 || x.layout().stride(0) * bytes % 16 != 0)
+         return "rows that start on 16-byte boundaries";
+       return {};
+     },
+     // Not measured yet, so it runs where it is forced alone.
+     [](const RowNorms&, const Gpu&) { return Estimate::slower(); },
+     [](const RowNorms& problem) {
+       if constexpr (kCuda) row_norms_cuda(problem.norms, problem.x);
+     }}};
+
+}  // namespace
+
+std::vector<std::string> row_norms_variants() {
+  return names_of(kNormVariants);
+}
+
+std::string_view row_norms_variant(const Tensor& x, const Gpu& gpu) {
+  return ops::choose("row_norms", kNormVariants, RowNorms{x, x}, gpu).name;
+}
+
 Tensor row_norms(const Tensor& x) {
   check(x.defined(), "row_norms: x is undefined");
   check(x.rank() >= 1 && is_floating(x.dtype()) && x.dtype() != DType::f8e4m3, "row_norms: x is ",
@@ -95,15 +146,12 @@ Tensor row_norms(const Tensor& x) {
     norms.fill(0);
     return norms;
   }
-  ReducePlan plan;
-  plan.keep(x.size(0), x.layout().stride(0), 1);
-  for (int dim = 1; dim < x.rank(); ++dim) plan.reduce(x.size(dim), x.layout().stride(dim));
-  plan.complete();
-  if (x.device().is_cpu()) {
-    reduce_cpu(norms, x.detach(), plan, ReduceKind::norm);
-  } else if constexpr (kCuda) {
-    reduce_cuda(norms, x.detach(), plan, ReduceKind::norm);
-  }
+  const Tensor plain = x.detach();
+  const RowNorms problem{norms, plain};
+  if (x.device().is_cpu())
+    reduce_rows(problem);
+  else
+    choose("row_norms", kNormVariants, problem, Gpu(x.device())).launch(problem);
   return norms;
 }
 

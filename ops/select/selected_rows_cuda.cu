@@ -3,6 +3,7 @@
 #include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "ops/gather/row_walk.cuh"
+#include "ops/select/entries_below.cuh"
 #include "ops/select/select_kernels.h"
 
 /// What gathers, scatters and adds the rows of a selection.
@@ -86,20 +87,6 @@ __global__ void __launch_bounds__(kThreads)
         move_pack<true>(walk, at, to, from, inside, scales[n]);
     }
   }
-}
-
-/// How many of the ascending `indices` are below `row`; all lanes of a warp get it.
-__device__ __forceinline__ int64_t entries_below(const int32_t* indices, int64_t count, int64_t row) {
-  const int lane = int(threadIdx.x) % gpu::kWarp;
-  int64_t low = 0, high = count;
-  while (low < high) {
-    const int64_t step = (high - low + gpu::kWarp - 1) / gpu::kWarp, at = low + lane * step;
-    const int below = __popc(__ballot_sync(0xFFFFFFFFu, at < high && indices[at] < row));
-    if (below == 0) return low;
-    high = min(high, low + below * step);
-    low += (below - 1) * step + 1;
-  }
-  return low;
 }
 
 template <class T, bool kScaled, bool kRuns>

@@ -306,4 +306,33 @@ void for_each_tf32(Device device, Body&& body) {
         }
 }
 
+/// body(rows) for select.
+template <class Body>
+void for_each_selection(Body&& body) {
+  for (const int64_t rows : {0, 1, 50, 2048, 8192, 8193, 16384, 36096, 131072, 131073, 1 << 20}) body(rows);
+}
+
+/// body(kind, x) for row_norms.
+template <class Body>
+void for_each_norms(Device device, Body&& body) {
+  for (const DType dtype : {DType::bf16, DType::f32})
+    for (const int style : {0, 1, 2})
+      for (const int64_t rows : {1, 50, 16384})
+        for (const int64_t columns : {1, 64, 255, 256, 768, 3072})
+          body(std::string(name_of(dtype)) + " " + std::to_string(style),
+               matrix(device, rows, columns, dtype, style));
+}
+
+/// body(kind, dx [M, in], dy_rows [N, out], weight [out, in]) for dx of a sliced layer.
+template <class Body>
+void for_each_sliced_dx(Device device, Body&& body) {
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
+    for (const int style : {0, 1, 2})
+      for (const int64_t rows : {1, 50, 1638})
+        for (const auto& [in, out] : {std::pair<int64_t, int64_t>{5, 3}, {768, 3072}, {3072, 768}})
+          body(std::string(name_of(dtype)) + " " + std::to_string(style),
+               matrix(device, 10 * rows, in, dtype, style), matrix(device, rows, out, dtype, style),
+               matrix(device, out, in, dtype, style));
+}
+
 }  // namespace tessera::ops::choice_grid

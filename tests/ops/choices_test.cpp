@@ -11,8 +11,10 @@
 #include "ops/gemm/gemm_padding.h"
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/sliced_rows_internal.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
 #include "ops/mlp/mlp_kernels.h"
+#include "ops/select/select_kernels.h"
 #include "tests/ops/choice_grid.h"
 #include "tests/place.h"
 
@@ -104,6 +106,15 @@ Table all_choices() {
       constexpr const char* kNames[] = {"one launch", "count", "sort"};
       line("embedding", kind).add(kNames[size_t(embedding_way(count, rows, gpu))]);
     });
+    for_each_selection(
+        [&](int64_t rows) { line("select", "all").add(select_variants()[size_t(select_way(rows, gpu))]); });
+    for_each_norms(cpu, [&](const std::string& kind, const Tensor& x) {
+      line("row_norms", kind).add(std::string(row_norms_variant(x, gpu)));
+    });
+    for_each_sliced_dx(
+        cpu, [&](const std::string& kind, const Tensor& dx, const Tensor& dy_rows, const Tensor& weight) {
+          line("sliced dx", kind).add(std::string(sliced_dx_variant(dx, dy_rows, weight, {}, gpu)));
+        });
     const auto transposed = [](const Tensor& x) { return x.layout().stride(1) != 1; };
     for_each_padded(cpu, [&](const std::string& kind, const Tensor& d, const Tensor& a, const Tensor& b,
                              bool accumulate, const Tensor& bias) {

@@ -611,7 +611,14 @@ TEST(Select, ManyEqualNormsAreTakenAtEqualDistances) {
   for (size_t i = 1; i < indices.size(); ++i) ASSERT_EQ(indices[i] - indices[i - 1], 2) << i;
 }
 
-TEST_F(SelectCuda, ChoosesTheRowsOfTheCpuOnBothVariants) {
+/// Those that this GPU has, after `others`.
+std::vector<std::string> variants_of(Device gpu, std::vector<std::string> others = {}) {
+  others.insert(others.end(), {"block", "grid"});
+  if (gpu.info().major == 9) others.emplace_back("cluster");
+  return others;
+}
+
+TEST_F(SelectCuda, ChoosesTheRowsOfTheCpuOnEveryVariant) {
   uint64_t seed = 1000;
   for (const int64_t rows : {1, 3, 4, 5, 31, 1023, 1024, 1025, 4097, 16384, 16385, 100003})
     for (const auto& [kind, values] : kinds_of_norms(rows, ++seed))
@@ -620,9 +627,9 @@ TEST_F(SelectCuda, ChoosesTheRowsOfTheCpuOnBothVariants) {
         for (const Way& way : ways()) {
           Rng rng(seed + uint64_t(n));
           const Selection cpu = way.choose(norms, n, {}, rng);
-          for (const char* variant : {"", "block", "grid"}) {
+          for (const std::string& variant : variants_of(gpu(), {""})) {
             std::optional<ForceVariant> force;
-            if (*variant) force.emplace("select", variant);
+            if (!variant.empty()) force.emplace("select", variant);
             Rng same(seed + uint64_t(n));
             expect_same(way.choose(on_gpu, n, {}, same), cpu,
                         way.name + " " + kind + " n=" + std::to_string(n) + " M=" + std::to_string(rows) +
@@ -637,7 +644,7 @@ TEST_F(SelectCuda, CountsOnTheDeviceAreThoseOfTheCpu) {
   for (const int32_t n : {-5, 0, 1, 77, 500, 100000})
     for (const int32_t rows : {-1, 0, 1, 499, 1024, 4999, 100000})
       for (const Way& way : ways())
-        for (const char* variant : {"block", "grid"}) {
+        for (const std::string& variant : variants_of(gpu())) {
           const ForceVariant force("select", variant);
           Rng rng(5), same(5);
           const Selection cpu = way.choose(norms, 500, {number(n), number(rows)}, rng);
@@ -650,7 +657,7 @@ TEST_F(SelectCuda, NormsMayStartAnywhere) {
   const Tensor norms = norms_of(random_norms(3003, 4)), on_gpu = norms.to(gpu());
   for (const int64_t from : {1, 2, 3, 5})
     for (const Way& way : ways())
-      for (const char* variant : {"block", "grid"}) {
+      for (const std::string& variant : variants_of(gpu())) {
         const ForceVariant force("select", variant);
         Rng rng(5), same(5);
         const Selection cpu = way.choose(norms.slice(0, from, 3000), 300, {}, rng);
@@ -673,7 +680,7 @@ TEST_F(SelectCuda, ReplaysReadNormsAndCountsAndDrawOn) {
                rows = number(0, gpu());
   const Tensor x = Tensor::empty({kRows, 24}, DType::bf16, gpu());
   for (const Way& way : ways())
-    for (const char* variant : {"block", "grid"}) {
+    for (const std::string& variant : variants_of(gpu())) {
       const ForceVariant force("select", variant);
       Rng rng(77), eager(77);
       Selection chosen;
