@@ -138,6 +138,8 @@ std::vector<OpSpec> mlp_sparse24_specs() {
                 {"seed", int64_t{0}, "of mvue"}};
   spec.seed = "seed";
   spec.outputs = {{"y", "[..., E]"}, {"counts", "[F]", false, {DType::i32}}};
+  spec.variants = {"fused", "composed"};
+  spec.variant_dtypes = {{DType::bf16, DType::f16}, {}};
   spec.cpu_dtypes = {DType::f64, DType::f32};
   spec.tolerance_factor = 4;
   spec.tolerance_factor_f32 = 8;
