@@ -10,20 +10,28 @@
 /// already holds its fragments of S(a): it gathers da at their positions, multiplies by the slopes and stores
 /// dh; then it writes its groups of S(a), with their zeros, to a second tile, and dh in the place of da,
 /// where dropped elements become da times the slope 0. Along tokens, both tiles come back transposed
-/// (packed24.h): the two largest of S(a) are kept, and dh at the same places. So each slope is computed once,
-/// 32 square roots per thread; some 1,300 instructions per warp and tile are as much as the memory takes.
-/// Predicted for [16384, 16384]: 0.46 ms at 85 % of the copy bandwidth, if the two overlap; "separate" 1.5
-/// ms.
+/// (packed24_math.h): the two largest of S(a) are kept, and dh at the same places. So each slope is computed
+/// once, 32 square roots per thread; some 1,200 instructions per warp and tile, a little less than the memory
+/// takes. Predicted for [16384, 16384]: 0.46 ms at 85 % of the copy bandwidth, if the two overlap;
+/// "separate" 1.5 ms.
 
 namespace tessera::ops {
 namespace {
 
+/// slope_of_result(); the square root of 0 would take the slow path of sqrt in every warp.
+template <Activation kKind>
+__device__ __forceinline__ float slope_of(float act) {
+  if constexpr (kKind == Activation::relu_squared) {
+    const float slope = slope_of_result<kKind>(act == 0 ? 1.0f : act);
+    return act == 0 ? act : slope;
+  }
+  return slope_of_result<kKind>(act);
+}
 /// da times the slopes at the kept activations, a pair each, rounded once.
 template <class T, Activation kKind>
 __device__ __forceinline__ uint32_t times_slopes(uint32_t da, uint32_t kept) {
   const float2 gradient = gpu::unpack_halves<T>(da), act = gpu::unpack_halves<T>(kept);
-  return gpu::pack_halves<T>(gradient.x * slope_of_result<kKind>(act.x),
-                             gradient.y * slope_of_result<kKind>(act.y));
+  return gpu::pack_halves<T>(gradient.x * slope_of<kKind>(act.x), gradient.y * slope_of<kKind>(act.y));
 }
 /// da times the slope 0: a zero of da's sign, NaN of what is not finite.
 template <class T>

@@ -9,11 +9,11 @@
 /// FLOPs, 1.125 T F bytes where linear_activation, take_columns and compress24 move 5.2.
 ///
 /// The accumulators of a thread are pairs of columns. One exchange with the neighbouring lane makes groups of
-/// four, the selection works on rows 16 w + g and + 8 at once (packed24.h), and one more exchange brings what
-/// is kept to the lane whose fragment has it: a warp then stores 512 adjacent bytes per step, without shared
-/// memory. 19 shuffles and some 700 instructions per warp and 64 x 64, about 4,200 issue slots per tile of
-/// 128 x 192 and warp, under the 49,152 clocks of MMA that the tile takes with D = 4096: ping-pong hides
-/// them.
+/// four, the selection works on rows 16 w + g and + 8 at once (packed24_math.h), and one more exchange brings
+/// what is kept to the lane whose fragment has it: a warp then stores 512 adjacent bytes per step, without
+/// shared memory. 19 shuffles per warp and 64 x 64, and in all 8,700 instructions per warp and tile of 128 x
+/// 192 (counted in the SASS), under the 49,152 clocks of MMA that a tile of the other warpgroup takes with D
+/// = 4096: ping-pong hides them.
 ///
 /// Without panels in shared memory the ring has five stages of 128 x 192. That tile needs 832 clocks of
 /// shared memory per 768 of MMA, 128 x 128 needs 640 per 512. Predicted for T = 16,384, 4,096 -> 16,384: 1.02

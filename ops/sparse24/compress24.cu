@@ -2,9 +2,8 @@
 
 /// Between x and its 2:4 matrix: per element of 16 bits 2 bytes of x and 1.125 bytes of each direction's
 /// matrix, so memory bounds it: 4.3 TB/s on an H200 are 12.8 KB per tile (one direction) in some 670 clocks
-/// of an SM. Variant "general": every method and dtype, one group at a time, whose 700 to 800 instructions
-/// per warp and tile take as many issue slots of a scheduler; compress24_packed.cu is for the plain choice in
-/// 16 bits.
+/// of an SM. Variant "general" has every method and dtype and chooses one group at a time, in some 1,000
+/// instructions per warp and tile; compress24_packed.cu is for naive choices and patterns in 16 bits.
 
 namespace tessera::ops {
 

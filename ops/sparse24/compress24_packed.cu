@@ -3,9 +3,9 @@
 /// Variant "packed" of compress24: methods naive and like, 16 bits. The bytes are those of
 /// compress24.cu: 12.8 KB per tile and direction, some 670 clocks of an SM at 4.3 TB/s. A scheduler has one
 /// warp of each block, so a tile must take it fewer instructions than that. Here two groups share their
-/// instructions (packed24.h) and a group along tokens comes by ldmatrix.trans, not by four loads of 2 bytes:
-/// some 350 instructions per warp and tile, so memory binds. Predicted for [16384, 8192]: 115 us at 85 % of
-/// the copy bandwidth.
+/// instructions (packed24_math.h) and a group along tokens comes by ldmatrix.trans, not by four loads of 2
+/// bytes: some 450 instructions per warp and tile, so memory binds. Predicted for [16384, 8192]: 115 us at 85
+/// % of the copy bandwidth.
 
 namespace tessera::ops {
 namespace {

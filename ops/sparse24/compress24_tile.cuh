@@ -14,7 +14,7 @@
 ///
 /// Four adjacent elements are a chunk, whose index in its row is permuted by the row's number: whole rows
 /// (loads), four chunks of eight rows (groups along features), four rows 4 apart of eight columns (groups
-/// along tokens) and the rows of a transposed 8 x 8 matrix (packed24.h) each lie in different banks.
+/// along tokens) and the rows of a transposed 8 x 8 matrix (packed24_math.h) each lie in different banks.
 
 namespace tessera::ops {
 

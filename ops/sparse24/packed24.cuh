@@ -2,10 +2,10 @@
 
 #include "gpu/mma.cuh"
 #include "ops/sparse24/compress24_tile.cuh"
-#include "ops/sparse24/packed24.h"
+#include "ops/sparse24/packed24_math.h"
 
-/// The selection of packed24.h in kernels: a thread's groups of a tile in shared memory, two at a time (rows
-/// 16 w + g and + 8 of A), and the exchanges among the lanes of a quad.
+/// The selection of packed24_math.h in kernels: a thread's groups of a tile in shared memory, two at a time
+/// (rows 16 w + g and + 8 of A), and the exchanges among the lanes of a quad.
 
 namespace tessera::ops {
 namespace {

@@ -1,4 +1,4 @@
-#include "ops/sparse24/packed24.h"
+#include "ops/sparse24/packed24_math.h"
 
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@
 #include "runtime/philox.h"
 #include "tensor/random.h"
 
-/// What the packed kernels compute, lane by lane: the functions of packed24.h between emulated shuffles and
-/// ldmatrix, compared with the scalar selection and with the layout.
+/// What the packed kernels compute, lane by lane: the functions of packed24_math.h between emulated shuffles
+/// and ldmatrix, compared with the scalar selection and with the layout.
 
 namespace tessera::ops {
 namespace {
