@@ -22,7 +22,7 @@ struct HiddenGradient24 {
 /// dtype, which is that of `kept`; a slope of 0 times an infinite or NaN da is NaN, as of the dense network.
 /// da: any layout. No gradient flows through it. Throws where sizes, dtypes or devices disagree.
 ///
-/// Variants on a GPU, to the same bits:
+/// Variants on a GPU, to the same bits but for those of NaNs:
 ///   fused     bf16 and f16: one pass, 6.25 bytes per element: da and S(a) are read, everything else written
 ///   separate  every dtype: decompress24, compress24, and per direction compress24_like and the slopes
 HiddenGradient24 hidden_gradient24(const Tensor& da, const Sparse24& kept, Activation kind,

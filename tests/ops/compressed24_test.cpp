@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "autograd/tape.h"
@@ -35,9 +35,12 @@ Tensor activations(const Shape& shape, uint64_t seed, DType dtype) {
   return Tensor::from(values, shape).to(dtype);
 }
 
+/// Bits, but for those of NaNs, whose sign and payload differ between CPUs and GPUs.
 bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.to(Device::cpu()).packed(), y = b.to(Device::cpu()).packed();
-  return x.shape() == y.shape() && (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
+  const auto x = a.to(Device::cpu()).to_vector<double>(), y = b.to(Device::cpu()).to_vector<double>();
+  return a.shape() == b.shape() && std::equal(x.begin(), x.end(), y.begin(), [](double l, double r) {
+           return l == r ? std::signbit(l) == std::signbit(r) : std::isnan(l) && std::isnan(r);
+         });
 }
 void expect_same(const Sparse24& a, const Sparse24& b, const char* what) {
   EXPECT_TRUE(same_bits(a.values, b.values)) << what;
