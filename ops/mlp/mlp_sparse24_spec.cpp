@@ -57,6 +57,7 @@ Problem problem_of(const Dims& d, const Attrs& attrs) {
 /// activations in each direction.
 OpSpec with_l1(OpSpec spec) {
   spec.name = "mlp_sparse24_l1";
+  spec.variants = {}, spec.variant_dtypes = {};  // they bear the name of mlp_sparse24
   spec.summary += ", with l1, the mean of |S(a)|";
   spec.outputs.push_back({.name = "l1", .shape = "[]", .dtypes = sum_dtypes()});
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
