@@ -84,6 +84,8 @@
 #include "ops/linear/sparse_low_rank.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/matmul/matmul.h"
+#include "ops/mlp/hidden_gradient24.h"
+#include "ops/mlp/linear_activation24.h"
 #include "ops/mlp/mlp.h"
 #include "ops/mlp/mlp_sparse24.h"
 #include "ops/mlp/move_columns.h"

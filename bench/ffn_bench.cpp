@@ -12,6 +12,7 @@
 #include "ops/linear/linear_swiglu.h"
 #include "ops/mlp/mlp.h"
 #include "ops/sum_dtype.h"
+#include "ops/variant.h"
 #include "report/facts.h"
 #include "tensor/random.h"
 #include "train/activation_sparsity.h"
@@ -101,6 +102,13 @@ class Bench {
     list.push_back(network("sparse24", double(shape_.hidden) * 2,
                            [&] { return ops::mlp_sparse24(x, up, down, how_, up_bias).y; }));
     list.back().attrs.insert(attrs_.begin(), attrs_.end());
+    for (const std::string& variant : options_.variants) {
+      const ops::ForceVariant force("mlp_sparse24", variant);
+      list.push_back(network(("sparse24 " + variant).c_str(), double(shape_.hidden) * 2,
+                             [&] { return ops::mlp_sparse24(x, up, down, how_, up_bias).y; }));
+      list.back().variant = variant;
+      list.back().attrs.insert(attrs_.begin(), attrs_.end());
+    }
     return list;
   }
 
@@ -212,7 +220,7 @@ std::vector<Record> bench_ffn(const FfnBenchOptions& options) {
       for (const double sparsity : options.sparsities) {
         Bench bench(options, shape, precision, sparsity);
         for (Record& one : bench.networks())
-          if (first || one.attrs.at("what") == "sparse24") records.push_back(std::move(one));
+          if (first || one.attrs.at("what").starts_with("sparse24")) records.push_back(std::move(one));
         if (first && options.gemms)
           for (Record& one : bench.parts()) records.push_back(std::move(one));
         first = false;  // dense networks and GEMMs do not depend on the zeros

@@ -10,7 +10,7 @@ namespace tessera::cli {
 namespace {
 
 struct FfnArgs {
-  std::vector<std::string> shapes;
+  std::vector<std::string> shapes, variants;
   std::string sparsity = "0.9", precision, device, json, y, dx, dup, ddown;
   double seconds = 0.5, dense_share = 0.05, most_dropped = 0;
   bool no_gemms = false, require = false;
@@ -66,6 +66,9 @@ int run_ffn(const FfnArgs& args) {
   options.gemms = !args.no_gemms;
   options.timer.seconds = args.seconds;
   options.device = device_of(args.device);
+  options.variants = args.variants;
+  if (!args.variants.empty() && options.device.is_cpu())
+    throw UsageError("--variant: the CPU has no variants of mlp_sparse24; leave it out, or take a GPU");
   if (!args.json.empty()) check_writable(args.json);
   publish(bench::bench_ffn(options), args.json);
   return 0;
@@ -97,6 +100,11 @@ void add_bench_ffn(CLI::App& bench, Action& action) {
         ->check(CLI::IsMember({"dense", "sparse", "split"}));
   command->add_flag("--sparse24-require", args->require,
                     "End with an error where a sparse GEMM has no sparse tensor cores");
+  command
+      ->add_option("--variant", args->variants,
+                   "Also time this variant of mlp_sparse24: fused or composed; may be repeated; GPU only")
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember({"fused", "composed"}));
   command->add_flag("--no-gemms", args->no_gemms, "Time the networks only, not their GEMMs and compressions");
   command->add_option("--precision", args->precision, kPrecisionsHelp);
   add_device(*command, args->device);

@@ -22,6 +22,7 @@ std::vector<OpSpec> weight24_specs();
 std::vector<OpSpec> grouped_linear_specs();
 std::vector<OpSpec> mlp_specs();
 std::vector<OpSpec> mlp_sparse24_specs();
+std::vector<OpSpec> compressed24_specs();
 std::vector<OpSpec> grouped_mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
@@ -65,6 +66,7 @@ constexpr Specs kFolders[] = {
     grouped_linear_specs,
     mlp_specs,
     mlp_sparse24_specs,
+    compressed24_specs,
     grouped_mlp_specs,
     gmm_nll_specs,
     gather_specs,

@@ -21,10 +21,10 @@ struct ActivatedLinear {
 ///   dh = dy f'(h), rounded to x's dtype; dx = dh weight; dweight = dh^T x and dbias, as linear
 /// Counts are exact integers and carry no gradient.
 ///
-/// Variant "epilogue" (compute capability 9.0, bf16 and f16, relu and relu_squared) makes y and the counts in
-/// the GEMM's epilogue; "separate" runs GEMM, activation and counts one after the other. Throws for another
-/// activation, and where sizes, dtypes or devices disagree. Source of the statistic: Haziza et al.,
-/// arXiv:2503.16672, section 3.2.
+/// Variants "epilogue" and "epilogue wide" (compute capability 9.0, bf16 and f16, relu and relu_squared) make
+/// y and the counts in the GEMM's epilogue, with tiles of 128 x 128 or 128 x 192; "separate" runs GEMM,
+/// activation and counts one after the other. Throws for another activation, and where sizes, dtypes or
+/// devices disagree. Source of the statistic: Haziza et al., arXiv:2503.16672, section 3.2.
 ActivatedLinear linear_activation(const Tensor& x, const Tensor& weight, Activation kind,
                                   const Tensor& bias = {}, Site site = Site::here());
 

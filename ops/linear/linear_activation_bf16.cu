@@ -3,6 +3,7 @@
 namespace tessera::ops {
 
 template void linear_activation_sm90<bf16>(const Tensor& y, const Tensor& counts, const Tensor& x,
-                                           const Tensor& weight, const Tensor& bias, Activation kind);
+                                           const Tensor& weight, const Tensor& bias, Activation kind,
+                                           bool wide);
 
 }  // namespace tessera::ops

@@ -22,9 +22,9 @@ void column_counts_cuda(const Tensor& counts, const Tensor& x);
 void activation_gradient_of_result_cpu(const Tensor& dh, const Tensor& dy, const Tensor& y, Activation kind);
 void activation_gradient_of_result_cuda(const Tensor& dh, const Tensor& dy, const Tensor& y, Activation kind);
 
-/// Variant "epilogue", for T bf16 or f16: adds to the counts, which must be zero.
+/// Variant "epilogue", or "epilogue wide", for T bf16 or f16: adds to the counts, which must be zero.
 template <class T>
 void linear_activation_sm90(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& weight,
-                            const Tensor& bias, Activation kind);
+                            const Tensor& bias, Activation kind, bool wide);
 
 }  // namespace tessera::ops

@@ -10,6 +10,11 @@
 /// a register, so that three exchanges add those of the eight lanes with the same columns. One integer atomic
 /// per warp, column and tile then adds to the counts in global memory; such sums depend on no order.
 /// Ping-pong hides all of it under the MMAs of the other warpgroup.
+///
+/// Tiles of 128 x 128 need 640 clocks of shared memory per 64 of k (both operands written once, a read once,
+/// b for each 64 rows) and 512 of MMA; "epilogue wide" has tiles of 128 x 192, 832 per 768, as the GEMM alone
+/// chooses for long k. That, and not the atomics, is taken for what "epilogue" loses next to it: 8.4 million
+/// atomics in sectors of eight are 1 million operations of L2, some 10 us.
 
 namespace tessera::ops {
 namespace {
@@ -44,7 +49,9 @@ class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
 
   __device__ __forceinline__ void count(const WorkTile& part, int row,
                                         const float (&sums)[Tile::kParts][Tile::kN / 2]) const {
-    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
+    // 192 accumulators leave no register for what follows from the thread's number.
+    const int thread = Tile::kMany ? gpu::reread_thread() : int(threadIdx.x);
+    const int lane = thread % 32, warp = thread % 128 / 32;
     // Columns 8 block + lane % 4 * 2 and the next one, of two blocks: four bytes.
 #pragma unroll
     for (int pair = 0; pair < kBlocks / 2; ++pair) {
@@ -81,11 +88,11 @@ class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
   const Params& params_;
 };
 
-template <class T, class Math, int kCluster>
+template <class T, class Math, int kColumns, int kStages, int kCluster>
 void launch_counted(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& weight,
                     const Math& math) {
   using enum gpu::TileOrder;
-  using Tile = GemmTile<T, k_major, k_major, 128, 128, 5, true, kCluster>;
+  using Tile = GemmTile<T, k_major, k_major, 128, kColumns, kStages, true, kCluster>;
   using Epilogue = CountingEpilogue<Tile, T, Math>;
   const int64_t m = y.size(0), n = y.size(1), k = x.size(1);
   const GemmMaps maps{operand_map<T, k_major>(operand_of<T>(x), m, k, 1, Tile::kM),
@@ -101,19 +108,21 @@ void launch_counted(const Tensor& y, const Tensor& counts, const Tensor& x, cons
 
 template <class T, class Math>
 void run_counted(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& weight,
-                 const Math& math) {
+                 const Math& math, bool wide) {
   const int64_t tiles = gpu::ceil_div(y.size(0), 128) * gpu::ceil_div(y.size(1), 128);
-  if (tiles > 8 * y.device().multiprocessors())
-    launch_counted<T, Math, 2>(y, counts, x, weight, math);
+  if (wide)
+    launch_counted<T, Math, 192, 4, 2>(y, counts, x, weight, math);
+  else if (tiles > 8 * y.device().multiprocessors())
+    launch_counted<T, Math, 128, 5, 2>(y, counts, x, weight, math);
   else
-    launch_counted<T, Math, 1>(y, counts, x, weight, math);
+    launch_counted<T, Math, 128, 5, 1>(y, counts, x, weight, math);
 }
 
 }  // namespace
 
 template <class T>
 void linear_activation_sm90(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& weight,
-                            const Tensor& bias, Activation kind) {
+                            const Tensor& bias, Activation kind, bool wide) {
   GemmBias<T> biases;
   Tensor dense = bias;
   if (bias.defined()) {
@@ -121,9 +130,9 @@ void linear_activation_sm90(const Tensor& y, const Tensor& counts, const Tensor&
     biases = {dense.data<T>(), 0, int(weight.size(0))};
   }
   if (kind == Activation::relu)
-    run_counted<T>(y, counts, x, weight, Activate<T, Activation::relu, false>{biases});
+    run_counted<T>(y, counts, x, weight, Activate<T, Activation::relu, false>{biases}, wide);
   else
-    run_counted<T>(y, counts, x, weight, Activate<T, Activation::relu_squared, false>{biases});
+    run_counted<T>(y, counts, x, weight, Activate<T, Activation::relu_squared, false>{biases}, wide);
 }
 
 }  // namespace tessera::ops

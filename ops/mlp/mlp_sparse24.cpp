@@ -8,6 +8,8 @@
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_activation_kernels.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/mlp/hidden_gradient24.h"
+#include "ops/mlp/linear_activation24_kernels.h"
 #include "ops/mlp/mlp_sparse24_kernels.h"
 #include "ops/mlp/move_columns.h"
 #include "ops/pointwise/pointwise.h"
@@ -26,6 +28,37 @@ constexpr const char* kForms[] = {"dense", "sparse", "split"};
 bool changes_values(Method24 method) {
   return method == Method24::mvue || method == Method24::soft_threshold || method == Method24::soft_dynamic;
 }
+
+/// Why variant "fused" cannot run; empty if it can.
+std::string fused_lacks(const MlpSparse24& how, const Tensor& x, const Tensor& up) {
+  if (how.y == Gemm24::dense || how.dx != how.y || how.dup != how.y || how.ddown != how.y)
+    return "four GEMMs that are alike and not dense";
+  if (how.method != Method24::naive || how.token_method != Method24::naive)
+    return "method and token_method naive";
+  if (!how.masks_gradient) return "masks_gradient";
+  if (how.order.defined()) return "tokens in their own order";
+  return linear_activation24_epilogue_lacks(x, up, Gpu(x.device())).str();
+}
+
+/// While it lives, the parts of mlp_sparse24 run as its forced variant says, "fused" or "composed". A forced
+/// variant of GEMMs is PassVariant's.
+class ForceParts {
+ public:
+  explicit ForceParts(Device device) {
+    const std::string* const forced = ForceVariant::forced("mlp_sparse24");
+    if (!forced || device.is_cpu() || variant_internal::has_part(kGemmVariants, *forced)) return;
+    fused_ = *forced == "fused";
+    check(fused_ || *forced == "composed", "mlp_sparse24: there is no variant \"", *forced,
+          "\"; expected fused, composed or one of the GEMMs'");
+    parts_[0].emplace("linear_activation24", fused_ ? "epilogue" : "separate");
+    parts_[1].emplace("hidden_gradient24", fused_ ? "fused" : "separate");
+  }
+  bool fused() const { return fused_; }
+
+ private:
+  bool fused_ = false;
+  std::optional<ForceVariant> parts_[2];
+};
 
 /// x as a matrix with the tokens along the rows, off the tape.
 Tensor by_token(const Tensor& x) {
@@ -66,6 +99,7 @@ void multiply_required(const MlpSparse24& how, const char* gemm, const Tensor& d
 
 /// What forward leaves to backward. a: without its dense columns if y is split.
 struct Hidden {
+  Tensor counts;
   Tensor a;         // if kept
   Sparse24 kept;    // S(a) along features, unless y is dense
   Sparse24 slopes;  // S'(a) f'(h) at its places, of methods that change values
@@ -117,6 +151,7 @@ struct Pass {
     return how.y != Gemm24::dense && how.dx == how.y && how.dup == how.y && how.ddown == how.y &&
            how.masks_gradient && !slope_values.defined() && how.token_method != Method24::mvue && !b.needs(3);
   }
+  HiddenGradient24 compressed(const Backward& b, const Tensor& da) const;
   void run_compressed(Backward& b, const Tensor& dy) const;
   void operator()(Backward& b);
 };
@@ -266,20 +301,39 @@ void Pass::weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, co
   });
 }
 
+/// What the GEMMs of a pass multiply that stays compressed, as far as `b` needs it; by hidden_gradient24
+/// where all of them run and groups of tokens are neighbours.
+HiddenGradient24 Pass::compressed(const Backward& b, const Tensor& da) const {
+  if (b.needs(0) && b.needs(1) && b.needs(2) && !how.order.defined() && how.token_method == Method24::naive)
+    return hidden_gradient24(da, kept(), how.activation);
+  const auto sloped = [&](const Tensor& matrix, const Sparse24& of) {
+    const Sparse24 made = compress24_like(matrix, of);
+    activation_gradient_of_result(made.values, made.values, of.values, how.activation);
+    return made;
+  };
+  HiddenGradient24 made;
+  if (b.needs(1) || b.needs(2))
+    made.act_by_tokens = compress24(in_order(how, decompress24(kept())), Along24::tokens, token_selection);
+  if (b.needs(1)) made.dh_by_tokens = sloped(in_order(how, da), made.act_by_tokens);
+  if (b.needs(0)) made.dh = sloped(da, kept());
+  return made;
+}
+
 /// The same results, to the bit, without dh or S(a) as a matrix but for one copy: a slope is that of a kept
 /// value, wherever the value lies.
 void Pass::run_compressed(Backward& b, const Tensor& dy) const {
   const bool splits = how.y == Gemm24::split, further = b.needs(0) || b.needs(1);
-  const auto slope = [&](const Sparse24& da, const Sparse24& of) {
-    activation_gradient_of_result(da.values, da.values, of.values, how.activation);
-    return da;
-  };
-  Sparse24 by_tokens;
-  if (b.needs(1) || b.needs(2))
-    by_tokens = compress24(in_order(how, decompress24(kept())), Along24::tokens, token_selection);
+  Tensor da, dh_dense;
+  if (further) da = activation_gradient(b, dy);
+  if (further && splits) {
+    dh_dense = columns_of(da, columns.get());
+    activation_gradient_of_result(dh_dense, dh_dense, dense.get(), how.activation);
+  }
+  HiddenGradient24 hidden_parts = compressed(b, da);
+  da = Tensor();
   if (b.needs(2))
     give_weight_gradient(b, 2, down.get(), [&](const Tensor& d, bool accumulate) {
-      multiply_required(how, "ddown", d.transpose(0, 1), by_tokens, in_order(how, dy),
+      multiply_required(how, "ddown", d.transpose(0, 1), hidden_parts.act_by_tokens, in_order(how, dy),
                         {.accumulate = accumulate});
       if (!splits) return;
       const Tensor part = empty_part(d.size(0), columns.get().count(), d);
@@ -287,29 +341,24 @@ void Pass::run_compressed(Backward& b, const Tensor& dy) const {
       add_columns(d, part, columns.get());
     });
   bias_gradient(b, 4, dy);
-  Tensor da, dh_dense;
-  if (further) da = activation_gradient(b, dy);
-  if (further && splits) {
-    dh_dense = columns_of(da, columns.get());
-    activation_gradient_of_result(dh_dense, dh_dense, dense.get(), how.activation);
-  }
+  hidden_parts.act_by_tokens = {};
   if (b.needs(1))
     give_weight_gradient(b, 1, up.get(), [&](const Tensor& d, bool accumulate) {
       const Tensor rows = by_token(x.get());
-      multiply_required(how, "dup", d, slope(compress24_like(in_order(how, da), by_tokens), by_tokens),
-                        in_order(how, rows), {.accumulate = accumulate});
+      multiply_required(how, "dup", d, hidden_parts.dh_by_tokens, in_order(how, rows),
+                        {.accumulate = accumulate});
       if (!splits) return;
       const Tensor part = empty_part(columns.get().count(), d.size(1), d);
       multiply(part, dh_dense.transpose(0, 1), rows);
       add_columns(d.transpose(0, 1), part.transpose(0, 1), columns.get());
     });
-  by_tokens = {};
+  hidden_parts.dh_by_tokens = {};
   if (b.has_grad()) b.pass(0, {5});  // before dx: see operator()
   if (!b.needs(0)) return;
-  Tensor dx = Tensor::empty(shape, da.dtype(), da.device());
+  Tensor dx = Tensor::empty(shape, dy.dtype(), dy.device());
   Multiply24Options options;
   if (splits) options.residual = linear_input_gradient(dh_dense, rows_of(up.get(), columns.get()));
-  multiply_required(how, "dx", by_token(dx), slope(compress24_like(da, kept()), kept()), up.get(), options);
+  multiply_required(how, "dx", by_token(dx), hidden_parts.dh, up.get(), options);
   b.give(0, std::move(dx));
 }
 
@@ -318,6 +367,7 @@ void Pass::operator()(Backward& b) {
   const Tensor dy =
       b.has_grad() ? by_token(b.grad())
                    : Tensor::zeros({tokens, down.get().size(0)}, down.get().dtype(), down.get().device());
+  const ForceParts force(dy.device());
   if (stays_compressed(b)) return run_compressed(b, dy);
   const bool further = b.needs(0) || b.needs(1) || b.needs(3);
   const Tensor act = activations();
@@ -341,23 +391,38 @@ void Pass::operator()(Backward& b) {
   input_gradient(b, act, dh, dh_sparse, dh_dense);
 }
 
-/// y, and what backward needs.
-Hidden forward(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& up, const Tensor& down,
-               const Tensor& up_bias, const Tensor& down_bias, const Tensor& residual, const MlpSparse24& how,
-               bool records) {
+/// a = f(x up^T + up_bias) as far as y and backward need it, and its counts: all but y of a forward pass.
+Hidden activate(const Tensor& x, const Tensor& up, const Tensor& up_bias, const MlpSparse24& how,
+                Selection24& selection) {
   Hidden hidden;
-  hidden.a = scratch(x.size(0), up.size(0), x);
-  linear_activation_forward(hidden.a, counts, x, up, up_bias, how.activation);
-  if (how.splits()) {
-    hidden.columns = densest_columns(how, up.size(0), x.device());
-    if (how.y == Gemm24::split) hidden.dense = columns_of(hidden.a, hidden.columns, true);
+  if (how.splits()) hidden.columns = densest_columns(how, up.size(0), x.device());
+  const bool splits = how.y == Gemm24::split;
+  if (how.y != Gemm24::dense && how.method == Method24::naive && how.masks_gradient) {
+    LinearActivation24 made =
+        linear_activation24(x, up, how.activation, up_bias, splits ? hidden.columns : Tensor());
+    hidden.kept = std::move(made.kept), hidden.dense = std::move(made.dense);
+    hidden.counts = std::move(made.counts);
+    return hidden;
   }
+  hidden.counts = Tensor::empty_packed({up.size(0)}, DType::i32, x.device());
+  hidden.a = scratch(x.size(0), up.size(0), x);
+  linear_activation_forward(hidden.a, hidden.counts, x, up, up_bias, how.activation);
+  if (how.y == Gemm24::dense) return hidden;
+  if (splits) hidden.dense = columns_of(hidden.a, hidden.columns, true);
+  selection = selection_of(how, hidden.a);
+  hidden.kept = compress24(hidden.a, Along24::features, selection);
+  return hidden;
+}
+
+/// y, and what backward needs.
+Hidden forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, const Tensor& up_bias,
+               const Tensor& down_bias, const Tensor& residual, const MlpSparse24& how, bool records) {
+  Selection24 selection;
+  Hidden hidden = activate(x, up, up_bias, how, selection);
   if (how.y == Gemm24::dense) {
     linear_forward(y, hidden.a, down, down_bias, residual);
     return hidden;
   }
-  const Selection24 selection = selection_of(how, hidden.a);
-  hidden.kept = compress24(hidden.a, Along24::features, selection);
   Multiply24Options options{.bias = down_bias, .residual = residual};
   if (how.y == Gemm24::split) {
     const Tensor part = scratch(y.size(0), y.size(1), y);
@@ -479,12 +544,17 @@ MlpSparse24Result mlp_sparse24(const Tensor& x, const Tensor& up, const Tensor& 
   how.validate("mlp_sparse24");
   check_call(x, up, how);
   const PassVariant pass("mlp_sparse24", x);
+  const ForceParts force(x.device());
+  if (force.fused()) {
+    const std::string lacks = fused_lacks(how, by_token(x), up.detach());
+    check(lacks.empty(), "mlp_sparse24: variant fused needs ", lacks);
+  }
   Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias, residual);
-  MlpSparse24Result result{Tensor::empty(shape, x.dtype(), x.device()),
-                           Tensor::empty_packed({up.size(0)}, DType::i32, x.device())};
+  MlpSparse24Result result{Tensor::empty(shape, x.dtype(), x.device()), {}};
   const Tensor added = residual.defined() ? by_token(residual) : residual;
-  const Hidden hidden = forward(by_token(result.y), result.counts, by_token(x), up.detach(), down.detach(),
-                                up_bias.detach(), down_bias.detach(), added, how, tape != nullptr);
+  const Hidden hidden = forward(by_token(result.y), by_token(x), up.detach(), down.detach(), up_bias.detach(),
+                                down_bias.detach(), added, how, tape != nullptr);
+  result.counts = hidden.counts;
   if (how.l1) result.l1 = hidden.mean_magnitude(by_token(x).size(0) * up.size(0));
   if (!tape) return result;
   Pass saved{.how = how,

@@ -93,6 +93,12 @@ struct MlpSparse24Result {
 /// follows from S(a) where the method keeps values as they are, else it is saved next to it, 1 byte per
 /// element. With `y` dense or without masks_gradient: a. relu_squared overflows f16 from |h| = 256 on.
 ///
+/// Variants on a GPU, of one result: "fused" makes S(a), its dense columns and the counts in the first GEMM's
+/// epilogue and everything that backward's other GEMMs multiply in one pass (linear_activation24,
+/// hidden_gradient24); it needs bf16 or f16 on compute capability 9.0, four GEMMs that are alike and not
+/// dense, naive choices, masks_gradient and no order. "composed" calls the operators one after the other.
+/// Where not all of x, up and down need gradients, or up_bias needs one, backward is composed in both.
+///
 /// While no tape records, counts are made and nothing is saved. On a GPU the GEMMs are those of multiply24,
 /// which chooses the tensor cores; throws where sizes, dtypes, devices or settings disagree.
 MlpSparse24Result mlp_sparse24(const Tensor& x, const Tensor& up, const Tensor& down, const MlpSparse24& how,

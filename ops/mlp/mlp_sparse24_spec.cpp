@@ -57,6 +57,7 @@ Problem problem_of(const Dims& d, const Attrs& attrs) {
 /// activations in each direction.
 OpSpec with_l1(OpSpec spec) {
   spec.name = "mlp_sparse24_l1";
+  spec.variants = {}, spec.variant_dtypes = {};  // they bear the name of mlp_sparse24
   spec.summary += ", with l1, the mean of |S(a)|";
   spec.outputs.push_back({.name = "l1", .shape = "[]", .dtypes = sum_dtypes()});
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
@@ -138,6 +139,8 @@ std::vector<OpSpec> mlp_sparse24_specs() {
                 {"seed", int64_t{0}, "of mvue"}};
   spec.seed = "seed";
   spec.outputs = {{"y", "[..., E]"}, {"counts", "[F]", false, {DType::i32}}};
+  spec.variants = {"fused", "composed"};
+  spec.variant_dtypes = {{DType::bf16, DType::f16}, {}};
   spec.cpu_dtypes = {DType::f64, DType::f32};
   spec.tolerance_factor = 4;
   spec.tolerance_factor_f32 = 8;

@@ -48,16 +48,39 @@ void check_selection(const char* op, const Selection24& selection, const Tensor&
         ": the scale is ", describe(scale), "; expected f32 [1] on ", x.device().name());
 }
 
-void run(const Compress24Call& call) {
+Reason packed_lacks(const Compress24Call& call, const Gpu&) {
+  if (size_of(call.x.dtype()) != 2) return "bf16 or f16";
+  if (!call.pattern && call.selection.method != Method24::naive) return "method naive or a pattern";
+  return {};
+}
+
+void run_general(const Compress24Call& call) {
+  if constexpr (kCuda) compress24_cuda(call);
+}
+void run_packed(const Compress24Call& call) {
+  if constexpr (kCuda) compress24_packed_cuda(call);
+}
+
+constexpr Variant<Compress24Call> kCompressions[] = {
+    {"packed", packed_lacks, is_unmeasured<Compress24Call>, run_packed},
+    {"general", lacks_nothing<Compress24Call>, is_otherwise<Compress24Call>, run_general}};
+
+void run(const char* op, const Compress24Call& call) {
   if (call.x.count() == 0) return;  // there are no tiles, so no padding either
-  if (call.x.device().is_cpu()) {
-    compress24_cpu(call);
-  } else if constexpr (kCuda) {
-    compress24_cuda(call);
-  }
+  if (call.x.device().is_cpu()) return compress24_cpu(call);
+  choose(op, kCompressions, call, Gpu(call.x.device())).launch(call);
 }
 
 }  // namespace
+
+std::string describe_problem(const Compress24Call& call) {
+  return text_of("a 2:4 choice by ", call.pattern ? "pattern" : name_of(call.selection.method), " of ",
+                 describe(call.x));
+}
+
+std::vector<std::string> compress24_variants() {
+  return names_of(kCompressions);
+}
 
 const char* name_of(Along24 along) {
   return kAlong[size_t(along)];
@@ -149,7 +172,7 @@ Sparse24 compress24(const Tensor& x, Along24 along, const Selection24& selection
   Compress24Call one;
   one.x = x.detach(), one.selection = selection;
   (along == Along24::features ? one.by_features : one.by_tokens) = made;
-  run(one);
+  run("compress24", one);
   return made;
 }
 
@@ -161,10 +184,10 @@ BothWays24 compress24_both(const Tensor& x, const Selection24& selection, Site s
     return Sparse24::empty(x.size(0), x.size(1), along, x.dtype(), x.device());
   };
   const BothWays24 both{made(Along24::features), made(Along24::tokens)};
-  run({.x = x.detach(),
-       .by_features = both.by_features,
-       .by_tokens = both.by_tokens,
-       .selection = selection});
+  run("compress24_both", {.x = x.detach(),
+                          .by_features = both.by_features,
+                          .by_tokens = both.by_tokens,
+                          .selection = selection});
   return both;
 }
 
@@ -180,7 +203,7 @@ Sparse24 compress24_like(const Tensor& x, const Sparse24& pattern, Site site) {
   Compress24Call one;
   one.x = x.detach(), one.pattern = &pattern;
   (pattern.along == Along24::features ? one.by_features : one.by_tokens) = made;
-  run(one);
+  run("compress24_like", one);
   return made;
 }
 

@@ -5,6 +5,13 @@
 
 namespace tessera::ops {
 
+/// For tables of variants: a kernel that no GPU has timed yet. It is taken only where its name is forced, as
+/// long as another variant can run.
+template <class Problem>
+Estimate is_unmeasured(const Problem&, const Gpu&) {
+  return Estimate::slower();
+}
+
 /// One pass over x [tokens, features]. Either result may be undefined, not both. With `pattern` the elements
 /// of x at its places go to the result of its direction, and only the values are written.
 struct Compress24Call {
@@ -14,7 +21,11 @@ struct Compress24Call {
   const Sparse24* pattern = nullptr;
 };
 void compress24_cpu(const Compress24Call& call);
-void compress24_cuda(const Compress24Call& call);
+void compress24_cuda(const Compress24Call& call);         // variant "general"
+void compress24_packed_cuda(const Compress24Call& call);  // variant "packed"
+/// The variants of compress24, compress24_both and compress24_like, each forced by its own name.
+std::vector<std::string> compress24_variants();
+std::string describe_problem(const Compress24Call& call);
 
 /// y [tokens, features], written: the elements of `x`, or those of `from` (of y's shape, dtype and device) at
 /// its places; zeros elsewhere.

@@ -124,7 +124,9 @@ OpSpec compress_spec(bool both) {
             .seed = "seed",
             .cases = compress_cases(both),
             .benches = compress_benches(both),
-            .sweep = draw_matrix};
+            .sweep = draw_matrix,
+            .variants = compress24_variants(),
+            .variant_dtypes = {{DType::bf16, DType::f16}, {}}};
   op.problem = [both](const Dims& d, const Attrs& attrs) { return compress_problem(d, attrs, both ? 2 : 1); };
   if (both) {
     op.outputs = {{"values", kValues, false},
@@ -152,7 +154,9 @@ OpSpec compress_like_spec() {
             .inputs = {{.name = "x", .shape = "[tokens, features]", .differentiable = false},
                        {.name = "pattern", .shape = "[tokens, features]", .differentiable = false}},
             .attrs = {along_attr()},
-            .outputs = {{"values", kValues, false}}};
+            .outputs = {{"values", kValues, false}},
+            .variants = compress24_variants(),
+            .variant_dtypes = {{DType::bf16, DType::f16}, {}}};
   op.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     return std::vector{compress24_like(in[0], compress24(in[1], along_of(attrs))).values};
   };

@@ -223,7 +223,9 @@ TEST(Sparse24Training, RefusesWhatMakesNoSense) {
       {"sparsity activations --model a --text a.txt --dense-share 2", 2, "--dense-share"},
       {"plan llama --sparse24 naive", 2, "without a gate"},
       {"bench ffn --device cpu --sparsity 1.5", 2, "--sparsity"},
-      {"bench ffn --device cpu --shape T=8,D=4", 2, "--shape"}};
+      {"bench ffn --device cpu --shape T=8,D=4", 2, "--shape"},
+      {"bench ffn --device cpu --variant fused", 2, "--variant"},
+      {"bench ffn --device cpu --variant other", 2, "--variant"}};
   for (const Bad& bad : all) {
     const Outcome outcome = run(at, bad.flags);
     EXPECT_EQ(outcome.code, bad.code) << bad.flags << "\n" << outcome.err;

@@ -1,0 +1,115 @@
+#include "ops/mlp/linear_activation24.h"
+
+#include <limits>
+
+#include "ops/gemm/gemm.h"
+#include "ops/linear/linear_activation_kernels.h"
+#include "ops/linear/linear_kernels.h"
+#include "ops/mlp/linear_activation24_kernels.h"
+#include "ops/mlp/move_columns.h"
+#include "ops/sparse24/sparse24_kernels.h"
+#include "runtime/call_site.h"
+#include "runtime/has_cuda.h"
+#include "tensor/pads.h"
+
+namespace tessera::ops {
+namespace {
+
+int64_t columns_of(const LinearActivation24Call& call) {
+  return call.columns.defined() ? call.columns.count() : 0;
+}
+
+LinearActivation24 run_separate(const LinearActivation24Call& call) {
+  const Tensor& x = call.x;
+  const int64_t hidden = call.weight.size(0);
+  LinearActivation24 made{{}, Tensor::empty_packed({hidden}, DType::i32, x.device()), {}};
+  const Tensor a = as_scratch(Tensor::empty({x.size(0), hidden}, x.dtype(), x.device()));
+  linear_activation_forward(a, made.counts, x, call.weight, call.bias, call.kind);
+  if (call.columns.defined()) {
+    made.dense = as_scratch(Tensor::empty({x.size(0), columns_of(call)}, x.dtype(), x.device()));
+    take_columns(made.dense, a, call.columns, true);
+  }
+  made.kept = compress24(a, Along24::features);
+  return made;
+}
+
+/// Whether TMA can read the matrix.
+bool lies_well(const Tensor& x) {
+  const int64_t unit = 16 / int64_t(size_of(x.dtype()));
+  return x.count() > 0 && x.size(0) < std::numeric_limits<int32_t>::max() / 2 &&
+         reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && (x.size(1) == 1 || x.layout().stride(1) == 1) &&
+         x.layout().stride(0) >= x.size(1) && x.layout().stride(0) % unit == 0;
+}
+
+Reason epilogue_lacks(const LinearActivation24Call& call, const Gpu& gpu) {
+  return linear_activation24_epilogue_lacks(call.x, call.weight, gpu);
+}
+
+LinearActivation24 run_epilogue(const LinearActivation24Call& call) {
+  const Tensor& x = call.x;
+  const int64_t hidden = call.weight.size(0);
+  LinearActivation24 made{Sparse24::empty(x.size(0), hidden, Along24::features, x.dtype(), x.device()),
+                          Tensor::empty_packed({hidden}, DType::i32, x.device()),
+                          {}};
+  made.counts.fill(0);
+  if constexpr (kCuda) {
+    Tensor slots;
+    if (call.columns.defined()) {
+      made.dense = as_scratch(Tensor::empty({x.size(0), columns_of(call)}, x.dtype(), x.device()));
+      slots = Tensor::empty_packed({hidden}, DType::i32, x.device());
+      column_slots_cuda(slots, call.columns);
+    }
+    if (x.dtype() == DType::bf16)
+      linear_activation24_sm90<bf16>(made, call, slots);
+    else
+      linear_activation24_sm90<f16>(made, call, slots);
+  }
+  return made;
+}
+
+using Run = LinearActivation24(const LinearActivation24Call&);
+constexpr Variant<LinearActivation24Call, Run> kVariants[] = {
+    {"epilogue", epilogue_lacks, is_unmeasured<LinearActivation24Call>, run_epilogue},
+    {"separate", lacks_nothing<LinearActivation24Call>, is_otherwise<LinearActivation24Call>, run_separate}};
+
+}  // namespace
+
+Reason linear_activation24_epilogue_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
+  if (gpu.major != 9) return "a GPU of compute capability 9.0";
+  if (size_of(x.dtype()) != 2) return "bf16 or f16";
+  if (!lies_well(x) || !lies_well(weight)) return "operands that TMA can read";
+  return {};
+}
+
+std::string describe_problem(const LinearActivation24Call& call) {
+  return text_of("a 2:4 GEMM with ", name_of(call.kind), " of ", describe(call.x), " and ",
+                 describe(call.weight));
+}
+
+std::vector<std::string> linear_activation24_variants() {
+  return names_of(kVariants);
+}
+
+LinearActivation24 linear_activation24(const Tensor& x, const Tensor& weight, Activation kind,
+                                       const Tensor& bias, const Tensor& columns, Site site) {
+  const CallScope call(site);
+  constexpr const char* kOp = "linear_activation24";
+  check(kind == Activation::relu || kind == Activation::relu_squared, kOp, ": the activation is ",
+        name_of(kind), "; expected relu or relu_squared");
+  check_operand(kOp, "x", x, x);
+  check(x.rank() == 2, kOp, ": x is ", describe(x), "; expected a matrix [T, D]");
+  check_linear(kOp, "weight", x, x.size(-1), weight, bias);
+  if (columns.defined())
+    check(columns.dtype() == DType::i32 && columns.rank() == 1 && columns.count() <= weight.size(0) &&
+              columns.device() == x.device(),
+          kOp, ": columns are ", describe(columns), "; expected at most ", weight.size(0),
+          " indices, i32 on ", x.device().name());
+  check(x.size(0) <= std::numeric_limits<int32_t>::max(), kOp, ": x ", x.shape(), " has ", x.size(0),
+        " rows; at most 2^31 - 1 can be counted");
+  const LinearActivation24Call problem{x.detach(), weight.detach(), bias.detach(),
+                                       columns.defined() ? columns.detach().packed() : Tensor(), kind};
+  if (x.device().is_cpu()) return run_separate(problem);
+  return choose(kOp, kVariants, problem, Gpu(x.device())).launch(problem);
+}
+
+}  // namespace tessera::ops
