@@ -66,6 +66,7 @@ json to_json(const Record& r) {
   if (r.live_bytes > 0) out["live_bytes"] = r.live_bytes;
   if (r.planned_bytes > 0) out["planned_bytes"] = r.planned_bytes;
   if (r.tokens_per_s > 0) out["tokens_per_s"] = r.tokens_per_s;
+  if (r.layer_us > 0) out["layer_us"] = r.layer_us;
   if (!r.attrs.empty()) out["attrs"] = r.attrs;
   if (!r.does.empty()) out["does"] = r.does;
   if (!r.driver.empty()) out["driver"] = r.driver;
@@ -127,6 +128,7 @@ Record from_json(const json& in) {
     r.live_bytes = in.value("live_bytes", 0.0);
     r.planned_bytes = in.value("planned_bytes", 0.0);
     r.tokens_per_s = in.value("tokens_per_s", 0.0);
+    r.layer_us = in.value("layer_us", 0.0);
     r.attrs = in.value("attrs", std::map<std::string, std::string>());
     r.does = in.value("does", std::map<std::string, std::string>());
     for (const json& one : in.value("matmuls", json::array()))

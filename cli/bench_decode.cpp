@@ -9,7 +9,7 @@ namespace tessera::cli {
 namespace {
 
 struct DecodeArgs {
-  std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json, format;
+  std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json, format, rows;
   SparseFlags sparse;
   ShareFlag weight_sparsity;
   int64_t new_tokens = 128, batch = 1;
@@ -32,6 +32,15 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
   if (!args.format.empty()) options.sparse.format = ops::parse_sparse_format(args.format);
   options.sparse.weight_sparsity = weights;
   options.sparse.activation_sparsity = flags.activation.get().value_or(0);
+  if (args.rows.empty()) return;
+  if (options.sparse.is_sparse())
+    throw UsageError("--rows: each row has its own format and shares; leave out --format and the shares");
+  try {
+    for (const std::string& row : split_list(args.rows, "--rows"))
+      options.rows.push_back(bench::parse_decode_row(row));
+  } catch (const Error& error) {
+    throw UsageError("--rows: " + error.message());
+  }
 }
 
 int bench_decode(const DecodeArgs& args) {
@@ -43,6 +52,8 @@ int bench_decode(const DecodeArgs& args) {
                                     .repeats = args.repeats,
                                     .warmups = args.warmups};
   if (!args.shape.empty()) options.shape = args.shape;
+  if (!args.rows.empty() && !args.model.empty())
+    throw UsageError("--rows: of random weights (--shape); a model directory is one row");
   if (args.model.empty())
     set_random(options, args);
   else if (const std::optional<double> weights = args.weight_sparsity.get(); weights || !args.format.empty())
@@ -65,7 +76,14 @@ int bench_decode(const DecodeArgs& args) {
   if (!args.json.empty()) check_writable(args.json);
   options.device = device_of(args.device);
   if (args.dtype.empty() && options.device.is_cpu()) options.dtype = DType::f32;
-  publish(bench::bench_decode(options), args.json);
+  if (options.rows.empty()) {
+    publish(bench::bench_decode(options), args.json);
+    return 0;
+  }
+  std::vector<bench::Record> records = bench::bench_decode(options);
+  bench::stamp(records);
+  fmt::print("{}", bench::decode_rows_text(records));
+  if (!args.json.empty()) bench::append_records(args.json, records);
   return 0;
 }
 
@@ -86,6 +104,10 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   add_weight_sparsity(*command, args->weight_sparsity,
                       "Share of the random weights, the smallest, that are 0; --activation-sparsity: of the "
                       "inputs of\neach layer, by a threshold from random tokens");
+  command->add_option("--rows", args->rows,
+                      "Models of a --shape to time one after the other, a,b,c: dense, composed, FORMAT:W or "
+                      "FORMAT:W:X\n(shares of zero weights and of inputs left out), each with /unmeasured for "
+                      "kernels that are not\nmeasured yet; the table adds the time per layer");
   command->add_option("--prompt-tokens", args->prompts, "Prompt lengths in tokens, a,b,c");
   command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")
       ->check(kDecimal)
