@@ -296,7 +296,8 @@ DecodeRow parse_decode_row(const std::string& text) {
     return value;
   };
   check(parts.size() == 2 || parts.size() == 3, "decode: row \"", text,
-        "\": expected dense, composed, FORMAT:W or FORMAT:W:X, such as sell-delta4:0.5 or dense-columns:0:0.75");
+        "\": expected dense, composed, FORMAT:W or FORMAT:W:X, such as sell-delta4:0.5 or "
+        "dense-columns:0:0.75");
   row.sparse.format = ops::parse_sparse_format(parts[0]);
   row.sparse.weight_sparsity = share(parts[1]);
   if (parts.size() == 3) row.sparse.activation_sparsity = share(parts[2]);
@@ -304,8 +305,8 @@ DecodeRow parse_decode_row(const std::string& text) {
 }
 
 std::string decode_rows_text(const std::vector<Record>& records) {
-  std::vector<std::vector<std::string>> rows{
-      {"row", "prompt", "step", "ttft ms", "tpot ms", "p10", "p90", "us per layer", "GB per token", "faster"}};
+  std::vector<std::vector<std::string>> rows{{"row", "prompt", "step", "ttft ms", "tpot ms", "p10", "p90",
+                                              "us per layer", "GB per token", "faster"}};
   std::map<int64_t, double> base;  // of each prompt length
   double first_token = 0;
   for (const Record& r : records) {

@@ -50,12 +50,12 @@ std::vector<std::string> decode_shapes();
 /// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a
 /// prompt length; bytes of tpot are the weights that a step reads and the cache at half of the new tokens.
 ///
-/// With `rows`, each record has the row as its attribute "row", and those of tpot say how long a layer takes: the
-/// difference between a token of the model and one of its first block alone, divided by the other blocks.
+/// With `rows`, each record has the row as its attribute "row", and those of tpot say how long a layer takes:
+/// the difference between a token of the model and one of its first block alone, divided by the other blocks.
 std::vector<Record> bench_decode(const DecodeBenchOptions& options);
 
-/// The rows of one run as a table: TTFT, TPOT, time per layer, bytes per token, and how many times faster than
-/// the run's first row with the same prompt.
+/// The rows of one run as a table: TTFT, TPOT, time per layer, bytes per token, and how many times faster
+/// than the run's first row with the same prompt.
 std::string decode_rows_text(const std::vector<Record>& records);
 
 }  // namespace tessera::bench

@@ -32,8 +32,8 @@ ops::SparseWeight pruned(const pretrained::LinearModule& module, ops::SparseForm
   const Tensor part = module.layer->weight.detach().slice(0, module.first, module.first + module.rows);
   const Tensor weight = part.to(Device::cpu()).clone();
   constexpr int64_t kSampled = 100'000;
-  const float least = quantile(
-      magnitudes_of(weight.slice(0, 0, std::min<int64_t>(weight.size(0), 64)), kSampled), sparsity);
+  const float least =
+      quantile(magnitudes_of(weight.slice(0, 0, std::min<int64_t>(weight.size(0), 64)), kSampled), sparsity);
   dispatch_floating(weight.dtype(), "decode", [&]<class T>() {
     parallel_for(weight.size(0), 16, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {

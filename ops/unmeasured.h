@@ -6,8 +6,8 @@
 
 namespace tessera::ops {
 
-/// For its lifetime and on this thread, variants that are not measured yet are taken wherever they can run: how
-/// they are measured in whole models, where a forced one would refuse the calls that it cannot run.
+/// For its lifetime and on this thread, variants that are not measured yet are taken wherever they can run:
+/// how they are measured in whole models, where a forced one would refuse the calls that it cannot run.
 class TakeUnmeasured {
  public:
   TakeUnmeasured() : outer_(active_) { active_ = true; }

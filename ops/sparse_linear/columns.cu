@@ -11,12 +11,10 @@ constexpr int64_t kLeastRange = 128;
 template <class T>
 ColumnArgs<T> args_of(const SparsePartCall& call, const Tensor& x, const Tensor& residual, Tensor& bits,
                       int tiles) {
-  ColumnArgs<T> args{.to = output_of<T>(call, residual),
-                     .x = {.x = x.data<T>(),
-                           .stride = x.layout().stride(0),
-                           .tokens = int(x.size(0)),
-                           .in = int(x.size(1))},
-                     .gate = device_gate(call.gate, x, bits)};
+  ColumnArgs<T> args{
+      .to = output_of<T>(call, residual),
+      .x = {.x = x.data<T>(), .stride = x.layout().stride(0), .tokens = int(x.size(0)), .in = int(x.size(1))},
+      .gate = device_gate(call.gate, x, bits)};
   args.blocks = cluster_blocks(tiles, x.size(1), kLeastRange, 4, x.device());
   args.range = int(gpu::ceil_div(gpu::ceil_div(x.size(1), args.blocks), kWarp)) * kWarp;
   return args;

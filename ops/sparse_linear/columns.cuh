@@ -68,15 +68,14 @@ struct ColumnShared {
 };
 
 /// Fills the list with those of the inputs begin ... end - 1 that count. Returns their number. Called by
-/// kColumnThreads threads, of which this is the one of index `thread`; sync() is a barrier among them, and the
-/// last is after the list is written.
+/// kColumnThreads threads, of which this is the one of index `thread`; sync() is a barrier among them, and
+/// the last is after the list is written.
 template <class T, int kTokens, class Sync>
 __device__ __forceinline__ int list_inputs(ColumnShared<kTokens>& shared, const ColumnInputs<T>& inputs,
                                            const DeviceGate& gate, int begin, int end, int thread,
                                            Sync&& sync) {
   constexpr int kSteps = kListSteps<kTokens>;
-  const int lane = thread % kWarp, warp = thread / kWarp,
-            first = begin + warp * (kSteps * kWarp) + lane;
+  const int lane = thread % kWarp, warp = thread / kWarp, first = begin + warp * (kSteps * kWarp) + lane;
   float x[kSteps][kTokens];
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
@@ -165,8 +164,8 @@ __device__ __forceinline__ void finish_columns(ColumnShared<kTokens>& shared, co
 }
 
 /// Adds the columns of the list's entries, which the warps take in turns. kAhead columns are on the way per
-/// warp; a slot is filled again as soon as it was used. `mine`: the lane's outputs of column 0, of which `left`
-/// exist.
+/// warp; a slot is filled again as soon as it was used. `mine`: the lane's outputs of column 0, of which
+/// `left` exist.
 template <class T, int kTokens, int kAhead>
 __device__ __forceinline__ void add_listed(float (&sum)[kTokens][8], const ColumnShared<kTokens>& shared,
                                            int count, const T* mine, int64_t column_stride, int left,
@@ -207,9 +206,9 @@ __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_columns(cons
 
   float sum[kTokens][8] = {};
   for (int begin = from; begin < until; begin += kListInputs<kTokens>) {
-    const int count = list_inputs<T, kTokens>(shared, args.x, args.gate, begin,
-                                              min(until, begin + kListInputs<kTokens>), int(threadIdx.x),
-                                              [] { __syncthreads(); });
+    const int count =
+        list_inputs<T, kTokens>(shared, args.x, args.gate, begin, min(until, begin + kListInputs<kTokens>),
+                                int(threadIdx.x), [] { __syncthreads(); });
     add_listed<T, kTokens, kAhead>(sum, shared, count, mine, args.column_stride, left, warp);
   }
   finish_columns<T, kTokens>(shared, args, first, sum);
@@ -234,9 +233,9 @@ __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_tiles(const 
 
   float sum[kTokens][8] = {};
   for (int begin = from; begin < until; begin += kListInputs<kTokens>) {
-    const int count = list_inputs<T, kTokens>(shared, args.x, args.gate, begin,
-                                              min(until, begin + kListInputs<kTokens>), int(threadIdx.x),
-                                              [] { __syncthreads(); });
+    const int count =
+        list_inputs<T, kTokens>(shared, args.x, args.gate, begin, min(until, begin + kListInputs<kTokens>),
+                                int(threadIdx.x), [] { __syncthreads(); });
     for (int base = warp; base < count; base += kColumnWarps * kAhead) {
       uint32_t word[kAhead], info[kAhead];
       int start[kAhead];

@@ -22,7 +22,7 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
   const Device device = parts[0].x.device();
   const Tensor x = dense_rows(parts[0].x);
   const JointPlan plan = plan_columns(tiles_of(parts, swiglu), parts[0].weight.in, x.size(0), swiglu,
-                             Gpu(device).multiprocessors);
+                                      Gpu(device).multiprocessors);
   check(!*plan.lacks, "sparse_linear: variant columns_joint needs ", plan.lacks);
   explain("columns_joint", plan, kColumnShapes[plan.shape], device);
   dispatch_floating_cuda(x.dtype(), "sparse_linear", [&]<class T>() {

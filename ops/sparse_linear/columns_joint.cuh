@@ -5,12 +5,12 @@
 
 /// Up to kJointWeights dense_columns weights over the same x in one launch, and SwiGLU of two: variant
 /// "columns_joint". List and inner loop are those of columns.cuh. A block has up to two groups of 8 warps,
-/// each with a list of its own: they share the block's range of inputs, or, with kSwiglu, one has gate and the
-/// other up, each under its own gate, and silu(gate) up alone is written. Blocks of 16 warps have 48 KB on the
-/// way where one of 8 had 32, and all clusters are on the GPU at once (joint_plan.h).
+/// each with a list of its own: they share the block's range of inputs, or, with kSwiglu, one has gate and
+/// the other up, each under its own gate, and silu(gate) up alone is written. Blocks of 16 warps have 48 KB
+/// on the way where one of 8 had 32, and all clusters are on the GPU at once (joint_plan.h).
 ///
-/// Which columns count follows from x, so nothing is loaded ahead of griddepcontrol.wait; where all count, the
-/// first ones are asked for in L2, where that is right even if a kernel ahead still writes them.
+/// Which columns count follows from x, so nothing is loaded ahead of griddepcontrol.wait; where all count,
+/// the first ones are asked for in L2, where that is right even if a kernel ahead still writes them.
 
 namespace tessera::ops::sparse {
 

@@ -73,7 +73,8 @@ Output<T> output_of(const SparsePartCall& call, const Tensor& residual) {
           .out = int(call.weight.out)};
 }
 
-/// What the blocks of a cluster hold at this address of their shared memory, added in the order of the blocks.
+/// What the blocks of a cluster hold at this address of their shared memory, added in the order of the
+/// blocks.
 __device__ __forceinline__ float add_blocks(const float* from, int blocks) {
   const uint32_t at = gpu::shared_address(from);
   float sum = gpu::load_cluster(gpu::cluster_address(at, 0));
@@ -82,8 +83,8 @@ __device__ __forceinline__ float add_blocks(const float* from, int blocks) {
   return sum;
 }
 
-/// Calls visit(index) for `count` elements of shared memory, each in one block of the cluster, when all blocks
-/// have written theirs; no block ends before. All threads of the cluster.
+/// Calls visit(index) for `count` elements of shared memory, each in one block of the cluster, when all
+/// blocks have written theirs; no block ends before. All threads of the cluster.
 template <class Visit>
 __device__ __forceinline__ void visit_in_cluster(int count, int blocks, Visit&& visit) {
   gpu::cluster_sync();  // all sums are written

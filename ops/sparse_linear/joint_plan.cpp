@@ -20,13 +20,12 @@ constexpr int64_t ceil_of(int64_t a, int64_t b) {
 }
 
 /// Of the shapes for so many tokens the one that cuts the inputs into the most splits, and then the one with
-/// the most on the way, whose blocks all fit on the GPU at once; if none does, the one with the fewest splits.
-/// `units`: the most splits that have something to do.
+/// the most on the way, whose blocks all fit on the GPU at once; if none does, the one with the fewest
+/// splits. `units`: the most splits that have something to do.
 JointPlan plan_of(std::span<const JointShape> shapes, int64_t tiles, int64_t units, int64_t tokens,
                   bool swiglu, int multiprocessors) {
-  const auto first = std::ranges::find_if(shapes, [&](const JointShape& shape) {
-    return shape.swiglu == swiglu && shape.tokens >= tokens;
-  });
+  const auto first = std::ranges::find_if(
+      shapes, [&](const JointShape& shape) { return shape.swiglu == swiglu && shape.tokens >= tokens; });
   JointPlan plan{.tiles = int(tiles)};
   if (first == shapes.end()) {
     plan.lacks = "at most 8 tokens";
@@ -76,16 +75,17 @@ JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, i
 std::string describe(const JointPlan& plan, const JointShape& shape, int multiprocessors) {
   const int64_t blocks = int64_t(plan.tiles) * plan.blocks,
                 resident = std::min<int64_t>(blocks, int64_t(multiprocessors) * shape.per_sm);
-  const double on_the_way = double(resident * shape.groups * kWarps * shape.ahead) * double(plan.per_unit) /
-                            multiprocessors / 1024;
+  const double on_the_way =
+      double(resident * shape.groups * kWarps * shape.ahead) * double(plan.per_unit) / multiprocessors / 1024;
   char text[256];
-  std::snprintf(text, sizeof text,
-                "%d tiles of 256 outputs%s, %lld blocks of %d threads in clusters of %d, %s (%d clusters fit), "
-                "%.0f KB per SM on the way",
-                plan.tiles, shape.swiglu ? " of gate and up" : "", static_cast<long long>(blocks),
-                shape.groups * kThreads, plan.blocks,
-                plan.waves() <= 1 ? "one wave" : (std::to_string(plan.waves()) + " waves").c_str(), plan.fits,
-                on_the_way);
+  std::snprintf(
+      text, sizeof text,
+      "%d tiles of 256 outputs%s, %lld blocks of %d threads in clusters of %d, %s (%d clusters fit), "
+      "%.0f KB per SM on the way",
+      plan.tiles, shape.swiglu ? " of gate and up" : "", static_cast<long long>(blocks),
+      shape.groups * kThreads, plan.blocks,
+      plan.waves() <= 1 ? "one wave" : (std::to_string(plan.waves()) + " waves").c_str(), plan.fits,
+      on_the_way);
   return text;
 }
 

@@ -39,27 +39,28 @@ inline constexpr int64_t kEarlyBytes = int64_t{16} << 20;
 
 /// One launch. Each tile of 256 outputs has one cluster of blocks, which share the inputs.
 struct JointPlan {
-  int shape = 0;         // index in the table of the variant
-  int tiles = 0;         // with swiglu: of one weight
-  int blocks = 1;        // of a cluster
-  int steps = 0;         // parts (sell) or inputs (columns) that a group has
-  int early = 0;         // sell: chunks of each part and warp; columns: columns of a group
-  int fits = 0;          // clusters that the GPU has room for at a time
-  int64_t per_unit = 0;  // bytes of a warp's chunk or column
-  int64_t shared = 0;    // sell: bytes of a block
+  int shape = 0;           // index in the table of the variant
+  int tiles = 0;           // with swiglu: of one weight
+  int blocks = 1;          // of a cluster
+  int steps = 0;           // parts (sell) or inputs (columns) that a group has
+  int early = 0;           // sell: chunks of each part and warp; columns: columns of a group
+  int fits = 0;            // clusters that the GPU has room for at a time
+  int64_t per_unit = 0;    // bytes of a warp's chunk or column
+  int64_t shared = 0;      // sell: bytes of a block
   const char* lacks = "";  // what such a call needs and has not; empty: it can run
   int waves() const { return (tiles + fits - 1) / fits; }
 };
 
-/// Clusters of `blocks` blocks that fit at a time. A cluster lies within a GPC, of which an H200 has 8 with 16
-/// or 18 of its 132 SMs, so that some room is left over: of 49.5 clusters of 8 with 3 blocks per SM, 45 fitted.
+/// Clusters of `blocks` blocks that fit at a time. A cluster lies within a GPC, of which an H200 has 8 with
+/// 16 or 18 of its 132 SMs, so that some room is left over: of 49.5 clusters of 8 with 3 blocks per SM, 45
+/// fitted.
 constexpr int clusters_that_fit(int multiprocessors, int per_sm, int blocks) {
   const int slots = multiprocessors * per_sm;
   return blocks == 1 ? slots : slots * 9 / (10 * blocks);
 }
 
-/// `tiles`: of all weights of the launch, each rounded up by itself; with swiglu those of gate, or of up, which
-/// has as many.
+/// `tiles`: of all weights of the launch, each rounded up by itself; with swiglu those of gate, or of up,
+/// which has as many.
 JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors);
 JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors);
 

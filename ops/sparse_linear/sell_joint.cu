@@ -22,8 +22,8 @@ void launch(Device device, const JointPlan& plan, const SellJointArgs<T>& args) 
 void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
   const Device device = parts[0].x.device();
   const Tensor x = dense_rows(parts[0].x);
-  const JointPlan plan = plan_sell(tiles_of(parts, swiglu), parts[0].weight.in, x.size(0), swiglu,
-                             Gpu(device).multiprocessors);
+  const JointPlan plan =
+      plan_sell(tiles_of(parts, swiglu), parts[0].weight.in, x.size(0), swiglu, Gpu(device).multiprocessors);
   check(!*plan.lacks, "sparse_linear: variant sell_joint needs ", plan.lacks);
   explain("sell_joint", plan, kSellShapes[plan.shape], device);
   dispatch_floating_cuda(x.dtype(), "sparse_linear", [&]<class T>() {

@@ -6,15 +6,15 @@
 /// Up to kJointWeights sell_delta4 weights over the same x in one launch, and SwiGLU of two: variant
 /// "sell_joint". The inner loop is that of sell.cuh; what differs is around it:
 ///
-/// One launch. Tiles of 256 outputs of all weights (q, k and v) are numbered through; or, with kSwiglu, a block
-/// has the same tile of gate and of up, one per group of 8 warps, and writes silu(gate) up alone.
+/// One launch. Tiles of 256 outputs of all weights (q, k and v) are numbered through; or, with kSwiglu, a
+/// block has the same tile of gate and of up, one per group of 8 warps, and writes silu(gate) up alone.
 ///
 /// One wave. The cluster of a tile has as many blocks as all clusters fit on the GPU at once (joint_plan.h),
 /// and a block takes several parts of the columns where that is fewer than there are parts.
 ///
-/// No barrier between a group's parts: its x of all parts is loaded at once, and each part has sums of its own,
-/// since the rows of a slice differ from part to part. They are added in the order of the parts, then of the
-/// groups, then of the cluster's blocks.
+/// No barrier between a group's parts: its x of all parts is loaded at once, and each part has sums of its
+/// own, since the rows of a slice differ from part to part. They are added in the order of the parts, then of
+/// the groups, then of the cluster's blocks.
 ///
 /// Before griddepcontrol.wait: a weight that is constant (SparseWeight::constant) has its offsets read there,
 /// its first chunks loaded, and the next ones asked for in L2, so that memory works while the kernels ahead
@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const int output = window * kWindow + i % kWindow;
     if (output >= to.out) return;
     float value = add_blocks(all_sums + i, args.blocks);
-    if constexpr (kSwiglu) value = swiglu_value(value, add_blocks(all_sums + args.steps * count + i, args.blocks));
+    if constexpr (kSwiglu)
+      value = swiglu_value(value, add_blocks(all_sums + args.steps * count + i, args.blocks));
     to.store(i / kWindow, output, value);
   });
 }

@@ -146,23 +146,24 @@ void check_part(const char* op, const Tensor& x, const SparsePart& part, size_t 
   check(weight.values.defined(), op, ": the weight of part ", index, " is undefined");
   const DType dtype = weight.dtype();
   const bool wider = x.device().is_cpu() && (x.dtype() == DType::f64 || x.dtype() == DType::f32);
-  check(dtype == x.dtype() || (wider && size_of(dtype) <= size_of(x.dtype())), op, ": x is ",
-        describe(x), ", but the weight of part ", index, " is ", dtype, "; expected ", dtype,
+  check(dtype == x.dtype() || (wider && size_of(dtype) <= size_of(x.dtype())), op, ": x is ", describe(x),
+        ", but the weight of part ", index, " is ", dtype, "; expected ", dtype,
         wider || x.device().is_cpu() ? ", f32 or f64" : "");
-  check(weight.device() == x.device(), op, ": x is ", describe(x), ", but the weight of part ",
-        index, " is on ", weight.device().name());
-  check(weight.in == x.size(-1), op, ": the weight of part ", index, " [", weight.out, ", ",
-        weight.in, "] takes ", weight.in, " features, but x has ", x.size(-1));
+  check(weight.device() == x.device(), op, ": x is ", describe(x), ", but the weight of part ", index,
+        " is on ", weight.device().name());
+  check(weight.in == x.size(-1), op, ": the weight of part ", index, " [", weight.out, ", ", weight.in,
+        "] takes ", weight.in, " features, but x has ", x.size(-1));
   part.gate.validate(text_of(op, ": part ", index), weight.in);
-  check(!part.gate.scales.defined() || part.gate.scales.device() == x.device(),
-        op, ": the gate's scales of part ", index, " are not on ", x.device().name());
+  check(!part.gate.scales.defined() || part.gate.scales.device() == x.device(), op,
+        ": the gate's scales of part ", index, " are not on ", x.device().name());
 }
 
 void check_call(const char* op, const Tensor& x, std::span<const SparsePart> parts) {
   check(x.defined() && x.rank() >= 1, op, ": x is undefined or a scalar; expected [..., in]");
   check(!parts.empty(), op, ": there are no parts; expected one or more compressed weights");
   check(Tape::innermost() == nullptr, op,
-        ": a tape is recording, and compressed weights have no backward pass; open a NoTape, or train the dense "
+        ": a tape is recording, and compressed weights have no backward pass; open a NoTape, or train the "
+        "dense "
         "model");
   for (size_t i = 0; i < parts.size(); ++i) check_part(op, x, parts[i], i);
 }

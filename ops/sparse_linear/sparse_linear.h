@@ -33,8 +33,10 @@ struct SparsePart {
 ///   tiles     tiled_cbc, up to 8 tokens: the same, and of those the elements that are stored
 ///   bitmap    tca_bme, up to 32 tokens: reads every stored element once
 ///   sell      sell_delta4, up to 8 tokens: the same
-///   columns_joint, sell_joint   as columns and sell, with all parts of a call in one launch, and weights asked
-///             for before the kernels ahead have ended (SparseWeight::constant). Not measured yet: where forced
+///   columns_joint, sell_joint   as columns and sell, with all parts of a call in one launch, and weights
+///   asked
+///             for before the kernels ahead have ended (SparseWeight::constant). Not measured yet: where
+///             forced
 ///   gemm      any format and number of tokens: applies the gate, then multiplies with dense rows, which are
 ///             decompressed into scratch memory chunk by chunk (dense_columns: as they are)
 ///
@@ -47,12 +49,13 @@ Tensor sparse_linear(const Tensor& x, const SparseWeight& weight, const Gate& ga
                      const Tensor& bias = {}, const Tensor& residual = {}, Site site = Site::here());
 
 /// y = silu(gate_rows(x)) up_rows(x), where each is gate(x) W^T of its part: the first half of LLaMA's
-/// feed-forward layer (linear_swiglu) with compressed weights. x [..., in], parts of [F, in] each -> y [..., F].
+/// feed-forward layer (linear_swiglu) with compressed weights. x [..., in], parts of [F, in] each -> y [...,
+/// F].
 ///
 /// The same as swiglu(sparse_linear(x, {gate, up})), and that is what it runs (variant "parts"), with its
 /// rounding of gate and up to x's dtype; on a GPU variants "columns_joint" and "sell_joint" do both in one
-/// launch for up to 8 tokens: gate and up then stay f32 and y alone is rounded. They are not measured yet, and
-/// taken where they are forced. Throws what those two throw, and unless both parts have as many outputs.
+/// launch for up to 8 tokens: gate and up then stay f32 and y alone is rounded. They are not measured yet,
+/// and taken where they are forced. Throws what those two throw, and unless both parts have as many outputs.
 Tensor sparse_linear_swiglu(const Tensor& x, const SparsePart& gate, const SparsePart& up,
                             Site site = Site::here());
 

@@ -127,7 +127,8 @@ std::vector<Case> cases_of() {
 }
 
 InputSpec array_input(const char* name, const char* shape, std::vector<DType> dtypes = {}) {
-  return {.name = name, .shape = shape, .differentiable = false, .dtypes = std::move(dtypes), .from = {"weight"}};
+  return {
+      .name = name, .shape = shape, .differentiable = false, .dtypes = std::move(dtypes), .from = {"weight"}};
 }
 
 const AttrSpec kFormatAttr{
@@ -135,7 +136,8 @@ const AttrSpec kFormatAttr{
     kGateAttr{"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
     kThresholdAttr{"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
     kKeepAttr{"keep", int64_t{0}, "top_k: inputs of a token that count"},
-    kConstantAttr{"constant", false, "kernels may read the weight before the kernels ahead of them have ended"};
+    kConstantAttr{"constant", false,
+                  "kernels may read the weight before the kernels ahead of them have ended"};
 
 // ---- sparse_linear_swiglu ----
 
@@ -218,15 +220,16 @@ OpSpec swiglu_spec() {
     op.cases.push_back(of(format, "threshold", 1, 7, 5, 60));
     op.cases.push_back(of(format, "threshold", 1, 300, 700, 50, true));
     // More tiles than clusters of 8 blocks fit on a GPU.
-    if (!std::string_view(format).starts_with("t")) op.cases.push_back(of(format, "none", 1, 7700, 1100, 50, true));
+    if (!std::string_view(format).starts_with("t"))
+      op.cases.push_back(of(format, "none", 1, 7700, 1100, 50, true));
     op.cases.push_back(of(format, "top_k", 2, 257, 515, 40));
     op.cases.push_back(of(format, "threshold", 3, 130, 300, 50, true));
     op.cases.push_back(of(format, "none", 8, 260, 1030, 30));
     op.cases.push_back(of(format, "threshold", 9, 40, 70, 50));
     op.cases.push_back(of(format, "none", 0, 5, 7, 50));
     op.cases.push_back(of(format, "none", 3, 0, 7, 50));
-    op.benches.push_back(of(format, reads_all_inputs(parse_sparse_format(format)) ? "none" : "top_k", 1, 11008,
-                            4096, 50, true));
+    op.benches.push_back(of(format, reads_all_inputs(parse_sparse_format(format)) ? "none" : "top_k", 1,
+                            11008, 4096, 50, true));
   }
   op.sweep = [](Draw& draw) {
     static constexpr const char* kGates[] = {"none", "threshold", "top_k"};
@@ -265,9 +268,12 @@ std::vector<OpSpec> sparse_linear_specs() {
                  array_input("gaps", "[chunks * 32]", {DType::i32}),
                  array_input("offsets", "[groups + 1]", {DType::i32}),
                  array_input("info", "[entries]", {DType::i32})},
-      .attrs =
-          {kFormatAttr, kGateAttr, kThresholdAttr, kKeepAttr, kConstantAttr,
-           {"parts", int64_t{1}, "times that the weight is used, with thresholds t, 1.5 t, 2 t, ..."}},
+      .attrs = {kFormatAttr,
+                kGateAttr,
+                kThresholdAttr,
+                kKeepAttr,
+                kConstantAttr,
+                {"parts", int64_t{1}, "times that the weight is used, with thresholds t, 1.5 t, 2 t, ..."}},
       .outputs = {{"y", "[T, parts * out]", false}},
       .cpu_dtypes = {DType::f32, DType::bf16, DType::f16},
       .cuda_dtypes = {DType::bf16, DType::f16},

@@ -83,14 +83,14 @@ inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a mul
 ///           64]: the rows in the group of the slices' lanes, 8 bits each, the first in the lowest
 ///
 /// constant  Whether nothing on the weight's GPU still writes the arrays, and nothing will while kernels read
-///           them. A kernel of a chain of programmatic dependent launches begins before the kernels ahead of it
-///           have ended, and may read before griddepcontrol.wait only what none of them writes
-///           (gpu/dependent_launch.cuh). With `constant` it reads these arrays there: a step of generation asks
-///           for the next layer's weights while the one before ends. settle() sets it, which compress() and
-///           to() call where they make arrays on a GPU; a weight put together by hand has it not, and is read
-///           after the wait. Whoever writes the arrays of a settled weight clears it first, and calls settle()
-///           again before the next call that reads them. Nothing in this library writes them in place, but for
-///           reading a checkpoint into a model, which is no part of a step.
+///           them. A kernel of a chain of programmatic dependent launches begins before the kernels ahead of
+///           it have ended, and may read before griddepcontrol.wait only what none of them writes
+///           (gpu/dependent_launch.cuh). With `constant` it reads these arrays there: a step of generation
+///           asks for the next layer's weights while the one before ends. settle() sets it, which compress()
+///           and to() call where they make arrays on a GPU; a weight put together by hand has it not, and is
+///           read after the wait. Whoever writes the arrays of a settled weight clears it first, and calls
+///           settle() again before the next call that reads them. Nothing in this library writes them in
+///           place, but for reading a checkpoint into a model, which is no part of a step.
 struct SparseWeight {
   SparseFormat format = SparseFormat::dense_columns;
   int64_t out = 0, in = 0;
@@ -118,8 +118,8 @@ struct SparseWeight {
   /// Share of the elements that are not stored; 0 for an empty matrix.
   double sparsity() const;
   SparseWeight to(Device device) const;
-  /// Waits until everything issued to this thread's stream is done, the writes of the arrays among it, and sets
-  /// `constant`. Throws while a graph is being captured there.
+  /// Waits until everything issued to this thread's stream is done, the writes of the arrays among it, and
+  /// sets `constant`. Throws while a graph is being captured there.
   void settle();
 };
 

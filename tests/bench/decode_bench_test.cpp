@@ -76,8 +76,8 @@ TEST(DecodeBench, TimesTheModelsOfItsRowsAndALayerOfEach) {
 
 TEST(DecodeBench, BlocksOfSparseRowsShareNoMemory) {
   Rng rng(1);
-  models::Llama model({.vocabulary = 64, .d_model = 32, .d_ff = 48, .heads = 2, .kv_heads = 1, .layers = 3}, rng,
-                      Device::cpu());
+  models::Llama model({.vocabulary = 64, .d_model = 32, .d_ff = 48, .heads = 2, .kv_heads = 1, .layers = 3},
+                      rng, Device::cpu());
   make_sparse(model, {.format = ops::SparseFormat::sell_delta4, .weight_sparsity = 0.5}, 1);
   const auto weight = [&](size_t block) {
     return std::get<nn::Compressed>(model.blocks[block].mlp.up.form).parts.at(1).weight;

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "nn/attention.h"
 #include "autograd/tape.h"
+#include "nn/attention.h"
 #include "nn/mlp.h"
 #include "nn/observe.h"
 #include "nn/prefill_scope.h"

@@ -11,8 +11,8 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 
-// Several compressed weights in one launch: how it is cut into blocks, when weights may be read ahead, and SwiGLU
-// of two.
+// Several compressed weights in one launch: how it is cut into blocks, when weights may be read ahead, and
+// SwiGLU of two.
 
 namespace tessera::ops {
 namespace {
@@ -35,7 +35,8 @@ struct Expected {
 };
 
 TEST(SparseLinearPlan, IsOneWaveAtTheShapesOfLlama) {
-  // A token of Llama-2-7B and of Llama-3-8B: blocks per cluster, and parts (sell) or inputs (columns) of a group.
+  // A token of Llama-2-7B and of Llama-3-8B: blocks per cluster, and parts (sell) or inputs (columns) of a
+  // group.
   const Expected all[] = {
       {"7B q, k, v", tiles_of({4096, 4096, 4096}), 4096, false, 8, 1, 4, 512},
       {"o", tiles_of({4096}), 4096, false, 8, 1, 8, 256},
@@ -65,12 +66,14 @@ TEST(SparseLinearPlan, IsOneWaveAtTheShapesOfLlama) {
 
 TEST(SparseLinearPlan, SaysItsWaveAndItsBytesOnTheWay) {
   const JointPlan plan = plan_sell(43, 4096, 1, true, kSms);
-  EXPECT_EQ(describe(plan, kSellShapes[plan.shape], kSms),
-            "43 tiles of 256 outputs of gate and up, 172 blocks of 512 threads in clusters of 4, one wave (59 "
-            "clusters fit), 52 KB per SM on the way");
+  EXPECT_EQ(
+      describe(plan, kSellShapes[plan.shape], kSms),
+      "43 tiles of 256 outputs of gate and up, 172 blocks of 512 threads in clusters of 4, one wave (59 "
+      "clusters fit), 52 KB per SM on the way");
   const JointPlan many = plan_sell(1000, 4096, 1, false, kSms);
   EXPECT_EQ(many.blocks, 1);
-  EXPECT_NE(describe(many, kSellShapes[many.shape], kSms).find("2 waves (528 clusters fit)"), std::string::npos)
+  EXPECT_NE(describe(many, kSellShapes[many.shape], kSms).find("2 waves (528 clusters fit)"),
+            std::string::npos)
       << describe(many, kSellShapes[many.shape], kSms);
 }
 
@@ -103,7 +106,8 @@ TEST(SparseLinearPlan, GivesEveryPartAndInputToOneGroup) {
 TEST(SparseLinearPlan, RefusesWhatDoesNotFitIntoABlock) {
   EXPECT_STREQ(plan_sell(16, 4096, 9, false, kSms).lacks, "at most 8 tokens");
   EXPECT_STREQ(plan_columns(16, 4096, 9, true, kSms).lacks, "at most 8 tokens");
-  EXPECT_NE(std::string(plan_sell(16, 200'000, 8, false, kSms).lacks).find("shared memory"), std::string::npos);
+  EXPECT_NE(std::string(plan_sell(16, 200'000, 8, false, kSms).lacks).find("shared memory"),
+            std::string::npos);
   EXPECT_NE(std::string(plan_sell(1000, 60'000, 1, false, kSms).lacks).find("parts of the inputs"),
             std::string::npos);
 }
@@ -111,9 +115,11 @@ TEST(SparseLinearPlan, RefusesWhatDoesNotFitIntoABlock) {
 TEST(SparseLinearPlan, AsksAheadForNoMoreThanAThirdOfTheL2) {
   for (const int64_t tiles : {1, 16, 43, 500})
     for (const int64_t in : {512, 4096, 14336}) {
-      const JointPlan sell = plan_sell(tiles, in, 1, false, kSms), columns = plan_columns(tiles, in, 1, false, kSms);
+      const JointPlan sell = plan_sell(tiles, in, 1, false, kSms),
+                      columns = plan_columns(tiles, in, 1, false, kSms);
       EXPECT_LE(tiles * sell_delta4::parts_of(in) * 8 * sell.early * 640, kEarlyBytes);
-      EXPECT_LE(tiles * columns.blocks * kColumnShapes[columns.shape].groups * columns.early * 512, kEarlyBytes);
+      EXPECT_LE(tiles * columns.blocks * kColumnShapes[columns.shape].groups * columns.early * 512,
+                kEarlyBytes);
     }
   // 4096 x 4096 at 50 % zeros has some 33 chunks per warp and part: most of them.
   EXPECT_EQ(plan_sell(16, 4096, 1, false, kSms).early, 25);
@@ -130,8 +136,8 @@ Tensor half_zero(const Shape& shape, DType dtype, uint64_t seed) {
 }
 
 TEST(SparseLinearWeight, IsConstantOnlyWhereItsArraysWereWaitedFor) {
-  for (const SparseFormat format : {SparseFormat::dense_columns, SparseFormat::tiled_cbc, SparseFormat::tca_bme,
-                                    SparseFormat::sell_delta4}) {
+  for (const SparseFormat format : {SparseFormat::dense_columns, SparseFormat::tiled_cbc,
+                                    SparseFormat::tca_bme, SparseFormat::sell_delta4}) {
     const SparseWeight made = compress(half_zero({70, 40}, DType::f16, 1), format);
     EXPECT_TRUE(made.constant) << name_of(format);
     SparseWeight by_hand{.format = format, .out = made.out, .in = made.in, .values = made.values};
@@ -187,7 +193,6 @@ TEST(SparseLinearSwiglu, SaysWhatDoesNotFit) {
     sparse_linear_swiglu(x, part(4, 6), part(4, 6));
   });
 }
-
 
 }  // namespace
 }  // namespace tessera::ops

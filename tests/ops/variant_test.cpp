@@ -1,5 +1,5 @@
-#include "ops/unmeasured.h"
 #include "ops/variant.h"
+#include "ops/unmeasured.h"
 
 #include <gtest/gtest.h>
 
@@ -105,7 +105,9 @@ TEST(Variant, TheLogSaysTheChoiceAndWhatLost) {
 }
 
 TEST(Variant, OneThatIsNotMeasuredYetIsTakenWhereItIsAskedFor) {
-  const auto toy = [] { return Toy{{"", "", ""}, {unmeasured(), Estimate::otherwise(), Estimate::slower()}}; };
+  const auto toy = [] {
+    return Toy{{"", "", ""}, {unmeasured(), Estimate::otherwise(), Estimate::slower()}};
+  };
   EXPECT_EQ(chosen(toy()), 1);
   {
     const ForceVariant force("toy", "c");
