@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <map>
 
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "ops/unmeasured.h"
 #include "plan/plan.h"
 #include "pretrained/load.h"
 #include "report/facts.h"
@@ -88,37 +90,52 @@ std::string text_of(const DecodeSparse& sparse) {
   return fmt::format("{} w={} x={}", format, sparse.weight_sparsity, sparse.activation_sparsity);
 }
 
+models::Generator::Texts prompts_of(int64_t batch, int64_t tokens, int64_t vocabulary) {
+  Rng rng(2);
+  const Tensor drawn = Tensor::empty({batch, tokens}, DType::i64, Device::cpu());
+  fill_integers(drawn, vocabulary, rng);
+  models::Generator::Texts prompts;
+  for (int64_t b = 0; b < batch; ++b) prompts.push_back(drawn.select(0, b).to_vector<int64_t>());
+  return prompts;
+}
+
+/// Milliseconds of each repeat, to the first token and for each after it, and the new tokens of the last one.
+struct TextTimes {
+  std::vector<double> first, rest;
+  models::Generator::Texts texts;
+};
+TextTimes time_texts(models::Generator& generator, const models::Generator::Texts& prompts,
+                     const models::GenerateOptions& generation, const DecodeBenchOptions& options) {
+  TextTimes times;
+  for (int repeat = 0; repeat < options.warmups + options.repeats; ++repeat) {
+    options.device.synchronize();
+    options.world.host().barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    auto middle = begin, end = begin;
+    times.texts = generator(prompts, generation, [&](int64_t text, int64_t) {
+      end = std::chrono::steady_clock::now();
+      if (middle == begin && text + 1 == options.batch) middle = end;
+      return true;
+    });
+    if (repeat < options.warmups) continue;
+    times.first.push_back(elapsed(begin, middle));
+    times.rest.push_back(elapsed(middle, end) / double(options.new_tokens - 1));
+  }
+  return times;
+}
+
 template <class Model>
 void measure_model(Model& model, const std::string& name, const DecodeBenchOptions& options,
                    const std::vector<pretrained::SparseModule>& modules, std::vector<Record>& records) {
   const plan::LanguageConfig config = model.config;
   for (const int64_t prompt : options.prompts) {
     models::Generator generator(model, options.batch, prompt + options.new_tokens - 1);
-    Rng rng(2);
-    const Tensor drawn = Tensor::empty({options.batch, prompt}, DType::i64, Device::cpu());
-    fill_integers(drawn, model.config.vocabulary, rng);
-    models::Generator::Texts prompts;
-    for (int64_t b = 0; b < options.batch; ++b) prompts.push_back(drawn.select(0, b).to_vector<int64_t>());
+    const models::Generator::Texts prompts = prompts_of(options.batch, prompt, model.config.vocabulary);
     const std::vector<bool> modes = options.device.is_cpu() ? std::vector<bool>{false} : options.graph;
     for (const bool graph : modes) {
       const models::GenerateOptions generation{
           .most_tokens = options.new_tokens, .sampling = options.sampling, .graph = graph};
-      std::vector<double> first, rest;
-      models::Generator::Texts texts;
-      for (int repeat = 0; repeat < options.warmups + options.repeats; ++repeat) {
-        options.device.synchronize();
-        options.world.host().barrier();
-        const auto begin = std::chrono::steady_clock::now();
-        auto middle = begin, end = begin;
-        texts = generator(prompts, generation, [&](int64_t text, int64_t) {
-          end = std::chrono::steady_clock::now();
-          if (middle == begin && text + 1 == options.batch) middle = end;
-          return true;
-        });
-        if (repeat < options.warmups) continue;
-        first.push_back(elapsed(begin, middle));
-        rest.push_back(elapsed(middle, end) / double(options.new_tokens - 1));
-      }
+      auto [first, rest, texts] = time_texts(generator, prompts, generation, options);
       // Gates are counted on the host: on the last tokens that were run.
       for (size_t b = 0; b < texts.size(); ++b) {
         texts[b].insert(texts[b].begin(), prompts[b].begin(), prompts[b].end());
@@ -171,6 +188,55 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
   }
 }
 
+models::Llama random_model(const models::LlamaConfig& config, Rng& rng, const DecodeBenchOptions& options) {
+  models::Llama model(config, rng, options.device, models::Start::blank, options.ranks);
+  for (const auto& [name, parameter] : nn::parameters(model))
+    if (parameter.rank() >= 2) fill_normal(parameter.detach(), 0, 0.02, rng);
+  return model;
+}
+
+/// Sets layer_us of the records of tpot from `begin` on; leaves the model with its first block alone.
+void time_layers(models::Llama& model, const DecodeBenchOptions& options, std::vector<Record>& records,
+                 size_t begin) {
+  const int64_t layers = model.config.layers;
+  if (layers < 2) return;
+  while (model.blocks.size() > 1) model.blocks.pop_back();
+  model.config.layers = 1;
+  for (size_t i = begin; i < records.size(); ++i) {
+    Record& record = records[i];
+    if (record.mode != "tpot") continue;
+    const int64_t prompt = record.shape.at("prompt");
+    models::Generator generator(model, options.batch, prompt + options.new_tokens - 1);
+    const TextTimes one = time_texts(generator, prompts_of(options.batch, prompt, model.config.vocabulary),
+                                     {.most_tokens = options.new_tokens,
+                                      .sampling = options.sampling,
+                                      .graph = record.implementation == "tessera graph"},
+                                     options);
+    record.layer_us = 1e3 * (record.ms.p50 - percentiles(one.rest).p50) / double(layers - 1);
+  }
+}
+
+void measure_row(const models::LlamaConfig& config, const DecodeRow& row, const DecodeBenchOptions& given,
+                 std::vector<Record>& records) {
+  std::optional<ops::ForceVariant> composed;
+  if (row.composed) composed.emplace("decoder_layers", "composed");
+  std::optional<ops::TakeUnmeasured> unmeasured;
+  if (row.unmeasured) unmeasured.emplace();
+  DecodeBenchOptions options = given;
+  options.sparse = row.sparse;
+  Rng rng(1);
+  models::Llama model = random_model(config, rng, options);
+  std::vector<pretrained::SparseModule> modules;
+  if (row.sparse.is_sparse()) modules = make_sparse(model, row.sparse, options.batch);
+  const size_t begin = records.size();
+  measure_model(model, options.shape, options, modules, records);
+  for (size_t i = begin; i < records.size(); ++i) {
+    records[i].attrs["row"] = row.text;
+    if (row.composed && records[i].mode == "tpot") records[i].variant = "composed";
+  }
+  time_layers(model, options, records, begin);
+}
+
 }  // namespace
 
 std::vector<std::string> decode_shapes() {
@@ -212,13 +278,58 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   }());
   models::LlamaConfig config = found->second;
   config.dtype = options.dtype;
-  models::Llama model(config, rng, options.device, models::Start::blank, options.ranks);
-  for (const auto& [name, parameter] : nn::parameters(model))
-    if (parameter.rank() >= 2) fill_normal(parameter.detach(), 0, 0.02, rng);
+  for (const DecodeRow& row : options.rows) measure_row(config, row, options, records);
+  if (!options.rows.empty()) return records;
+  models::Llama model = random_model(config, rng, options);
   std::vector<pretrained::SparseModule> modules;
   if (options.sparse.is_sparse()) modules = make_sparse(model, options.sparse, options.batch);
   measure_model(model, options.shape, options, modules, records);
   return records;
+}
+
+DecodeRow parse_decode_row(const std::string& text) {
+  constexpr std::string_view kUnmeasured = "/unmeasured";
+  DecodeRow row{.text = text};
+  row.unmeasured = text.ends_with(kUnmeasured);
+  const std::string model = row.unmeasured ? text.substr(0, text.size() - kUnmeasured.size()) : text;
+  row.composed = model == "composed";
+  if (row.composed || model == "dense") return row;
+  std::vector<std::string> parts{""};
+  for (const char c : model) c == ':' ? parts.emplace_back() : void(parts.back() += c);
+  const auto share = [&](const std::string& given) {
+    char* end = nullptr;
+    const double value = std::strtod(given.c_str(), &end);
+    check(!given.empty() && *end == 0 && value >= 0 && value < 1, "decode: row \"", text, "\": \"", given,
+          "\" is no share of 0 or more and less than 1");
+    return value;
+  };
+  check(parts.size() == 2 || parts.size() == 3, "decode: row \"", text,
+        "\": expected dense, composed, FORMAT:W or FORMAT:W:X, such as sell-delta4:0.5 or "
+        "dense-columns:0:0.75");
+  row.sparse.format = ops::parse_sparse_format(parts[0]);
+  row.sparse.weight_sparsity = share(parts[1]);
+  if (parts.size() == 3) row.sparse.activation_sparsity = share(parts[2]);
+  return row;
+}
+
+std::string decode_rows_text(const std::vector<Record>& records) {
+  std::vector<std::vector<std::string>> rows{{"row", "prompt", "step", "ttft ms", "tpot ms", "p10", "p90",
+                                              "us per layer", "GB per token", "faster"}};
+  std::map<int64_t, double> base;  // of each prompt length
+  double first_token = 0;
+  for (const Record& r : records) {
+    if (r.mode == "ttft") {
+      first_token = r.ms.p50;
+      continue;
+    }
+    const int64_t prompt = r.shape.at("prompt");
+    const double against = base.emplace(prompt, r.ms.p50).first->second;
+    rows.push_back({r.attrs.at("row"), std::to_string(prompt), r.variant, fmt::format("{:.2f}", first_token),
+                    fmt::format("{:.3f}", r.ms.p50), fmt::format("{:.3f}", r.ms.p10),
+                    fmt::format("{:.3f}", r.ms.p90), r.layer_us > 0 ? fmt::format("{:.1f}", r.layer_us) : "-",
+                    fmt::format("{:.2f}", r.bytes / 1e9), fmt::format("{:.2f}x", against / r.ms.p50)});
+  }
+  return format_rows(rows, 3);
 }
 
 }  // namespace tessera::bench

@@ -12,10 +12,25 @@
 
 namespace tessera::bench {
 
+/// A model to time next to others in one run:
+///   dense        as it is: one persistent kernel per step where that can be
+///   composed     the same weights, one operator after the other
+///   FORMAT:W     compressed, a share W of its weights 0 (0 to 1)
+///   FORMAT:W:X   the same under gates that leave out a share X of the inputs
+/// and each with "/unmeasured", which takes kernels that are not measured yet (ops::TakeUnmeasured).
+struct DecodeRow {
+  std::string text;
+  DecodeSparse sparse = {};
+  bool composed = false, unmeasured = false;
+};
+/// Throws, naming what is wrong with the text.
+DecodeRow parse_decode_row(const std::string& text);
+
 struct DecodeBenchOptions {
   std::string shape = "llama-2-7b";  // of decode_shapes(), with random weights; or
   std::string model;                 // a Hugging Face model directory, compressed or not
   DecodeSparse sparse = {};          // of a shape
+  std::vector<DecodeRow> rows = {};  // of a shape, instead: each model is made, timed and freed in turn
   std::optional<pretrained::SparseOptions> model_sparse =
       {};  // of a directory; without it its layers run dense
   std::vector<int64_t> prompts = {32, 2048};
@@ -39,6 +54,13 @@ std::vector<std::string> decode_shapes();
 /// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a
 /// prompt length; bytes of tpot are the weights that a step reads and the cache at half of the new tokens.
 /// FLOPs and bytes are those of all ranks, and a ceiling is that of all GPUs.
+///
+/// With `rows`, each record has the row as its attribute "row", and those of tpot say how long a layer takes:
+/// the difference between a token of the model and one of its first block alone, divided by the other blocks.
 std::vector<Record> bench_decode(const DecodeBenchOptions& options);
+
+/// The rows of one run as a table: TTFT, TPOT, time per layer, bytes per token, and how many times faster
+/// than the run's first row with the same prompt.
+std::string decode_rows_text(const std::vector<Record>& records);
 
 }  // namespace tessera::bench

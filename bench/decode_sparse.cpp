@@ -27,28 +27,46 @@ std::vector<float> magnitudes_of(const Tensor& values, int64_t most) {
   return some;
 }
 
-/// Compresses each matrix, its smallest elements set to 0.
+/// The rows of a module, compressed on its device, their smallest elements set to 0.
+ops::SparseWeight pruned(const pretrained::LinearModule& module, ops::SparseFormat format, double sparsity) {
+  const Tensor part = module.layer->weight.detach().slice(0, module.first, module.first + module.rows);
+  const Tensor weight = part.to(Device::cpu()).clone();
+  constexpr int64_t kSampled = 100'000;
+  const float least =
+      quantile(magnitudes_of(weight.slice(0, 0, std::min<int64_t>(weight.size(0), 64)), kSampled), sparsity);
+  dispatch_floating(weight.dtype(), "decode", [&]<class T>() {
+    parallel_for(weight.size(0), 16, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        T* const row = weight.data<T>() + r * weight.layout().stride(0);
+        for (int64_t c = 0; c < weight.size(1); ++c)
+          if (sparsity > 0 && std::fabs(float(row[c])) < least) row[c] = T(0.0f);
+      }
+    });
+  });
+  return ops::compress(weight, format).to(part.device());
+}
+
+ops::SparseWeight copy_of(const ops::SparseWeight& weight) {
+  ops::SparseWeight copy = weight;
+  for (Tensor* const array : {&copy.values, &copy.bitmaps, &copy.gaps, &copy.offsets, &copy.info})
+    if (array->defined()) *array = array->clone();
+  copy.constant = false;
+  copy.settle();
+  return copy;
+}
+
+/// Compresses the matrices of the first block; the other blocks get copies of them.
 void compress_layers(models::Llama& model, ops::SparseFormat format, double sparsity) {
   std::map<nn::Linear*, nn::Compressed> forms;
+  std::vector<ops::SparseWeight> first;  // of the first block, module by module
+  size_t next = 0;                       // of those, in the block at hand
   const pretrained::LinearModules modules = pretrained::linear_modules(model);
   for (const pretrained::LinearModule& module : modules.all) {
     if (!module.ours.starts_with("blocks.")) continue;
-    const Tensor part = module.layer->weight.detach().slice(0, module.first, module.first + module.rows);
-    const Tensor weight = part.to(Device::cpu()).clone();
-    constexpr int64_t kSampled = 100'000;
-    const float least = quantile(
-        magnitudes_of(weight.slice(0, 0, std::min<int64_t>(weight.size(0), 64)), kSampled), sparsity);
-    dispatch_floating(weight.dtype(), "decode", [&]<class T>() {
-      parallel_for(weight.size(0), 16, [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          T* const row = weight.data<T>() + r * weight.layout().stride(0);
-          for (int64_t c = 0; c < weight.size(1); ++c)
-            if (sparsity > 0 && std::fabs(float(row[c])) < least) row[c] = T(0.0f);
-        }
-      });
-    });
+    const bool is_first = module.ours.starts_with("blocks.0.");
+    if (is_first) first.push_back(pruned(module, format, sparsity));
     nn::Compressed& form = forms[module.layer];
-    form.parts.push_back({ops::compress(weight, format).to(part.device()), {}});
+    form.parts.push_back({is_first ? first.back() : copy_of(first.at(next++ % first.size())), {}});
     if (module.first + module.rows == module.layer->out) {
       module.layer->form = std::move(form);
       module.layer->weight = Tensor();

@@ -15,9 +15,11 @@ struct DecodeSparse {
   bool is_sparse() const { return format || activation_sparsity > 0; }
 };
 
-/// Prunes, compresses and gates the linear layers in the model's blocks. A gate's threshold is the quantile
-/// of |x| over the inputs of its layer on 64 random tokens. Throws as pretrained::make_sparse does with
-/// `required`.
+/// Prunes, compresses and gates the linear layers in the model's blocks. All blocks have the compressed
+/// weights of the first, each in memory of its own: the host would take minutes for the 6.5 billion of a 7B
+/// model, and the time of a step depends on how many zeros there are and where, and on memory that no layer
+/// before has read. A gate's threshold is the quantile of |x| over the inputs of its layer on 64 random
+/// tokens. Throws as pretrained::make_sparse does with `required`.
 std::vector<pretrained::SparseModule> make_sparse(models::Llama& model, const DecodeSparse& sparse,
                                                   int64_t tokens);
 

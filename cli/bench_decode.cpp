@@ -11,7 +11,7 @@ namespace tessera::cli {
 namespace {
 
 struct DecodeArgs {
-  std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json, format;
+  std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json, format, rows;
   SparseFlags sparse;
   ShareFlag weight_sparsity;
   TensorParallelFlags parallel;
@@ -35,6 +35,24 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
   if (!args.format.empty()) options.sparse.format = ops::parse_sparse_format(args.format);
   options.sparse.weight_sparsity = weights;
   options.sparse.activation_sparsity = flags.activation.get().value_or(0);
+  if (args.rows.empty()) return;
+  if (options.sparse.is_sparse())
+    throw UsageError("--rows: each row has its own format and shares; leave out --format and the shares");
+  try {
+    for (const std::string& row : split_list(args.rows, "--rows"))
+      options.rows.push_back(bench::parse_decode_row(row));
+  } catch (const Error& error) {
+    throw UsageError("--rows: " + error.message());
+  }
+}
+
+/// Prints and appends the records; those of several models in one run as a table next to each other.
+void tell(std::vector<bench::Record> records, const bench::DecodeBenchOptions& options,
+          const std::string& json) {
+  if (options.rows.empty()) return publish(std::move(records), json);
+  bench::stamp(records);
+  fmt::print("{}", bench::decode_rows_text(records));
+  if (!json.empty()) bench::append_records(json, records);
 }
 
 int bench_decode(const DecodeArgs& args) {
@@ -46,6 +64,8 @@ int bench_decode(const DecodeArgs& args) {
                                     .repeats = args.repeats,
                                     .warmups = args.warmups};
   if (!args.shape.empty()) options.shape = args.shape;
+  if (!args.rows.empty() && !args.model.empty())
+    throw UsageError("--rows: of random weights (--shape); a model directory is one row");
   if (args.model.empty())
     set_random(options, args);
   else if (const std::optional<double> weights = args.weight_sparsity.get(); weights || !args.format.empty())
@@ -66,8 +86,8 @@ int bench_decode(const DecodeArgs& args) {
     options.dtype = dtypes[0];
   }
   if (!args.json.empty()) check_writable(args.json);
-  if (args.parallel.ranks > 1 && (options.sparse.is_sparse() || options.model_sparse))
-    throw UsageError("--tensor-parallel: of a dense model; leave out compressed weights and gates");
+  if (args.parallel.ranks > 1 && (options.sparse.is_sparse() || options.model_sparse || !options.rows.empty()))
+    throw UsageError("--tensor-parallel: of one dense model; leave out --rows, compressed weights and gates");
   options.world = args.parallel.join("bench decode", args.device);
   return options.world.told([&] {
     options.device = device_of(args.device, options.world.place());
@@ -76,7 +96,7 @@ int bench_decode(const DecodeArgs& args) {
     tell_shared(options.world, options.device);
     std::vector<bench::Record> records;
     end_at_failure(options.world, options.device, [&] { records = bench::bench_decode(options); });
-    if (options.world.leads()) publish(std::move(records), args.json);
+    if (options.world.leads()) tell(std::move(records), options, args.json);
     options.world.host().barrier();
     return 0;
   });
@@ -99,6 +119,11 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   add_weight_sparsity(*command, args->weight_sparsity,
                       "Share of the random weights, the smallest, that are 0; --activation-sparsity: of the "
                       "inputs of\neach layer, by a threshold from random tokens");
+  command->add_option(
+      "--rows", args->rows,
+      "Models of a --shape to time one after the other, a,b,c: dense, composed, FORMAT:W or "
+      "FORMAT:W:X\n(shares of zero weights and of inputs left out), each with /unmeasured for "
+      "kernels that are not\nmeasured yet; the table adds the time per layer");
   command->add_option("--prompt-tokens", args->prompts, "Prompt lengths in tokens, a,b,c");
   command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")
       ->check(kDecimal)

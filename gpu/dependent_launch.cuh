@@ -12,8 +12,8 @@
 /// thread that goes on to touch global memory, before it does so: before it reads what earlier kernels wrote,
 /// and before it writes what they may still read, which the allocator makes common (it hands memory of a
 /// freed tensor to the next one in stream order). Ahead of it are allowed: shared memory, barriers,
-/// parameters, prefetches of tensor maps, arithmetic. Weights are no constants: the optimizer of the step
-/// before wrote them.
+/// parameters, prefetches of tensor maps, arithmetic. Weights are no constants, since an optimizer may have
+/// just written them; compressed ones are where their owner waited for that (ops::SparseWeight::constant).
 ///
 /// Why this is enough. griddepcontrol.wait returns when the kernel before has ended and its writes are
 /// visible. That kernel ended only after its own wait returned, so all before it have ended too: the chain is

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/compressed_internal.h"
 #include "nn/gated_inputs.h"
 #include "nn/low_rank_internal.h"
 #include "nn/observe.h"
-#include "nn/prefill_scope.h"
 #include "nn/slice_scope.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
@@ -74,10 +74,7 @@ Tensor multiply(const Compressed& compressed, const Tensor& x, const Tensor& wei
                 const Tensor& residual) {
   check(!weight.defined(), "linear: the layer is compressed, but it is called with a dense weight ",
         weight.shape(), "; a layer that is tied to another's weight stays dense");
-  const bool has_gate = std::ranges::any_of(
-      compressed.parts, [](const ops::SparsePart& part) { return part.gate.kind != ops::Gate::Kind::none; });
-  if (has_gate && x.rank() == 2 && PrefillScope::gated_rows(x.size(0), compressed.prefill))
-    return multiply_gated_rows(compressed, x, bias, residual);
+  if (spares_rows(compressed, x)) return multiply_gated_rows(compressed, x, bias, residual);
   return ops::sparse_linear(x, compressed.parts, bias, residual);
 }
 

@@ -1,5 +1,6 @@
 #include "nn/mlp.h"
 
+#include "nn/compressed_internal.h"
 #include "nn/drop_bp.h"
 #include "nn/hidden_l1.h"
 #include "nn/observe.h"
@@ -21,6 +22,14 @@ const Slice* common_slice(const Linear& up, const Linear& down) {
   const auto* const one = std::get_if<Slice>(&up.form);
   const auto* const other = std::get_if<Slice>(&down.form);
   return one && other && *one == *other ? one : nullptr;
+}
+
+/// Gate and up of a compressed layer of two equal parts, if one operator can take both; or null.
+const ops::SparsePart* gate_and_up(const Linear& up, const Tensor& x) {
+  const auto* const form = std::get_if<Compressed>(&up.form);
+  const bool fits = form && form->parts.size() == 2 && 2 * form->parts[0].weight.out == up.out;
+  return fits && !up.bias.defined() && !Observe::sees(&up) && !spares_rows(*form, x) ? form->parts.data()
+                                                                                     : nullptr;
 }
 
 }  // namespace
@@ -82,6 +91,11 @@ Tensor Mlp::hidden(const Tensor& x) const {
   if (const auto* const slice = std::get_if<Slice>(&up.form);
       slice && is_swiglu && !up.bias.defined() && !Observe::sees(&up))
     return ops::linear_swiglu(x, up.weight, SliceScope::completed(*slice));
+  if (const ops::SparsePart* const parts = is_swiglu ? gate_and_up(up, x) : nullptr) {
+    const LayerCall call(up, Site::here());
+    note_form(up.form);
+    return ops::sparse_linear_swiglu(x, parts[0], parts[1]);
+  }
   const Tensor rows = up(x);
   if (is_swiglu) return ops::swiglu(rows);
   if (!gated) return ops::activation(rows, activation);

@@ -11,12 +11,10 @@ constexpr int64_t kLeastRange = 128;
 template <class T>
 ColumnArgs<T> args_of(const SparsePartCall& call, const Tensor& x, const Tensor& residual, Tensor& bits,
                       int tiles) {
-  ColumnArgs<T> args{.to = output_of<T>(call, residual),
-                     .x = x.data<T>(),
-                     .x_stride = x.layout().stride(0),
-                     .gate = device_gate(call.gate, x, bits),
-                     .tokens = int(x.size(0)),
-                     .in = int(x.size(1))};
+  ColumnArgs<T> args{
+      .to = output_of<T>(call, residual),
+      .x = {.x = x.data<T>(), .stride = x.layout().stride(0), .tokens = int(x.size(0)), .in = int(x.size(1))},
+      .gate = device_gate(call.gate, x, bits)};
   args.blocks = cluster_blocks(tiles, x.size(1), kLeastRange, 4, x.device());
   args.range = int(gpu::ceil_div(gpu::ceil_div(x.size(1), args.blocks), kWarp)) * kWarp;
   return args;
@@ -45,11 +43,11 @@ void sparse_columns_cuda(const SparsePartCall& call) {
       ColumnArgs<T> args = args_of<T>(call, x, residual, bits, tiles);
       args.values = values.template data<T>();
       args.column_stride = values.layout().stride(0);
-      if (args.tokens == 1)
+      if (args.x.tokens == 1)
         launch(device, args, tiles, multiply_columns<T, 1, 8, 3>);
-      else if (args.tokens == 2)
+      else if (args.x.tokens == 2)
         launch(device, args, tiles, multiply_columns<T, 2, 8, 2>);
-      else if (args.tokens <= 4)
+      else if (args.x.tokens <= 4)
         launch(device, args, tiles, multiply_columns<T, 4, 8, 2>);
       else
         launch(device, args, tiles, multiply_columns<T, 8, 8, 1>);
@@ -70,9 +68,9 @@ void sparse_tiles_cuda(const SparsePartCall& call) {
       args.info = reinterpret_cast<const uint32_t*>(call.weight.info.template data<int32_t>());
       args.offsets = call.weight.offsets.template data<int32_t>();
       args.group_columns = int(call.weight.group_columns());
-      if (args.tokens == 1)
+      if (args.x.tokens == 1)
         launch(device, args, tiles, multiply_tiles<T, 1, 4, 3>);
-      else if (args.tokens <= 4)
+      else if (args.x.tokens <= 4)
         launch(device, args, tiles, multiply_tiles<T, 4, 4, 2>);
       else
         launch(device, args, tiles, multiply_tiles<T, 8, 2, 1>);

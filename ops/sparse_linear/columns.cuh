@@ -22,13 +22,20 @@ namespace tessera::ops::sparse {
 
 inline constexpr int kColumnThreads = 256, kColumnWarps = kColumnThreads / kWarp, kTileOutputs = 256;
 
+/// The tokens' inputs.
+template <class T>
+struct ColumnInputs {
+  const T* x;
+  int64_t stride;
+  int tokens, in;
+};
+
 template <class T>
 struct ColumnArgs {
   Output<T> to;
-  const T* x;
-  int64_t x_stride;
+  ColumnInputs<T> x;
   DeviceGate gate;
-  int tokens, in, range, blocks;  // range: inputs of a block of the cluster
+  int range, blocks;  // range: inputs of a block of the cluster
   const T* values;
   int64_t column_stride;           // columns
   const uint32_t *bitmaps, *info;  // tiles
@@ -60,21 +67,22 @@ struct ColumnShared {
   int counts[kColumnWarps];
 };
 
-/// Fills the list with those of the inputs begin ... end - 1 that count. Returns their number. Contains
-/// barriers, the last after the list is written.
-template <class T, int kTokens>
-__device__ __forceinline__ int list_inputs(ColumnShared<kTokens>& shared, const ColumnArgs<T>& args,
-                                           int begin, int end) {
+/// Fills the list with those of the inputs begin ... end - 1 that count. Returns their number. Called by
+/// kColumnThreads threads, of which this is the one of index `thread`; sync() is a barrier among them, and
+/// the last is after the list is written.
+template <class T, int kTokens, class Sync>
+__device__ __forceinline__ int list_inputs(ColumnShared<kTokens>& shared, const ColumnInputs<T>& inputs,
+                                           const DeviceGate& gate, int begin, int end, int thread,
+                                           Sync&& sync) {
   constexpr int kSteps = kListSteps<kTokens>;
-  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp,
-            first = begin + warp * (kSteps * kWarp) + lane;
+  const int lane = thread % kWarp, warp = thread / kWarp, first = begin + warp * (kSteps * kWarp) + lane;
   float x[kSteps][kTokens];
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       const int j = first + s * kWarp;
-      x[s][t] = j < end && t < args.tokens ? float(args.x[t * args.x_stride + j]) : 0.0f;
+      x[s][t] = j < end && t < inputs.tokens ? float(inputs.x[t * inputs.stride + j]) : 0.0f;
     }
   unsigned votes[kSteps];
   int count = 0;
@@ -84,16 +92,16 @@ __device__ __forceinline__ int list_inputs(ColumnShared<kTokens>& shared, const 
     bool any = false;
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
-      const bool counts = j < end && t < args.tokens && args.gate.counts(t, j, x[s][t]);
+      const bool counts = j < end && t < inputs.tokens && gate.counts(t, j, x[s][t]);
       if (!counts) x[s][t] = 0;
       any |= counts;
     }
     votes[s] = __ballot_sync(0xFFFFFFFFu, any);
     count += __popc(votes[s]);
   }
-  __syncthreads();  // the list before is multiplied
+  sync();  // the list before is multiplied
   if (lane == 0) shared.counts[warp] = count;
-  __syncthreads();
+  sync();
   int at = 0, all = 0;
 #pragma unroll
   for (int w = 0; w < kColumnWarps; ++w) {
@@ -110,7 +118,7 @@ __device__ __forceinline__ int list_inputs(ColumnShared<kTokens>& shared, const 
     }
     at += __popc(votes[s]);
   }
-  __syncthreads();
+  sync();
   return all;
 }
 
@@ -123,67 +131,85 @@ __device__ __forceinline__ void add_column(float (&sum)[kTokens][8], const float
     for (int i = 0; i < 8; ++i) sum[t][i] += weight[i] * x[t];
 }
 
-/// Adds the warps' sums in order, then those of the cluster's blocks, and stores the results. Lane l has the
-/// outputs 8 l ... 8 l + 7 of the tile.
-template <class T, int kTokens>
-__device__ __forceinline__ void finish_columns(ColumnShared<kTokens>& shared, const ColumnArgs<T>& args,
-                                               int first, const float (&sum)[kTokens][8]) {
-  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
+/// Adds the warps' sums in order, into shared.sums.of_block. Lane l has the outputs 8 l ... 8 l + 7 of the
+/// tile. Called as list_inputs is.
+template <int kTokens, class Sync>
+__device__ __forceinline__ void add_warps(ColumnShared<kTokens>& shared, const float (&sum)[kTokens][8],
+                                          int thread, Sync&& sync) {
+  const int lane = thread % kWarp, warp = thread / kWarp;
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) {
-    __syncthreads();  // the list, or the token before, is read
+    sync();  // the list, or the token before, is read
     float4* const mine = reinterpret_cast<float4*>(&shared.sums.of_warps[warp][lane * 8]);
     mine[0] = {sum[t][0], sum[t][1], sum[t][2], sum[t][3]};
     mine[1] = {sum[t][4], sum[t][5], sum[t][6], sum[t][7]};
-    __syncthreads();
-    float total = shared.sums.of_warps[0][threadIdx.x];
+    sync();
+    float total = shared.sums.of_warps[0][thread];
 #pragma unroll
-    for (int w = 1; w < kColumnWarps; ++w) total += shared.sums.of_warps[w][threadIdx.x];
-    shared.sums.of_block[t][threadIdx.x] = total;
+    for (int w = 1; w < kColumnWarps; ++w) total += shared.sums.of_warps[w][thread];
+    shared.sums.of_block[t][thread] = total;
   }
-  reduce_cluster(&shared.sums.of_block[0][0], args.tokens * kTileOutputs, args.blocks,
+}
+
+/// Adds the warps' sums, then those of the cluster's blocks, and stores the results.
+template <class T, int kTokens>
+__device__ __forceinline__ void finish_columns(ColumnShared<kTokens>& shared, const ColumnArgs<T>& args,
+                                               int first, const float (&sum)[kTokens][8]) {
+  add_warps<kTokens>(shared, sum, int(threadIdx.x), [] { __syncthreads(); });
+  reduce_cluster(&shared.sums.of_block[0][0], args.x.tokens * kTileOutputs, args.blocks,
                  [&](int i, float value) {
                    const int row = first + i % kTileOutputs;
                    if (row < args.to.out) args.to.store(i / kTileOutputs, row, value);
                  });
 }
 
-/// kAhead columns are in flight per warp; a slot is filled again as soon as it was used.
+/// Adds the columns of the list's entries, which the warps take in turns. kAhead columns are on the way per
+/// warp; a slot is filled again as soon as it was used. `mine`: the lane's outputs of column 0, of which
+/// `left` exist.
+template <class T, int kTokens, int kAhead>
+__device__ __forceinline__ void add_listed(float (&sum)[kTokens][8], const ColumnShared<kTokens>& shared,
+                                           int count, const T* mine, int64_t column_stride, int left,
+                                           int warp) {
+  gpu::Words<T> words[kAhead];
+  const auto load = [&](int a, int entry) {
+    if (entry >= count || left <= 0) return;
+    const T* const column = mine + shared.list.input[entry] * column_stride;
+    words[a] = left >= 8 ? gpu::load_once(column) : gpu::load_part(column, left);
+  };
+#pragma unroll
+  for (int a = 0; a < kAhead; ++a) load(a, warp + a * kColumnWarps);
+  for (int base = warp; base < count; base += kColumnWarps * kAhead) {
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int entry = base + a * kColumnWarps;
+      if (entry >= count) break;
+      float weight[8], x[kTokens];
+      gpu::unpack(weight, words[a]);
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) x[t] = shared.list.x[entry][t];
+      add_column<kTokens>(sum, weight, x);
+      load(a, entry + kColumnWarps * kAhead);
+    }
+  }
+}
+
 template <class T, int kTokens, int kAhead, int kBlocks>
 __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_columns(const ColumnArgs<T> args) {
   __shared__ ColumnShared<kTokens> shared;
   gpu::launch_dependents();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int first = int(blockIdx.x) / args.blocks * kTileOutputs,
-            from = int(blockIdx.x) % args.blocks * args.range, until = min(args.in, from + args.range);
+            from = int(blockIdx.x) % args.blocks * args.range, until = min(args.x.in, from + args.range);
   const int left = args.to.out - (first + lane * 8);  // outputs of this lane that exist
   const T* const mine = args.values + first + lane * 8;
   gpu::grid_dependency_wait();
 
   float sum[kTokens][8] = {};
-  gpu::Words<T> words[kAhead];
   for (int begin = from; begin < until; begin += kListInputs<kTokens>) {
-    const int count = list_inputs<T, kTokens>(shared, args, begin, min(until, begin + kListInputs<kTokens>));
-    const auto load = [&](int a, int entry) {
-      if (entry >= count || left <= 0) return;
-      const T* const column = mine + shared.list.input[entry] * args.column_stride;
-      words[a] = left >= 8 ? gpu::load_once(column) : gpu::load_part(column, left);
-    };
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) load(a, warp + a * kColumnWarps);
-    for (int base = warp; base < count; base += kColumnWarps * kAhead) {
-#pragma unroll
-      for (int a = 0; a < kAhead; ++a) {
-        const int entry = base + a * kColumnWarps;
-        if (entry >= count) break;
-        float weight[8], x[kTokens];
-        gpu::unpack(weight, words[a]);
-#pragma unroll
-        for (int t = 0; t < kTokens; ++t) x[t] = shared.list.x[entry][t];
-        add_column<kTokens>(sum, weight, x);
-        load(a, entry + kColumnWarps * kAhead);
-      }
-    }
+    const int count =
+        list_inputs<T, kTokens>(shared, args.x, args.gate, begin, min(until, begin + kListInputs<kTokens>),
+                                int(threadIdx.x), [] { __syncthreads(); });
+    add_listed<T, kTokens, kAhead>(sum, shared, count, mine, args.column_stride, left, warp);
   }
   finish_columns<T, kTokens>(shared, args, first, sum);
 }
@@ -201,13 +227,15 @@ __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_tiles(const 
   gpu::launch_dependents();
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int group_row = int(blockIdx.x) / args.blocks, first = group_row * kTileOutputs,
-            from = int(blockIdx.x) % args.blocks * args.range, until = min(args.in, from + args.range);
+            from = int(blockIdx.x) % args.blocks * args.range, until = min(args.x.in, from + args.range);
   const unsigned below = (1u << (lane % 4 * 8)) - 1;  // bits of the word that are other lanes', lower ones
   gpu::grid_dependency_wait();
 
   float sum[kTokens][8] = {};
   for (int begin = from; begin < until; begin += kListInputs<kTokens>) {
-    const int count = list_inputs<T, kTokens>(shared, args, begin, min(until, begin + kListInputs<kTokens>));
+    const int count =
+        list_inputs<T, kTokens>(shared, args.x, args.gate, begin, min(until, begin + kListInputs<kTokens>),
+                                int(threadIdx.x), [] { __syncthreads(); });
     for (int base = warp; base < count; base += kColumnWarps * kAhead) {
       uint32_t word[kAhead], info[kAhead];
       int start[kAhead];

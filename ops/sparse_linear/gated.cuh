@@ -73,21 +73,32 @@ Output<T> output_of(const SparsePartCall& call, const Tensor& residual) {
           .out = int(call.weight.out)};
 }
 
+/// What the blocks of a cluster hold at this address of their shared memory, added in the order of the
+/// blocks.
+__device__ __forceinline__ float add_blocks(const float* from, int blocks) {
+  const uint32_t at = gpu::shared_address(from);
+  float sum = gpu::load_cluster(gpu::cluster_address(at, 0));
+  for (int other = 1; other < blocks; ++other)
+    sum += gpu::load_cluster(gpu::cluster_address(at, uint32_t(other)));
+  return sum;
+}
+
+/// Calls visit(index) for `count` elements of shared memory, each in one block of the cluster, when all
+/// blocks have written theirs; no block ends before. All threads of the cluster.
+template <class Visit>
+__device__ __forceinline__ void visit_in_cluster(int count, int blocks, Visit&& visit) {
+  gpu::cluster_sync();  // all sums are written
+  const int rank = int(gpu::cluster_rank()), share = (count + blocks - 1) / blocks,
+            end = min(count, (rank + 1) * share);
+  for (int i = rank * share + int(threadIdx.x); i < end; i += int(blockDim.x)) visit(i);
+  gpu::cluster_sync();  // no block ends while another reads its sums
+}
+
 /// Adds what the blocks of a cluster hold in `sums`, at the same place in each, in the order of the blocks,
 /// and calls store(index, sum) for all `count` elements, each in one block. All threads of the cluster.
 template <class Store>
 __device__ __forceinline__ void reduce_cluster(const float* sums, int count, int blocks, Store&& store) {
-  gpu::cluster_sync();  // all sums are written
-  const int rank = int(gpu::cluster_rank()), share = (count + blocks - 1) / blocks,
-            end = min(count, (rank + 1) * share);
-  for (int i = rank * share + int(threadIdx.x); i < end; i += int(blockDim.x)) {
-    const uint32_t at = gpu::shared_address(sums + i);
-    float sum = gpu::load_cluster(gpu::cluster_address(at, 0));
-    for (int other = 1; other < blocks; ++other)
-      sum += gpu::load_cluster(gpu::cluster_address(at, uint32_t(other)));
-    store(i, sum);
-  }
-  gpu::cluster_sync();  // no block ends while another reads its sums
+  visit_in_cluster(count, blocks, [&](int i) { store(i, add_blocks(sums + i, blocks)); });
 }
 
 /// Blocks that share the sums of one tile of outputs, a power of two up to 8: so many that `tiles` of them

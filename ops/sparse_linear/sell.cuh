@@ -22,17 +22,34 @@ namespace tessera::ops::sparse {
 
 inline constexpr int kWindow = int(sell_delta4::kGroupRows);  // rows, and threads of a group
 
+/// The tokens' inputs, in parts of `width`.
+template <class T>
+struct SellInputs {
+  const T* x;
+  int64_t stride;
+  int tokens, in, parts, width;
+};
+
 template <class T>
 struct SellArgs {
   Output<T> to;
-  const T* x;
+  SellInputs<T> x;
   const uint4* values;
   const uint32_t *gaps, *rows;
   const int32_t* offsets;
-  int64_t x_stride;
   DeviceGate gate;
-  int tokens, in, parts, width, blocks;  // blocks of the cluster
+  int blocks;  // of the cluster
 };
+
+template <class T>
+SellInputs<T> inputs_of(const Tensor& x, const SparseWeight& weight) {
+  return {.x = x.data<T>(),
+          .stride = x.layout().stride(0),
+          .tokens = int(x.size(0)),
+          .in = int(weight.in),
+          .parts = int(weight.group_columns()),
+          .width = int(sell_delta4::width_of(weight.in))};
+}
 
 /// How many chunks a lane has read ahead, groups of 8 warps in a block, and blocks on an SM at least.
 template <int kTokensOf, int kGroupsOf, int kAheadOf, int kBlocksOf>
@@ -111,16 +128,16 @@ __device__ __forceinline__ void add_chunk(float (&sum)[Shape::kTokens], const Se
 
 /// The inputs of a part, under the gate, and zeros past it. The threads of a group.
 template <class T, class Shape>
-__device__ __forceinline__ void load_inputs(char* to, const SellArgs<T>& args, int first, int thread) {
-  for (int i = thread; i < args.width + 8; i += kWindow) {
-    const int j = first + i;
+__device__ __forceinline__ void load_inputs(char* to, const SellInputs<T>& inputs, const DeviceGate& gate,
+                                            int part, int thread) {
+  for (int i = thread; i < inputs.width + 8; i += kWindow) {
+    const int j = part * inputs.width + i;
 #pragma unroll
     for (int t = 0; t < Shape::kTokens; ++t) {
+      const bool there = i < inputs.width && j < inputs.in && t < inputs.tokens;
       T x(0.0f);
-      if (i < args.width && j < args.in && t < args.tokens) x = args.x[t * args.x_stride + j];
-      if (!args.gate.is_open && i < args.width && j < args.in && t < args.tokens &&
-          !args.gate.counts(t, j, float(x)))
-        x = T(0.0f);
+      if (there) x = inputs.x[t * inputs.stride + j];
+      if (there && !gate.is_open && !gate.counts(t, j, float(x))) x = T(0.0f);
       if constexpr (Shape::kTokens == 1)
         reinterpret_cast<float*>(to)[i] = float(x);
       else
@@ -138,15 +155,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) multiply_slic
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp, slice = warp % 8,
             group = warp / 8, thread = int(threadIdx.x) % kWindow;
   const int rank = int(blockIdx.x) % args.blocks, window = int(blockIdx.x) / args.blocks;
-  const int of_block = (args.parts + args.blocks - 1) / args.blocks,
+  const int of_block = (args.x.parts + args.blocks - 1) / args.blocks,
             of_group = (of_block + kGroups - 1) / kGroups;  // parts
-  char* const inputs = memory + uint32_t(group) * uint32_t(args.width + 8) * Shape::kBytes;
+  char* const inputs = memory + uint32_t(group) * uint32_t(args.x.width + 8) * Shape::kBytes;
   for (int i = thread; i < kTokens * kWindow; i += kWindow) sums[group][i] = 0;
   gpu::grid_dependency_wait();
   for (int p = 0; p < of_group; ++p) {
     const int of_group_part = group * of_group + p, part = rank * of_block + of_group_part;
-    const bool there = of_group_part < of_block && part < args.parts;
-    const int64_t index = (int64_t(window) * args.parts + (there ? part : 0)) * 8 + slice;
+    const bool there = of_group_part < of_block && part < args.x.parts;
+    const int64_t index = (int64_t(window) * args.x.parts + (there ? part : 0)) * 8 + slice;
     const int begin = args.offsets[index], chunks = there ? args.offsets[index + 1] - begin : 0;
     const uint4* const values = args.values + int64_t(begin) * kWarp + lane;
     const uint32_t* const gaps = args.gaps + int64_t(begin) * kWarp + lane;
@@ -156,10 +173,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) multiply_slic
       if (a < chunks) ahead[a].load(values + a * kWarp, gaps + a * kWarp);
     const int row = int(args.rows[index * 8 + lane / 4] >> lane % 4 * 8 & 0xFF);
     __syncthreads();  // the inputs before are read
-    load_inputs<T, Shape>(inputs, args, part * args.width, thread);
+    load_inputs<T, Shape>(inputs, args.x, args.gate, part, thread);
     __syncthreads();
     uint32_t place = gpu::shared_address(inputs);
-    const uint32_t end = place + uint32_t(args.width) * Shape::kBytes;
+    const uint32_t end = place + uint32_t(args.x.width) * Shape::kBytes;
     float sum[kTokens] = {};
     for (int c = 0; c < chunks; c += kAhead) {
 #pragma unroll
@@ -181,7 +198,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) multiply_slic
 #pragma unroll
       for (int g = 1; g < kGroups; ++g) sums[0][i] += sums[g][i];
   }
-  reduce_cluster(&sums[0][0], args.tokens * kWindow, args.blocks, [&](int i, float value) {
+  reduce_cluster(&sums[0][0], args.x.tokens * kWindow, args.blocks, [&](int i, float value) {
     const int row = window * kWindow + i % kWindow;
     if (row < args.to.out) args.to.store(i / kWindow, row, value);
   });

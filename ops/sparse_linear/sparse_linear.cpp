@@ -2,7 +2,10 @@
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
+#include "ops/sparse_linear/joint_plan.h"
 #include "ops/sparse_linear/sparse_linear_kernels.h"
+#include "ops/swiglu/swiglu.h"
+#include "ops/unmeasured.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {
@@ -13,6 +16,7 @@ struct SparseProblem {
   SparseFormat format;
   DType dtype;
   int64_t tokens, out, in;
+  int64_t tiles;  // of 256 outputs, each part rounded up
 };
 
 std::string describe_problem(const SparseProblem& p) {
@@ -32,9 +36,37 @@ Reason lacks_format(const SparseProblem& p, const Gpu& gpu, SparseFormat format,
   return lacks_common(p, gpu);
 }
 
+Reason lacks_columns_plan(const SparseProblem& p, const Gpu& gpu, bool swiglu) {
+  const Reason lacks = lacks_format(p, gpu, SparseFormat::dense_columns, kColumnTokens);
+  if (!lacks.empty()) return lacks;
+  return sparse::plan_columns(p.tiles, p.in, p.tokens, swiglu, gpu.multiprocessors).lacks;
+}
+Reason lacks_sell_plan(const SparseProblem& p, const Gpu& gpu, bool swiglu) {
+  const Reason lacks = lacks_format(p, gpu, SparseFormat::sell_delta4, kSellTokens);
+  if (!lacks.empty()) return lacks;
+  return sparse::plan_sell(p.tiles, p.in, p.tokens, swiglu, gpu.multiprocessors).lacks;
+}
+
+/// The kernels that take all parts in one launch: not measured yet, so taken only where they are forced.
+template <class Problem>
+Estimate joint_estimate(const Problem&, const Gpu&) {
+  return unmeasured();
+}
+
 void run_gemm(const SparseCall& call);
 
 constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
+    {"columns_joint",
+     [](const SparseProblem& p, const Gpu& gpu) { return lacks_columns_plan(p, gpu, false); },
+     joint_estimate<SparseProblem>,
+     [](const SparseCall& call) {
+       if constexpr (kCuda) sparse_columns_joint_cuda(call);
+     }},
+    {"sell_joint", [](const SparseProblem& p, const Gpu& gpu) { return lacks_sell_plan(p, gpu, false); },
+     joint_estimate<SparseProblem>,
+     [](const SparseCall& call) {
+       if constexpr (kCuda) sparse_sell_joint_cuda(call);
+     }},
     {"columns",
      [](const SparseProblem& p, const Gpu& gpu) {
        return lacks_format(p, gpu, SparseFormat::dense_columns, kColumnTokens);
@@ -69,8 +101,12 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      }},
     {"gemm", lacks_common, is_otherwise<SparseProblem>, run_gemm, kGemmVariants}};
 
+int64_t tiles_of(int64_t out) {
+  return (out + sparse::kTileRows - 1) / sparse::kTileRows;
+}
+
 SparseProblem problem_of(const SparseWeight& weight, int64_t tokens) {
-  return {weight.format, weight.dtype(), tokens, weight.out, weight.in};
+  return {weight.format, weight.dtype(), tokens, weight.out, weight.in, tiles_of(weight.out)};
 }
 
 /// Elements of decompressed rows that lie in memory at a time: 32 MB, which the L2 holds until the GEMM has
@@ -105,21 +141,31 @@ void run_gemm(const SparseCall& call) {
   for_each_part(call, multiply_decompressed);
 }
 
-void check_part(const Tensor& x, const SparsePart& part, size_t index) {
+void check_part(const char* op, const Tensor& x, const SparsePart& part, size_t index) {
   const SparseWeight& weight = part.weight;
-  check(weight.values.defined(), "sparse_linear: the weight of part ", index, " is undefined");
+  check(weight.values.defined(), op, ": the weight of part ", index, " is undefined");
   const DType dtype = weight.dtype();
   const bool wider = x.device().is_cpu() && (x.dtype() == DType::f64 || x.dtype() == DType::f32);
-  check(dtype == x.dtype() || (wider && size_of(dtype) <= size_of(x.dtype())), "sparse_linear: x is ",
-        describe(x), ", but the weight of part ", index, " is ", dtype, "; expected ", dtype,
+  check(dtype == x.dtype() || (wider && size_of(dtype) <= size_of(x.dtype())), op, ": x is ", describe(x),
+        ", but the weight of part ", index, " is ", dtype, "; expected ", dtype,
         wider || x.device().is_cpu() ? ", f32 or f64" : "");
-  check(weight.device() == x.device(), "sparse_linear: x is ", describe(x), ", but the weight of part ",
-        index, " is on ", weight.device().name());
-  check(weight.in == x.size(-1), "sparse_linear: the weight of part ", index, " [", weight.out, ", ",
-        weight.in, "] takes ", weight.in, " features, but x has ", x.size(-1));
-  part.gate.validate(text_of("sparse_linear: part ", index), weight.in);
-  check(!part.gate.scales.defined() || part.gate.scales.device() == x.device(),
-        "sparse_linear: the gate's scales of part ", index, " are not on ", x.device().name());
+  check(weight.device() == x.device(), op, ": x is ", describe(x), ", but the weight of part ", index,
+        " is on ", weight.device().name());
+  check(weight.in == x.size(-1), op, ": the weight of part ", index, " [", weight.out, ", ", weight.in,
+        "] takes ", weight.in, " features, but x has ", x.size(-1));
+  part.gate.validate(text_of(op, ": part ", index), weight.in);
+  check(!part.gate.scales.defined() || part.gate.scales.device() == x.device(), op,
+        ": the gate's scales of part ", index, " are not on ", x.device().name());
+}
+
+void check_call(const char* op, const Tensor& x, std::span<const SparsePart> parts) {
+  check(x.defined() && x.rank() >= 1, op, ": x is undefined or a scalar; expected [..., in]");
+  check(!parts.empty(), op, ": there are no parts; expected one or more compressed weights");
+  check(Tape::innermost() == nullptr, op,
+        ": a tape is recording, and compressed weights have no backward pass; open a NoTape, or train the "
+        "dense "
+        "model");
+  for (size_t i = 0; i < parts.size(); ++i) check_part(op, x, parts[i], i);
 }
 
 void check_vector(const char* what, const Tensor& given, const Shape& expected, const Tensor& x) {
@@ -169,12 +215,7 @@ std::string sparse_linear_variant(const SparseWeight& weight, int64_t tokens) {
 Tensor sparse_linear(const Tensor& x, std::span<const SparsePart> parts, const Tensor& bias,
                      const Tensor& residual, Site site) {
   const CallScope call(site);
-  check(x.defined() && x.rank() >= 1, "sparse_linear: x is undefined or a scalar; expected [..., in]");
-  check(!parts.empty(), "sparse_linear: there are no parts; expected one or more compressed weights");
-  check(Tape::innermost() == nullptr,
-        "sparse_linear: a tape is recording, and compressed weights have no backward pass; open a NoTape, or "
-        "train the dense model");
-  for (size_t i = 0; i < parts.size(); ++i) check_part(x, parts[i], i);
+  check_call("sparse_linear", x, parts);
   const int64_t out = outputs_of(parts);
   const Shape shape = x.shape().with(-1, out);
   check_vector("bias", bias, {out}, x);
@@ -196,7 +237,8 @@ Tensor sparse_linear(const Tensor& x, std::span<const SparsePart> parts, const T
                  residual_part = columns(added, first, end);
     const SparseCall one{y_part, rows, joint, bias_part, residual_part};
     SparseProblem problem = problem_of(joint[0].weight, rows.size(0));
-    problem.out = end - first;
+    problem.out = end - first, problem.tiles = 0;
+    for (const SparsePart& part : joint) problem.tiles += tiles_of(part.weight.out);
     if (x.device().is_cpu())
       sparse_linear_cpu(one);
     else
@@ -210,6 +252,77 @@ Tensor sparse_linear(const Tensor& x, const SparseWeight& weight, const Gate& ga
                      const Tensor& residual, Site site) {
   const SparsePart part{weight, gate};
   return sparse_linear(x, std::span(&part, 1), bias, residual, site);
+}
+
+// ---- SwiGLU of two parts ----
+
+namespace {
+
+struct SwigluCall {
+  const Tensor& x;
+  std::span<const SparsePart> parts;  // gate and up
+  SparseProblem problem;
+};
+
+std::string describe_problem(const SwigluCall& call) {
+  return describe_problem(call.problem);
+}
+
+Reason one_format(const SwigluCall& call) {
+  const bool same = call.parts[0].weight.format == call.parts[1].weight.format;
+  return same ? "" : "gate and up in one format";
+}
+
+/// Runs one of the kernels that write silu(gate) up alone.
+template <class Kernel>
+Tensor run_together(const SwigluCall& call, Kernel&& kernel) {
+  const Tensor &x = call.x, y = Tensor::empty(x.shape().with(-1, call.problem.out), x.dtype(), x.device()),
+               to = flatten_leading(y, 1), rows = flatten_leading(x.detach(), 1), none;
+  if (y.count() > 0) kernel(SparseCall{to, rows, call.parts, none, none});
+  return y;
+}
+
+constexpr Variant<SwigluCall, Tensor(const SwigluCall&)> kSwigluVariants[] = {
+    {"columns_joint",
+     [](const SwigluCall& call, const Gpu& gpu) {
+       Reason lacks = one_format(call);
+       return lacks.empty() ? lacks_columns_plan(call.problem, gpu, true) : lacks;
+     },
+     joint_estimate<SwigluCall>,
+     [](const SwigluCall& call) {
+       return run_together(call, [](const SparseCall& one) {
+         if constexpr (kCuda) sparse_columns_swiglu_cuda(one);
+       });
+     }},
+    {"sell_joint",
+     [](const SwigluCall& call, const Gpu& gpu) {
+       Reason lacks = one_format(call);
+       return lacks.empty() ? lacks_sell_plan(call.problem, gpu, true) : lacks;
+     },
+     joint_estimate<SwigluCall>,
+     [](const SwigluCall& call) {
+       return run_together(call, [](const SparseCall& one) {
+         if constexpr (kCuda) sparse_sell_swiglu_cuda(one);
+       });
+     }},
+    {"parts", lacks_nothing<SwigluCall>, is_otherwise<SwigluCall>,
+     [](const SwigluCall& call) { return swiglu(sparse_linear(call.x, call.parts)); }}};
+
+}  // namespace
+
+std::vector<std::string> sparse_linear_swiglu_variants() {
+  return names_of(kSwigluVariants);
+}
+
+Tensor sparse_linear_swiglu(const Tensor& x, const SparsePart& gate, const SparsePart& up, Site site) {
+  const CallScope scope(site);
+  const SparsePart parts[] = {gate, up};
+  check_call("sparse_linear_swiglu", x, parts);
+  check(gate.weight.out == up.weight.out, "sparse_linear_swiglu: gate has ", gate.weight.out,
+        " outputs and up ", up.weight.out, "; expected as many");
+  if (x.device().is_cpu()) return swiglu(sparse_linear(x, parts));
+  const SwigluCall call{x, parts, problem_of(gate.weight, flatten_leading(x, 1).size(0))};
+  return choose("sparse_linear_swiglu", kSwigluVariants, call, Gpu(x.device())).launch(call);
 }
 
 }  // namespace tessera::ops

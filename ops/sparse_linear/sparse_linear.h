@@ -32,6 +32,11 @@ struct SparsePart {
 ///   columns   dense_columns, up to 8 tokens: reads the columns that count for one of the tokens
 ///   tiles     tiled_cbc, up to 8 tokens: the same, and of those the elements that are stored
 ///   bitmap    tca_bme, up to 32 tokens: reads every stored element once
+///   sell      sell_delta4, up to 8 tokens: the same
+///   columns_joint, sell_joint   as columns and sell, with all parts of a call in one launch, and weights
+///   asked
+///             for before the kernels ahead have ended (SparseWeight::constant). Not measured yet: where
+///             forced
 ///   gemm      any format and number of tokens: applies the gate, then multiplies with dense rows, which are
 ///             decompressed into scratch memory chunk by chunk (dense_columns: as they are)
 ///
@@ -42,6 +47,17 @@ Tensor sparse_linear(const Tensor& x, std::span<const SparsePart> parts, const T
 /// The same with one part.
 Tensor sparse_linear(const Tensor& x, const SparseWeight& weight, const Gate& gate = {},
                      const Tensor& bias = {}, const Tensor& residual = {}, Site site = Site::here());
+
+/// y = silu(gate_rows(x)) up_rows(x), where each is gate(x) W^T of its part: the first half of LLaMA's
+/// feed-forward layer (linear_swiglu) with compressed weights. x [..., in], parts of [F, in] each -> y [...,
+/// F].
+///
+/// The same as swiglu(sparse_linear(x, {gate, up})), and that is what it runs (variant "parts"), with its
+/// rounding of gate and up to x's dtype; on a GPU variants "columns_joint" and "sell_joint" do both in one
+/// launch for up to 8 tokens: gate and up then stay f32 and y alone is rounded. They are not measured yet,
+/// and taken where they are forced. Throws what those two throw, and unless both parts have as many outputs.
+Tensor sparse_linear_swiglu(const Tensor& x, const SparsePart& gate, const SparsePart& up,
+                            Site site = Site::here());
 
 /// The most tokens of a call for which a format's own kernel runs ("columns", "tiles": 8, "bitmap": 32); with
 /// more of them a GPU decompresses ("gemm").

@@ -49,6 +49,13 @@ void sparse_columns_cuda(const SparsePartCall& call);
 void sparse_tiles_cuda(const SparsePartCall& call);
 void sparse_bitmap_cuda(const SparsePartCall& call);
 void sparse_sell_cuda(const SparsePartCall& call);
+/// Up to four parts per launch (joint_plan.h).
+void sparse_columns_joint_cuda(const SparseCall& call);
+void sparse_sell_joint_cuda(const SparseCall& call);
+/// y [T, F] = silu(gate) up of two parts of F outputs, without bias and residual, in one launch. Rounded
+/// once: gate and up stay f32.
+void sparse_columns_swiglu_cuda(const SparseCall& call);
+void sparse_sell_swiglu_cuda(const SparseCall& call);
 /// Rows first ... first + dense.size(0) - 1 of the matrix; `first` is a multiple of a group's rows. Every
 /// element of dense [rows, in] is written. Not for dense_columns.
 void decompress_cuda(const Tensor& dense, const SparseWeight& weight, int64_t first);
@@ -60,6 +67,7 @@ Tensor gate_bits_cuda(const Tensor& x, const Gate& gate);
 
 /// Names of the variants on CUDA.
 std::vector<std::string> sparse_linear_variants();
+std::vector<std::string> sparse_linear_swiglu_variants();
 
 /// The format's kernels take at most so many tokens.
 inline constexpr int64_t kColumnTokens = 8, kBitmapTokens = 32, kSellTokens = 8;

@@ -17,27 +17,30 @@ std::vector<Tensor> arrays_of(const SparseWeight& weight) {
           given(weight.offsets, DType::i32), given(weight.info, DType::i32)};
 }
 
-SparseWeight weight_of(const std::vector<Tensor>& in, const Attrs& attrs) {
+/// The weight [out, in] whose arrays begin at input `first`. A case's inputs come to a GPU by copies of the
+/// driver, which no launch crosses, so that attribute "constant" holds.
+SparseWeight weight_of(const std::vector<Tensor>& in, size_t first, int64_t out, const Attrs& attrs) {
   const SparseFormat format = parse_sparse_format(attrs.word("format"));
   const bool has_bitmaps = format == SparseFormat::tiled_cbc || format == SparseFormat::tca_bme,
              is_dense = format == SparseFormat::dense_columns;
   const auto kept = [](bool there, const Tensor& array) { return there ? array : Tensor(); };
   SparseWeight weight{.format = format,
-                      .out = in[kWeight].size(0),
+                      .out = out,
                       .in = in[kWeight].size(1),
-                      .values = in[kValues],
-                      .bitmaps = kept(has_bitmaps, in[kBitmaps]),
-                      .gaps = kept(format == SparseFormat::sell_delta4, in[kGaps]),
-                      .offsets = kept(!is_dense, in[kOffsets]),
-                      .info = kept(!is_dense, in[kInfo])};
+                      .values = in[first],
+                      .bitmaps = kept(has_bitmaps, in[first + 1]),
+                      .gaps = kept(format == SparseFormat::sell_delta4, in[first + 2]),
+                      .offsets = kept(!is_dense, in[first + 3]),
+                      .info = kept(!is_dense, in[first + 4]),
+                      .constant = attrs.flag("constant")};
   // That of the case's weight lies in the arrays, which may be on a GPU: the most that there can be.
   if (format == SparseFormat::tca_bme) weight.most = tca_bme::kGroupRows * tca_bme::kGroupColumns;
   return weight;
 }
 
-Gate gate_of(const std::vector<Tensor>& in, const Attrs& attrs) {
+Gate gate_of(const Tensor& scales, const Attrs& attrs) {
   const std::string& kind = attrs.word("gate");
-  Gate gate{.scales = in[kScales].defined() ? in[kScales].packed() : Tensor()};
+  Gate gate{.scales = scales.defined() ? scales.packed() : Tensor()};
   if (kind == "threshold") gate.kind = Gate::Kind::threshold, gate.threshold = attrs.number("threshold");
   if (kind == "top_k") gate.kind = Gate::Kind::top_k, gate.keep = attrs.integer("keep");
   return gate;
@@ -47,7 +50,7 @@ Gate gate_of(const std::vector<Tensor>& in, const Attrs& attrs) {
 std::vector<SparsePart> parts_of(const std::vector<Tensor>& in, const Attrs& attrs) {
   std::vector<SparsePart> parts;
   for (int64_t i = 0; i < attrs.integer("parts"); ++i) {
-    parts.push_back({weight_of(in, attrs), gate_of(in, attrs)});
+    parts.push_back({weight_of(in, kValues, in[kWeight].size(0), attrs), gate_of(in[kScales], attrs)});
     parts.back().gate.threshold *= 1 + double(i) / 2;
   }
   return parts;
@@ -92,7 +95,7 @@ std::vector<Case> cases_of() {
                         {300, 70, 130, 40}};
   const auto add = [&](const Size& size, const char* format, const char* gate,
                        std::initializer_list<const char*> with, Placement placement = Placement::pitched,
-                       int64_t parts = 1) {
+                       int64_t parts = 1, bool constant = false) {
     Dims dims{{"T", size.tokens}, {"out", size.out}, {"in", size.in}, {"density", size.density}};
     for (const char* const name : with) dims[name] = 1;
     cases.push_back({.dims = dims,
@@ -100,7 +103,8 @@ std::vector<Case> cases_of() {
                                {"gate", std::string(gate)},
                                {"threshold", 0.6},
                                {"keep", size.in / 2},
-                               {"parts", parts}},
+                               {"parts", parts},
+                               {"constant", constant}},
                      .placement = placement,
                      .gradcheck = false});
   };
@@ -115,18 +119,138 @@ std::vector<Case> cases_of() {
     }
     for (const Size& size : {sizes[4], sizes[7], sizes[11]})
       for (const int64_t parts : {2, 5})
-        add(size, format, "threshold", {"bias", "residual"}, Placement::pitched, parts);
+        add(size, format, "threshold", {"bias", "residual"}, Placement::pitched, parts, parts == 5);
+    add({1, 300, 12000, 50}, format, "threshold", {"bias", "residual"}, Placement::pitched, 1, true);
+    add({2, 90, 13000, 40}, format, "none", {}, Placement::pitched, 1, true);
   }
   return cases;
+}
+
+InputSpec array_input(const char* name, const char* shape, std::vector<DType> dtypes = {}) {
+  return {
+      .name = name, .shape = shape, .differentiable = false, .dtypes = std::move(dtypes), .from = {"weight"}};
+}
+
+const AttrSpec kFormatAttr{
+    "format", std::string("tca-bme"), "of the weight", {std::begin(kFormats), std::end(kFormats)}},
+    kGateAttr{"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
+    kThresholdAttr{"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
+    kKeepAttr{"keep", int64_t{0}, "top_k: inputs of a token that count"},
+    kConstantAttr{"constant", false,
+                  "kernels may read the weight before the kernels ahead of them have ended"};
+
+// ---- sparse_linear_swiglu ----
+
+/// Inputs x, weight, and the arrays of gate and of up.
+constexpr size_t kGateArrays = 2, kUpArrays = 7;
+
+std::vector<Tensor> run_swiglu(const std::vector<Tensor>& in, const Attrs& attrs) {
+  const int64_t width = in[kWeight].size(0) / 2;
+  const Gate gate = gate_of({}, attrs);
+  Gate other = gate;
+  other.threshold *= 1.5;
+  return {sparse_linear_swiglu(in[kX], {weight_of(in, kGateArrays, width, attrs), gate},
+                               {weight_of(in, kUpArrays, width, attrs), other})};
+}
+
+std::vector<Tensor> derive_swiglu(const std::vector<Tensor>& in, const Attrs& attrs) {
+  const int64_t width = in[kWeight].size(0) / 2;
+  std::vector<Tensor> arrays;
+  for (const int64_t first : {int64_t{0}, width}) {
+    const Tensor rows = in[kWeight].detach().slice(0, first, first + width);
+    for (const Tensor& array : arrays_of(compress(rows, parse_sparse_format(attrs.word("format")))))
+      arrays.push_back(array);
+  }
+  return arrays;
+}
+
+Problem swiglu_problem(const Dims& d, const Attrs& attrs) {
+  const int64_t tokens = d.at("T"), in = d.at("in"), width = d.at("F");
+  const double density = double(d.at("density")) / 100, all = 2 * double(width) * double(in);
+  const bool is_dense = attrs.word("format") == "dense-columns";
+  const double positions = is_dense ? 0 : attrs.word("format") == "sell-delta4" ? all * density / 2 : all / 8;
+  std::vector<InputCase> inputs = {{.shape = {tokens, in}}, {.shape = {2 * width, in}, .density = density}};
+  inputs.resize(12);
+  return {.inputs = std::move(inputs),
+          .forward_flops = 2 * double(tokens) * all * density,
+          .forward_elements = double(tokens) * double(in + width) + (is_dense ? all : all * density),
+          .forward_bytes = positions};
+}
+
+OpSpec swiglu_spec() {
+  OpSpec op{.name = "sparse_linear_swiglu",
+            .summary = "y = silu(gate(x) gate^T) (gate(x) up^T), the weights compressed",
+            .inputs = {{.name = "x", .shape = "[T, in]", .differentiable = false},
+                       {.name = "weight",
+                        .shape = "[2F, in]: only its shape is used; gate's rows, then up's",
+                        .differentiable = false}},
+            .attrs = {kFormatAttr, kGateAttr, kThresholdAttr, kKeepAttr, kConstantAttr},
+            .outputs = {{"y", "[T, F]", false}},
+            .cpu_dtypes = {DType::f32, DType::bf16, DType::f16},
+            .cuda_dtypes = {DType::bf16, DType::f16},
+            .run = run_swiglu,
+            .derive = derive_swiglu,
+            .problem = swiglu_problem};
+  for (const char* const name : {"gate", "up"}) {
+    const std::string of(name);
+    const auto add = [&](const char* array, const char* shape, std::vector<DType> dtypes = {}) {
+      InputSpec input = array_input("", shape, std::move(dtypes));
+      input.name = of + "_" + array;
+      op.inputs.push_back(std::move(input));
+    };
+    add("values", "[stored]");
+    add("bitmaps", "[bitmaps]", {DType::i64});
+    add("gaps", "[chunks * 32]", {DType::i32});
+    add("offsets", "[groups + 1]", {DType::i32});
+    add("info", "[entries]", {DType::i32});
+  }
+  op.variants = sparse_linear_swiglu_variants();
+  const auto of = [](const char* format, const char* gate, int64_t tokens, int64_t width, int64_t in,
+                     int64_t density, bool constant = false) {
+    return Case{.dims = {{"T", tokens}, {"F", width}, {"in", in}, {"density", density}},
+                .attrs = {{"format", std::string(format)},
+                          {"gate", std::string(gate)},
+                          {"threshold", 0.5},
+                          {"keep", in / 2},
+                          {"constant", constant}},
+                .gradcheck = false};
+  };
+  for (const char* const format : kFormats) {
+    op.cases.push_back(of(format, "none", 1, 1, 1, 100));
+    op.cases.push_back(of(format, "threshold", 1, 7, 5, 60));
+    op.cases.push_back(of(format, "threshold", 1, 300, 700, 50, true));
+    // More tiles than clusters of 8 blocks fit on a GPU.
+    if (!std::string_view(format).starts_with("t"))
+      op.cases.push_back(of(format, "none", 1, 7700, 1100, 50, true));
+    op.cases.push_back(of(format, "top_k", 2, 257, 515, 40));
+    op.cases.push_back(of(format, "threshold", 3, 130, 300, 50, true));
+    op.cases.push_back(of(format, "none", 8, 260, 1030, 30));
+    op.cases.push_back(of(format, "threshold", 9, 40, 70, 50));
+    op.cases.push_back(of(format, "none", 0, 5, 7, 50));
+    op.cases.push_back(of(format, "none", 3, 0, 7, 50));
+    op.benches.push_back(of(format, reads_all_inputs(parse_sparse_format(format)) ? "none" : "top_k", 1,
+                            11008, 4096, 50, true));
+  }
+  op.sweep = [](Draw& draw) {
+    static constexpr const char* kGates[] = {"none", "threshold", "top_k"};
+    const int64_t in = draw.size(1, 5000);
+    return Case{.dims = {{"T", draw.size(1, 16)},
+                         {"F", draw.size(1, 5000)},
+                         {"in", in},
+                         {"density", draw.size(1, 100)}},
+                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2, 3})])},
+                          {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
+                          {"threshold", 0.6},
+                          {"keep", in / 2},
+                          {"constant", draw.size(1, 2) == 2}},
+                .gradcheck = false};
+  };
+  return op;
 }
 
 }  // namespace
 
 std::vector<OpSpec> sparse_linear_specs() {
-  const auto array = [](const char* name, const char* shape, DType dtype) {
-    return InputSpec{
-        .name = name, .shape = shape, .differentiable = false, .dtypes = {dtype}, .from = {"weight"}};
-  };
   OpSpec op{
       .name = "sparse_linear",
       .summary = "y = gate(x) weight^T + bias + residual, the weight compressed",
@@ -139,17 +263,17 @@ std::vector<OpSpec> sparse_linear_specs() {
                   .optional = true,
                   .differentiable = false,
                   .dtypes = {DType::f32}},
-                 {.name = "values", .shape = "[stored]", .differentiable = false, .from = {"weight"}},
-                 array("bitmaps", "[bitmaps]", DType::i64),
-                 array("gaps", "[chunks * 32]", DType::i32),
-                 array("offsets", "[groups + 1]", DType::i32),
-                 array("info", "[entries]", DType::i32)},
-      .attrs =
-          {{"format", std::string("tca-bme"), "of the weight", {std::begin(kFormats), std::end(kFormats)}},
-           {"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
-           {"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
-           {"keep", int64_t{0}, "top_k: inputs of a token that count"},
-           {"parts", int64_t{1}, "times that the weight is used, with thresholds t, 1.5 t, 2 t, ..."}},
+                 array_input("values", "[stored]"),
+                 array_input("bitmaps", "[bitmaps]", {DType::i64}),
+                 array_input("gaps", "[chunks * 32]", {DType::i32}),
+                 array_input("offsets", "[groups + 1]", {DType::i32}),
+                 array_input("info", "[entries]", {DType::i32})},
+      .attrs = {kFormatAttr,
+                kGateAttr,
+                kThresholdAttr,
+                kKeepAttr,
+                kConstantAttr,
+                {"parts", int64_t{1}, "times that the weight is used, with thresholds t, 1.5 t, 2 t, ..."}},
       .outputs = {{"y", "[T, parts * out]", false}},
       .cpu_dtypes = {DType::f32, DType::bf16, DType::f16},
       .cuda_dtypes = {DType::bf16, DType::f16},
@@ -183,10 +307,11 @@ std::vector<OpSpec> sparse_linear_specs() {
                           {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
                           {"threshold", 0.6},
                           {"keep", in / 2},
-                          {"parts", draw.size(1, 3)}},
+                          {"parts", draw.size(1, 3)},
+                          {"constant", draw.size(1, 2) == 2}},
                 .gradcheck = false};
   };
-  return {op};
+  return {std::move(op), swiglu_spec()};
 }
 
 }  // namespace tessera::ops

@@ -79,7 +79,20 @@ SparseWeight SparseWeight::to(Device device) const {
   SparseWeight moved = *this;
   for (Tensor* array : {&moved.values, &moved.bitmaps, &moved.gaps, &moved.offsets, &moved.info})
     if (array->defined()) *array = array->to(device);
+  if (values.defined() && device != this->device()) {
+    moved.constant = false;
+    moved.settle();
+  }
   return moved;
+}
+
+void SparseWeight::settle() {
+  if (values.defined() && device().is_cuda()) {
+    check(!device().capturing(),
+          "sparse weight: cannot wait for its arrays while a graph is being captured; settle it before");
+    device().synchronize();
+  }
+  constant = true;
 }
 
 // ---- compression ----
@@ -286,16 +299,19 @@ SparseWeight compress(const Tensor& weight, SparseFormat format) {
   if (format == SparseFormat::dense_columns) {
     made.values = weight.detach().transpose(0, 1).clone();
     made.stored = weight.count();
+    made.settle();
     return made;
   }
   const Tensor dense = weight.detach().to(Device::cpu()).with_rows();
   if (format == SparseFormat::sell_delta4) {
     with_bits(dtype, [&]<class Bits>() { SellEncoder<Bits>(made, dense).run(); });
+    made.settle();
     return made.to(weight.device());
   }
   with_bitmaps(format, [&](auto order) {
     with_bits(dtype, [&]<class Bits>() { compress_groups<decltype(order), Bits>(made, dense); });
   });
+  made.settle();
   return made.to(weight.device());
 }
 

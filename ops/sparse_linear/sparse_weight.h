@@ -81,12 +81,23 @@ inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a mul
 /// info      i32; tca_bme [groups * 4]: where the values of a median start in its group; tiled_cbc [groups *
 ///           64]: where those of a column start in its group << 9 | how many there are; sell_delta4 [groups *
 ///           64]: the rows in the group of the slices' lanes, 8 bits each, the first in the lowest
+///
+/// constant  Whether nothing on the weight's GPU still writes the arrays, and nothing will while kernels read
+///           them. A kernel of a chain of programmatic dependent launches begins before the kernels ahead of
+///           it have ended, and may read before griddepcontrol.wait only what none of them writes
+///           (gpu/dependent_launch.cuh). With `constant` it reads these arrays there: a step of generation
+///           asks for the next layer's weights while the one before ends. settle() sets it, which compress()
+///           and to() call where they make arrays on a GPU; a weight put together by hand has it not, and is
+///           read after the wait. Whoever writes the arrays of a settled weight clears it first, and calls
+///           settle() again before the next call that reads them. Nothing in this library writes them in
+///           place, but for reading a checkpoint into a model, which is no part of a step.
 struct SparseWeight {
   SparseFormat format = SparseFormat::dense_columns;
   int64_t out = 0, in = 0;
   Tensor values, bitmaps, gaps, offsets, info;
   int64_t stored = 0;  // elements that are stored, without padding; dense_columns: all
   int64_t most = 0;    // tca_bme: the most values of a group, rounded up to a multiple of 64
+  bool constant = false;
 
   void fields(auto&& visit) {
     visit("format", format), visit("out", out), visit("in", in), visit("values", values);
@@ -107,6 +118,9 @@ struct SparseWeight {
   /// Share of the elements that are not stored; 0 for an empty matrix.
   double sparsity() const;
   SparseWeight to(Device device) const;
+  /// Waits until everything issued to this thread's stream is done, the writes of the arrays among it, and
+  /// sets `constant`. Throws while a graph is being captured there.
+  void settle();
 };
 
 /// Compresses weight [out, in] (f16, bf16 or f32; any layout and device). The arrays are made on the CPU and

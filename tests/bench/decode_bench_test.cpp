@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "models/llama.h"
+
 namespace tessera::bench {
 namespace {
 
@@ -32,6 +37,75 @@ TEST(DecodeBench, MeasuresTheFirstTokenAndTheOthersOfEachPrompt) {
   EXPECT_EQ(records[0].bytes, weights);
   EXPECT_EQ(records[1].bytes, weights + 2 * (3 + 2) * 64 * 2 * 4 * 2);
   EXPECT_EQ(records[1].flops, (2 * weights / 4 + 4 * 5 * 128 * 2) * 2);
+}
+
+TEST(DecodeBench, TimesTheModelsOfItsRowsAndALayerOfEach) {
+  DecodeBenchOptions options{.shape = "llama-tiny",
+                             .prompts = {3},
+                             .new_tokens = 4,
+                             .device = Device::cpu(),
+                             .dtype = DType::f32,
+                             .repeats = 1,
+                             .warmups = 0};
+  for (const char* const row : {"dense", "composed", "sell-delta4:0.5", "dense-columns:0:0.75/unmeasured"})
+    options.rows.push_back(parse_decode_row(row));
+  const std::vector<Record> records = bench_decode(options);
+  ASSERT_EQ(records.size(), 8u);
+  for (size_t i = 0; i < records.size(); ++i) {
+    EXPECT_EQ(records[i].attrs.at("row"), options.rows[i / 2].text);
+    EXPECT_EQ(records[i].mode, i % 2 ? "tpot" : "ttft");
+    if (i % 2 == 0) EXPECT_EQ(records[i].layer_us, 0) << "the first token is no step";
+    Record timed = records[i];
+    timed.layer_us = 90.5;
+    EXPECT_EQ(from_json(to_json(timed)).layer_us, 90.5);
+  }
+  // All blocks are compressed alike, each in memory of its own, and the gates leave out what was asked for.
+  const std::vector<Matmul>& sparse = records[5].matmuls;
+  ASSERT_EQ(sparse.size(), 15u);
+  for (size_t i = 0; i < 7; ++i) {
+    EXPECT_NEAR(sparse[i].weight_sparsity, 0.5, 0.05) << sparse[i].layer;
+    EXPECT_EQ(sparse[i].bytes, sparse[i + 7].bytes);
+    EXPECT_EQ(sparse[i].format, "sell-delta4");
+  }
+  for (size_t i = 0; i < 14; ++i) EXPECT_NEAR(records[7].matmuls[i].activation_sparsity, 0.75, 0.15);
+  const std::string text = decode_rows_text(records);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 5);
+  EXPECT_NE(text.find("us per layer"), std::string::npos);
+  EXPECT_NE(text.find("1.00x"), std::string::npos);
+}
+
+TEST(DecodeBench, BlocksOfSparseRowsShareNoMemory) {
+  Rng rng(1);
+  models::Llama model({.vocabulary = 64, .d_model = 32, .d_ff = 48, .heads = 2, .kv_heads = 1, .layers = 3},
+                      rng, Device::cpu());
+  make_sparse(model, {.format = ops::SparseFormat::sell_delta4, .weight_sparsity = 0.5}, 1);
+  const auto weight = [&](size_t block) {
+    return std::get<nn::Compressed>(model.blocks[block].mlp.up.form).parts.at(1).weight;
+  };
+  for (const size_t block : {1, 2}) {
+    EXPECT_FALSE(weight(block) == weight(0)) << "the same memory";
+    EXPECT_TRUE(weight(block).constant);
+    EXPECT_EQ(ops::to_dense(weight(block)).to_vector<float>(), ops::to_dense(weight(0)).to_vector<float>());
+  }
+}
+
+TEST(DecodeBench, SaysWhatIsWrongWithARow) {
+  const auto message = [](const char* row) {
+    try {
+      parse_decode_row(row);
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string();
+  };
+  EXPECT_NE(message("sell-delta4").find("expected dense, composed, FORMAT:W"), std::string::npos);
+  EXPECT_NE(message("csr:0.5").find("there is no format"), std::string::npos);
+  EXPECT_NE(message("sell-delta4:1").find("\"1\" is no share"), std::string::npos);
+  EXPECT_NE(message("sell-delta4:0.5:x").find("\"x\" is no share"), std::string::npos);
+  EXPECT_NE(message("sell-delta4:").find("is no share"), std::string::npos);
+  EXPECT_EQ(message("composed/unmeasured"), "");
+  EXPECT_TRUE(parse_decode_row("dense/unmeasured").unmeasured);
+  EXPECT_EQ(parse_decode_row("tiled-cbc:0.25:0.5").sparse.activation_sparsity, 0.5);
 }
 
 TEST(DecodeBench, NamesTheShapesThatItHas) {

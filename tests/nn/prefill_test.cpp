@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include "autograd/tape.h"
 #include "nn/attention.h"
-#include "nn/linear.h"
+#include "nn/mlp.h"
+#include "nn/observe.h"
 #include "nn/prefill_scope.h"
 #include "tests/nn/random.h"
 
@@ -53,6 +55,40 @@ TEST(PrefillScope, ALayerLeavesOutInputsOfTheseTokensAlone) {
     for (int64_t j = 0; j < 5; ++j) EXPECT_EQ(some.at({t, j}).item(), expected.at({t, j}).item()) << t << j;
     EXPECT_NE(all.at({t, 0}).item(), none.at({t, 0}).item());
   }
+}
+
+TEST(PrefillScope, OfACompressedMlpWithGatedInputsHoldsForGateAndUp) {
+  // Gate and up are one operator but where the network is observed, or where gates spare some tokens.
+  Rng rng(1);
+  Mlp mlp(6, 5, rng, Device::cpu(), {.gated = true, .bias = false});
+  const Tensor x = Tensor::empty({7, 6}, DType::f32, Device::cpu());
+  fill_normal(x, 0, 1, rng);
+  const Tensor dense = mlp.up.weight.detach().clone();
+  const auto rows = [&](int64_t begin) {
+    return ops::compress(dense.slice(0, begin, begin + 5), ops::SparseFormat::sell_delta4);
+  };
+  Compressed form;
+  form.parts = {{rows(0), {.kind = ops::Gate::Kind::threshold, .threshold = 0.7}},
+                {rows(5), {.kind = ops::Gate::Kind::top_k, .keep = 2}}};
+  form.prefill = 0.5;
+  mlp.up.weight = Tensor();
+  mlp.up.form = form;
+  const NoTape no_tape;
+  const auto observed = [&] {
+    int calls = 0;
+    const Observe scope(mlp, {.forward = [&](const LinearCall&) { ++calls; }});
+    const std::vector<float> y = mlp(x).to_vector<float>();
+    EXPECT_EQ(calls, 2);
+    return y;
+  };
+  const std::vector<float> all = mlp(x).to_vector<float>();
+  EXPECT_EQ(all, mlp.down(ops::sparse_linear_swiglu(x, form.parts[0], form.parts[1])).to_vector<float>());
+  EXPECT_EQ(all, observed());
+  const Sequences sequences{{4, 3}};
+  const PrefillScope scope(&sequences);
+  const std::vector<float> some = mlp(x).to_vector<float>();
+  EXPECT_NE(some, all);
+  EXPECT_EQ(some, observed());
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ops/sparse_linear/gated.cuh"
+#include "ops/sparse_linear/joint_plan.h"
+#include "ops/swiglu/swiglu_math.h"
+
+/// What the kernels of variants "sell_joint" and "columns_joint" share: several weights in one launch.
+
+namespace tessera::ops::sparse {
+
+/// The weight of a launch that a tile of outputs belongs to. Comparing instead of indexing leaves the
+/// parameters in constant memory.
+template <class Weight>
+__device__ __forceinline__ int weight_of_tile(const Weight (&weights)[kJointWeights], int count, int tile) {
+  int found = 0;
+#pragma unroll
+  for (int i = 1; i < kJointWeights; ++i)
+    if (i < count && tile >= weights[i].first_tile) found = i;
+  return found;
+}
+template <class Weight>
+__device__ __forceinline__ Weight pick(const Weight (&weights)[kJointWeights], int index) {
+  Weight weight = weights[0];
+#pragma unroll
+  for (int i = 1; i < kJointWeights; ++i)
+    if (i == index) weight = weights[i];
+  return weight;
+}
+
+/// Calls run(parts) for runs of at most kJointWeights parts that are not empty.
+template <class Run>
+void for_each_launch(const SparseCall& call, Run&& run) {
+  std::vector<SparsePartCall> parts;
+  for_each_part(call, [&](const SparsePartCall& part) {
+    parts.push_back(part);
+    if (parts.size() < size_t(kJointWeights)) return;
+    run(std::span<const SparsePartCall>(parts));
+    parts.clear();
+  });
+  if (!parts.empty()) run(std::span<const SparsePartCall>(parts));
+}
+
+/// Tiles of outputs of a launch, as plans count them.
+inline int64_t tiles_of(std::span<const SparsePartCall> parts, bool swiglu) {
+  int64_t tiles = 0;
+  for (const SparsePartCall& part : swiglu ? parts.first(1) : parts)
+    tiles += gpu::ceil_div(part.weight.out, kTileRows);
+  return tiles;
+}
+
+/// Says the plan of a launch where choices are explained.
+inline void explain(const char* variant, const JointPlan& plan, const JointShape& shape, Device device) {
+  if (ChoiceLog* const log = ChoiceLog::current())
+    log->add(text_of(variant, ": ", describe(plan, shape, Gpu(device).multiprocessors)));
+}
+
+}  // namespace tessera::ops::sparse

@@ -1,0 +1,92 @@
+#include "ops/sparse_linear/joint_plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <span>
+
+#include "ops/sparse_linear/sparse_weight.h"
+
+namespace tessera::ops::sparse {
+namespace {
+
+constexpr int kMostCluster = 8, kWarps = 8, kThreads = 256;  // blocks; of a group
+constexpr int64_t kMostShared = 227 * 1024;                  // bytes of a block, sm_90
+constexpr int64_t kMostSteps = 32;                           // a lane of a warp has the place of each
+/// Inputs of which a group of columns has 128 or more: fewer are not worth the sum over the cluster.
+constexpr int64_t kLeastInputs = 128;
+
+constexpr int64_t ceil_of(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// Of the shapes for so many tokens the one that cuts the inputs into the most splits, and then the one with
+/// the most on the way, whose blocks all fit on the GPU at once; if none does, the one with the fewest
+/// splits. `units`: the most splits that have something to do.
+JointPlan plan_of(std::span<const JointShape> shapes, int64_t tiles, int64_t units, int64_t tokens,
+                  bool swiglu, int multiprocessors) {
+  const auto first = std::ranges::find_if(
+      shapes, [&](const JointShape& shape) { return shape.swiglu == swiglu && shape.tokens >= tokens; });
+  JointPlan plan{.tiles = int(tiles)};
+  if (first == shapes.end()) {
+    plan.lacks = "at most 8 tokens";
+    return plan;
+  }
+  for (int splits = 2 * kMostCluster; splits >= 1; splits /= 2)
+    for (auto shape = first; shape != shapes.end(); ++shape) {
+      if (shape->swiglu != swiglu || shape->tokens != first->tokens) break;
+      const int sharing = swiglu ? 1 : shape->groups, blocks = splits / sharing;
+      if (blocks < 1 || blocks > kMostCluster || (blocks > 1 && splits > units)) continue;
+      plan.shape = int(shape - shapes.begin()), plan.blocks = blocks;
+      plan.fits = clusters_that_fit(multiprocessors, shape->per_sm, blocks);
+      if (tiles <= plan.fits) return plan;
+    }
+  return plan;
+}
+
+}  // namespace
+
+JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors) {
+  const int64_t parts = sell_delta4::parts_of(in), width = sell_delta4::width_of(in);
+  JointPlan plan = plan_of(kSellShapes, tiles, parts, tokens, swiglu, multiprocessors);
+  if (*plan.lacks) return plan;
+  const JointShape& shape = kSellShapes[plan.shape];
+  plan.steps = int(ceil_of(parts, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)));
+  plan.per_unit = 640;  // 32 lanes with 16 bytes of values and 4 of distances
+  const int64_t x_bytes = shape.tokens == 1 ? 4 : 2 * shape.tokens;
+  plan.shared = shape.groups * plan.steps * ((width + 8) * x_bytes + shape.tokens * kTileRows * 4);
+  const int64_t warps = tiles * (swiglu ? 2 : 1) * parts * sell_delta4::kSlices;
+  plan.early = int(kEarlyBytes / plan.per_unit / std::max<int64_t>(1, warps));
+  if (plan.shared > kMostShared) plan.lacks = "x and sums that fit into the shared memory of a block";
+  if (plan.steps > kMostSteps) plan.lacks = "at most 32 parts of the inputs per block";
+  return plan;
+}
+
+JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors) {
+  JointPlan plan = plan_of(kColumnShapes, tiles, in / kLeastInputs, tokens, swiglu, multiprocessors);
+  if (*plan.lacks) return plan;
+  const JointShape& shape = kColumnShapes[plan.shape];
+  plan.steps = int(ceil_of(ceil_of(in, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)), 32) * 32);
+  plan.per_unit = 512;
+  const int64_t groups = tiles * plan.blocks * shape.groups;
+  plan.early = int(std::min<int64_t>(plan.steps, kEarlyBytes / plan.per_unit / std::max<int64_t>(1, groups)));
+  return plan;
+}
+
+std::string describe(const JointPlan& plan, const JointShape& shape, int multiprocessors) {
+  const int64_t blocks = int64_t(plan.tiles) * plan.blocks,
+                resident = std::min<int64_t>(blocks, int64_t(multiprocessors) * shape.per_sm);
+  const double on_the_way =
+      double(resident * shape.groups * kWarps * shape.ahead) * double(plan.per_unit) / multiprocessors / 1024;
+  char text[256];
+  std::snprintf(
+      text, sizeof text,
+      "%d tiles of 256 outputs%s, %lld blocks of %d threads in clusters of %d, %s (%d clusters fit), "
+      "%.0f KB per SM on the way",
+      plan.tiles, shape.swiglu ? " of gate and up" : "", static_cast<long long>(blocks),
+      shape.groups * kThreads, plan.blocks,
+      plan.waves() <= 1 ? "one wave" : (std::to_string(plan.waves()) + " waves").c_str(), plan.fits,
+      on_the_way);
+  return text;
+}
+
+}  // namespace tessera::ops::sparse

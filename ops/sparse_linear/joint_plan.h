@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ops/variant.h"
+
+/// How the variants "sell_joint" and "columns_joint" cut a call into blocks: on the host, from shapes and the
+/// GPU's properties alone, so that tests plan for GPUs that are not there.
+
+namespace tessera::ops::sparse {
+
+/// A kernel: for up to `tokens` tokens, with `groups` groups of 8 warps per block, of which each warp has
+/// `ahead` chunks (sell) or columns (columns) on the way; registers for `per_sm` blocks per SM. `swiglu`: two
+/// weights, of which each group has one.
+struct JointShape {
+  int tokens, groups, ahead, per_sm;
+  bool swiglu;
+};
+
+/// Of several for the same number of tokens the one that has more on the way comes first: it is taken while
+/// all its blocks fit on the GPU at once.
+inline constexpr JointShape kSellShapes[] = {
+    {1, 1, 8, 2, false}, {1, 1, 4, 4, false}, {2, 2, 8, 1, false}, {2, 2, 4, 2, false},
+    {4, 2, 4, 1, false}, {4, 1, 4, 3, false}, {8, 1, 4, 3, false},  //
+    {1, 2, 4, 2, true},  {2, 2, 4, 2, true},  {4, 2, 4, 1, true},  {8, 2, 4, 1, true}};
+inline constexpr JointShape kColumnShapes[] = {
+    {1, 2, 6, 2, false}, {2, 2, 4, 2, false}, {4, 2, 4, 1, false}, {8, 1, 8, 1, false},  //
+    {1, 2, 6, 2, true},  {2, 2, 4, 2, true},  {4, 2, 4, 1, true},  {8, 2, 2, 1, true}};
+
+inline constexpr int kTileRows = 256;
+
+/// Weights of one launch. More parts than that are several launches.
+inline constexpr int kJointWeights = 4;
+
+/// Bytes that a launch asks for ahead, into L2: what memory delivers in some 4 us, about as long as
+/// attention, a norm or the end of a kernel leave it idle, and a third of the L2 of 50 MB.
+inline constexpr int64_t kEarlyBytes = int64_t{16} << 20;
+
+/// One launch. Each tile of 256 outputs has one cluster of blocks, which share the inputs.
+struct JointPlan {
+  int shape = 0;           // index in the table of the variant
+  int tiles = 0;           // with swiglu: of one weight
+  int blocks = 1;          // of a cluster
+  int steps = 0;           // parts (sell) or inputs (columns) that a group has
+  int early = 0;           // sell: chunks of each part and warp; columns: columns of a group
+  int fits = 0;            // clusters that the GPU has room for at a time
+  int64_t per_unit = 0;    // bytes of a warp's chunk or column
+  int64_t shared = 0;      // sell: bytes of a block
+  const char* lacks = "";  // what such a call needs and has not; empty: it can run
+  int waves() const { return (tiles + fits - 1) / fits; }
+};
+
+/// Clusters of `blocks` blocks that fit at a time. A cluster lies within a GPC, of which an H200 has 8 with
+/// 16 or 18 of its 132 SMs, so that some room is left over: of 49.5 clusters of 8 with 3 blocks per SM, 45
+/// fitted.
+constexpr int clusters_that_fit(int multiprocessors, int per_sm, int blocks) {
+  const int slots = multiprocessors * per_sm;
+  return blocks == 1 ? slots : slots * 9 / (10 * blocks);
+}
+
+/// `tiles`: of all weights of the launch, each rounded up by itself; with swiglu those of gate, or of up,
+/// which has as many.
+JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors);
+JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors);
+
+/// "43 tiles of 256 outputs of gate and up, 172 blocks of 512 threads in clusters of 4, one wave (59 clusters
+/// fit), 52 KB per SM on the way"
+std::string describe(const JointPlan& plan, const JointShape& shape, int multiprocessors);
+
+}  // namespace tessera::ops::sparse

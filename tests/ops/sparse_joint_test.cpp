@@ -1,0 +1,198 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "ops/sparse_linear/joint_plan.h"
+#include "ops/sparse_linear/sparse_linear.h"
+#include "ops/sparse_linear/sparse_linear_kernels.h"
+#include "ops/swiglu/swiglu.h"
+#include "tensor/random.h"
+#include "tests/errors.h"
+
+// Several compressed weights in one launch: how it is cut into blocks, when weights may be read ahead, and
+// SwiGLU of two.
+
+namespace tessera::ops {
+namespace {
+
+using namespace sparse;
+
+constexpr int kSms = 132;
+
+int64_t tiles_of(std::initializer_list<int64_t> rows) {
+  int64_t tiles = 0;
+  for (const int64_t out : rows) tiles += (out + kTileRows - 1) / kTileRows;
+  return tiles;
+}
+
+struct Expected {
+  const char* what;
+  int64_t tiles, in;
+  bool swiglu;
+  int sell_blocks, sell_steps, column_blocks, column_steps;
+};
+
+TEST(SparseLinearPlan, IsOneWaveAtTheShapesOfLlama) {
+  // A token of Llama-2-7B and of Llama-3-8B: blocks per cluster, and parts (sell) or inputs (columns) of a
+  // group.
+  const Expected all[] = {
+      {"7B q, k, v", tiles_of({4096, 4096, 4096}), 4096, false, 8, 1, 4, 512},
+      {"o", tiles_of({4096}), 4096, false, 8, 1, 8, 256},
+      {"7B gate, up", tiles_of({11008}), 4096, true, 4, 2, 4, 1024},
+      {"7B down", tiles_of({4096}), 11008, false, 8, 1, 8, 704},
+      {"8B q, k, v", tiles_of({4096, 1024, 1024}), 4096, false, 8, 1, 8, 256},
+      {"8B gate, up", tiles_of({14336}), 4096, true, 4, 2, 4, 1024},
+      {"8B down", tiles_of({4096}), 14336, false, 8, 2, 8, 896},
+      {"one k of 8B", tiles_of({1024}), 4096, false, 8, 1, 8, 256},
+      {"more than 29 clusters of 8", 36, 4096, false, 8, 1, 4, 512},
+  };
+  for (const Expected& one : all) {
+    const JointPlan sell = plan_sell(one.tiles, one.in, 1, one.swiglu, kSms),
+                    columns = plan_columns(one.tiles, one.in, 1, one.swiglu, kSms);
+    EXPECT_STREQ(sell.lacks, "") << one.what;
+    EXPECT_STREQ(columns.lacks, "") << one.what;
+    EXPECT_EQ(sell.waves(), 1) << one.what;
+    EXPECT_EQ(columns.waves(), 1) << one.what;
+    EXPECT_EQ(sell.blocks, one.sell_blocks) << one.what;
+    EXPECT_EQ(sell.steps, one.sell_steps) << one.what;
+    EXPECT_EQ(columns.blocks, one.column_blocks) << one.what;
+    EXPECT_EQ(columns.steps, one.column_steps) << one.what;
+  }
+  // 56 clusters of 8 blocks, 3 per SM, were a second wave where 45 fitted.
+  EXPECT_LT(clusters_that_fit(kSms, 3, 8), 56);
+}
+
+TEST(SparseLinearPlan, SaysItsWaveAndItsBytesOnTheWay) {
+  const JointPlan plan = plan_sell(43, 4096, 1, true, kSms);
+  EXPECT_EQ(
+      describe(plan, kSellShapes[plan.shape], kSms),
+      "43 tiles of 256 outputs of gate and up, 172 blocks of 512 threads in clusters of 4, one wave (59 "
+      "clusters fit), 52 KB per SM on the way");
+  const JointPlan many = plan_sell(1000, 4096, 1, false, kSms);
+  EXPECT_EQ(many.blocks, 1);
+  EXPECT_NE(describe(many, kSellShapes[many.shape], kSms).find("2 waves (528 clusters fit)"),
+            std::string::npos)
+      << describe(many, kSellShapes[many.shape], kSms);
+}
+
+TEST(SparseLinearPlan, GivesEveryPartAndInputToOneGroup) {
+  // As the kernels number them: block `rank` of a cluster, group g of it.
+  for (const bool swiglu : {false, true})
+    for (const int64_t tokens : {1, 2, 3, 5, 8})
+      for (const int64_t tiles : {1, 16, 24, 43, 48, 86, 200, 700})
+        for (const int64_t in : {1, 31, 255, 256, 700, 4096, 5000, 11008, 14336, 28672}) {
+          const auto covers = [&](const JointPlan& plan, const JointShape& shape, int64_t units) {
+            std::vector<int> times(size_t(units), 0);
+            const int sharing = swiglu ? 1 : shape.groups;
+            for (int64_t rank = 0; rank < plan.blocks; ++rank)
+              for (int64_t g = 0; g < sharing; ++g)
+                for (int64_t u = (rank * sharing + g) * plan.steps;
+                     u < std::min(units, (rank * sharing + g + 1) * plan.steps); ++u)
+                  ++times[size_t(u)];
+            for (const int count : times) ASSERT_EQ(count, 1) << tiles << " tiles, " << in << " inputs";
+            EXPECT_GE(shape.tokens, tokens);
+            EXPECT_EQ(shape.swiglu, swiglu);
+          };
+          const JointPlan sell = plan_sell(tiles, in, tokens, swiglu, kSms);
+          if (!*sell.lacks) covers(sell, kSellShapes[sell.shape], sell_delta4::parts_of(in));
+          const JointPlan columns = plan_columns(tiles, in, tokens, swiglu, kSms);
+          ASSERT_STREQ(columns.lacks, "");
+          covers(columns, kColumnShapes[columns.shape], in);
+        }
+}
+
+TEST(SparseLinearPlan, RefusesWhatDoesNotFitIntoABlock) {
+  EXPECT_STREQ(plan_sell(16, 4096, 9, false, kSms).lacks, "at most 8 tokens");
+  EXPECT_STREQ(plan_columns(16, 4096, 9, true, kSms).lacks, "at most 8 tokens");
+  EXPECT_NE(std::string(plan_sell(16, 200'000, 8, false, kSms).lacks).find("shared memory"),
+            std::string::npos);
+  EXPECT_NE(std::string(plan_sell(1000, 60'000, 1, false, kSms).lacks).find("parts of the inputs"),
+            std::string::npos);
+}
+
+TEST(SparseLinearPlan, AsksAheadForNoMoreThanAThirdOfTheL2) {
+  for (const int64_t tiles : {1, 16, 43, 500})
+    for (const int64_t in : {512, 4096, 14336}) {
+      const JointPlan sell = plan_sell(tiles, in, 1, false, kSms),
+                      columns = plan_columns(tiles, in, 1, false, kSms);
+      EXPECT_LE(tiles * sell_delta4::parts_of(in) * 8 * sell.early * 640, kEarlyBytes);
+      EXPECT_LE(tiles * columns.blocks * kColumnShapes[columns.shape].groups * columns.early * 512,
+                kEarlyBytes);
+    }
+  // 4096 x 4096 at 50 % zeros has some 33 chunks per warp and part: most of them.
+  EXPECT_EQ(plan_sell(16, 4096, 1, false, kSms).early, 25);
+}
+
+// ---- when arrays may be read ahead ----
+
+Tensor half_zero(const Shape& shape, DType dtype, uint64_t seed) {
+  Rng rng(seed);
+  const Tensor values = Tensor::empty_packed(shape, DType::f32, Device::cpu());
+  fill_normal(values, 0, 1, rng);
+  for (int64_t i = 0; i < values.count(); i += 2) values.data<float>()[i] = 0;
+  return values.to(dtype);
+}
+
+TEST(SparseLinearWeight, IsConstantOnlyWhereItsArraysWereWaitedFor) {
+  for (const SparseFormat format : {SparseFormat::dense_columns, SparseFormat::tiled_cbc,
+                                    SparseFormat::tca_bme, SparseFormat::sell_delta4}) {
+    const SparseWeight made = compress(half_zero({70, 40}, DType::f16, 1), format);
+    EXPECT_TRUE(made.constant) << name_of(format);
+    SparseWeight by_hand{.format = format, .out = made.out, .in = made.in, .values = made.values};
+    EXPECT_FALSE(by_hand.constant);
+    EXPECT_FALSE(by_hand.to(Device::cpu()).constant) << "nothing was copied, nothing was waited for";
+    by_hand.settle();
+    EXPECT_TRUE(by_hand.constant);
+    EXPECT_TRUE(by_hand.to(Device::cpu()).constant);
+    SparseWeight other = made;
+    other.constant = false;
+    EXPECT_TRUE(other == made) << "the same arrays";
+  }
+}
+
+// ---- SwiGLU ----
+
+bool same_bits(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.packed(), y = b.packed();
+  return x.shape() == y.shape() && x.dtype() == y.dtype() &&
+         (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
+}
+
+TEST(SparseLinearSwiglu, IsSwigluOfBothPartsEachUnderItsGate) {
+  const Tensor gate = half_zero({37, 50}, DType::f16, 1), up = half_zero({37, 50}, DType::f16, 2);
+  for (const auto& [first, second] : {std::pair{SparseFormat::sell_delta4, SparseFormat::sell_delta4},
+                                      {SparseFormat::dense_columns, SparseFormat::dense_columns},
+                                      {SparseFormat::tca_bme, SparseFormat::tiled_cbc}}) {
+    const std::vector<SparsePart> parts = {
+        {compress(gate, first), {.kind = Gate::Kind::threshold, .threshold = 0.6}},
+        {compress(up, second), {.kind = Gate::Kind::top_k, .keep = 20}}};
+    const Tensor x = half_zero({2, 3, 50}, DType::f16, 3);
+    const Tensor y = sparse_linear_swiglu(x, parts[0], parts[1]);
+    EXPECT_EQ(y.shape(), (Shape{2, 3, 37}));
+    EXPECT_TRUE(same_bits(y, swiglu(sparse_linear(x, parts))));
+    EXPECT_FALSE(same_bits(y, sparse_linear_swiglu(x, parts[1], parts[0])));
+  }
+}
+
+TEST(SparseLinearSwiglu, SaysWhatDoesNotFit) {
+  const auto part = [](int64_t out, int64_t in) {
+    return SparsePart{compress(half_zero({out, in}, DType::f16, 1), SparseFormat::sell_delta4), {}};
+  };
+  const Tensor x = half_zero({1, 6}, DType::f16, 3);
+  const auto expect = [](const char* says, auto&& call) {
+    EXPECT_NE(message_of(call).find(says), std::string::npos) << message_of(call);
+  };
+  expect("sparse_linear_swiglu: gate has 4 outputs and up 5",
+         [&] { sparse_linear_swiglu(x, part(4, 6), part(5, 6)); });
+  expect("sparse_linear_swiglu: the weight of part 1 [4, 7] takes 7 features",
+         [&] { sparse_linear_swiglu(x, part(4, 6), part(4, 7)); });
+  expect("sparse_linear_swiglu: a tape is recording", [&] {
+    const Tape tape;
+    sparse_linear_swiglu(x, part(4, 6), part(4, 6));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::ops
