@@ -86,7 +86,8 @@ int bench_decode(const DecodeArgs& args) {
     options.dtype = dtypes[0];
   }
   if (!args.json.empty()) check_writable(args.json);
-  if (args.parallel.ranks > 1 && (options.sparse.is_sparse() || options.model_sparse || !options.rows.empty()))
+  if (args.parallel.ranks > 1 &&
+      (options.sparse.is_sparse() || options.model_sparse || !options.rows.empty()))
     throw UsageError("--tensor-parallel: of one dense model; leave out --rows, compressed weights and gates");
   options.world = args.parallel.join("bench decode", args.device);
   return options.world.told([&] {
