@@ -51,7 +51,12 @@ __global__ void __launch_bounds__(kGroups* kColumnThreads, kBlocks)
   const int left = weight.to.out - (first + lane * 8);  // outputs of this lane that exist
   const T* const mine = weight.values + first + lane * 8;
   ColumnShared<kTokens>& shared = groups[group];
-  const auto sync = [&] { gpu::sync_named(1 + group, kColumnThreads); };
+  const auto sync = [&] {  // two numbers instead of one that is computed: the latter takes all 16 barriers
+    if (group == 0)
+      gpu::sync_named(1, kColumnThreads);
+    else
+      gpu::sync_named(2, kColumnThreads);
+  };
   if (weight.gate.is_open) {
     const uint32_t bytes = uint32_t(min(kTileOutputs, weight.to.out - first)) * uint32_t(sizeof(T)) / 16 * 16;
     if (bytes > 0)

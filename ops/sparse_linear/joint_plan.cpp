@@ -23,12 +23,12 @@ constexpr int64_t ceil_of(int64_t a, int64_t b) {
 /// the most on the way, whose blocks all fit on the GPU at once; if none does, the one with the fewest
 /// splits. `units`: the most splits that have something to do.
 JointPlan plan_of(std::span<const JointShape> shapes, int64_t tiles, int64_t units, int64_t tokens,
-                  bool swiglu, int multiprocessors) {
+                  bool swiglu, int multiprocessors, const char* most_tokens) {
   const auto first = std::ranges::find_if(
       shapes, [&](const JointShape& shape) { return shape.swiglu == swiglu && shape.tokens >= tokens; });
   JointPlan plan{.tiles = int(tiles)};
   if (first == shapes.end()) {
-    plan.lacks = "at most 8 tokens";
+    plan.lacks = most_tokens;
     return plan;
   }
   for (int splits = 2 * kMostCluster; splits >= 1; splits /= 2)
@@ -47,7 +47,7 @@ JointPlan plan_of(std::span<const JointShape> shapes, int64_t tiles, int64_t uni
 
 JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors) {
   const int64_t parts = sell_delta4::parts_of(in), width = sell_delta4::width_of(in);
-  JointPlan plan = plan_of(kSellShapes, tiles, parts, tokens, swiglu, multiprocessors);
+  JointPlan plan = plan_of(kSellShapes, tiles, parts, tokens, swiglu, multiprocessors, "at most 8 tokens");
   if (*plan.lacks) return plan;
   const JointShape& shape = kSellShapes[plan.shape];
   plan.steps = int(ceil_of(parts, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)));
@@ -62,7 +62,8 @@ JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int 
 }
 
 JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors) {
-  JointPlan plan = plan_of(kColumnShapes, tiles, in / kLeastInputs, tokens, swiglu, multiprocessors);
+  JointPlan plan = plan_of(kColumnShapes, tiles, in / kLeastInputs, tokens, swiglu, multiprocessors,
+                           swiglu ? "at most 4 tokens" : "at most 8 tokens");
   if (*plan.lacks) return plan;
   const JointShape& shape = kColumnShapes[plan.shape];
   plan.steps = int(ceil_of(ceil_of(in, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)), 32) * 32);
