@@ -54,8 +54,9 @@ Tensor sparse_linear(const Tensor& x, const SparseWeight& weight, const Gate& ga
 ///
 /// The same as swiglu(sparse_linear(x, {gate, up})), and that is what it runs (variant "parts"), with its
 /// rounding of gate and up to x's dtype; on a GPU variants "columns_joint" and "sell_joint" do both in one
-/// launch for up to 8 tokens (columns: 4): gate and up then stay f32 and y alone is rounded. They are not measured yet,
-/// and taken where they are forced. Throws what those two throw, and unless both parts have as many outputs.
+/// launch for up to 8 tokens (columns: 4): gate and up then stay f32 and y alone is rounded. They are not
+/// measured yet, and taken where they are forced. Throws what those two throw, and unless both parts have as
+/// many outputs.
 Tensor sparse_linear_swiglu(const Tensor& x, const SparsePart& gate, const SparsePart& up,
                             Site site = Site::here());
 
