@@ -287,7 +287,11 @@ DecodeRow parse_decode_row(const std::string& text) {
   row.composed = model == "composed";
   if (row.composed || model == "dense") return row;
   std::vector<std::string> parts{""};
-  for (const char c : model) c == ':' ? parts.emplace_back() : void(parts.back() += c);
+  for (const char c : model)
+    if (c == ':')
+      parts.emplace_back();
+    else
+      parts.back() += c;
   const auto share = [&](const std::string& given) {
     char* end = nullptr;
     const double value = std::strtod(given.c_str(), &end);
