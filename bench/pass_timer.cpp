@@ -7,7 +7,7 @@
 #include "bench/cold.h"
 #include "bench/timer.h"
 #include "runtime/call_site.h"
-#include "runtime/config.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::bench {
 

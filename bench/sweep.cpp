@@ -9,7 +9,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/verify.h"
 #include "runtime/allocator.h"
-#include "runtime/config.h"
+#include "runtime/has_cuda.h"
 #include "tensor/random.h"
 
 namespace tessera::bench {

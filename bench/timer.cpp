@@ -6,7 +6,7 @@
 
 #include "bench/cold.h"
 #include "ops/matmul/matmul.h"
-#include "runtime/config.h"
+#include "runtime/has_cuda.h"
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 

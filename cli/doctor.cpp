@@ -11,6 +11,7 @@
 #include "report/image.h"
 #include "report/run_table.h"
 #include "runtime/allocator.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::cli {
 namespace {

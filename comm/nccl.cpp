@@ -6,6 +6,7 @@
 
 #include "comm/deadline.h"
 #include "comm/links.h"
+#include "runtime/has_cuda.h"
 
 #if defined(TESSERA_WITH_CUDA) && __has_include(<nccl.h>)
 #include <dlfcn.h>

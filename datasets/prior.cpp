@@ -7,6 +7,7 @@
 
 #include "datasets/fourier.h"
 #include "datasets/prior_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::datasets {
 namespace {

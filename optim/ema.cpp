@@ -2,6 +2,7 @@
 
 #include "optim/kernels.h"
 #include "runtime/allocator.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::optim {
 

@@ -11,6 +11,7 @@
 #include "optim/bundled.h"
 #include "optim/projected_kernels.h"
 #include "runtime/f32_math.h"
+#include "runtime/has_cuda.h"
 #include "runtime/parse_name.h"
 
 namespace tessera::optim {

@@ -2,6 +2,7 @@
 
 #include "optim/packing.h"
 #include "optim/rules.h"
+#include "runtime/has_cuda.h"
 
 /// The kernels behind the optimizers. All pointers are on the device; arenas hold the packing's compute
 /// dtype.

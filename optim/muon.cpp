@@ -7,6 +7,7 @@
 #include "ops/gemm/gemm.h"
 #include "optim/bundled.h"
 #include "optim/muon_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::optim {
 namespace {

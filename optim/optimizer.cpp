@@ -10,6 +10,7 @@
 #include "optim/whole_state.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
+#include "runtime/has_cuda.h"
 #include "runtime/profile.h"
 
 namespace tessera::optim {

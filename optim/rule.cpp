@@ -1,4 +1,5 @@
 #include "optim/rule.h"
+#include "runtime/has_cuda.h"
 
 #include <algorithm>
 

@@ -11,6 +11,7 @@
 #include "runtime/capture.h"
 #include "runtime/device_context.h"
 #include "runtime/error.h"
+#include "runtime/has_cuda.h"
 #include "runtime/host_memory_internal.h"
 #include "runtime/parallel.h"
 #include "runtime/stream_scope.h"

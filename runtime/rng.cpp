@@ -3,6 +3,7 @@
 #include "runtime/capture.h"
 #include "runtime/counter.h"
 #include "runtime/error.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera {
 

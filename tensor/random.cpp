@@ -1,4 +1,5 @@
 #include "tensor/random.h"
+#include "runtime/has_cuda.h"
 
 #include "tensor/random_kernels.h"
 

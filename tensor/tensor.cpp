@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "runtime/has_cuda.h"
 #include "tensor/kernels.h"
 #include "tensor/transfer.h"
 

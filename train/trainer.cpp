@@ -100,10 +100,11 @@ class Trainer {
   /// The largest value of any rank, which all call this.
   int agreed(int value) const { return options_.world ? int(options_.world->host().largest(value)) : value; }
 
-  /// In the global order a micro-batch draws by its index, whichever rank has it and whatever it draws.
+  /// In the global order, and on several ranks in any order, a micro-batch draws by its index, whichever rank
+  /// has it and whatever it draws: two ranks must not drop the same elements.
   void draw_from(uint64_t micro) const {
     constexpr uint64_t kStreams = uint64_t{1} << 20;  // of a micro-batch, more than a model has dropouts
-    if (!options_.global_order) return;
+    if (!options_.global_order && !(options_.world && options_.world->size() > 1)) return;
     for (Rng* const random : job_.random()) random->set_state({random->state().seed, micro * kStreams});
   }
 
@@ -157,7 +158,12 @@ class Trainer {
       tell(warning);
     }
     check(skips_.fatal_row() < options_.most_skips, skips_.complaint(now.done, run_.checkpoints().string()));
-    check(counted || std::isfinite(loss), "training: the loss of step ", now.done,
+    if (!counted) check_loss(now.done, loss);
+  }
+
+  /// For an optimizer that does not skip steps without a finite gradient.
+  void check_loss(int64_t step, double loss) const {
+    check(std::isfinite(loss), "training: the loss of step ", step,
           " is not finite, and this optimizer does not skip such a step. The newest checkpoint is in ",
           run_.checkpoints().string(), "; try a lower learning rate, or --check-finite to find the operator");
   }
@@ -220,6 +226,8 @@ class Trainer {
 
   void save(int64_t step) {
     job_.device().synchronize();
+    // Steps are looked at where they are logged; a checkpoint between two of those must not hold NaN either.
+    if (!optimizer_.counted()) check_loss(step, step_.mean_loss());
     const bool again = std::exchange(saved_, step) == step;
     std::optional<optim::WholeState> whole;
     if (!again && options_.world && optimizer_.counted())

@@ -2,6 +2,7 @@
 
 #include "autograd/tape.h"
 #include "ops/activation/activation_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

@@ -7,6 +7,7 @@
 #include "autograd/tape.h"
 #include "ops/attention/attention_kernels.h"
 #include "ops/attention/head_padding.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

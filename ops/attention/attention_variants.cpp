@@ -1,4 +1,5 @@
 #include "ops/attention/attention_variants.h"
+#include "runtime/has_cuda.h"
 
 #include <algorithm>
 #include <sstream>

@@ -1,4 +1,5 @@
 #include "ops/bits/bits.h"
+#include "runtime/has_cuda.h"
 
 #include <algorithm>
 #include <limits>

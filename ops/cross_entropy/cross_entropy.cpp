@@ -2,6 +2,7 @@
 
 #include "autograd/tape.h"
 #include "ops/cross_entropy/cross_entropy_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

@@ -7,6 +7,7 @@
 #include "ops/attention/head_padding.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/variant.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

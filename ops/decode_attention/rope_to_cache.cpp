@@ -4,6 +4,7 @@
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/gemm/gemm.h"
 #include "ops/rope/rope.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

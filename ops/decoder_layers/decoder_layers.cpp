@@ -12,6 +12,7 @@
 #include "ops/norm/norm.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/variant.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

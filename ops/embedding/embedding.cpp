@@ -6,6 +6,7 @@
 #include "autograd/tape.h"
 #include "ops/embedding/embedding_kernels.h"
 #include "ops/reduction.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

@@ -7,7 +7,7 @@
 #include "autograd/tape.h"
 #include "ops/factor/factor_kernels.h"
 #include "ops/gemm/gemm.h"
-#include "runtime/config.h"
+#include "runtime/has_cuda.h"
 #include "tensor/random.h"
 
 namespace tessera::ops {

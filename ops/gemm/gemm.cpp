@@ -10,6 +10,7 @@
 #include "ops/gemm/gemm_padding.h"
 #include "ops/gemm/gemm_tf32.h"
 #include "runtime/f32_math.h"
+#include "runtime/has_cuda.h"
 #include "tensor/elementwise.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"

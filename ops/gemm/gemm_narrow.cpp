@@ -1,4 +1,5 @@
 #include "ops/gemm/gemm_narrow.h"
+#include "runtime/has_cuda.h"
 
 #include <algorithm>
 #include <limits>

@@ -7,6 +7,7 @@
 #include "ops/gemm/gemm_costs.h"
 #include "ops/gemm/gemm_tf32.h"
 #include "runtime/f32_math.h"
+#include "runtime/has_cuda.h"
 #include "tensor/kernels.h"
 
 namespace tessera::ops {

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "ops/gemm/gemm_models_internal.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/gemm/gemm_models_internal.h"
+#include "runtime/has_cuda.h"
 
 /// When and how skinny GEMMs run in gemm_sm90_stream.cuh, and the fused SwiGLU.
 

@@ -4,6 +4,7 @@
 
 #include "ops/gemm/gemm_costs.h"
 #include "ops/gemm/gemm_padding.h"
+#include "runtime/has_cuda.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"
 

@@ -6,7 +6,7 @@
 
 #include "ops/generation/sample_kernels.h"
 #include "ops/generation/sample_math.h"
-#include "runtime/config.h"
+#include "runtime/has_cuda.h"
 #include "tensor/transfer.h"
 
 namespace tessera::ops {

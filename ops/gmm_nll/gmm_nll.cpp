@@ -2,6 +2,7 @@
 
 #include "autograd/tape.h"
 #include "ops/gmm_nll/gmm_nll_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

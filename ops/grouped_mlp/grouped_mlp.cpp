@@ -11,6 +11,7 @@
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/variant.h"
+#include "runtime/has_cuda.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {

@@ -1,7 +1,7 @@
 #include "ops/inverse_factor/inverse_factor.h"
 
 #include "ops/inverse_factor/inverse_factor_kernels.h"
-#include "runtime/config.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 

@@ -1,4 +1,5 @@
 #include "ops/keep_largest/keep_largest.h"
+#include "runtime/has_cuda.h"
 
 #include "ops/keep_largest/keep_largest_kernels.h"
 

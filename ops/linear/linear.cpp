@@ -7,6 +7,7 @@
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"
+#include "runtime/has_cuda.h"
 #include "tensor/kernels.h"
 
 namespace tessera::ops {

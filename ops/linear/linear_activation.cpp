@@ -7,6 +7,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_activation_kernels.h"
 #include "ops/linear/linear_kernels.h"
+#include "runtime/has_cuda.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {

@@ -7,6 +7,7 @@
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"
 #include "ops/swiglu/swiglu_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

@@ -8,6 +8,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/select/select_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

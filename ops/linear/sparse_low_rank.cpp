@@ -8,7 +8,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/sparse_low_rank_kernels.h"
-#include "runtime/config.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

@@ -11,6 +11,7 @@
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
 #include "ops/variant.h"
+#include "runtime/has_cuda.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"
 

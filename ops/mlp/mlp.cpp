@@ -8,6 +8,7 @@
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"
 #include "ops/mlp/mlp_kernels.h"
+#include "runtime/has_cuda.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {

@@ -13,6 +13,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/select/select.h"
+#include "runtime/has_cuda.h"
 #include "runtime/parse_name.h"
 #include "runtime/philox.h"
 #include "tensor/pads.h"

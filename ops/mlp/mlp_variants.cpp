@@ -3,6 +3,7 @@
 
 #include "ops/gemm/gemm.h"
 #include "ops/mlp/mlp_kernels.h"
+#include "runtime/has_cuda.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {

@@ -1,4 +1,5 @@
 #include "ops/mlp/move_columns.h"
+#include "runtime/has_cuda.h"
 
 #include "runtime/parallel.h"
 

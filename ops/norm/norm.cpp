@@ -5,6 +5,7 @@
 #include "autograd/tape.h"
 #include "ops/norm/norm_kernels.h"
 #include "ops/reduction.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

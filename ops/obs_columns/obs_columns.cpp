@@ -1,7 +1,7 @@
 #include "ops/obs_columns/obs_columns.h"
 
 #include "ops/obs_columns/obs_columns_kernels.h"
-#include "runtime/config.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

@@ -3,6 +3,7 @@
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/reduce/reduce.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 

@@ -4,6 +4,7 @@
 
 #include "autograd/tape.h"
 #include "ops/reduce/reduce_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 

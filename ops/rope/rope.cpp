@@ -4,6 +4,7 @@
 #include "ops/reduction.h"
 #include "ops/rope/rope_kernels.h"
 #include "ops/rope/rope_table.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

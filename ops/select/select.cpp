@@ -1,4 +1,5 @@
 #include "ops/select/select.h"
+#include "runtime/has_cuda.h"
 
 #include <algorithm>
 #include <cmath>

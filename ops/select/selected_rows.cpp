@@ -1,6 +1,7 @@
 #include "autograd/tape.h"
 #include "ops/reduce/reduce_kernels.h"
 #include "ops/select/select_kernels.h"
+#include "runtime/has_cuda.h"
 
 /// What a selection moves, and the norms that most of them are made from.
 

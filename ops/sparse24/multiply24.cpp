@@ -5,6 +5,7 @@
 #include "ops/sparse24/multiply24_internal.h"
 #include "ops/sum_dtype.h"
 #include "runtime/call_site.h"
+#include "runtime/has_cuda.h"
 #include "tensor/kernels.h"
 
 /// The GEMM of a 2:4 matrix: checks, the choice of a variant, and the GEMM of the decompressed matrix, which

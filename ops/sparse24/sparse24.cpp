@@ -6,6 +6,7 @@
 #include "autograd/tape.h"
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_math.h"
+#include "runtime/has_cuda.h"
 #include "runtime/parse_name.h"
 
 namespace tessera::ops {

@@ -8,6 +8,7 @@
 #include "ops/reduce/reduce.h"
 #include "ops/sparse24/weight24_kernels.h"
 #include "ops/sum_dtype.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

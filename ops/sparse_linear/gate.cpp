@@ -7,6 +7,7 @@
 #include "ops/sparse_linear/gate_math.h"
 #include "ops/sparse_linear/sparse_linear_kernels.h"
 #include "runtime/call_site.h"
+#include "runtime/has_cuda.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {

@@ -3,6 +3,7 @@
 #include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/sparse_linear/sparse_linear_kernels.h"
+#include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 namespace {

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "ops/activation/activation_kernels.h"
+#include "runtime/has_cuda.h"
 
 /// The checkers must be able to fail. A kernel is told that its output has one row more than was allocated:
 /// the guard bands must notice, and compute-sanitizer too (tools/gpu sets TESSERA_PLANT_OVERRUN for that run,

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ops/linear/linear_kernels.h"
+#include "runtime/has_cuda.h"
 #include "tests/ops/framed_gemm.h"
 
 /// The kernels of the row "narrow", each tile by itself. Everything is made of small integers, so that sums

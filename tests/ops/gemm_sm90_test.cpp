@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/linear/linear.h"
+#include "runtime/has_cuda.h"
 #include "tests/ops/framed_gemm.h"
 
 /// The kernels of variant "wgmma", each tile by itself. Everything is made of small integers, so that sums

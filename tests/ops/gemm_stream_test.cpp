@@ -6,6 +6,7 @@
 
 #include "ops/gemm/gemm_sm90_plan.h"
 #include "ops/linear/linear_swiglu.h"
+#include "runtime/has_cuda.h"
 #include "tests/errors.h"
 #include "tests/ops/framed_gemm.h"
 

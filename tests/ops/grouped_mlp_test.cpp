@@ -7,6 +7,7 @@
 
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
+#include "runtime/has_cuda.h"
 #include "tests/ops/expect.h"
 
 namespace tessera::ops {

@@ -5,6 +5,7 @@
 
 #include "gradients.h"
 #include "optim/kernels.h"
+#include "runtime/has_cuda.h"
 
 /// The order in which the squares of the gradients are added.
 

@@ -7,6 +7,7 @@
 #include "runtime/capture.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
+#include "runtime/has_cuda.h"
 #include "runtime/stream_scope.h"
 #include "tests/errors.h"
 

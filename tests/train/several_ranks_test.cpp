@@ -3,10 +3,16 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "comm/threads.h"
 #include "datasets/glue_synthetic.h"
+#include "nn/linear.h"
+#include "ops/dropout/dropout.h"
+#include "ops/reduce/reduce.h"
+#include "optim/adamw.h"
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
 #include "tests/train/folder.h"
@@ -186,6 +192,45 @@ TEST(MlmRanks, EndWithTheBytesOfOne) {
     const RanksEnd end = trained_on(ranks, make, settings, ranks == 2 ? 1 : 0);
     EXPECT_TRUE(end.checkpoint == alone.checkpoint) << ranks;
     EXPECT_EQ(end.evaluation, alone.evaluation) << ranks;
+  }
+}
+
+/// One weight, and ones that dropout scales or drops: `masks` has what each micro-batch of this rank drew.
+struct DropoutJob : Job {
+  explicit DropoutJob(int micro_batches) : Job(Device::cpu()), micro_batches_(micro_batches) {
+    keep("model", layer), keep("rng", rng), train_with(optimizer), draws_from(rng);
+  }
+  JobInfo info() const override { return {.micro_batches = micro_batches_}; }
+  void batch(uint64_t) override {}
+  Tensor loss() override {
+    const Tensor dropped = ops::dropout(Tensor::ones({1, 64}, DType::f32, Device::cpu()), 0.5, rng);
+    masks.push_back(dropped.to_vector<float>());
+    return ops::mean(layer(dropped));
+  }
+  Rng rng{11};
+  nn::Linear layer{64, 1, rng, Device::cpu()};
+  optim::AdamW optimizer{nn::parameters(layer), {}};
+  std::vector<std::vector<float>> masks;
+
+ private:
+  int micro_batches_;
+};
+
+TEST(SeveralRanks, NoTwoMicroBatchesOfAStepDropTheSameInAnyOrder) {
+  for (const bool global : {false, true}) {
+    std::set<std::vector<float>> drawn;
+    std::mutex mutex;
+    comm::run_threads(2, [&](comm::Communicator& c) {
+      const TemporaryFolder root;
+      const dist::World world(c, c);
+      DropoutJob job(4);
+      Progress quiet(Progress::Mode::quiet);
+      train(job, RunFolder::create(root.path(), "r"),
+            {.steps = 3, .bucket_mb = 0, .world = &world, .global_order = global}, 0, quiet);
+      const std::lock_guard lock(mutex);
+      drawn.insert(job.masks.begin(), job.masks.end());
+    });
+    EXPECT_EQ(drawn.size(), 12u) << (global ? "global" : "world");
   }
 }
 

@@ -614,6 +614,20 @@ TEST(OwnJob, AnOptimizerThatSkipsNothingEndsAtTheFirstLossThatIsNotFinite) {
   EXPECT_FALSE(run.metrics().front().values.contains("grad_norm"));
 }
 
+TEST(OwnJob, NoCheckpointIsSavedOfALossThatIsNotFiniteBetweenLoggedSteps) {
+  const TemporaryFolder root;
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  Progress progress(Progress::Mode::quiet);
+  OwnJob job(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
+  job.data.before_step = [&](int64_t step) { job.data.factor = step >= 5 ? std::nan("") : 1; };
+  TrainerOptions options = options_of(20);
+  options.log_every = 10, options.save_every = 3;
+  const std::string error = message_of([&] { train(job, run, options, progress); });
+  EXPECT_NE(error.find("the loss of step 6 is not finite"), std::string::npos) << error;
+  EXPECT_TRUE(std::filesystem::exists(run.checkpoints() / "step-000003.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(run.checkpoints() / "step-000006.safetensors"));
+}
+
 TEST(OwnJob, WithoutAnOptimizerSaysWhatToCall) {
   struct Empty : Job {
     Empty() : Job(Device::cpu()) {}
