@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-
 struct CUstream_st;  // cudaStream_t is a pointer to it
 struct CUevent_st;   // cudaEvent_t likewise
 
