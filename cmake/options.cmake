@@ -10,7 +10,7 @@ endif()
 set(TESSERA_CPU ${cpu} CACHE STRING "-march of the CPU code; \"native\" for this machine only")
 set(TESSERA_SANITIZE "" CACHE STRING "Host sanitizers, for example address,undefined")
 option(TESSERA_STRICT_PTXAS "Fail if ptxas serialises wgmma or spills registers (cmake/strict_nvcc)" ON)
-set(TESSERA_MUTANTS_ONE_IN 3 CACHE STRING "ctest plants one mutant in that many, drawn by the revision; 1: all of them")
+set(TESSERA_MUTANTS_ONE_IN 8 CACHE STRING "ctest plants one mutant in that many, drawn by the revision; 1: all of them")
 option(TESSERA_FUZZ "Build the libFuzzer targets of tests/fuzz (clang)" OFF)
 
 if(NOT CMAKE_BUILD_TYPE)

@@ -73,7 +73,7 @@ add_test(NAME package COMMAND ${CMAKE_COMMAND}
   -P ${CMAKE_CURRENT_SOURCE_DIR}/package/run.cmake)
 set_tests_properties(package PROPERTIES LABELS package TIMEOUT 300)
 
-# Errors planted into formulas must be caught by the checks of their operator: each revision plants a third of them.
+# Errors planted into formulas must be caught by the checks of their operator: each revision plants an eighth of them (tools/mutants: all).
 set(mutants ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR} --one-in ${TESSERA_MUTANTS_ONE_IN})
 add_test(NAME mutants COMMAND ${mutants})
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)  # it uses them all
