@@ -144,7 +144,7 @@ int run_generate(const GenerateArgs& args) {
                                   .graph = parse_switches(args.graph, "--graph") == std::vector{true}};
   if (args.greedy) options.sampling.temperature = 0;
   if (args.samples > 1 && args.prompts.size() > 1)
-    throw UsageError("--samples: of one prompt; several --prompt are a text each");
+    throw UsageError("--samples: expected one prompt; several --prompt give one text each");
   if (!args.json.empty()) {
     check_replaceable(args.json);
     check_not_input(args.json, {args.file});
@@ -157,7 +157,8 @@ int run_generate(const GenerateArgs& args) {
   const size_t count = std::max(prompts.size(), size_t(args.samples));
   const auto sparse = args.sparse.options(folder, int64_t(count));
   if (sparse && args.griffin)
-    throw UsageError("--griffin: of a dense model; leave out gates, and take a model that is not compressed");
+    throw UsageError(
+        "--griffin: only a dense model takes it; leave out gates, and give a model that is not compressed");
   LanguageFolder language = load_language(folder, device, args.dtype, sparse);
   models::Generator::Texts given;
   for (const std::string& prompt : prompts) given.push_back(tokens_of(prompt, language, tokenizer));
@@ -192,7 +193,7 @@ int run_generate(const GenerateArgs& args) {
     for (Text& text : writer.texts)
       if (text.end == "length") text.end = "last position";
     train::tell(
-        fmt::format("tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
+        fmt::format("tessera: stopped after {} of {} new tokens: with the {} of the prompt they fill all {} "
                     "{} of the model\n",
                     room, args.most_tokens, longest, positions, limit_of(language)));
   }
@@ -257,7 +258,8 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));
   auto* const temperature = add_sampling(*command, args->sampling);
-  command->add_flag("--greedy", args->greedy, "As --temperature 0")->excludes(temperature);
+  command->add_flag("--greedy", args->greedy, "Greedy decoding, the same as --temperature 0")
+      ->excludes(temperature);
   command->add_option("--seed", args->seed, "Random seed")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
@@ -274,7 +276,7 @@ void add_generate(CLI::App& app, Action& action) {
   add_griffin(*command, args->griffin);
   command->add_option("--graph", args->graph, "Replay one CUDA graph per token")
       ->check(CLI::IsMember({"on", "off"}));
-  command->add_option("--json", args->json, "Write texts, tokens and times to this file");
+  command->add_option("--json", args->json, "Write texts, tokens and times to this JSON file");
   command->callback([&action, args] { action = [args] { return run_generate(*args); }; });
 }
 

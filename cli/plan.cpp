@@ -18,12 +18,12 @@ struct PlaceFlags {
   int64_t ranks = 1, zero = 0;
 
   void add_to(CLI::App& command) {
-    command.add_option("--memory", memory, "GiB to plan for (default: free on the device now)")
+    command.add_option("--memory", memory, "Memory to plan for, in GiB; default: free on the device now")
         ->check(kFinite)
         ->check(between(1e-6, 1e6));
-    command.add_option("--ranks", ranks, "Ranks that train together: figures are those of each")
+    command.add_option("--ranks", ranks, "Number of ranks that train together; figures are per rank")
         ->check(whole(1, int64_t{1} << 20));
-    command.add_option("--zero", zero, "1: moments and masters are spread over the ranks")
+    command.add_option("--zero", zero, "ZeRO stage; 1: shard moments and master weights over the ranks")
         ->check(whole(0, 1));
     command.add_flag("--json", json, "Machine-readable");
   }
@@ -99,10 +99,10 @@ int run_plan(const PlanArgs& args) {
   line("activations kept for backward", a.saved, b.saved);
   line("largest temporaries", a.transient, b.transient);
   line("total", a.total(), b.total());
-  if (args.ranks > 1) line("sent by each rank in a step", args.sent(a), args.sent(b));
+  if (args.ranks > 1) line("sent per rank and step", args.sent(a), args.sent(b));
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n", "FLOP of a step",
                  flops.step(false), flops.step(true));
-  fmt::format_to(std::back_inserter(text), "    forward: products {:.4g}, attention {:.4g}, heads {:.4g}\n",
+  fmt::format_to(std::back_inserter(text), "    forward: GEMMs {:.4g}, attention {:.4g}, heads {:.4g}\n",
                  flops.gemms, flops.attention, flops.heads);
   const auto total = [&](const models::TnpConfig& config) {
     return [&, config](int64_t batch) {
@@ -173,9 +173,9 @@ int run_language_plan(const LanguagePlanArgs& args) {
         std::pair("largest temporaries", plan.transient), std::pair("total", plan.total())})
     fmt::print("  {:<34} {:>12}\n", name, format_bytes(size_t(bytes)));
   if (args.ranks > 1)
-    fmt::print("  {:<34} {:>12}\n", "sent by each rank in a step", format_bytes(size_t(args.sent(plan))));
+    fmt::print("  {:<34} {:>12}\n", "sent per rank and step", format_bytes(size_t(args.sent(plan))));
   fmt::print("  {:<34} {:>12.4g}\n", "FLOP of a step", flops.step());
-  fmt::print("    forward: products {:.4g}, attention {:.4g}, head {:.4g}\n", flops.gemms, flops.attention,
+  fmt::print("    forward: GEMMs {:.4g}, attention {:.4g}, LM head {:.4g}\n", flops.gemms, flops.attention,
              flops.heads);
   fmt::print("  {:<34} {:>12}\n", fmt::format("largest batch in {}", format_bytes(size_t(memory))), most);
   return 0;
@@ -194,7 +194,7 @@ void add_language_plan(CLI::App& plan, Action& action, bool llama) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("plan", "Memory and FLOPs of a training run before it starts");
+  auto* command = app.add_subcommand("plan", "Estimate memory and FLOPs of a training run before it starts");
   command->require_subcommand(1);
   auto* tnp = command->add_subcommand("tnp", "Transformer Neural Process");
   auto args = std::make_shared<PlanArgs>();

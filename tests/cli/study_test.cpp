@@ -115,7 +115,7 @@ TEST(Study, InterruptedKilledOrOutOfTimeItGoesOnToTheSameBytes) {
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, 130) << outcome.err;
     EXPECT_TRUE(holds_all(
-        outcome.out, "stopped and saved|interrupted after|To go on:|tessera study run s.toml --out parts"))
+        outcome.out, "stopped and saved|interrupted after|To continue:|tessera study run s.toml --out parts"))
         << outcome.out;
   }
   const std::string stopped = said(at, "study run s.toml --out parts --minutes 0.0001");
@@ -209,7 +209,7 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad("command = \"tnp\"\nseeds = [-1]\n" + flags + arms, "seeds: \"-1\"");
   bad("command = \"tnp\"\nseeds = [1, 2, 1]\n" + flags + arms, "seed 1 is there twice");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\noptimiser = \"sgd\"\n",
-      "arm \"x\"|\"optimiser\" is no flag of tessera train tnp|did you mean optimizer?");
+      "arm \"x\"|\"optimiser\" is not a flag of tessera train tnp|did you mean optimizer?");
   bad(kHead + flags + "stpes = 3\n" + arms, "[flags]|\"stpes\" is no flag|did you mean steps?");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\nlayers = \"many\"\n", "arm \"x\"|--layers|many");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\nlayers = 0\n", "arm \"x\"|--layers|range");
@@ -231,7 +231,7 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad(kHead + flags + "[[arm]]\nname = \"x\"\ncheck-finite = 3\n", "arm \"x\"|expected true or false");
   bad("better = \"up\"\n" + kHead + flags + arms, "better is \"up\"");
   bad("title = \"a # b\"\n" + kHead + flags + arms, "\"title\"|quotes");
-  bad(kHead + flags + "[[arm]] # first\nname = \"x\"\n", "section stands on a line of its own");
+  bad(kHead + flags + "[[arm]] # first\nname = \"x\"\n", "section must be alone on its line");
   bad(kHead + flags + "prior = linear rbf\n" + arms, "\"prior\": expected one value");
   bad(kHead + flags + arms + "seeds = [1]\n", "\"seeds\"|before the first section");
 }
