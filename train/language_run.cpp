@@ -114,7 +114,8 @@ void LanguageRecipe::check_held_out(const RunFolder& run) {
         settings_.data.empty() ? (run.path() / "data").string() : settings_.data,
         "; restore them, or start a new run");
   check(held_out_.targets > 0 || (watch.exported == "last" && watch.patience == 0),
-        "train: --patience and --export best need held-out text; give a --validation share");
+        "train: nothing is held out, so --patience and --export best have no evaluation to choose; give a "
+        "--validation share");
   check(held_out_.targets > 0 || wants_evaluation_.empty(), "train: nothing is held out, so ",
         wants_evaluation_, " has nothing to evaluate; give a --validation share, or leave it out");
 }

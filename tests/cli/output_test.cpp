@@ -493,7 +493,7 @@ TEST(Train, AFinishedRunIsNotResumedByItselfButGoesOnWithSteps) {
   said(workplace, "train tnp --quiet --steps 2 --name r" + kTiny);
   const Outcome done = run(workplace, "train tnp --resume runs/r --device cpu");
   EXPECT_EQ(done.code, 1);
-  EXPECT_TRUE(holds_all(done.err, "has done its 2 steps|--steps")) << done.err;
+  EXPECT_TRUE(holds_all(done.err, "has finished its 2 steps|--steps")) << done.err;
   EXPECT_TRUE(holds_all(said(workplace, "train tnp --resume runs/r --steps 4 --quiet --device cpu"),
                         "resuming from|(step 2)|trained 2 steps"));
 }
