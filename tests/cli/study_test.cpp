@@ -210,7 +210,7 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad("command = \"tnp\"\nseeds = [1, 2, 1]\n" + flags + arms, "seed 1 is given twice");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\noptimiser = \"sgd\"\n",
       "arm \"x\"|\"optimiser\" is not a flag of tessera train tnp|did you mean optimizer?");
-  bad(kHead + flags + "stpes = 3\n" + arms, "[flags]|\"stpes\" is no flag|did you mean steps?");
+  bad(kHead + flags + "stpes = 3\n" + arms, "[flags]|\"stpes\" is not a flag|did you mean steps?");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\nlayers = \"many\"\n", "arm \"x\"|--layers|many");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\nlayers = 0\n", "arm \"x\"|--layers|range");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\noptimizer = \"adam\"\n", "arm \"x\"|--optimizer|adam");
