@@ -43,11 +43,11 @@ class PassEnd {
   virtual void finish() = 0;
 };
 
-/// What an entry's backward function sees. Inputs and outputs are numbered as they were recorded.
+/// The argument of an entry's backward function. Inputs and outputs are numbered as they were recorded.
 ///
 /// A gradient comes to an input in one of four ways: `accumulate` only reads the tensor; `give` donates its
 /// memory, which later gradients may be added to in place; `pass` hands on that of an output; `target` and
-/// `written` let a kernel write or add where the gradient lies.
+/// `written` let a kernel write to or add to the gradient in place.
 class Backward {
  public:
   /// Whether the gradient of that input is needed.
@@ -58,7 +58,7 @@ class Backward {
   bool has_grad(int output = 0) const { return outputs_[size_t(output)]->grad.defined(); }
   /// The gradient of that output, to be read; throws if none has arrived (see has_grad).
   Tensor grad(int output = 0);
-  /// Adds to the input's gradient; nothing if it is not needed. Any floating dtype; the sum has the
+  /// Adds to the input's gradient; does nothing if it is not needed. Any floating dtype; the sum has the
   /// gradient's own. The tensor may be read by others and is not written.
   void accumulate(int input, const Tensor& gradient);
   /// The same for a tensor that nothing else reads or writes from then on: its memory may become that of the
@@ -77,7 +77,7 @@ class Backward {
   /// call `written`. One tensor may be several inputs: their targets are then the same memory, except that a
   /// part that holds nothing is given out only if no other input of the entry lies in it.
   GradTarget target(int input);
-  /// What the kernel has written: the target, or a tensor of the caller's, which is given.
+  /// The tensor that the kernel has written: the target, or one of the caller's, which is given.
   void written(int input, const GradTarget& target);
   /// Whether this entry may call written() for that input first and leave the writing to the end of the pass:
   /// the gradient of a leaf that is overwritten, and that nothing else in this pass reads or adds to. Only if

@@ -8,12 +8,13 @@
 #include "runtime/call_site.h"
 #include "tensor/tensor.h"
 
-/// Gradients of tensors: where they lie, and how they add up. The tape (autograd/tape.h) computes them.
+/// Gradients of tensors: where they are stored, and how they accumulate. The tape (autograd/tape.h) computes
+/// them.
 ///
-/// One rule for views: the gradient of a view is the same view of its base's gradient. What arrives for a
-/// slice is written or added to that part of the base's gradient; the parts of which nothing arrives are
-/// zeroed when the base's gradient is read. So a projection that is query, key and value at once costs no
-/// pass of its own.
+/// One rule for views: the gradient of a view is the same view of its base's gradient. The gradient of
+/// a slice is written or added to that part of the base's gradient; parts that receive none are zeroed when
+/// the base's gradient is read. So a projection that computes query, key and value
+/// in one GEMM needs no extra pass.
 
 namespace tessera {
 
@@ -51,7 +52,7 @@ class View {
 
 struct GradState;
 
-/// What makes a gradient a view of another one.
+/// How a gradient is a view of another one.
 struct ViewOf {
   std::shared_ptr<GradState> base;
   View view;
@@ -59,23 +60,23 @@ struct ViewOf {
   Device device;
 };
 
-/// Parts of a gradient that hold nothing yet: [begin, end) along one dimension.
+/// Parts of a gradient that are not written yet: [begin, end) along one dimension.
 struct Gaps {
   Tensor memory;  // the whole gradient, as the slices see it
   int dim;
   std::vector<std::pair<int64_t, int64_t>> ranges;
 };
 
-/// What autograd knows of one tensor: of a leaf (a parameter, an input) for ever, of a result while its tape
-/// needs it. Operators see it through Backward alone.
+/// The autograd state of one tensor: permanent for a leaf (a parameter, an input), for a result as long as
+/// its tape needs it. Operators access it only through Backward.
 struct GradState {
   Tensor grad;           // what has arrived so far; a leaf's keeps its address from the first gradient on
   uint64_t tape = 0;     // the tape that recorded this result; 0: a leaf
-  bool stale = true;     // a leaf's `grad` holds nothing of this step: the next gradient overwrites
+  bool stale = true;     // a leaf's `grad` is of an earlier step: the next gradient overwrites
   bool arrived = false;  // a leaf's: a gradient has come in the backward pass in progress
   bool retain = false;   // keep a result's gradient after it was used
   bool logged = false;   // a leaf's: the backward pass in progress can restore what it was before
-  bool given = false;    // a result's `grad` lies in memory that was given to it: it may be added to in place
+  bool given = false;    // a result's `grad` is memory that was given to it: it may be added to in place
   std::shared_ptr<const void>
       sharers;      // of that memory, if it was given to several results: they all hold this
   int pending = 0;  // a leaf's entries that have not run backward yet
@@ -85,8 +86,8 @@ struct GradState {
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
 };
 
-/// Makes `tensor` a leaf whose gradient is wanted, of `grad_dtype` (the tensor's own by default). Throws
-/// unless floating.
+/// Makes `tensor` a leaf that requires a gradient, of dtype `grad_dtype` (the tensor's own by default).
+/// Throws unless floating.
 void require_grad(Tensor& tensor);
 void require_grad(Tensor& tensor, DType grad_dtype);
 inline bool requires_grad(const Tensor& tensor) {
@@ -97,14 +98,14 @@ inline bool requires_grad(const Tensor& tensor) {
 Tensor grad(const Tensor& leaf);
 /// Forgets the gradient without touching memory: the next one overwrites. Its address stays.
 void zero_grad(const Tensor& leaf);
-/// Makes `buffer` (same shape, the gradient's dtype) the place of the leaf's gradient: optimizers keep all in
-/// one arena.
+/// Makes `buffer` (same shape, the gradient's dtype) the memory of the leaf's gradient: optimizers keep all
+/// gradients in one arena.
 void set_grad_buffer(const Tensor& leaf, Tensor buffer);
 /// Keeps the gradient of a result of the tape, which grad() returns after backward(). That of a view then
-/// lies in memory of its own.
+/// has its own memory.
 void retain_grad(const Tensor& result);
-/// Calls `hook` whenever the leaf's last gradient of a backward pass has arrived (data parallel reduces
-/// there); not if none has arrived in that pass, nor if it ended in an error.
+/// Calls `hook` when the leaf's last gradient of a backward pass has arrived (data parallelism reduces it
+/// there); not if the pass gave it no gradient or ended in an error.
 void on_grad(const Tensor& leaf, std::function<void(const Tensor& grad)> hook);
 
 }  // namespace tessera

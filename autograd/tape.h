@@ -16,8 +16,8 @@
 ///
 /// Operators append to the thread's innermost Tape while it lives; `backward` is that list, last entry first.
 /// Execution order is a topological order, so there is no search and no recursion. An entry is popped before
-/// it runs, so what it saved is freed in reverse. Without a tape nothing is recorded: there is no other
-/// switch.
+/// it runs, so its saved tensors are freed in reverse order. Without a tape nothing is recorded; there is
+/// no other switch.
 ///
 /// Each entry keeps the user's line and the part of the model that it was recorded for (CallScope), and runs
 /// backward for them: errors name them.
@@ -26,7 +26,7 @@ namespace tessera {
 
 struct TapeOptions {
   /// Looks for NaN and infinity in every result and every gradient and throws at the first, naming operator,
-  /// module path, shape, element and call site. Copies everything to the host: for hunting.
+  /// module path, shape, element and call site. Copies everything to the host: slow, for debugging.
   bool check_finite = false;
   /// Loss scaling for f16 (optim/loss_scale.h): backward(loss) begins with this number, f32 of rank 0 on the
   /// loss's device, instead of 1, and losses whose forward pass makes gradients make them for it. It is read
@@ -59,7 +59,7 @@ class Tape {
   Tensor initial_gradient(DType dtype, Device device) const;
 
   /// Appends an entry. `name` is a literal; `backward(Backward&)` runs once, later, and owns what it
-  /// captured. Undefined inputs are allowed and need nothing. The outputs become results of this tape.
+  /// captured. Undefined inputs are allowed and need no gradient. The outputs become results of this tape.
   template <class F>
   void record(const char* name, std::initializer_list<const Tensor*> inputs,
               std::initializer_list<Tensor*> outputs, F&& backward, Site site = Site::here()) {
@@ -93,7 +93,7 @@ class Tape {
   void backward(std::span<const Tensor> results, std::span<const Tensor> grads, Site site = Site::here());
 
   size_t size() const { return entries_.size(); }
-  /// Called after each entry of the backward pass: operator name and its index. For analysis.
+  /// Called after each entry of the backward pass with the operator's name and index, for analysis.
   void on_entry(std::function<void(const char* name, size_t index)> hook) { entry_hook_ = std::move(hook); }
 
  private:
@@ -103,7 +103,7 @@ class Tape {
     const char* name;
     CallSite call;
     uint32_t inputs, outputs;   // how many, in states_
-    size_t chunk, used_before;  // where its function lies, to give the place back
+    size_t chunk, used_before;  // position of its function, to release it
     void* function;
     void (*run)(void*, Backward&);
     void (*destroy)(void*);

@@ -77,8 +77,8 @@ Tensor random_input(const ops::OpSpec& op, size_t number, const ops::InputCase& 
   } else if (input.fill == ops::Fill::bits) {
     x.copy_from(ops::input_values(input, seed, number));
   } else if (input.fill == ops::Fill::index) {
-    check(input.high >= 1 || x.count() == 0, op.name, ": of these sizes there is no value for \"",
-          op.inputs[number].name, "\": expected at least one to choose from");
+    check(input.high >= 1 || x.count() == 0, op.name, ": these sizes leave no valid index for \"",
+          op.inputs[number].name, "\"; expected at least one");
     if (x.count() > 0) fill_integers(x, input.high, rng);
   } else if (input.fill == ops::Fill::positive) {
     fill_uniform(x, 0.5, 2.0, rng);

@@ -24,7 +24,7 @@ void publish(std::vector<bench::Record> records, const std::string& json) {
 }
 
 void add_json(CLI::App& command, std::string& json) {
-  command.add_option("--json", json, "Append the records to this file, a line of JSON each");
+  command.add_option("--json", json, "Append the records to this file, one JSON object per line");
 }
 
 void add_seconds(CLI::App& command, double& seconds) {
@@ -52,17 +52,17 @@ void add_bench_of_device(CLI::App& command, Action& action,
 
 void StepFlags::add_to(CLI::App& command) {
   command.add_option("--precision", precision, kPrecisionsHelp);
-  command.add_option("--graph", graph, "on,off: the step as one captured graph (GPU)");
+  command.add_option("--graph", graph, "Run the step as one captured CUDA graph (GPU): on,off");
   command
       .add_option("--bucket-mb", bucket_mb,
-                  "MiB of gradients that ranks sum at once next to the backward pass; 0: all "
-                  "after it; default: as train has it")
+                  "Bucket size in MiB for all-reducing gradients during the backward pass; 0: one all-reduce "
+                  "after it; default: that of train")
       ->check(kFinite)
       ->check(between(0, 65536))
       ->default_str("");
   command
       .add_option("--zero", zero,
-                  "Spread over the ranks: 1: moments and master weights; 2: gradients, too (ZeRO stages)")
+                  "ZeRO stage; 1: shard moments and master weights over the ranks; 2: gradients, too")
       ->check(whole(0, 2));
   add_device(command, device);
   add_seconds(command, seconds);
@@ -168,7 +168,7 @@ int bench_op(const OpBenchArgs& args) {
     choices.insert(choices.end(), log.lines().begin(), log.lines().end());
   }
   check(!records.empty(), "bench op ", op->name, ": nothing to time in mode ", args.mode,
-        "; the operator has no gradient, or gives back its input");
+        "; the operator has no gradient, or returns its input");
   fmt::print("{}", bench::format_table(records));
   if (args.explain) fmt::print("{}", choice_lines(choices));
   return 0;
@@ -180,18 +180,18 @@ void add_bench_op(CLI::App& bench, Action& action) {
   command->add_option("name", args->name, "Operator")->required();
   command
       ->add_option("--shape", args->shapes,
-                   "Sizes, NAME=SIZE,...; may be repeated; default: the operator's committed list")
+                   "Sizes, NAME=SIZE,...; may be repeated; default: the operator's benchmark shapes")
       ->allow_extra_args(false);
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_option("--dtype", args->dtype, kPrecisionsHelp);
-  command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
+  command->add_option("--mode", args->mode, "Passes to time: fwd,bwd; fwd+bwd times both together");
   add_variant(*command, args->variant);
   command->get_option("--variant")
-      ->description("Kernel variant (CUDA) to time, by name, or all; default: the chosen one");
+      ->description("Kernel variant to time (CUDA), by name, or all; default: the one that would be chosen");
   command->add_flag("--explain", args->explain, kExplainHelp);
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
-  command->add_flag("--hot", args->hot, "Do not flush L2; default: flush it before each repeat");
+  command->add_flag("--hot", args->hot, "Keep L2 warm; default: flush L2 before each repeat");
   add_json(*command, args->json);
   command->callback([&action, args] { action = [args] { return bench_op(*args); }; });
 }
@@ -260,7 +260,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
   args->tnp.add_to(*tnp);
   tnp->remove_option(tnp->get_option("--precision"));
   args->step.add_to(*tnp);
-  tnp->add_option("--checkpoint", args->checkpoint, "on,off: activation checkpointing of every block");
+  tnp->add_option("--checkpoint", args->checkpoint, "Activation checkpointing of every block: on,off");
   args->context.add_to(*tnp);
   tnp->footer(
       "Under a launcher the ranks make the steps together, each --context-parallel of them on one "
@@ -275,15 +275,16 @@ void add_bench_step(CLI::App& bench, Action& action) {
 // ---- bench host ----
 
 void add_bench_host(CLI::App& bench, Action& action) {
-  add_bench_of_device(
-      *bench.add_subcommand("host", "What an operator costs the host: a chain of 10,000 tiny ones"), action,
-      [](Device device) { return bench::bench_host(device); });
+  add_bench_of_device(*bench.add_subcommand(
+                          "host", "Time the host overhead per operator, in a chain of 10,000 tiny operators"),
+                      action, [](Device device) { return bench::bench_host(device); });
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("bench", "Measure operators and training steps, compare with a peer");
+  auto* command =
+      app.add_subcommand("bench", "Time operators, training steps and generation; compare records");
   command->require_subcommand(1);
   add_bench_op(*command, action);
   add_bench_step(*command, action);

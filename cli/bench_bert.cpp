@@ -60,11 +60,12 @@ int bench_bert(const BertArgs& args, const train::Given& given) {
     throw UsageError(error.what());
   }
   if (given.contains("--probe-gradient"))
-    throw UsageError("--probe-gradient: a benchmark compares no gradients; `tessera train bert` does");
+    throw UsageError("--probe-gradient: benchmarks do not compare gradients; `tessera train bert` does");
   // A replay would drop the same branches in every step.
   if (options.drop.drops() && given.contains("--graph") && args.step.graph != "off")
     throw UsageError(
-        "--graph: a step with --dropbp drops other branches each time and is not captured; give --graph off");
+        "--graph: a step with --dropbp drops different branches each time and cannot be captured; give "
+        "--graph off");
   options.shapes = parse_shapes(args.shape, options.model);
   options.dropout = parse_dropout(args.dropout);
   return args.step.run(options, bench::bench_bert_step);
@@ -73,10 +74,10 @@ int bench_bert(const BertArgs& args, const train::Given& given) {
 }  // namespace
 
 void add_bench_step_bert(CLI::App& step, Action& action) {
-  auto* command = step.add_subcommand("bert", "Fine-tuning of BERT-base with a classifier");
+  auto* command = step.add_subcommand("bert", "Fine-tuning step of BERT-base with a classifier");
   auto args = std::make_shared<BertArgs>();
   const CLI::Validator size = whole(1, int64_t(1) << 18);
-  command->add_option("--shape", args->shape, "Batch size x sequence length, 32x128,16x512");
+  command->add_option("--shape", args->shape, "Batch size x sequence length, such as 32x128,16x512");
   command->add_option("--layers", args->model.layers, "Number of layers")->check(size);
   command->add_option("--d-model", args->model.d_model, "Hidden size")->check(size);
   command->add_option("--d-ff", args->model.d_ff, "Hidden size of the feed-forward layers")->check(size);
@@ -86,7 +87,7 @@ void add_bench_step_bert(CLI::App& step, Action& action) {
   args->step.add_to(*command);
   command->add_option(
       "--dropbp", args->drop_share,
-      "DropBP: share of the residual branches' FLOPs that backward drops; steps are eager then");
+      "DropBP: share of the residual branches' FLOPs that backward drops; steps then run eagerly");
   train::SettingList slice;
   args->slice.add_to(slice);
   add_flags(*command, slice);

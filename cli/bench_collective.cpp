@@ -48,16 +48,18 @@ int bench_collective(const CollectiveArgs& args) {
 }  // namespace
 
 void add_bench_collective(CLI::App& bench, Action& action) {
-  auto* command = bench.add_subcommand("collective", "Time the calls between ranks: sizes, times, GB/s");
+  auto* command =
+      bench.add_subcommand("collective", "Time the collectives between ranks: sizes, times, GB/s");
   auto args = std::make_shared<CollectiveArgs>();
   command->add_option("--call", args->names,
                       fmt::format("Which, of {}; default: all", fmt::join(bench::collective_names(), ",")));
   constexpr int64_t kMost = int64_t{1} << 36;
   command->add_option("--min", args->least, "Smallest size in bytes")->check(whole(1, kMost));
   command->add_option("--max", args->most, "Largest size in bytes")->check(whole(1, kMost));
-  command->add_option("--factor", args->factor, "From each size to the next")->check(whole(2, 1 << 20));
+  command->add_option("--factor", args->factor, "Factor from each size to the next")
+      ->check(whole(2, 1 << 20));
   command->add_option("--dtype", args->dtype, "Dtype of the elements: f64, f32, bf16 or f16");
-  command->add_option("--graph", args->graph, "on,off: the calls as a captured graph (GPU)");
+  command->add_option("--graph", args->graph, "Run the calls as a captured CUDA graph (GPU): on,off");
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
   add_json(*command, args->json);

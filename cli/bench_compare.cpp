@@ -83,7 +83,7 @@ int bench_compare(const CompareArgs& args) {
 
 void add_bench_compare(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand(
-      "compare", "Two sets of records side by side, with ratios within one run and to the fastest ever");
+      "compare", "Compare two sets of records, with ratios within one run and to the fastest record");
   auto args = std::make_shared<CompareArgs>();
   command->add_option("A", args->a, "Records (JSON lines)")->required();
   command->add_option("B", args->b, "Records of the peer")->required();
@@ -94,7 +94,7 @@ void add_bench_compare(CLI::App& bench, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 30));
   command->add_option("--html", args->html, "Also write an HTML page with charts");
-  command->footer("Exit 1 if a sweep in A has wrong results.");
+  command->footer("Exit with status 1 if a sweep in A has wrong results");
   command->callback([&action, args] { action = [args] { return bench_compare(*args); }; });
 }
 

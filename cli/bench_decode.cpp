@@ -26,7 +26,7 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
   if (!flags.mode.empty() || flags.threshold || !flags.gates.empty() || flags.total || flags.prefill ||
       !flags.allocation.empty())
     throw UsageError(
-        "--sparse, --gate-threshold, --gates, --total, --allocation, --gate-prefill: of a --model "
+        "--sparse, --gate-threshold, --gates, --total, --allocation, --gate-prefill: these need a --model "
         "directory; random weights (--shape) take --format, --weight-sparsity and --activation-sparsity");
   const double weights = args.weight_sparsity.get().value_or(0);
   if (weights > 0 && args.format.empty())
@@ -70,7 +70,7 @@ int bench_decode(const DecodeArgs& args) {
     set_random(options, args);
   else if (const std::optional<double> weights = args.weight_sparsity.get(); weights || !args.format.empty())
     throw UsageError(
-        "--format, --weight-sparsity: of random weights (--shape); a model directory has its own");
+        "--format, --weight-sparsity: these are for random weights (--shape); a model directory has its own");
   else
     options.model_sparse = args.sparse.options(args.model, args.batch);
   options.prompts.clear();
@@ -106,8 +106,8 @@ int bench_decode(const DecodeArgs& args) {
 }  // namespace
 
 void add_bench_decode(CLI::App& bench, Action& action) {
-  auto* command = bench.add_subcommand(
-      "decode", "Time to the first token of a generated text, and time per token after it");
+  auto* command =
+      bench.add_subcommand("decode", "Time generation: time to first token, time per output token");
   auto args = std::make_shared<DecodeArgs>();
   auto* const shape =
       command->add_option("--shape", args->shape, "Model size, with random weights; default: llama-2-7b")
@@ -115,11 +115,11 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->add_option("--model", args->model, "Hugging Face model directory, instead of --shape")
       ->excludes(shape);
   args->sparse.add_to(*command);
-  command->add_option("--format", args->format, "Compress the random weights of a --shape")
+  command->add_option("--format", args->format, "Format in which to compress the random weights of --shape")
       ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
   add_weight_sparsity(*command, args->weight_sparsity,
-                      "Share of the random weights, the smallest, that are 0; --activation-sparsity: of the "
-                      "inputs of\neach layer, by a threshold from random tokens");
+                      "Share of the random weights that is set to 0, smallest first; --activation-sparsity: "
+                      "share of\nthe inputs of each layer, by a threshold from random tokens");
   command->add_option(
       "--rows", args->rows,
       "Models of a --shape to time one after the other, a,b,c: dense, composed, FORMAT:W or "
@@ -134,11 +134,11 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->check(CLI::Range(1, 1 << 12));
   add_sampling(*command, args->sampling);
   command->add_option("--dtype", args->dtype, "f32, bf16 or f16; default: f16 on a GPU, f32 on the CPU");
-  command->add_option("--graph", args->graph, "on,off: the step as one captured graph (GPU)");
+  command->add_option("--graph", args->graph, "Run the step as one captured CUDA graph (GPU): on,off");
   command->add_option("--repeats", args->repeats, "Number of timed texts")
       ->check(kDecimal)
       ->check(CLI::Range(1, 10000));
-  command->add_option("--warmups", args->warmups, "Number of untimed texts before them")
+  command->add_option("--warmups", args->warmups, "Number of untimed texts before the timed ones")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1000));
   args->parallel.add_to(*command);

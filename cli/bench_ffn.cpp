@@ -78,7 +78,8 @@ int run_ffn(const FfnArgs& args) {
 
 void add_bench_ffn(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand(
-      "ffn", "Time feed-forward networks with 2:4 sparse activations, all in, next to dense ones");
+      "ffn",
+      "Time feed-forward networks with 2:4 sparse activations, compression included, next to dense ones");
   auto args = std::make_shared<FfnArgs>();
   command
       ->add_option("--shape", args->shapes,
@@ -86,26 +87,26 @@ void add_bench_ffn(CLI::App& bench, Action& action) {
       ->allow_extra_args(false);
   command->add_option("--sparsity", args->sparsity,
                       "Shares of zeros in the activations, such as 0.5,0.9,0.99");
-  command->add_option("--dense-share", args->dense_share, "Share of the columns, the densest, kept dense")
+  command->add_option("--dense-share", args->dense_share, "Share of the columns to keep dense, densest first")
       ->check(between(0.0, 1.0));
   command
-      ->add_option(
-          "--most-dropped", args->most_dropped,
-          "Instead of --dense-share: the smallest that drops at most this share of the energy; 0: off")
+      ->add_option("--most-dropped", args->most_dropped,
+                   "Choose the smallest --dense-share that drops at most this share of the energy; 0: off")
       ->check(between(0.0, 1.0));
   for (const auto& [flag, value] :
        {std::pair("--sparse24-y", &args->y), std::pair("--sparse24-dx", &args->dx),
         std::pair("--sparse24-dup", &args->dup), std::pair("--sparse24-ddown", &args->ddown)})
-    command->add_option(flag, *value, "dense, sparse or split; default: split, with --dense-share 0 sparse")
+    command
+        ->add_option(flag, *value, "dense, sparse or split; default: split, or sparse with --dense-share 0")
         ->check(CLI::IsMember({"dense", "sparse", "split"}));
   command->add_flag("--sparse24-require", args->require,
-                    "End with an error where a sparse GEMM has no sparse tensor cores");
+                    "Fail if a sparse GEMM cannot use sparse tensor cores");
   command
       ->add_option("--variant", args->variants,
                    "Also time this variant of mlp_sparse24: fused or composed; may be repeated; GPU only")
       ->allow_extra_args(false)
       ->check(CLI::IsMember({"fused", "composed"}));
-  command->add_flag("--no-gemms", args->no_gemms, "Time the networks only, not their GEMMs and compressions");
+  command->add_flag("--no-gemms", args->no_gemms, "Time only the networks, not their GEMMs and compressions");
   command->add_option("--precision", args->precision, kPrecisionsHelp);
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);

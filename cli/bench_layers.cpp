@@ -89,24 +89,30 @@ void add_model(CLI::App& layers, Action& action, models::BertFamily family) {
   bench::LayersBenchOptions& options = args->options;
   const CLI::Validator size = whole(1, int64_t{1} << 20);
   command->add_option("--batch-size", options.batch, "Texts per batch")->check(size);
-  command->add_option("--max-length", options.max_length, "Tokens per text; those of a task are cut to it")
+  command
+      ->add_option("--max-length", options.max_length,
+                   "Tokens per text; longer texts of a task are truncated")
       ->check(size);
-  command->add_option("--task", args->tasks, "Tasks of GLUE, with commas; default: a synthetic batch");
-  command->add_option("--data", options.data, "Folder of the tasks' files, or of the tasks' folders");
+  command->add_option("--task", args->tasks, "GLUE tasks, separated by commas; default: a synthetic batch");
+  command->add_option("--data", options.data,
+                      "Directory with the task's files, or with one directory per task");
   command->add_option("--model", options.folder, "Hugging Face model directory; default: random weights");
   add_sizes(*command, *args);
   train::SettingList slice;
   options.slice.add_to(slice);
   add_flags(*command, slice);
   command->add_flag("--unfused", options.unfused,
-                    "Call the layers of feed-forward networks one by one, not as one operator");
-  command->add_option("--seed", options.seed, "Seed of weights, order of texts, dropout and choice of rows")
+                    "Run the layers of feed-forward networks one by one instead of as one fused operator");
+  command
+      ->add_option("--seed", options.seed,
+                   "Random seed of the weights, the order of texts, dropout and the choice of rows")
       ->check(kDecimal);
   args->precision.add_to(*command);
   add_device(*command, args->device);
   add_seconds(*command, options.timer.seconds);
-  command->add_option("--csv", args->csv, "Write the times of all layers and kinds to this file");
-  command->add_option("--trace", args->trace, "Write a pass of median length as a Chrome trace (JSON)");
+  command->add_option("--csv", args->csv, "Write the times per layer and kind of layer to this CSV file");
+  command->add_option("--trace", args->trace,
+                      "Write a pass of median duration to this file, as a Chrome trace (JSON)");
   add_json(*command, args->json);
   command->footer(std::string("example: tessera bench layers ") + (bert ? "bert" : "roberta") +
                   " --slice importance --rows 10% --csv layers.csv --trace trace.json");

@@ -124,10 +124,10 @@ void add_bench_sweep(CLI::App& bench, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
   command->add_option("--dtype", args->dtype, kPrecisionsHelp);
-  command->add_option("--mode", args->mode, "fwd,bwd; fwd+bwd: both in one");
+  command->add_option("--mode", args->mode, "Passes to time: fwd,bwd; fwd+bwd times both together");
   add_device(*command, args->device);
   add_json(*command, args->json);
-  command->footer("Exit 1 if a result is wrong.");
+  command->footer("Exit with status 1 if a result is wrong");
   command->callback([&action, args] { action = [args] { return bench_sweep(*args); }; });
 }
 
@@ -139,7 +139,7 @@ void add_bench_optim(CLI::App& bench, Action& action) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 36));
   command->add_option("--dtype", args->dtype,
                       "Dtypes of the parameters: f32,bf16,f16; 16-bit ones have f32 master weights");
-  command->add_option("--clip", args->clip, "on,off: clipping of the gradient norm");
+  command->add_option("--clip", args->clip, "Clip the gradient norm: on,off");
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
   add_json(*command, args->json);
@@ -147,7 +147,7 @@ void add_bench_optim(CLI::App& bench, Action& action) {
 }
 
 void add_bench_copy(CLI::App& bench, Action& action) {
-  add_bench_of_device(*bench.add_subcommand("copy", "The memory bandwidth that a large copy reaches"), action,
+  add_bench_of_device(*bench.add_subcommand("copy", "Measure the memory bandwidth of a large copy"), action,
                       [](Device device) { return bench::bench_copy(device); });
 }
 

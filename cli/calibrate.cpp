@@ -21,26 +21,31 @@ void GateFlags::add_to(CLI::App& command) {
       .add_option(
           "--rule", rule,
           "Threshold for a share s of the inputs: symmetric (the quantile 0.5 + s/2 of x,\nas in TEAL) or "
-          "magnitude (the quantile s of |x|); default: symmetric, with\ncolumn norms magnitude")
+          "magnitude (the quantile s of |x|); default: symmetric, or\nmagnitude with --scale column-norm")
       ->check(CLI::IsMember({"symmetric", "magnitude"}));
-  command.add_option("--scale", scale, "Compare |x_j|, or |x_j| times the norm of column j (WINA)")
+  command
+      .add_option("--scale", scale,
+                  "Score of input j: |x_j|, or |x_j| times the norm of column j of the weight (WINA)")
       ->check(CLI::IsMember({"one", "column-norm"}));
-  command.add_option("--gate", gate, "Inputs above a threshold, or the k largest of each token (La RoSA)")
+  command
+      .add_option("--gate", gate,
+                  "Inputs to keep: those above a threshold, or the k largest of each token (La RoSA)")
       ->check(CLI::IsMember({"threshold", "top-k"}));
   command
       .add_option("--allocation", allocation,
-                  "Also measure a greedy allocation to the projections of each block, or uniform alone")
+                  "Allocation of the sparsity to the projections of each block: uniform only, or greedy too")
       ->check(CLI::IsMember({"uniform", "greedy"}));
   command
-      .add_option("--step", options.step, "greedy: sparsity that a step adds to a d_model x d_model matrix")
+      .add_option("--step", options.step, "greedy: sparsity that one step adds to a d_model x d_model matrix")
       ->check(kFinite);
-  command.add_option("--most", options.most, "greedy: sparsity of a block at which it ends")->check(kFinite);
+  command.add_option("--most", options.most, "greedy: block sparsity at which to stop")->check(kFinite);
   command
-      .add_option("--greedy-samples", options.greedy_samples, "greedy: samples that errors are measured on")
+      .add_option("--greedy-samples", options.greedy_samples,
+                  "greedy: number of samples for measuring errors")
       ->check(whole(1, 1 << 20));
   command
       .add_option("--gate-prefill", options.prefill,
-                  "Share of a text's tokens, the last ones, that gates apply to")
+                  "Share of a text's tokens, counted from the end, that gates apply to")
       ->check(kFinite);
 }
 
@@ -224,14 +229,12 @@ int calibrate(CalibrateArgs args) {
 
 void add_calibrate(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand(
-      "calibrate", "Calibrate gates: thresholds that leave out a share of each linear layer's inputs");
+      "calibrate", "Calibrate gates: thresholds that drop a share of each linear layer's inputs");
   auto args = std::make_shared<CalibrateArgs>();
   command.footer(
-      "Writes thresholds for every share of the inputs, with the fingerprint of the model that they are "
-      "for.\n\n"
-      "Example:\n"
-      "  tessera calibrate --model pruned --text c4.txt --out gates --activation-sparsity 0.4\n"
-      "  tessera generate --model pruned --gates gates --activation-sparsity 0.4 --prompt Once");
+      "Writes thresholds for every share of the inputs, and the fingerprint of the model.\n\nExample:\n  "
+      "tessera calibrate --model pruned --text c4.txt --out gates --activation-sparsity 0.4\n  tessera "
+      "generate --model pruned --gates gates --activation-sparsity 0.4 --prompt Once");
   command
       .add_option("MODEL,--model", args->model,
                   "Hugging Face model directory, or run folder of a finished run")
@@ -244,23 +247,24 @@ void add_calibrate(CLI::App& app, Action& action) {
   args->gates.add_to(command);
   auto* const activation =
       command.add_option("--activation-sparsity", args->activation,
-                         "Shares of the inputs to measure the perplexity at: 0.5, 0.3,0.5 or 0.1:0.8:0.1");
+                         "Activation sparsities to measure the perplexity at: 0.5, 0.3,0.5 or 0.1:0.8:0.1");
   command
       .add_option("--total", args->total,
-                  "Instead: the total sparsity 1 - (1 - s1)(1 - s2) with --weight-sparsity s1")
+                  "Total sparsity 1 - (1 - s1)(1 - s2), with s1 from --weight-sparsity; instead of "
+                  "--activation-sparsity")
       ->check(kFinite)
       ->check(CLI::Range(0.0, 1.0))
       ->excludes(activation);
   add_weight_sparsity(command, args->weights,
-                      "Share of the model's weights that pruning made zero; default: 0");
+                      "Share of the model's weights that pruning set to zero; default: 0");
   command
       .add_option("--batch-size", args->gates.options.batch,
-                  "Samples passed through a block, and windows of the perplexity, at a time")
+                  "Samples per batch through a block, and windows of the perplexity per batch")
       ->check(whole(1, 1 << 20));
   command.add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   add_device(command, args->device);
-  command.add_flag("--json", args->json, "Print what was measured as JSON");
+  command.add_flag("--json", args->json, "Print the measurements as JSON");
   command.callback([&action, &command, args] {
     action = [&command, args] {
       apply_config(command, args->config);

@@ -8,23 +8,24 @@ namespace tessera::cli {
 
 void CalibrationFlags::add_to(CLI::App& command) {
   auto* const option =
-      command.add_option("--text", text, "Text files for calibration; they are joined by blank lines");
+      command.add_option("--text", text, "Text files for calibration, joined by blank lines");
   add_any_bytes(command, any_bytes);
   command.add_option("--data", data, "Directory of token shards, instead of --text")->excludes(option);
   command.add_option("--eval-text", eval_text, "Text files for the perplexity; default: the end of --text");
   command
-      .add_option("--validation", validation, "Share at the end of --text kept for the perplexity; 0: none")
+      .add_option("--validation", validation,
+                  "Share of --text, at its end, held out for the perplexity; 0: none")
       ->check(kFinite)
       ->check(between(0, 0.9));
   command.add_option("--eval-windows", eval_windows, "Maximum number of windows for the perplexity; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));
-  command.add_option("--samples", samples.count, "Calibration samples")->check(whole(1, 1 << 24));
+  command.add_option("--samples", samples.count, "Number of calibration samples")->check(whole(1, 1 << 24));
   command
       .add_option("--length", length,
                   "Tokens per sample and window; default: 2048, or the model's maximum if that is less")
       ->check(whole(2, 1 << 24));
-  command.add_option("--seed", samples.seed, "Random seed: which samples")->check(kDecimal);
+  command.add_option("--seed", samples.seed, "Random seed for choosing the samples")->check(kDecimal);
 }
 
 void CalibrationFlags::choose_length(const char* command, const LanguageFolder& language) {

@@ -12,12 +12,11 @@
 
 namespace tessera::cli {
 
-const char* const kGivingUp = "\ntessera: stopping; what was begun is removed\n";
+const char* const kGivingUp = "\ntessera: stopping; partial output is removed\n";
 
 CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes) {
-  return command.add_flag(
-      "--any-bytes", any_bytes,
-      "Take files that are not UTF-8 text too; each invalid byte sequence becomes U+FFFD");
+  return command.add_flag("--any-bytes", any_bytes,
+                          "Accept files that are not UTF-8; each invalid byte sequence becomes U+FFFD");
 }
 
 void tell_invalid(uint64_t invalid, uint64_t bytes) {
@@ -120,7 +119,7 @@ void be_strict(CLI::App& app) {
       });
     if (may_be_empty(*option)) continue;
     option->check(
-        [](const std::string& text) { return text.empty() ? std::string("an empty text is no value") : ""; });
+        [](const std::string& text) { return text.empty() ? std::string("the value is empty") : ""; });
   }
   for (CLI::Option* option :
        app.get_options([](const CLI::Option* o) { return o->get_expected_max() == 0; })) {
@@ -217,7 +216,10 @@ CLI::Option* add_sampling(CLI::App& command, ops::Sampling& sampling) {
 }
 
 void PrecisionFlag::add_to(CLI::App& command) {
-  command.add_option("--precision", text_, "Parameters and activations; default: bf16 on a GPU, else f32")
+  command
+      .add_option(
+          "--precision", text_,
+          "Precision of parameters and activations; default: bf16 on a GPU that supports it, else f32")
       ->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}))
       ->default_str("")
       ->group("Model");

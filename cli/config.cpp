@@ -35,7 +35,7 @@ void apply_config(CLI::App& command, const std::string& path) {
       throw UsageError(path + ": section [" + item.parents.front() + "]: expected flags without sections");
     if (std::find(names.begin(), names.end(), item.name) == names.end()) {
       const std::string near = nearest(item.name, names);
-      throw UsageError(path + ": \"" + item.name + "\" is no flag of " + command.get_name() +
+      throw UsageError(path + ": \"" + item.name + "\" is not a flag of " + command.get_name() +
                        (near.empty() ? "" : "; did you mean " + near + "?"));
     }
     CLI::Option* const option = command.get_option("--" + item.name);

@@ -52,10 +52,11 @@ int convert(const ConvertArgs& args) {
   const InterruptGuard interrupts(kGivingUp);
   if (!args.dtype.empty()) options.dtype = parse_dtype(args.dtype);
   if (args.format == "dense" && options.dtype)
-    throw UsageError("--format dense: returns the weights bit for bit; leave out --dtype");
+    throw UsageError("--format dense restores the weights bit for bit; leave out --dtype");
   if (!args.gates.empty() && (args.format.empty() || args.format == "dense"))
     throw UsageError(
-        "--gates: of a compressed model; give --format tiled-cbc, sell-delta4, tca-bme or dense-columns");
+        "--gates: only a compressed model takes gates; give --format tiled-cbc, sell-delta4, tca-bme or "
+        "dense-columns");
   if (!args.format.empty() && args.format != "dense") return compress(args, options.dtype);
   const pretrained::Conversion done =
       args.format == "dense"
@@ -77,22 +78,21 @@ void add_convert(CLI::App& app, Action& action) {
       "convert", "Rewrite the weights of a model (.bin, .pt, safetensors) as safetensors");
   auto args = std::make_shared<ConvertArgs>();
   command.footer(
-      "Nothing in a .bin or .pt file is executed. With a config.json of gpt2, opt, llama, mistral, qwen2, "
-      "qwen3,\nphi3, arcee, bert or roberta the names are checked and translated to those of transformers; "
-      "the "
-      "tokenizer's files are copied.");
+      "Pickled code in .bin and .pt files is never executed. With a config.json of gpt2, opt, llama, "
+      "mistral, qwen2, qwen3,\nphi3, arcee, bert or roberta the names are checked and translated to those of "
+      "transformers; the tokenizer's files are copied.");
   command.add_option("FROM", args->from, "Hugging Face model directory, or weights file")->required();
   command.add_option("TO", args->to, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--dtype", args->dtype, "Dtype of floating tensors; default: unchanged")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   command
-      .add_option(
-          "--format", args->format,
-          "Compress the linear layers in the blocks of a pruned model; dense-columns: for\ngates alone; "
-          "dense: decompress, bit for bit")
+      .add_option("--format", args->format,
+                  "Compressed format for the linear layers in the blocks of a pruned model; "
+                  "dense-columns:\nfor gates only; dense: decompress, bit for bit")
       ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns", "dense"}));
-  command.add_option("--gates", args->gates,
-                     "Calibration of FROM (tessera calibrate) that goes along, for --activation-sparsity");
+  command.add_option(
+      "--gates", args->gates,
+      "Calibration of FROM (tessera calibrate) to store with the model, for --activation-sparsity");
   command.add_option("--shard-mb", args->shard_megabytes, "Maximum file size in MB (1,000,000 bytes)")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));

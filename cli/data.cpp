@@ -93,7 +93,8 @@ void add_data(CLI::App& app, Action& action) {
   auto args = std::make_shared<TokenizeArgs>();
   tokenize->add_option("--text", args->text, "Text files")->required();
   tokenize
-      ->add_option("--tokenizer", args->tokenizer, "tokenizer.json, vocab file, .model, or a folder with one")
+      ->add_option("--tokenizer", args->tokenizer,
+                   "tokenizer.json, vocabulary file, .model file, or a directory with one")
       ->required();
   tokenize->add_option("--out", args->out, "Directory for the shards; created if it does not exist")
       ->required();
@@ -133,9 +134,9 @@ void add_data(CLI::App& app, Action& action) {
       ->check(kDecimal)
       ->check(CLI::NonNegativeNumber);
   for (const auto& [flag, count, what] :
-       {std::tuple("--train", &glue_args->options.train, "Examples to train"),
-        std::tuple("--dev", &glue_args->options.dev, "Examples to develop"),
-        std::tuple("--test", &glue_args->options.test, "Examples to test")})
+       {std::tuple("--train", &glue_args->options.train, "Training examples per task"),
+        std::tuple("--dev", &glue_args->options.dev, "Development examples per task"),
+        std::tuple("--test", &glue_args->options.test, "Test examples per task")})
     glue->add_option(flag, *count, what)->check(kDecimal)->check(CLI::Range(1, 10'000'000));
   glue->callback([&action, glue_args] {
     if (glue_args->task != "all") try {

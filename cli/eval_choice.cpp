@@ -128,20 +128,21 @@ int eval_choice(const ChoiceArgs& args) {
 }  // namespace
 
 void add_eval_choice(CLI::App& eval, Action& action) {
-  auto* command = eval.add_subcommand("choice", "Accuracy of a language model at multiple choice");
+  auto* command = eval.add_subcommand("choice", "Measure the multiple-choice accuracy of a language model");
   auto args = std::make_shared<ChoiceArgs>();
   command->footer(
-      "The choice with the highest log-likelihood after the context is taken; accuracies have 95 % intervals "
-      "(Wilson)\nand stand next to the chance level. A line of the file:\n"
-      "  {\"context\": \"The capital of France is\", \"choices\": [\" Paris\", \" Rome\"], \"answer\": 0}\n\n"
-      "Example:\n  tessera eval choice questions.jsonl --model llama");
-  command->add_option("FILE", args->file, "Items, a JSON object per line")->required();
+      "Picks the choice with the highest log-likelihood after the context; prints accuracies with 95 % "
+      "intervals (Wilson)\nnext to the chance level. A line of the file:\n  {\"context\": \"The capital of "
+      "France is\", \"choices\": [\" Paris\", \" Rome\"], \"answer\": 0}\n\nExample:\n  tessera eval choice "
+      "questions.jsonl --model llama");
+  command->add_option("FILE", args->file, "Items, one JSON object per line")->required();
   command->add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run")
       ->required();
-  command->add_option("--items", args->most, "Maximum number of items, the first ones; 0: all")
+  command->add_option("--items", args->most, "Number of items to evaluate, from the first; 0: all")
       ->check(whole(0, int64_t{1} << 40));
   command->add_option("--batch-size", args->batch, "Items that run at once")->check(whole(1, 1 << 16));
-  command->add_option("--predictions", args->predictions, "Write what was chosen, a JSON object per item");
+  command->add_option("--predictions", args->predictions,
+                      "Write the chosen answers to this file, one JSON object per item");
   command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   add_device(*command, args->device);

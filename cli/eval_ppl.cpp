@@ -51,7 +51,8 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
   const bool tf32 = args.dtype == "tf32";
   auto sparse = args.sparse.options(language_folder(args.model), 1);
   if (sparse && args.griffin)
-    throw UsageError("--griffin: of a dense model; leave out gates, and take a model that is not compressed");
+    throw UsageError(
+        "--griffin: only a dense model takes it; leave out gates, and give a model that is not compressed");
   if (sparse) sparse->whole_texts = true;
   if (world.size() > 1 && (sparse || args.griffin))
     throw UsageError(
@@ -151,11 +152,11 @@ int eval_ppl(PplArgs args) {
 }  // namespace
 
 void add_eval_ppl(CLI::App& eval, Action& action) {
-  auto* ppl = eval.add_subcommand("ppl", "Perplexity of a language model on a text");
+  auto* ppl = eval.add_subcommand("ppl", "Measure the perplexity of a language model on a text");
   auto args = std::make_shared<PplArgs>();
   ppl->add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run")
       ->required();
-  auto* const text = ppl->add_option("--text", args->text, "Text files; they are joined by blank lines");
+  auto* const text = ppl->add_option("--text", args->text, "Text files, joined by blank lines");
   add_any_bytes(*ppl, args->any_bytes)->needs(text);
   auto* const data =
       ppl->add_option("--data", args->data, "Directory of token shards, instead of --text")->excludes(text);
@@ -164,9 +165,9 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
                   "Window length in tokens; default: 2048, or the model's maximum if that is less")
       ->check(kDecimal)
       ->check(CLI::Range(2, 1 << 24));
-  ppl->add_option(
-         "--stride", args->options.stride,
-         "Tokens from one window to the next; only the last of them are predicted. 0: windows do not overlap")
+  ppl->add_option("--stride", args->options.stride,
+                  "Tokens between the starts of windows; each predicts that many tokens, its last ones. 0: "
+                  "disjoint windows")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));
   ppl->add_option("--batch-size", args->options.batch, "Windows per batch")

@@ -65,16 +65,18 @@ int run_eval(const EvalArgs& args) {
 
 void add_eval_tnp(CLI::App& eval, Action& action) {
   auto* tnp = eval.add_subcommand(
-      "tnp", "Negative log-likelihood next to the Bayes-optimal one, on fresh tasks of the prior");
+      "tnp",
+      "Measure the negative log-likelihood on fresh tasks of the prior, next to the Bayes-optimal one");
   auto args = std::make_shared<EvalArgs>();
   tnp->add_option("run", args->run, "Run folder")->required();
-  tnp->add_option("--eval-tasks,--tasks", args->tasks, "Fresh tasks")
+  tnp->add_option("--eval-tasks,--tasks", args->tasks, "Number of fresh tasks")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 24));
-  tnp->add_option("--batch-size", args->batch, "Tasks at a time")
+  tnp->add_option("--batch-size", args->batch, "Tasks per batch")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 20));
-  tnp->add_option("--most-gap", args->most_gap, "Exit with 1 if the gap is larger, in nats per point")
+  tnp->add_option("--most-gap", args->most_gap,
+                  "Exit with status 1 if the gap is larger than this, in nats per point")
       ->check(kFinite);
   add_device(*tnp, args->device);
   tnp->add_flag("--json", args->json, "Machine-readable");

@@ -162,9 +162,11 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
   const size_t count = std::max(prompts.size(), size_t(args.samples));
   const auto sparse = args.sparse.options(folder, int64_t(count));
   if (sparse && args.griffin)
-    throw UsageError("--griffin: of a dense model; leave out gates, and take a model that is not compressed");
+    throw UsageError(
+        "--griffin: only a dense model takes it; leave out gates, and give a model that is not compressed");
   if (sparse && world.size() > 1)
-    throw UsageError("--tensor-parallel: of a dense model; leave out compressed weights and gates");
+    throw UsageError(
+        "--tensor-parallel: only a dense model takes it; leave out compressed weights and gates");
   LanguageFolder language =
       load_language(folder, device, args.dtype, sparse, args.parallel.share(world, device));
   tell_shared(world, device);
@@ -204,7 +206,7 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
       if (text.end == "length") text.end = "last position";
     if (world.leads())
       train::tell(fmt::format(
-          "tessera: stopped after {} of {} new tokens: with the {} of the prompt they take all {} "
+          "tessera: stopped after {} of {} new tokens: with the {} of the prompt they fill all {} "
           "{} of the model\n",
           room, args.most_tokens, longest, positions, limit_of(language)));
   }
@@ -289,7 +291,8 @@ void add_generate(CLI::App& app, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));
   auto* const temperature = add_sampling(*command, args->sampling);
-  command->add_flag("--greedy", args->greedy, "As --temperature 0")->excludes(temperature);
+  command->add_flag("--greedy", args->greedy, "Greedy decoding, the same as --temperature 0")
+      ->excludes(temperature);
   command->add_option("--seed", args->seed, "Random seed")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
@@ -307,7 +310,7 @@ void add_generate(CLI::App& app, Action& action) {
   args->parallel.add_to(*command);
   command->add_option("--graph", args->graph, "Replay one CUDA graph per token")
       ->check(CLI::IsMember({"on", "off"}));
-  command->add_option("--json", args->json, "Write texts, tokens and times to this file");
+  command->add_option("--json", args->json, "Write texts, tokens and times to this JSON file");
   command->callback([&action, args] { action = [args] { return run_generate(*args); }; });
 }
 

@@ -12,8 +12,8 @@ inline void add_griffin(CLI::App& command, std::optional<double>& share) {
   command
       .add_option(
           "--griffin", share,
-          "Leave out this share of each feed-forward network's neurons, chosen by the prompt\n(Griffin); "
-          "eval ppl: by the first half of each window, for the rest of it")
+          "Drop this share of each feed-forward network's neurons, selected by the prompt\n(Griffin); eval "
+          "ppl: selected by the first half of each window, for its second half")
       ->check(kFinite)
       ->check(CLI::Range(0.0, 1.0));
 }

@@ -17,37 +17,36 @@ train::SettingList LanguageFlags::model_list() {
   const bool llama = job_.is_llama();
   train::SettingList list(train::Kept::never);
   list.group("Model");
-  list.add("size", size_, "Sizes known by a name; those given by themselves win")
+  list.add("size", size_, "Model size by name; flags for single sizes take precedence")
       .one_of(train::size_names(llama));
   // What is not given is that of --size: a default to show would be a wrong one.
   const auto add = [&](const char* key, int64_t& value, const char* help) -> train::Setting& {
     return list.add(key, value, help).range(int64_t{1}, train::LanguageSettings::kLargest).shown_as("");
   };
-  add("layers", layers_, "Blocks");
-  add("d_model", d_model_, "Width");
-  add("n_head", heads_, "Attention heads").formerly("--heads");
+  add("layers", layers_, "Number of blocks");
+  add("d_model", d_model_, "Hidden size");
+  add("n_head", heads_, "Number of attention heads").formerly("--heads");
   if (llama) {
-    add("kv_heads", kv_heads_, "Heads of keys and values; default: as many as --n-head");
-    add("head_dim", head_dim_, "Elements of a head; default: --d-model / --n-head, of qwen3 128");
-    list.add("type", type_, "Which model of LLaMA's shape")
-        .one_of({"llama", "mistral", "qwen2", "qwen3", "phi3", "arcee"});
+    add("kv_heads", kv_heads_, "Number of key/value heads; default: --n-head");
+    add("head_dim", head_dim_, "Size of each head; default: --d-model / --n-head, for qwen3 128");
+    list.add("type", type_, "Model type").one_of({"llama", "mistral", "qwen2", "qwen3", "phi3", "arcee"});
   }
-  add("d_ff", d_ff_, "Hidden width of the MLPs");
+  add("d_ff", d_ff_, "Hidden size of the feed-forward networks");
   if (llama) {
     list.add("ffn", ffn_,
-             "Feed-forward networks: swiglu, or without a gate relu2 (squared ReLU) or relu, as an arcee")
+             "Feed-forward networks: swiglu, or without a gate (as in arcee) relu2 (squared ReLU) or relu")
         .one_of({"swiglu", "relu2", "relu"})
-        .shown_as("swiglu; of --type arcee relu2");
+        .shown_as("swiglu; relu2 for --type arcee");
     list.add("ffn_ratio", ffn_ratio_,
-             "Hidden width as a multiple of the --size's, rounded to a multiple of 8; default: 1, without a "
-             "gate 1.5 (as many parameters)")
+             "Hidden size of the feed-forward networks relative to that of --size, rounded to a multiple of "
+             "8; default: 1, or 1.5 without a gate (the same number of parameters)")
         .range(0.01, 100.0)
         .shown_as("");
   }
   if (llama)
-    list.add("tied", tied_, "The LM head shares the token embedding's matrix");
+    list.add("tied", tied_, "Share the token embedding's matrix with the LM head");
   else
-    list.add("untied", untied_, "The LM head has a matrix of its own");
+    list.add("untied", untied_, "Give the LM head a separate matrix");
   return list;
 }
 
@@ -55,25 +54,27 @@ train::SettingList LanguageFlags::model_list() {
 train::SettingList LanguageFlags::text_list() {
   train::SettingList list(train::Kept::never);
   list.group("Data");
-  list.add("text", text.files, "Text files; one document each");
+  list.add("text", text.files, "Text files, one document each");
   list.add("tokenizer", text.tokenizer,
-           "tokenizer.json, .model or folder; default: that of --data or --model, else made of --text");
-  list.add("tokenizer_kind", text.kind, "Kind of tokenizer made of --text")
+           "tokenizer.json, .model file or directory; default: that of --data or --model, else one trained "
+           "on --text");
+  list.add("tokenizer_kind", text.kind, "Kind of tokenizer to train on --text")
       .one_of({"character", "bpe", "byte"});
-  list.add("vocab_size", text.vocab_size, "Vocabulary size of a bpe tokenizer made of --text")
+  list.add("vocab_size", text.vocab_size, "Vocabulary size of a bpe tokenizer trained on --text")
       .range(int64_t{257}, (int64_t{1} << 22) - 1);
-  list.add("validation", text.validation, "Share at the end of each document that is held out")
+  list.add("validation", text.validation, "Share of each document, at its end, held out for validation")
       .range(0.0, 0.9);
   list.add("piece", text.piece,
-           "Documents are pieces of about this many bytes, each with its held-out share; 0: files")
+           "Cut the text into documents of about this many bytes, each with its held-out share; 0: one "
+           "document per file")
       .range(int64_t{0}, int64_t{1} << 40);
   list.group("Training");
-  list.add("epochs", epochs, "Passes over the training text, instead of --steps")
+  list.add("epochs", epochs, "Epochs over the training text, instead of --steps")
       .range(1e-6, 1e6)
       .shown_as("");
   list.add("minutes", minutes,
-           "As many steps as fit, by the time of the first few, instead of --steps; with --epochs at most "
-           "those")
+           "Training time in minutes, instead of --steps; estimated from the time of the first few steps; "
+           "with --epochs at most those")
       .range(1e-6, 1e6)
       .shown_as("");
   return list;
@@ -123,8 +124,7 @@ void LanguageFlags::set_ffn(models::LlamaConfig& model) const {
   } else if (type_ == "arcee") {
     throw UsageError("--ffn swiglu and --type arcee: its networks have no gate; leave one out");
   }
-  if (d_ff_ && ffn_ratio_ > 0)
-    throw UsageError("--d-ff and --ffn-ratio: one or the other says the hidden width");
+  if (d_ff_ && ffn_ratio_ > 0) throw UsageError("--d-ff and --ffn-ratio: both set the hidden size; give one");
   const double ratio = ffn_ratio_ > 0 ? ffn_ratio_ : model.gated ? 1 : 1.5;
   if (!d_ff_ && ratio != 1)
     model.d_ff = std::max<int64_t>(8, std::llround(double(model.d_ff) * ratio / 8) * 8);

@@ -41,10 +41,9 @@ void tell_persistent(const std::vector<pretrained::SparseModule>& modules, const
   if (!device.is_cuda() || !std::holds_alternative<models::Llama>(model)) return;
   for (const pretrained::SparseModule& module : modules)
     if (module.is_sparse)
-      return train::tell(
-          fmt::format("tessera: a step runs one operator after the other, not as one kernel for all "
-                      "layers: {} is {}\n",
-                      module.name, module.format));
+      return train::tell(fmt::format(
+          "tessera: each step runs operator by operator, not as one persistent kernel: {} is {}\n",
+          module.name, module.format));
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ std::string own_program() {
 /// "train gpt --text a.txt" to the program and its arguments.
 std::vector<std::string> command_of(const std::vector<std::string>& words) {
   if (words.empty())
-    throw UsageError("launch: what to run is not given; name it after --, such as -- train gpt --text FILE");
+    throw UsageError(
+        "launch: there is no command to run; give it after --, such as -- train gpt --text FILE");
   if (words[0].find('/') != std::string::npos) return words;
   const bool benches =
       words[0] == "bench" && words.size() > 1 && (words[1] == "collective" || words[1] == "step");
@@ -87,24 +88,24 @@ void add_launch(CLI::App& app, Action& action) {
   auto words = std::make_shared<std::vector<std::string>>();
   command
       ->add_option("-n,--ranks", options->ranks,
-                   "Ranks on this machine, each with a GPU of its own if there are GPUs")
+                   "Number of ranks on this machine, each with its own GPU if there are GPUs")
       ->check(whole(1, 4096));
-  command->add_option("--nodes", options->nodes, "Machines; start this command on each")
+  command->add_option("--nodes", options->nodes, "Number of machines; start this command on each")
       ->check(whole(1, 65536));
-  command->add_option("--node", options->node, "Which of them this is, from 0")->check(whole(0, 65535));
-  command->add_option("--master", options->master, "HOST:PORT: name of node 0 and a free port there")
+  command->add_option("--node", options->node, "Index of this machine, from 0")->check(whole(0, 65535));
+  command->add_option("--master", options->master, "HOST:PORT of node 0, with a port that is free there")
       ->default_str("");
   command
       ->add_option("--restarts", options->restarts,
-                   "Times to start all ranks again after a failure, from the newest checkpoint")
+                   "Number of times to restart all ranks after a failure, from the newest checkpoint")
       ->check(whole(0, 1000000));
-  command->add_option("--logs", options->logs, "Folder of rank-<N>.log, all that each rank says");
+  command->add_option("--logs", options->logs, "Directory for rank-<N>.log, the full output of each rank");
   command->add_option("command", *words, "After --: train ..., or a program of your own with its path")
       ->check(kMayBeEmpty);
   command->footer(
-      "Gives the ranks the variables of torchrun, tags their lines, and ends all when one fails, naming that "
-      "one.\n"
-      "Example: tessera launch -n 2 --restarts 3 -- train gpt --text shakespeare.txt --accumulate 4");
+      "Sets torchrun's environment variables, tags each line with its rank, and stops all ranks if one "
+      "fails, naming it.\nExample: tessera launch -n 2 --restarts 3 -- train gpt --text shakespeare.txt "
+      "--accumulate 4");
   command->callback(
       [&action, options, words] { action = [options, words] { return run_launch(*options, *words); }; });
 }

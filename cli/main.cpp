@@ -36,7 +36,7 @@ int checked_output(int code) {
   const bool flushed = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
   if (flushed) return code;
   train::tell(fmt::format("tessera: write: the standard output: {}\n",
-                          errno != 0 ? std::strerror(errno) : "not all could be written"));
+                          errno != 0 ? std::strerror(errno) : "only a part could be written"));
   return code == 0 ? 1 : code;
 }
 
@@ -49,7 +49,7 @@ void occupy_standard_files() {
 int run(int argc, char** argv) {
   occupy_standard_files();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error like a full disk, not the end
-  CLI::App app{"tessera: train, check and measure deep learning operators and models", "tessera"};
+  CLI::App app{"tessera: train, run, prune and measure deep learning models and operators", "tessera"};
   app.set_version_flag("--version",
                        std::string("tessera ") + report::kVersion + " (" + report::kRevision + ")");
   app.require_subcommand(1);

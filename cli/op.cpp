@@ -71,7 +71,7 @@ std::string remarks(const ops::InputSpec& input) {
   std::string text;
   if (!input.dtypes.empty()) text += "  " + names(input.dtypes, " or ");
   if (input.optional) text += "  optional";
-  if (input.is_derived()) text += fmt::format("  made from {} unless given", fmt::join(input.from, ", "));
+  if (input.is_derived()) text += fmt::format("  derived from {} unless given", fmt::join(input.from, ", "));
   return text;
 }
 

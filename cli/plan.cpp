@@ -20,16 +20,16 @@ struct PlaceFlags {
   double bucket_mb = 32, link_gbs = 327, step_ms = 0;
 
   void add_to(CLI::App& command) {
-    command.add_option("--memory", memory, "GiB to plan for (default: free on the device now)")
+    command.add_option("--memory", memory, "Memory to plan for, in GiB; default: free on the device now")
         ->check(kFinite)
         ->check(between(1e-6, 1e6));
     command
         .add_option("--ranks,--gpus", ranks,
-                    "Ranks that train together, one per GPU: figures are those of each")
+                    "Number of ranks that train together, one per GPU; figures are per rank")
         ->check(whole(1, int64_t{1} << 20));
     command
         .add_option("--zero", zero,
-                    "Spread over the ranks: 1: moments and master weights; 2: gradients, too (ZeRO stages)")
+                    "ZeRO stage; 1: shard moments and master weights over the ranks; 2: gradients, too")
         ->check(whole(0, 2));
     command
         .add_option("--accumulate", accumulate,
@@ -186,7 +186,7 @@ int run_plan(PlanArgs args) {
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n",
                  split.ranks > 1 ? fmt::format("FLOP of a step, on {} ranks", split.ranks) : "FLOP of a step",
                  flops.step(false), flops.step(true));
-  fmt::format_to(std::back_inserter(text), "    forward: products {:.4g}, attention {:.4g}, heads {:.4g}\n",
+  fmt::format_to(std::back_inserter(text), "    forward: GEMMs {:.4g}, attention {:.4g}, heads {:.4g}\n",
                  flops.gemms, flops.attention, flops.heads);
   const auto total = [&](const models::TnpConfig& config) {
     return [&, config](int64_t batch) { return ranked(config, batch, false).memory.total(); };
@@ -263,7 +263,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
   if (args.ranks > 1)
     for (const auto& [name, value] : rank_lines(ranks)) fmt::print("  {:<34} {:>12}\n", name, value);
   fmt::print("  {:<34} {:>12.4g}\n", "FLOP of a step", flops.step());
-  fmt::print("    forward: products {:.4g}, attention {:.4g}, head {:.4g}\n", flops.gemms, flops.attention,
+  fmt::print("    forward: GEMMs {:.4g}, attention {:.4g}, LM head {:.4g}\n", flops.gemms, flops.attention,
              flops.heads);
   fmt::print("  {:<34} {:>12}\n", fmt::format("largest batch in {}", format_bytes(size_t(memory))), most);
   return 0;
@@ -282,7 +282,7 @@ void add_language_plan(CLI::App& plan, Action& action, bool llama) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("plan", "Memory and FLOPs of a training run before it starts");
+  auto* command = app.add_subcommand("plan", "Estimate memory and FLOPs of a training run before it starts");
   command->require_subcommand(1);
   auto* tnp = command->add_subcommand("tnp", "Transformer Neural Process");
   auto args = std::make_shared<PlanArgs>();

@@ -43,14 +43,14 @@ void read_gates(PruneArgs& args) {
   if (args.gates.empty()) {
     if (share || !args.gate_allocation.empty())
       throw UsageError(
-          "--activation-sparsity, --gate-allocation: of the gates that the model will run under; name their "
-          "calibration with --gates");
+          "--activation-sparsity, --gate-allocation: these describe the gates that the model will run under; "
+          "name their calibration with --gates");
     return;
   }
   if (!sparsity::is_calibration(args.gates)) {
     if (share || !args.gate_allocation.empty())
-      throw UsageError("--activation-sparsity, --gate-allocation: of a calibration, and " +
-                       io::shown(args.gates) + " is none; make one with tessera calibrate");
+      throw UsageError("--activation-sparsity, --gate-allocation: these need a calibration, and " +
+                       io::shown(args.gates) + " is not one; make one with tessera calibrate");
     args.options.gates = {.gates = pretrained::read_gates(args.gates), .prefill = 1};
     return;
   }
@@ -122,7 +122,7 @@ std::string plan_text(const PruneArgs& args, const LanguageFolder& language, con
                       "memory", plan.bytes() / kGib, plan.model_bytes / kGib, plan.sample_bytes / kGib,
                       plan.statistics_bytes / kGib, plan.transient_bytes / kGib);
   if (plan.seconds > 0)
-    text += fmt::format("{:<12} about {} and {:.3g} FLOPs, by the pace of the first block\n", "time",
+    text += fmt::format("{:<12} about {} and {:.3g} FLOPs, extrapolated from the first block\n", "time",
                         train::format_duration(plan.seconds), plan.flops);
   return text;
 }
@@ -257,7 +257,7 @@ int prune(PruneArgs args) {
   read_options(args);
   const std::unique_ptr<Work> work = prepare(args);
   const InterruptGuard interrupts(
-      "\ntessera: stopping; finished blocks are kept, and the same command goes on after them\n");
+      "\ntessera: stopping; finished blocks are kept, and the same command continues after them\n");
   const std::string plan =
       plan_text(args, work->language, work->samples, work->device, work->with_model([&](auto& model) {
         return sparsity::plan_pruning(model, work->samples, args.options);
@@ -310,62 +310,67 @@ void add_choice_flags(CLI::App& command, PruneArgs& args) {
   command.add_option("--except", options.except, "Do not prune these modules");
   command.add_option("--layers", args.layers, "Prune only blocks FIRST:END, END not included; default: all");
   command.add_flag("--invert", options.invert,
-                   "Prune the other modules: those that --only, --except and --layers leave out");
+                   "Invert the selection: prune the modules that --only, --except and --layers leave out");
 }
 
 void add_gate_flags(CLI::App& command, PruneArgs& args) {
   command.add_option("--gates", args.gates,
-                     "Gate-aware: weights that stay make up for the inputs left out by the gates\nof this "
-                     "calibration of the dense model (tessera calibrate), or file of gates");
-  add_activation_sparsity(command, args.activation, "Share of the inputs that those gates leave out");
+                     "Gate-aware pruning: the remaining weights compensate for the inputs that these gates "
+                     "drop;\ncalibration of the dense model (tessera calibrate), or file of gates");
+  add_activation_sparsity(command, args.activation, "Share of the inputs that these gates drop");
   command
-      .add_option("--gate-allocation", args.gate_allocation,
-                  "Calibrated gates: the same share everywhere, or greedy; default: as calibrated")
+      .add_option(
+          "--gate-allocation", args.gate_allocation,
+          "Allocation of calibrated gates: the same share everywhere, or greedy; default: as calibrated")
       ->check(CLI::IsMember({"uniform", "greedy"}));
 }
 
 void add_method_flags(CLI::App& command, PruneArgs& args) {
   PruneOptions& options = args.options;
-  command.add_option("--method", args.method, "Score of a weight; the lowest are dropped")
+  command
+      .add_option("--method", args.method, "Pruning score; the weights with the lowest scores are dropped")
       ->check(CLI::IsMember({"magnitude", "wanda", "ria", "sparsegpt"}));
   command
       .add_option("--update", args.update,
-                  "Update of the weights that stay; default: obs for sparsegpt, else none")
+                  "Update of the remaining weights; default: obs for sparsegpt, else none")
       ->check(CLI::IsMember({"none", "obs", "admm"}));
   command.add_option("--sparsity", args.sparsity,
                      "Share of the weights to drop; default: 0.5, or n/m of the pattern");
   command.add_option("--pattern", args.pattern,
-                     "unstructured, or n:m: n zeros in each m consecutive inputs, as 2:4");
+                     "unstructured, or n:m (n zeros in each m consecutive inputs), such as 2:4");
   command
       .add_option(
           "--within", args.within,
-          "Drop the lowest scores of each row or of the matrix; default: matrix for magnitude and sparsegpt")
+          "Group whose lowest scores are dropped: row or matrix; default: matrix for magnitude and sparsegpt")
       ->check(CLI::IsMember({"row", "matrix"}));
   command.add_option("--allocation", args.allocation,
-                     "uniform, owl, or a JSON file of sparsities by module: {\"mlp.down_proj\": 0.6}");
+                     "Sparsity per module: uniform, owl, or a JSON file such as {\"mlp.down_proj\": 0.6}");
   command
       .add_option("--owl-outlier", options.owl_outlier,
-                  "owl: outliers exceed this multiple of the mean score")
+                  "owl: multiple of the mean score above which a score is an outlier")
       ->check(kFinite);
   command
       .add_option("--owl-range", options.owl_range, "owl: lambda, half the range of the blocks' sparsities")
       ->check(kFinite);
   command.add_option("--ria-power", options.ria_power, "ria: power of the input norm")->check(kFinite);
-  command.add_flag("--variant", options.variant, "wanda: drop the lowest share of each row's sum of scores");
+  command.add_flag("--variant", options.variant,
+                   "wanda: drop the weights that hold the lowest share of each row's sum of scores");
   command
       .add_option("--damping", options.damping,
-                  "Share of the mean added to the Hessian's diagonal; raised if it must be")
+                  "Damping of the Hessian's diagonal as a share of its mean; raised if necessary")
       ->check(kFinite);
   command
       .add_option("--block-size", options.block_size,
-                  "obs: columns whose masks are chosen together; at most 256 on a GPU")
+                  "obs: number of columns whose masks are chosen together; at most 256 on a GPU")
       ->check(whole(1, 1 << 20));
   command
-      .add_option("--bits", options.bits, "obs: round the weights that stay to so many bits per row; 0: not")
+      .add_option("--bits", options.bits,
+                  "obs: round the remaining weights to this many bits, per row; 0: off")
       ->check(whole(0, 8));
   command.add_flag("--true-sequential", options.sequential,
-                   "Calibrate each layer on its block's pruned earlier layers");
-  command.add_option("--iterations", options.iterations, "admm: iterations")->check(whole(1, 100000));
+                   "Calibrate each layer on the pruned earlier layers of its block");
+  command.add_option("--iterations", options.iterations, "admm: number of iterations")
+      ->check(whole(1, 100000));
   command.add_option("--rho", options.rho, "admm: penalty")->check(kFinite);
 }
 
@@ -377,12 +382,10 @@ void add_prune(CLI::App& app, Action& action) {
   auto args = std::make_shared<PruneArgs>();
   command.footer(
       "Prints a plan, prunes block by block and writes a Hugging Face model directory with masks.safetensors "
-      "and\n"
-      "pruning.json in it. A call that was stopped goes on after its finished blocks.\n\nExample:\n"
-      "  tessera prune --model llama --text c4.txt --eval-text wikitext.txt --method wanda --pattern 2:4 "
-      "--out pruned\n"
-      "  tessera prune --model llama --text c4.txt --method sparsegpt --gates g --activation-sparsity 0.4 "
-      "--out p2");
+      "and\npruning.json in it. An interrupted call continues after its finished blocks.\n\nExample:\n  "
+      "tessera prune --model llama --text c4.txt --eval-text wikitext.txt --method wanda --pattern 2:4 --out "
+      "pruned\n  tessera prune --model llama --text c4.txt --method sparsegpt --gates g "
+      "--activation-sparsity 0.4 --out p2");
   command.add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run")
       ->required();
   command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
@@ -391,7 +394,7 @@ void add_prune(CLI::App& app, Action& action) {
   add_choice_flags(command, *args);
   add_gate_flags(command, *args);
   args->texts.add_to(command);
-  command.add_option("--batch-size", args->options.batch, "Samples passed through a block at a time")
+  command.add_option("--batch-size", args->options.batch, "Samples per batch through a block")
       ->check(whole(1, 1 << 20));
   command
       .add_option("--dtype", args->dtype,

@@ -32,17 +32,17 @@ int run_report(const ReportArgs& args) {
 }  // namespace
 
 void add_report(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("report", "Several training runs on one page, their curves overlaid");
+  auto* command = app.add_subcommand("report", "Overlay the curves of several training runs on one page");
   auto args = std::make_shared<ReportArgs>();
   command->add_option("runs", args->runs, "Run folders")->required();
   command->add_option("--by", args->by,
                       "Group runs by this setting, such as model.dtype; default: one group per run");
-  command->add_option("--last", args->last, "Number of last steps whose mean is the final loss")
+  command->add_option("--last", args->last, "Number of last steps to average for the final loss")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--out", args->out, "HTML page to write");
   command->add_flag("--check", args->check,
-                    "Exit with 1 if the final losses of two groups differ beyond the noise");
+                    "Exit with status 1 if the final losses of two groups differ beyond the noise");
   command->callback([&action, args] { action = [args] { return run_report(*args); }; });
 }
 

@@ -90,10 +90,8 @@ void refuse_settings(const CLI::App& command, const char* mode, const std::vecto
 
 void check_kept_text(const char* flag, const std::string& text) {
   if (!io::is_utf8(text))
-    throw UsageError(
-        std::string(flag) + ": \"" + io::utf8_text(text) +
-        "\" is not UTF-8, and run.json could not keep it; of a path, rename the folder or give a "
-        "link to it");
+    throw UsageError(std::string(flag) + ": \"" + io::utf8_text(text) +
+                     "\" is not UTF-8, so run.json cannot store it; rename the folder, or give a link to it");
 }
 
 void check_kept_texts(const train::SettingList& list) {

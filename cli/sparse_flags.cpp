@@ -13,7 +13,7 @@ namespace tessera::cli {
 void ShareFlag::add_to(CLI::App& command, const char* name, const char* alias, const char* help) {
   name_ = name, alias_ = alias;
   auto* const own = command.add_option(name, value_, help)->check(kFinite)->check(CLI::Range(0.0, 1.0));
-  command.add_option(alias, alias_value_, std::string("The same, by the name of SPDP's scripts"))
+  command.add_option(alias, alias_value_, std::string("Alias used by SPDP's scripts"))
       ->check(kFinite)
       ->check(CLI::Range(0.0, 1.0))
       ->excludes(own);
@@ -33,13 +33,14 @@ void add_weight_sparsity(CLI::App& command, ShareFlag& flag, const char* help) {
 
 void SparseFlags::add_to(CLI::App& command) {
   command
-      .add_option("--sparse", mode,
-                  "Linear layers compressed or gated: all or none (required), where faster\n(auto, told per "
-                  "layer), none (off). Default: required for a compressed model\nor a gate")
+      .add_option(
+          "--sparse", mode,
+          "Sparse execution of compressed or gated linear layers: all, else an error (required);\nwhere "
+          "faster, printed per layer (auto); none (off). Default: required for a compressed\nmodel or a gate")
       ->check(CLI::IsMember({"required", "auto", "off"}));
   auto* const one = command
                         .add_option("--gate-threshold", threshold,
-                                    "Leave out inputs of linear layers of at most this magnitude")
+                                    "Drop inputs of linear layers whose magnitude is at most this")
                         ->check(kFinite)
                         ->check(CLI::Range(0.0, 1e30));
   command
@@ -47,19 +48,21 @@ void SparseFlags::add_to(CLI::App& command) {
                   "Calibration (tessera calibrate), or file with a threshold per linear layer; default:\nthe "
                   "calibration in the model's directory, if a sparsity is given")
       ->excludes(one);
-  add_activation_sparsity(command, activation, "Share of the inputs that the calibrated gates leave out");
+  add_activation_sparsity(command, activation, "Share of the inputs that the calibrated gates drop");
   command
       .add_option("--total", total,
-                  "Instead: 1 - (1 - s1)(1 - s2), with s1 of the compressed weights, s2 of the inputs")
+                  "Total sparsity 1 - (1 - s1)(1 - s2), with s1 of the compressed weights and s2 of the "
+                  "inputs; instead\nof --activation-sparsity")
       ->check(kFinite)
       ->check(CLI::Range(0.0, 1.0));
   command
-      .add_option("--allocation", allocation,
-                  "Calibrated gates: the same share everywhere, or greedy; default: as calibrated")
+      .add_option(
+          "--allocation", allocation,
+          "Allocation of calibrated gates: the same share everywhere, or greedy; default: as calibrated")
       ->check(CLI::IsMember({"uniform", "greedy"}));
   command
       .add_option("--gate-prefill", prefill,
-                  "Share of a prompt's tokens, the last ones, that gates apply to; default: "
+                  "Share of a prompt's tokens, counted from the end, that gates apply to; default: "
                   "the\ncalibration's, else 1")
       ->check(kFinite)
       ->check(CLI::Range(0.0, 1.0));
@@ -85,10 +88,10 @@ void SparseFlags::set_gates(pretrained::SparseOptions& options, const std::strin
   const bool is_calibration = (given || total || !gates.empty()) && sparsity::is_calibration(path);
   if (!is_calibration) {
     if (given || total || !allocation.empty())
-      throw UsageError(fmt::format(
-          "--activation-sparsity, --total, --allocation: of a calibration, and {} has none; make one "
-          "with tessera calibrate, and name it with --gates",
-          io::shown(path)));
+      throw UsageError(
+          fmt::format("--activation-sparsity, --total, --allocation: these need a calibration, and {} has "
+                      "none; make one with tessera calibrate, and name it with --gates",
+                      io::shown(path)));
     if (!gates.empty()) options.gates = pretrained::read_gates(gates);
     return;
   }
@@ -96,7 +99,7 @@ void SparseFlags::set_gates(pretrained::SparseOptions& options, const std::strin
     throw UsageError("--gates: " + io::shown(path) +
                      " is a calibration; say which --activation-sparsity or --total");
   if (given && total)
-    throw UsageError("--activation-sparsity and --total: each follows from the other; give one");
+    throw UsageError("--activation-sparsity and --total: one follows from the other; give one");
   const sparsity::Calibration calibration = sparsity::read_calibration(path);
   const double weights = weight_sparsity_of(folder);
   const double share = given ? *given : sparsity::activations_for(*total, weights);
@@ -116,7 +119,7 @@ std::optional<pretrained::SparseOptions> SparseFlags::options(const std::string&
         "--sparse off: a gate is given with --gate-threshold, --gates or --activation-sparsity; leave out "
         "one "
         "of the two");
-  if (prefill && !has_gates) throw UsageError("--gate-prefill: of gates, and there are none");
+  if (prefill && !has_gates) throw UsageError("--gate-prefill: there are no gates that it could apply to");
   if (mode == "off" || (mode.empty() && !has_gates && !is_sparse)) return {};
   options.mode = pretrained::parse_sparse_mode(mode.empty() ? "required" : mode);
   if (prefill) options.prefill = *prefill;

@@ -48,7 +48,8 @@ void read_split(const SparsifyArgs& args, sparsity::SparsifyOptions& options) {
     if (options.most_perplexity)
       throw UsageError("--max-ppl searches the split; leave out --activation-sparsity");
     if (options.weights && options.total)
-      throw UsageError("--total, --weight-sparsity, --activation-sparsity: each follows from the other two");
+      throw UsageError(
+          "--total, --weight-sparsity, --activation-sparsity: the third follows from the other two");
     if (options.total) {
       if (*activations > *options.total)
         throw UsageError("--activation-sparsity: more than the --total sparsity");
@@ -59,7 +60,7 @@ void read_split(const SparsifyArgs& args, sparsity::SparsifyOptions& options) {
     }
   }
   if (!options.total && !options.most_perplexity)
-    throw UsageError("sparsify: say how much: --total 0.5, or --max-ppl 1.02x, or both");
+    throw UsageError("sparsify: give the sparsity: --total 0.5, or --max-ppl 1.02x, or both");
   if (options.total && !(*options.total > 0 && *options.total < 1))
     throw UsageError(fmt::format("--total: {}: expected more than 0 and less than 1", *options.total));
   if (options.total && options.weights && *options.weights > *options.total)
@@ -156,31 +157,30 @@ int sparsify(SparsifyArgs args) {
 
 void add_sparsify(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand(
-      "sparsify", "Prune, calibrate and compress a language model in one go, and measure what came out");
+      "sparsify", "Prune, calibrate and compress a language model in one step, and measure the result");
   auto args = std::make_shared<SparsifyArgs>();
   command.footer(
-      "A share s1 of the weights is pruned, gates leave out a share s2 of the inputs; the total is 1 - (1 - "
-      "s1)(1 - "
-      "s2).\nWithout --weight-sparsity the split is that of SPDP's operating points; --max-ppl searches the "
-      "fastest "
-      "one whose\nperplexity stays within a multiple of the dense model's, and confirms it on other text.\n\n"
-      "Examples:\n  tessera sparsify --model llama --total 0.5 --text c4.txt --out sparse\n"
-      "  tessera sparsify --model llama --max-ppl 1.02x --text c4.txt --out sparse");
+      "A share s1 of the weights is pruned, gates drop a share s2 of the inputs; the total is 1 - (1 - s1)(1 "
+      "- s2).\nWithout --weight-sparsity the split is that of SPDP's operating points; --max-ppl searches "
+      "the fastest one whose\nperplexity stays within a multiple of the dense model's, and confirms it on "
+      "other text.\n\nExamples:\n  tessera sparsify --model llama --total 0.5 --text c4.txt --out sparse\n  "
+      "tessera sparsify --model llama --max-ppl 1.02x --text c4.txt --out sparse");
   args->how.add_to(command);
   command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   command.add_option("--total", args->total, "Total sparsity")->check(kFinite)->check(CLI::Range(0.0, 1.0));
   add_weight_sparsity(command, args->weights, "Share of the weights to prune");
-  add_activation_sparsity(command, args->activations, "Share of the inputs that gates leave out");
+  add_activation_sparsity(command, args->activations, "Share of the inputs that gates drop");
   command
-      .add_option("--format", args->format,
-                  "Default: tiled-cbc; for gates alone dense-columns, for weights "
-                  "alone sell-delta4")
+      .add_option(
+          "--format", args->format,
+          "Compressed format; default: tiled-cbc, for gates only dense-columns, for weights only sell-delta4")
       ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
-  command.add_option("--max-ppl", args->most_perplexity,
-                     "Take the fastest split whose perplexity is within so many times the dense one");
+  command.add_option(
+      "--max-ppl", args->most_perplexity,
+      "Take the fastest split whose perplexity is at most this multiple of the dense one, such as 1.02x");
   command.add_option("--search", args->searched,
-                     "Total sparsities to search, as 0.1:0.8:0.1, without --total");
+                     "Total sparsities to search without --total, such as 0.1:0.8:0.1");
   command.add_flag("--json", args->json, "Print the report as JSON");
   command.callback([&action, &command, args] {
     action = [&command, args] {

@@ -27,8 +27,9 @@ struct SelectionArgs {
 
   void add_to(CLI::App& command) {
     command
-        .add_option("--only", only,
-                    "Matrices whose name contains this, as layers.1. or down_proj; may be repeated")
+        .add_option(
+            "--only", only,
+            "Use only matrices whose name contains this, such as layers.1. or down_proj; may be repeated")
         ->allow_extra_args(false);
     command
         .add_option("--axis", axis,
@@ -180,25 +181,23 @@ int run_page(const PageArgs& args) {
 
 void add_analyze(CLI::App& group, Action& action) {
   auto* command =
-      group.add_subcommand("analyze", "Figures of the masks' patterns, each next to its chance level");
+      group.add_subcommand("analyze", "Measure the patterns of masks, each figure next to its chance level");
   auto args = std::make_shared<AnalyzeArgs>();
   sparsity::PatternOptions& options = args->options.patterns;
   command
       ->add_option("inputs", args->inputs,
                    "Pruned model directories, or files of masks (.safetensors, .pt, .npy)")
       ->required();
-  command->add_option("--out", args->out, "Folder that sparsity.sqlite is written to")->required();
+  command->add_option("--out", args->out, "Directory for sparsity.sqlite")->required();
   args->selection.add_to(*command);
   const auto number = [&](const char* flag, int64_t& value, const char* help) {
     command->add_option(flag, value, help)->check(whole(1, int64_t{1} << 31));
   };
-  number("--pool", options.pool, "Features per matrix, drawn from all");
-  number("--nearest", options.nearest,
-         "Features that are clustered: the nearest to a random one of the pool");
+  number("--pool", options.pool, "Features per matrix, sampled from all");
+  number("--nearest", options.nearest, "Features to cluster: the nearest ones to a random one of the pool");
   command->add_option("--k", args->k, "Numbers of clusters");
-  number("--starts", options.starts, "Starts of k-means; the best is kept");
-  number("--executions", options.executions,
-         "Executions of the clustering, each with another reference and seed");
+  number("--starts", options.starts, "Restarts of k-means; the best result is kept");
+  number("--executions", options.executions, "Runs of the clustering, each with its own reference and seed");
   number("--draws", options.draws, "Draws of each null model");
   number("--resamples", options.resamples, "Resamples of a bootstrap interval");
   number("--group", options.group, "Features per group, for nearest and exhaustive grouping");
@@ -209,8 +208,7 @@ void add_analyze(CLI::App& group, Action& action) {
 }
 
 void add_compare(CLI::App& group, Action& action) {
-  auto* command =
-      group.add_subcommand("compare", "How alike the masks of two pruned models are, matrix by matrix");
+  auto* command = group.add_subcommand("compare", "Compare the masks of two pruned models, matrix by matrix");
   auto args = std::make_shared<CompareArgs>();
   command->add_option("a", args->a, "Pruned model directory or file of masks")->required();
   command->add_option("b", args->b, "The other")->required();
@@ -221,12 +219,12 @@ void add_compare(CLI::App& group, Action& action) {
 }
 
 void add_query(CLI::App& group, Action& action) {
-  auto* command = group.add_subcommand("query", "Ask sparsity.sqlite: one SELECT, which cannot write");
+  auto* command = group.add_subcommand("query", "Query sparsity.sqlite with one SELECT (read-only)");
   auto args = std::make_shared<QueryArgs>();
-  command->add_option("result", args->result, "Folder with sparsity.sqlite")->required();
+  command->add_option("result", args->result, "Directory with sparsity.sqlite")->required();
   command->add_option("sql", args->sql, "The query")->required();
   command->add_option("--format", args->format, "Output")->check(CLI::IsMember({"markdown", "csv", "json"}));
-  command->add_option("--seconds", args->seconds, "Time limit")->check(between(0, 86'400));
+  command->add_option("--seconds", args->seconds, "Time limit in seconds")->check(between(0, 86'400));
   command->add_option("--rows", args->rows, "Maximum number of rows")->check(whole(1, int64_t{1} << 40));
   command->footer("example: tessera sparsity query runs/patterns \"SELECT matrix, sparsity FROM matrices\"");
   command->callback([&action, args] { action = [args] { return run_query(*args); }; });
@@ -235,19 +233,19 @@ void add_query(CLI::App& group, Action& action) {
 void add_export(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand("export", "Write every table of sparsity.sqlite as CSV");
   auto args = std::make_shared<ExportArgs>();
-  command->add_option("result", args->result, "Folder with sparsity.sqlite")->required();
-  command->add_option("--out", args->out, "Folder to write to")->required();
+  command->add_option("result", args->result, "Directory with sparsity.sqlite")->required();
+  command->add_option("--out", args->out, "Directory to write to")->required();
   command->footer("example: tessera sparsity export runs/patterns --out runs/patterns/csv");
   command->callback([&action, args] { action = [args] { return run_export(*args); }; });
 }
 
 void add_page(CLI::App& group, Action& action) {
-  auto* command = group.add_subcommand("page", "Make one HTML page of sparsity.sqlite");
+  auto* command = group.add_subcommand("page", "Write one HTML page from sparsity.sqlite");
   auto args = std::make_shared<PageArgs>();
-  command->add_option("result", args->result, "Folder with sparsity.sqlite")->required();
+  command->add_option("result", args->result, "Directory with sparsity.sqlite")->required();
   command->add_option("--out", args->out,
-                      "Page to write; default: sparsity.html, of a sweep sweep.html, of models' "
-                      "quality\nquality.html, in that folder");
+                      "Page to write; default: sparsity.html in that directory, sweep.html for a sweep, "
+                      "quality.html\nfor the quality of models");
   command->footer("example: tessera sparsity page runs/patterns");
   command->callback([&action, args] { action = [args] { return run_page(*args); }; });
 }

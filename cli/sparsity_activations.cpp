@@ -102,15 +102,18 @@ int run_activations(const ActivationsArgs& args) {
 
 void add_sparsity_activations(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand(
-      "activations", "How sparse hidden activations are, network by network, and what 2:4 drops of them");
+      "activations",
+      "Measure the sparsity of hidden activations per feed-forward network, and what 2:4 would drop");
   auto args = std::make_shared<ActivationsArgs>();
-  command->add_option("--model", args->models, "Model directories or finished runs, several over time")
+  command
+      ->add_option("--model", args->models,
+                   "Model directories or finished runs, such as checkpoints over time")
       ->required();
-  command->add_option("--text", args->text, "Text files; they are joined by blank lines")->required();
+  command->add_option("--text", args->text, "Text files, joined by blank lines")->required();
   command->add_option("--length", args->length, "Window length in tokens")->check(whole(2, 1 << 24));
-  command->add_option("--windows", args->windows, "Windows of text, all in one batch")
+  command->add_option("--windows", args->windows, "Number of windows, all in one batch")
       ->check(whole(1, 1 << 16));
-  command->add_option("--dense-share", args->dense_share, "Share of the columns, the densest, kept dense")
+  command->add_option("--dense-share", args->dense_share, "Share of the columns to keep dense, densest first")
       ->check(between(0.0, 1.0));
   command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));

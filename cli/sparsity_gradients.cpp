@@ -75,42 +75,46 @@ int run_gradients(GradientsArgs args) {
 void add_sparsity_gradients(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand(
       "gradients",
-      "How sparse the gradients of BERT's linear layers are, and how few rows hold their energy");
+      "Measure the sparsity of the gradients of BERT's linear layers, and how few rows hold their energy");
   auto args = std::make_shared<GradientsArgs>();
   sparsity::GradientTasks& what = args->what;
   command
       ->add_option("--model", what.model,
                    "Model directory of a BERT or RoBERTa, or one seed's run of `train bert`")
       ->required();
-  command->add_option("--task", args->tasks, "Tasks of GLUE, with commas: sst2,rte");
-  command->add_option("--data", what.data, "Folder of the tasks' files, or of the tasks' folders");
-  command->add_option("--part", what.part, "Part of the tasks' files")
+  command->add_option("--task", args->tasks, "GLUE tasks, separated by commas, such as sst2,rte");
+  command->add_option("--data", what.data, "Directory with the task's files, or with one directory per task");
+  command->add_option("--part", what.part, "Split of the tasks' files")
       ->check(CLI::IsMember({"train", "dev"}));
-  command->add_option("--text", what.text, "Text files, by masked language modelling; after the tasks");
+  command->add_option("--text", what.text,
+                      "Text files for masked language modelling, measured after the tasks");
   add_any_bytes(*command, what.any_bytes);
-  command->add_option("--mask", what.mask, "Share of the text's tokens that is predicted")
+  command->add_option("--mask", what.mask, "Share of the text's tokens to mask and predict")
       ->check(between(0.0001, 0.9));
   const auto number = [&](const char* flag, int64_t& value, const char* help, int64_t least) {
     command->add_option(flag, value, help)->check(whole(least, int64_t{1} << 24));
   };
   number("--batch-size", what.batch, "Texts per batch", 1);
-  number("--max-length", what.max_length, "Tokens per text; longer ones are cut", 1);
-  number("--batches", what.batches, "Batches of each task, or as many as there are", 1);
-  command->add_option("--layers", what.layers,
-                      "Modules by their names in transformers, * for any characters, with commas; or all");
+  number("--max-length", what.max_length, "Maximum tokens per text; longer ones are truncated", 1);
+  number("--batches", what.batches, "Maximum number of batches per task", 1);
+  command->add_option(
+      "--layers", what.layers,
+      "Modules by their transformers names, separated by commas, * for any characters; or all");
   command
       ->add_option("--tolerance", what.options.tolerance, "Magnitude up to which an element counts as zero")
       ->check(kFinite);
-  command->add_option("--top", args->top, "Rows whose share of the energy is measured: numbers or shares");
+  command->add_option("--top", args->top, "Numbers or shares of rows whose share of the energy is measured");
   command->add_option("--padding", args->padding,
-                      "All rows: texts padded to --max-length (max), to the longest of a batch, none");
-  command->add_flag("--no-dropout", args->no_dropout, "Without dropout, whose masks are zeros in gradients");
-  command->add_option("--seed", what.seed, "Seed of the order of texts, of dropout and of a head that is new")
+                      "Padding of texts: to --max-length (max), to the longest of a batch (batch), or none");
+  command->add_flag("--no-dropout", args->no_dropout, "Turn dropout off, whose masks are zeros in gradients");
+  command
+      ->add_option("--seed", what.seed,
+                   "Random seed of the order of texts, dropout and a newly initialised head")
       ->check(kDecimal);
   command->add_option("--dtype", args->dtype, "Dtype of weights and gradients")
       ->check(CLI::IsMember({"f32", "bf16"}));
   add_device(*command, args->device);
-  command->add_option("--out", args->out, "Folder for CSV, JSON and a page with heat maps");
+  command->add_option("--out", args->out, "Directory for CSV, JSON and a page with heat maps");
   command->footer(
       "example: tessera sparsity gradients --model bert-base-uncased --task sst2,rte --data GLUE --out "
       "runs/dy");

@@ -62,7 +62,7 @@ int run_import(const ImportArgs& args) {
 
 void add_sparsity_import(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand(
-      "import", "Masks of other programs, checked against their model, as a file of masks");
+      "import", "Import masks of other programs, checked against their model, into one file");
   auto args = std::make_shared<ImportArgs>();
   command
       ->add_option("inputs", args->inputs,
@@ -71,11 +71,10 @@ void add_sparsity_import(CLI::App& group, Action& action) {
       ->required();
   command->add_option("--model", args->model, "Hugging Face model directory of the dense model")->required();
   command->add_option("--out", args->out, "File of masks to write (.safetensors)")->required();
-  command->add_option("--method", args->options.method,
-                      "Name of the pruning method, to be noted in the file");
-  command->add_option("--seed", args->options.seed, "Random seed of the calibration, to be noted in the file")
+  command->add_option("--method", args->options.method, "Name of the pruning method, recorded in the file");
+  command->add_option("--seed", args->options.seed, "Random seed of the calibration, recorded in the file")
       ->check(kDecimal);
-  command->add_flag("--partial", args->options.partial, "Matrices of the model may be missing");
+  command->add_flag("--partial", args->options.partial, "Accept masks for only some matrices of the model");
   command->add_flag("--json", args->json, "Machine-readable");
   command->footer(
       "i and j are the n and m of the n:m pattern, 0 and 0 if there is none; matrices are [outputs, "

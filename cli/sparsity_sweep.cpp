@@ -27,7 +27,7 @@ int run_split_sweep(SplitSweepArgs args) {
     throw UsageError(error.message());
   }
   const InterruptGuard interrupts(
-      "\ntessera: stopping; finished splits are kept, and the same command goes on after them\n");
+      "\ntessera: stopping; finished splits are kept, and the same command continues after them\n");
   const auto prepared = args.how.prepare("sweep");
   sparsity::SweepOptions& options = prepared->options;
   options.totals = totals, options.weights = weights;
@@ -51,20 +51,20 @@ int run_split_sweep(SplitSweepArgs args) {
 
 void add_sparsity_sweep(CLI::App& group, Action& action) {
   CLI::App& command = *group.add_subcommand(
-      "sweep", "Perplexity and time of splits of a total sparsity between weights and inputs");
+      "sweep", "Measure perplexity and time of splits of a total sparsity between weights and inputs");
   auto args = std::make_shared<SplitSweepArgs>();
   command.footer(
-      "For each share of the weights the model is pruned and calibrated once; what is measured is not kept. "
-      "A sweep "
-      "that\nwas stopped goes on after its finished splits.\n\nExample:\n"
-      "  tessera sparsity sweep --model llama --text c4.txt --total 0.1:0.8:0.05 --out runs/sweep");
+      "For each weight sparsity the model is pruned and calibrated once; the measured models are not kept. "
+      "An interrupted\nsweep continues after its finished splits.\n\nExample:\n  tessera sparsity sweep "
+      "--model llama --text c4.txt --total 0.1:0.8:0.05 --out runs/sweep");
   args->how.add_to(command);
-  command.add_option("--out", args->out, "Folder for sparsity.sqlite, sweep.csv and sweep.html")->required();
+  command.add_option("--out", args->out, "Directory for sparsity.sqlite, sweep.csv and sweep.html")
+      ->required();
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   command.add_option("--total", args->totals, "Total sparsities: 0.1:0.8:0.05, or 0.3,0.5");
   command.add_option("--weight-sparsity,--dp-ratio", args->weights,
-                     "Weight sparsities to try with each total: those below it; 0 is gates alone");
-  command.add_option("--weights-alone", args->alone, "on, off: each total also without gates")
+                     "Weight sparsities to try with each larger total; 0 is gates only");
+  command.add_option("--weights-alone", args->alone, "Measure each total also without gates: on or off")
       ->check(CLI::IsMember({"on", "off"}));
   command.callback([&action, &command, args] {
     action = [&command, args] {

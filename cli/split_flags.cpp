@@ -10,23 +10,23 @@ namespace tessera::cli {
 void SplitFlags::add_to(CLI::App& command) {
   command.add_option("MODEL,--model", model, "Hugging Face model directory, or run folder of a finished run")
       ->required();
-  command.add_option("--method", method, "Score of a weight; the lowest are dropped")
+  command.add_option("--method", method, "Pruning score; the weights with the lowest scores are dropped")
       ->check(CLI::IsMember({"magnitude", "wanda", "ria", "sparsegpt"}));
   texts.samples.count = 16;
   texts.add_to(command);
   command
       .add_option(
           "--stride", stride,
-          "Tokens from one window of the perplexity to the next; only the last of them are\npredicted. 0: "
-          "windows do not overlap. Default: a fifth of the length, as TEAL's\n512 of 2560")
+          "Tokens between the starts of perplexity windows; each predicts that many tokens, its\nlast ones. "
+          "0: disjoint windows. Default: a fifth of the length, as TEAL's 512 of 2560")
       ->check(whole(0, 1 << 24));
   gates.add_to(command);
-  command.add_option("--prompt-tokens", prompt, "Length in tokens of the prompt for the times")
+  command.add_option("--prompt-tokens", prompt, "Prompt length in tokens for timing")
       ->check(whole(1, 1 << 24));
   command.add_option("--new-tokens", timing.new_tokens, "Tokens to generate per repeat")
       ->check(whole(2, 1 << 20));
   command.add_option("--repeats", timing.repeats, "Number of timed texts")->check(whole(1, 10000));
-  command.add_option("--warmups", timing.warmups, "Number of untimed texts before them")
+  command.add_option("--warmups", timing.warmups, "Number of untimed texts before the timed ones")
       ->check(whole(0, 1000));
   command.add_option("--dtype", dtype, "Dtype of the weights; default: the file's, on the CPU f32")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
@@ -43,7 +43,7 @@ std::unique_ptr<SplitFlags::Prepared> SplitFlags::prepare(const char* command) {
     throw UsageError(
         fmt::format("{}: give the text: --text FILE..., or --data DIR with shards of tokens", command));
   if (!texts.has_evaluation())
-    throw UsageError(fmt::format("{}: there is nothing to measure on; leave out --validation 0", command));
+    throw UsageError(fmt::format("{}: no text is held out to measure on; leave out --validation 0", command));
   options.device = device.empty() ? Device::best() : Device::parse(device);
   {
     // The texts are read with the model's tokenizer, and cut as the model takes them.

@@ -87,7 +87,7 @@ int run_study_file(const StudyArgs& args) {
   const std::string again = fmt::format("tessera study run {}{}", quoted(args.file),
                                         args.out.empty() ? "" : " --out " + quoted(args.out));
   if (end.signal != 0 || end.out_of_time)
-    fmt::print("{} after {} of {} cells. To go on:\n  {}\n",
+    fmt::print("{} after {} of {} cells. To continue:\n  {}\n",
                end.signal != 0 ? "interrupted" : fmt::format("stopped by --minutes {:g}", request.minutes),
                end.finished, end.cells, again);
   if (end.signal != 0) return 128 + end.signal;
@@ -103,24 +103,25 @@ void add_study(CLI::App& app, Action& action) {
   study->require_subcommand(1);
   auto args = std::make_shared<StudyArgs>();
 
-  auto* run = study->add_subcommand("run", "Run what is not finished of a study; docs/studies.md");
+  auto* run = study->add_subcommand("run", "Run the unfinished cells of a study (docs/studies.md)");
   run->add_option("file", args->file, "TOML file: command, seeds, [flags], [[arm]], [[task]]")->required();
-  run->add_option("--out", args->out, "Folder of the study; default: runs/<name of the file>");
+  run->add_option("--out", args->out, "Directory of the study; default: runs/<name of the file>");
   run->add_option("--minutes", args->request.minutes,
-                  "Stop running cells after a step when this time is over; 0: no limit")
+                  "Time limit in minutes, after which running cells stop after a step; 0: no limit")
       ->check(kFinite)
       ->check(between(0.0, 1e6));
   run->add_option("--jobs", args->request.jobs,
-                  "Cells at the same time; step times then come from runs of their own")
+                  "Number of cells to run at the same time; step times then come from separate runs")
       ->check(whole(1, 1024));
-  run->add_option("--timing-steps", args->request.timing_steps, "Steps of a run for step times")
+  run->add_option("--timing-steps", args->request.timing_steps,
+                  "Number of steps of a separate run for step times")
       ->check(whole(10, 1'000'000));
   run->add_flag("--list", args->list, "Print the cells with their state and command; run nothing");
   run->footer("Example: tessera study run studies/demo.toml --minutes 5");
   run->callback([&action, args] { action = [args] { return run_study_file(*args); }; });
 
-  auto* page = study->add_subcommand("page", "Write tables and page of a study again from its cells");
-  page->add_option("folder", args->out, "Folder of a study")->required();
+  auto* page = study->add_subcommand("page", "Rewrite the tables and the page of a study from its cells");
+  page->add_option("folder", args->out, "Directory of a study")->required();
   page->footer("Example: tessera study page runs/demo");
   page->callback([&action, args] {
     action = [args] {

@@ -52,12 +52,12 @@ std::vector<TomlTable> read_tables(const std::string& path) {
     if (item.name == "--") open = false;
     if (item.name == "--" || item.name == "++") continue;
     if (item.name.starts_with('['))
-      throw UsageError(path + ": " + item.name +
-                       ": a section stands on a line of its own, without a comment");
+      throw UsageError(path + ": " + item.name + ": a section must be alone on its line, without a comment");
     for (const std::string& value : item.inputs)
       if (value.find_first_of("\"#") != std::string::npos || value.starts_with('\''))
-        throw UsageError(path + ": \"" + item.name + "\": the value " + value +
-                         " cannot be read; quotes must be closed, and # cannot stand in a text or an array");
+        throw UsageError(
+            path + ": \"" + item.name + "\": the value " + value +
+            " cannot be read; quotes must be closed, and # is not allowed in a text or an array");
     for (const CLI::ConfigItem& other : tables.back().items)
       if (other.name == item.name) throw UsageError(path + ": \"" + item.name + "\" is given twice");
     tables.back().items.push_back(item);
@@ -85,7 +85,8 @@ class TrainFlags {
     for (const CLI::App* sub : app_.get_subcommand("train")->get_subcommands([](CLI::App*) { return true; }))
       names.push_back(sub->get_name());
     if (command.empty())
-      throw UsageError(path_ + ": command is missing: which `tessera train` to run; one of " +
+      throw UsageError(path_ +
+                       ": command is missing; expected the subcommand of `tessera train` to run, one of " +
                        joined_names(names));
     if (std::ranges::find(names, command) == names.end())
       throw UsageError(path_ + ": command is \"" + command + "\"; expected one of " + joined_names(names) +
@@ -105,7 +106,7 @@ class TrainFlags {
       std::vector<std::string> names;
       for (const CLI::Option* known : command_->get_options())
         for (const std::string& name : known->get_lnames()) names.push_back(name);
-      throw UsageError(at + "\"" + item.name + "\" is no flag of tessera train " + command_->get_name() +
+      throw UsageError(at + "\"" + item.name + "\" is not a flag of tessera train " + command_->get_name() +
                        (of_study ? "; it belongs before the first section" : suggestion(item.name, names)));
     }
     const std::string name = option->get_name();
@@ -150,7 +151,7 @@ uint64_t seed_of(const std::string& path, const std::string& text) {
   uint64_t seed = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seed);
   if (code != std::errc{} || end != text.data() + text.size())
-    throw UsageError(path + ": seeds: \"" + text + "\" is no whole number of 0 or more");
+    throw UsageError(path + ": seeds: \"" + text + "\" is not a whole number of 0 or more");
   return seed;
 }
 

@@ -36,7 +36,7 @@ struct TrainArgs {
 int run_train(const TrainArgs& args, const CLI::App& command) {
   for (const char* of_bpe : {"--vocab-size", "--pattern", "--least-count"})
     if (args.kind != "bpe" && command.get_option(of_bpe)->count() > 0)
-      throw UsageError(fmt::format("{}: of --kind bpe only; a {} tokenizer has as many tokens as it needs",
+      throw UsageError(fmt::format("{}: only for --kind bpe; a {} tokenizer has as many tokens as it needs",
                                    of_bpe, args.kind));
   check_replaceable(args.out);
   check_not_input(args.out, args.text);
@@ -111,7 +111,7 @@ std::vector<int32_t> read_ids(const std::string& text) {
       word += c;
     } else if (!word.empty()) {
       const bool digits = word.find_first_not_of("0123456789") == std::string::npos && word.size() < 10;
-      check(digits, "tokenizer: \"", word.substr(0, 40), "\" is no token number");
+      check(digits, "tokenizer: \"", word.substr(0, 40), "\" is not a token id");
       ids.push_back(std::stoi(word));
       word.clear();
     }
@@ -160,37 +160,42 @@ int run_info(const CodeArgs& args) {
 }  // namespace
 
 void add_tokenizer(CLI::App& app, Action& action) {
-  auto* command = app.add_subcommand("tokenizer", "Train tokenizers, turn text into tokens and back");
+  auto* command = app.add_subcommand("tokenizer", "Train tokenizers, encode and decode text");
   command->require_subcommand(1);
 
   auto* train =
-      command->add_subcommand("train", "Make a tokenizer.json from text; the same text gives the same file");
+      command->add_subcommand("train", "Train a tokenizer.json on text; the same text gives the same file");
   auto args = std::make_shared<TrainArgs>();
   train->add_option("--text", args->text, "Text files")->required();
   add_any_bytes(*train, args->any_bytes);
   train->add_option("--out", args->out, "The tokenizer.json to write")->required();
-  train->add_option("--kind", args->kind, "bpe: byte-level pairs; character; byte")
+  train->add_option("--kind", args->kind, "Kind of tokenizer: bpe (byte-level), character or byte")
       ->check(CLI::IsMember({"bpe", "character", "byte"}));
-  train->add_option("--vocab-size", args->vocab_size, "Tokens, special ones and 256 bytes included; of bpe")
+  train
+      ->add_option("--vocab-size", args->vocab_size,
+                   "bpe: vocabulary size, including special tokens and the 256 bytes")
       ->check(kDecimal)
       ->check(CLI::Range(257, (1 << 22) - 1));
-  train->add_option("--pattern", args->pattern, "Where words end: gpt2 or llama3; of bpe")
+  train->add_option("--pattern", args->pattern, "bpe: pattern that splits text into words, gpt2 or llama3")
       ->check(CLI::IsMember({"gpt2", "llama3"}));
-  train->add_option("--least-count", args->least_count, "Occurrences of a pair that is joined; of bpe")
+  train
+      ->add_option("--least-count", args->least_count,
+                   "bpe: minimum number of occurrences of a pair to merge")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 30));
-  train->add_option("--special", args->special, "Special tokens, which get the first numbers");
+  train->add_option("--special", args->special, "Special tokens, which get the first ids");
   train->callback([&action, args, train] { action = [args, train] { return run_train(*args, *train); }; });
 
   const auto add = [&](const char* name, const char* what) {
     auto* sub = command->add_subcommand(name, what);
     auto code = std::make_shared<CodeArgs>();
-    sub->add_option("tokenizer", code->tokenizer, "tokenizer.json, vocab file, .model, or a folder with one")
+    sub->add_option("tokenizer", code->tokenizer,
+                    "tokenizer.json, vocabulary file, .model file, or a directory with one")
         ->required();
     return std::make_pair(sub, code);
   };
   {
-    auto [sub, code] = add("encode", "Text to tokens");
+    auto [sub, code] = add("encode", "Encode text to token ids");
     auto* const text = sub->add_option("--text", code->text, "Text; default: --file, else standard input")
                            ->check(kMayBeEmpty);
     sub->add_option("--file", code->file, "Text file, or - for standard input")->excludes(text);
@@ -200,8 +205,8 @@ void add_tokenizer(CLI::App& app, Action& action) {
     sub->add_option("--max-length", code->max_length, "Truncate to this many tokens; 0: no limit")
         ->check(kDecimal)
         ->check(CLI::Range(0, 1 << 30));
-    sub->add_flag("--plain", code->plain, "Without the special tokens around the text");
-    sub->add_flag("--tokens", code->tokens, "One line per token, with its text");
+    sub->add_flag("--plain", code->plain, "Do not add the special tokens around the text");
+    sub->add_flag("--tokens", code->tokens, "Print one line per token, with its text");
     sub->add_flag("--json", code->json, "Machine-readable");
     sub->callback([&action, code = code, text, pair] {
       action = [code, has_text = text->count() > 0, has_pair = pair->count() > 0] {
@@ -210,7 +215,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
     });
   }
   {
-    auto [sub, code] = add("decode", "Tokens to text");
+    auto [sub, code] = add("decode", "Decode token ids to text");
     auto* const ids = sub->add_option("--ids", code->ids, "Token ids; default: --file, else standard input")
                           ->check(kDecimal)
                           ->check(CLI::Range(0, (1 << 22) - 1));
@@ -219,7 +224,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
     sub->callback([&action, code = code] { action = [code] { return run_decode(*code); }; });
   }
   {
-    auto [sub, code] = add("info", "What a tokenizer is: kind, size, special tokens, fingerprint");
+    auto [sub, code] = add("info", "Show a tokenizer's kind, size, special tokens and fingerprint");
     sub->add_flag("--json", code->json, "Machine-readable");
     sub->callback([&action, code = code] { action = [code] { return run_info(*code); }; });
   }

@@ -35,7 +35,7 @@ struct BertFlags {
 void check_sizes(const train::GlueStart& start, const train::Given& given) {
   for (const char* only : {"--size", "--layers", "--d-model", "--n-head", "--d-ff", "--vocab-size"})
     if (!start.settings.model.empty() && given.contains(only))
-      throw UsageError(std::string("train bert: ") + only + " is of --scratch; a --model has its own sizes");
+      throw UsageError(std::string("train bert: ") + only + " is for --scratch; a --model has its own sizes");
   try {
     if (start.settings.model.empty()) start.scratch_config(given).validate();
   } catch (const Error& error) {
@@ -54,12 +54,14 @@ void check_forms(const train::GlueStart& start, const train::Given& given) {
 void check_usage(const train::GlueStart& start, const train::Given& given) {
   for (const char* only :
        {"--text", "--tokenizer", "--validation", "--piece", "--any-bytes", "--mask", "--eval-tokens"})
-    if (given.contains(only)) throw UsageError(std::string("train bert: ") + only + " is of --task mlm");
+    if (given.contains(only))
+      throw UsageError(std::string("train bert: ") + only + " is only for --task mlm");
   for (const char* needed : {"--task", "--data"})
     if (!given.contains(needed)) throw UsageError(std::string("train bert: ") + needed + " is required");
   if (start.settings.model.empty() != start.scratch)
-    throw UsageError(start.scratch ? "train bert: --model brings weights and --scratch does without; give one"
-                                   : "train bert: --model FOLDER is required, or --scratch");
+    throw UsageError(start.scratch
+                         ? "train bert: --model loads weights and --scratch initialises them; give one"
+                         : "train bert: --model FOLDER is required, or --scratch");
   if (start.pad && start.packed) throw UsageError("train bert: --pad and --packed contradict each other");
   try {
     datasets::parse_glue_task(start.settings.task);
@@ -69,7 +71,7 @@ void check_usage(const train::GlueStart& start, const train::Given& given) {
     start.settings.drop.check_given(given);
     start.settings.drop.validate();
     if (start.settings.slice.is_auto() && start.settings.drop.drops())
-      throw UsageError("train bert: --rows auto and --dropbp do not go together; leave one of them out");
+      throw UsageError("train bert: --rows auto and --dropbp exclude each other; leave one of them out");
   } catch (const Error& error) {
     throw UsageError(std::string("train bert: ") + error.what());
   }
@@ -83,10 +85,10 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     if (given.contains(flag)) throw UsageError(std::string("train bert --task mlm: ") + flag + ": " + why);
   };
   if (flags.mlm.text.files.empty() && flags.start.settings.data.empty())
-    throw UsageError("train bert --task mlm: what to train on is not given: --text FILE... or --data DIR");
+    throw UsageError("train bert --task mlm: there is no training data; give --text FILE... or --data DIR");
   for (const char* of_text :
        {"--text", "--tokenizer", "--vocab-size", "--validation", "--piece", "--any-bytes"})
-    if (!flags.start.settings.data.empty()) refuse(of_text, "--data has tokens, split and made already");
+    if (!flags.start.settings.data.empty()) refuse(of_text, "--data is tokenized and split already");
   for (const char* of_task : {"--pad", "--packed", "--predict"})
     refuse(of_task, "there are no labelled texts; sequences are of equal length");
   for (const char* of_slice : {"--slice", "--rows", "--variance", "--estimate-every", "--slice-threshold",
@@ -95,10 +97,10 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
   for (const char* of_drops : {"--dropbp", "--dropbp-rates"})
     refuse(of_drops, "branches are dropped in fine-tuning only");
   refuse("--missing-grad", "in pretraining every parameter gets a gradient");
-  if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer is made already");
+  if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer has its own vocabulary");
   if (flags.start.seeds != 1)
-    refuse("--seeds", "pretraining is one run, that of --seed; `tessera study` runs several");
-  if (!flags.start.settings.model.empty()) refuse("--scratch", "--model brings weights; give one of them");
+    refuse("--seeds", "pretraining is one run, with --seed; `tessera study` runs several");
+  if (!flags.start.settings.model.empty()) refuse("--scratch", "--model loads weights; give one of them");
   check_sizes(flags.start, given);
   try {
     check_forms(flags.start, given);
@@ -125,7 +127,7 @@ int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRe
   const train::SeedsEnd end = train::run_seeds(seeds, request);
   if (end.signal != 0) {
     if (!end.in_run && leads)  // between two steps of a run that began
-      fmt::print("interrupted; what was trained is saved. To go on:\n  {}\n", resume);
+      fmt::print("interrupted; the progress is saved. To continue:\n  {}\n", resume);
     return 128 + end.signal;
   }
   if (!leads) return 0;
@@ -170,7 +172,7 @@ int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
 
 void add_train_bert(CLI::App& train, Action& action) {
   auto* bert = train.add_subcommand(
-      "bert", "Fine-tune BERT or RoBERTa on a task of GLUE, several seeds; or pretrain one on text");
+      "bert", "Fine-tune BERT or RoBERTa on a GLUE task over several seeds, or pretrain one on text");
   auto flags = std::make_shared<BertFlags>();
   auto run = std::make_shared<RunFlags>();
   flags->add_to(*bert);

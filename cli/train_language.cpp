@@ -25,24 +25,24 @@ class LanguageCommand : public train::LanguageRecipe {
       if (given.contains(a) && given.contains(b)) throw UsageError(fmt::format("{} and {}: {}", a, b, why));
     };
     if (flags.text.files.empty() && flags.settings().data.empty())
-      throw UsageError("what to train on is not given: --text FILE... or --data DIR");
-    together("--text", "--data", "one or the other");
+      throw UsageError("there is no training data; give --text FILE... or --data DIR");
+    together("--text", "--data", "give one of them");
     for (const char* of_text : {"--tokenizer-kind", "--vocab-size"}) {
-      together(of_text, "--data", "the tokens are made already");
-      together(of_text, "--tokenizer", "it is made already");
+      together(of_text, "--data", "the data is tokenized already");
+      together(of_text, "--tokenizer", "a given tokenizer is not trained");
       together(of_text, "--model", "the model's tokenizer is used");
     }
     together("--validation", "--data", "the shards are split already");
     together("--piece", "--data", "the shards are split already");
-    together("--any-bytes", "--data", "the tokens are made already");
+    together("--any-bytes", "--data", "the data is tokenized already");
     if (given.contains("--vocab-size") && flags.text.kind != "bpe")
-      throw UsageError("--vocab-size: of --tokenizer-kind bpe only; a " + flags.text.kind +
+      throw UsageError("--vocab-size: only for --tokenizer-kind bpe; a " + flags.text.kind +
                        " tokenizer has as many tokens as it needs");
     for (const char* size : {"--size", "--layers", "--d-model", "--n-head", "--kv-heads", "--head-dim",
                              "--type", "--d-ff", "--ffn", "--ffn-ratio", "--tied", "--untied", "--dropout"})
-      together("--model", size, "the folder says what the model is");
-    together("--steps", "--epochs", "one or the other");
-    together("--steps", "--minutes", "one or the other");
+      together("--model", size, "the model directory defines the model");
+    together("--steps", "--epochs", "give one of them");
+    together("--steps", "--minutes", "give one of them");
     for (const char* of_samples : {"--sample-prompt", "--sample-every"})
       if (watch.sample_tokens == 0 && given.contains(of_samples))
         throw UsageError(std::string(of_samples) + ": with --sample-tokens 0 there are no samples");
@@ -81,8 +81,9 @@ class LanguageCommand : public train::LanguageRecipe {
 
 void add_train_language(CLI::App& train, Action& action, bool llama) {
   const std::string name = llama ? "llama" : "gpt";
-  auto* command = train.add_subcommand(name, llama ? "LLaMA on text, from scratch or from its weights"
-                                                   : "GPT-2 on text, from scratch or from its weights");
+  auto* command =
+      train.add_subcommand(name, llama ? "Train LLaMA on text, from scratch or from a model directory"
+                                       : "Train GPT-2 on text, from scratch or from a model directory");
   auto model = std::make_shared<LanguageCommand>(llama);
   auto run = std::make_shared<RunFlags>();
   model->flags.add_training(*command, "demo");

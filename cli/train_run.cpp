@@ -36,17 +36,18 @@ std::string arguments_of_process() {
 train::SettingList RunFlags::list(const std::string& default_name) {
   train::SettingList list(train::Kept::never);
   list.group("Run");
-  list.add("runs", runs, "Folder of the run folders and of runs.sqlite");
+  list.add("runs", runs, "Directory for run folders and runs.sqlite");
   list.add("name", name, "Name of the run folder; default: " + default_name);
-  list.add("resume", resume, "Run folder to continue, from its newest whole checkpoint");
+  list.add("resume", resume, "Run folder to resume from its newest complete checkpoint");
   list.add("json", json, "Write settings, timings and throughput of the run to this file")
       .formerly("--json-out");
-  list.add("quiet", quiet, "No progress line");
+  list.add("quiet", quiet, "Hide the progress line");
   return list;
 }
 
 void RunFlags::add_to(CLI::App& command, const std::string& default_name) {
-  command.add_option("--config", config, "TOML file with any of these flags; the command line wins");
+  command.add_option("--config", config,
+                     "TOML file with any of these flags; the command line takes precedence");
   add_device(command, device)->group("Run");
   add_flags(command, options.list());
   add_flags(command, list(default_name));
@@ -85,8 +86,8 @@ void check_run_flags(const RunFlags& flags, const CLI::App& command) {
 // ---- the run ----
 
 const char* const kStopping =
-    "\ntessera: stopping; a step that has begun is finished and saved first (another Ctrl-C ends at once, "
-    "without saving)\n";
+    "\ntessera: stopping; the current step is finished and saved first (another Ctrl-C ends at once, without "
+    "saving)\n";
 
 std::string quoted(const std::string& text) {
   const bool plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -135,7 +136,7 @@ train::RunRequest request_of(const RunFlags& flags, const CLI::App& command, Dev
 void print_end(const train::Recipe& recipe, const train::RunEnd& end, const std::string& resume) {
   const train::TrainResult& result = end.result;
   if (result.outcome == train::Outcome::interrupted) {
-    fmt::print("interrupted after step {}; saved. To go on:\n  {}\n", result.step, resume);
+    fmt::print("interrupted after step {}; saved. To continue:\n  {}\n", result.step, resume);
     return;
   }
   fmt::print("trained {} steps in {:.1f} s: loss {:.4f}, {} tokens/s, {:.2f} ms/step\n",

@@ -47,7 +47,7 @@ class TnpCommand : public train::TnpRecipe {
 }  // namespace
 
 void add_train_tnp(CLI::App& train, Action& action) {
-  auto* tnp = train.add_subcommand("tnp", "Transformer Neural Process on a synthetic prior");
+  auto* tnp = train.add_subcommand("tnp", "Train a Transformer Neural Process on a synthetic prior");
   auto model = std::make_shared<TnpCommand>();
   model->command = tnp;
   auto run = std::make_shared<RunFlags>();
@@ -55,10 +55,9 @@ void add_train_tnp(CLI::App& train, Action& action) {
   run->add_to(*tnp, "tnp-<prior>-<time>");
   add_flags(*tnp, model->options());
   tnp->add_flag("--find-max-batch", model->find_max_batch,
-                "Use the largest batch that fits: doubles, then bisects")
+                "Use the largest batch size that fits, found by doubling and bisection")
       ->group("Run");
-  tnp->add_flag("--demo", model->demo, "A small model that trains within a minute on two cores")
-      ->group("Run");
+  tnp->add_flag("--demo", model->demo, "Train a small model, within a minute on two cores")->group("Run");
   tnp->callback([&action, model, run, tnp] {
     action = [model, run, tnp] {
       apply_config(*tnp, run->config);

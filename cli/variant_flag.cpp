@@ -8,8 +8,9 @@
 namespace tessera::cli {
 
 void add_variant(CLI::App& command, std::string& variant) {
-  command.add_option("--variant", variant,
-                     "Kernel variant (CUDA), by name; see tessera op --list; default: the chosen one");
+  command.add_option(
+      "--variant", variant,
+      "Kernel variant by name (CUDA), from tessera op --list; default: chosen by the cost model");
 }
 
 void check_variant(const ops::OpSpec& op, const std::string& variant, bool cpu) {

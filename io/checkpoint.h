@@ -43,7 +43,7 @@ Named<T> named(std::string name, T&& object) {
 class Checkpoint {
  public:
   /// A scalar as it is written: "i64", "u64", "f32", "f64", "bool", "string" or "rng", and its text, which
-  /// gives back the same value exactly.
+  /// returns exactly the same value.
   struct Scalar {
     std::string type, text;
     bool operator==(const Scalar&) const = default;

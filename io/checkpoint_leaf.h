@@ -109,7 +109,7 @@ Checkpoint::Value encode(const T& value) {
   }
 }
 
-/// What a leaf wants to find in a checkpoint: "f32[2, 3]", "i64[any]", "rng".
+/// The type that a leaf expects in a checkpoint: "f32[2, 3]", "i64[any]", "rng".
 template <class T>
 std::string wanted(const T& value) {
   if constexpr (std::is_same_v<T, Tensor>)

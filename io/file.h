@@ -109,13 +109,13 @@ void write_file(const std::string& path, std::string_view content);
 /// Creates the folder and its parents, and flushes their names to the disk.
 void make_folder(const std::string& path);
 
-/// Several files that appear together or not at all: they are written into path(), a folder of its own next
+/// Several files that appear together or not at all: they are written into path(), a separate folder next
 /// to the target (or in it), and publish() puts them in place. Every failure on the way, an exception
 /// (Interrupted too) and a destruction without publish() remove what was written and leave what was there;
 /// what a killed process leaves, remove_stale_temporaries removes.
 class AtomicFolder {
  public:
-  /// What becomes of a folder that has the name already. `replace`: the new one takes its place, files that
+  /// What happens to an existing folder of that name. `replace`: the new one takes its place, files that
   /// only the old one had are gone; readers find the old one or the new one. `merge`: the new files are moved
   /// into it, JSON files last, in place of those of the same names; if one cannot be moved, those before it
   /// are moved back.

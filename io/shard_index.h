@@ -6,7 +6,7 @@
 
 #include "io/file.h"
 
-/// The index of weights that lie in several files (model.safetensors.index.json,
+/// The index of weights that are spread over several files (model.safetensors.index.json,
 /// pytorch_model.bin.index.json):
 ///   {"metadata": {"total_size": ...}, "weight_map": {"<tensor>": "<file>", ...}}
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-/// Text files. What a tokenizer gets is UTF-8; a compressed, UTF-16 or binary file would be tokenized too,
+/// Text files. The input of a tokenizer is UTF-8; a compressed, UTF-16 or binary file would be tokenized too,
 /// and a model would learn its bytes.
 
 namespace tessera::io {

@@ -8,9 +8,9 @@
 #include "io/unpickle.h"
 #include "tensor/tensor.h"
 
-/// What torch.save writes since PyTorch 1.6: a zip archive with a pickle of the objects and an entry for each
-/// storage, neither compressed nor encrypted. Read by libzip, whose consistency checks are on; the pickle by
-/// io/unpickle.h. Without libzip in the build every call throws and says so.
+/// The format of torch.save since PyTorch 1.6: a zip archive with a pickle of the objects and an entry for
+/// each storage, neither compressed nor encrypted. Read by libzip, whose consistency checks are on; the
+/// pickle by io/unpickle.h. Without libzip in the build every call throws and says so.
 
 namespace tessera::io {
 
@@ -27,7 +27,7 @@ class TorchFile {
 
   const std::string& path() const;
   const std::vector<PickledTensor>& entries() const { return tensors_; }
-  /// What else lies in the dictionary, as read_state_dict names it.
+  /// The other contents of the dictionary, as read_state_dict names them.
   const std::vector<std::string>& others() const { return others_; }
   /// The elements in row-major order, packed, in host memory of their own; the checksum of its storage is
   /// verified. A storage in which several tensors lie is read once: it is held from the first of them to the

@@ -31,9 +31,9 @@ struct PickledTensor {
 inline constexpr const char* kBareTensor = "tensor";
 
 /// The tensors of a dictionary in its order; those of dictionaries in it as "outer.inner"; a bare tensor as
-/// kBareTensor. What else lies in a dictionary is left out and, if `others` is given, named there: "epoch (an
-/// integer)". Every view lies within its storage and has no more elements than it. Throws, naming `path` and
-/// the offset in the pickle. Memory: at most 48 MiB beyond the pickle's size, by counting.
+/// kBareTensor. Other contents of a dictionary are left out and, if `others` is given, named there: "epoch
+/// (an integer)". Every view lies within its storage and has no more elements than it. Throws, naming `path`
+/// and the offset in the pickle. Memory: at most 48 MiB beyond the pickle's size, by counting.
 std::vector<PickledTensor> read_state_dict(const std::string& path, std::string_view pickle,
                                            std::vector<std::string>* others = nullptr);
 

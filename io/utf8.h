@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-/// File names are bytes, and what the system hands over may be no UTF-8; JSON, SQL and HTML are UTF-8.
+/// File names are bytes, and may not be valid UTF-8; JSON, SQL and HTML are UTF-8.
 /// Writers of such files pass names through here.
 
 namespace tessera::io {

@@ -33,7 +33,7 @@ class WeightSource {
   const std::string& path() const { return path_; }
   /// By name.
   const std::vector<WeightEntry>& entries() const { return entries_; }
-  /// What files of torch.save hold that is no tensor, as TorchFile::others names it.
+  /// The contents of torch.save files that are not tensors, as TorchFile::others names them.
   const std::vector<std::string>& others() const { return others_; }
   bool has(const std::string& name) const { return index_.contains(name); }
   const WeightEntry& entry(const std::string& name) const;  // throws if there is none, naming the nearest

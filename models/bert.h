@@ -63,7 +63,8 @@ struct BertBatch {
   Tensor tokens;            // [N], i64 or i32
   Tensor types;             // [N], or undefined: all 0
   nn::Sequences sequences;  // their lengths
-  /// What a pass would else make from the lengths and copy to the device, which a captured graph cannot.
+  /// The tensors that a pass would otherwise compute from the lengths and copy to the device, which a
+  /// captured graph cannot do.
   Tensor positions = {};  // [N] rows of the position table
   Tensor first = {};      // [B] rows that the classifier reads; undefined: the first of every sequence
   Tensor starts = {};  // [B + 1], see ops::AttentionSequences: then rows past the last are padding rows, and
@@ -147,7 +148,7 @@ struct Bert {
   nn::AttentionPass begin(const BertBatch& batch) const;
   Tensor embed(const BertBatch& batch, Site site = Site::here()) const;  // [N, d]
   Tensor block(int64_t i, const Tensor& x, const nn::AttentionPass& pass, Site site = Site::here()) const;
-  /// What the last block returned -> the head's output, see operator().
+  /// The last block's output -> the head's output, see operator().
   Tensor finish(const Tensor& x, Site site = Site::here()) const;
   /// The same -> the loss, see loss.
   Tensor finish(const Tensor& x, const Tensor& targets, Site site = Site::here()) const;

@@ -26,7 +26,7 @@ struct GenerateOptions {
   bool graph = true;
 };
 
-/// What generation needs of a model; made from Gpt, Llama, or what has their functions.
+/// The interface of a model for generation; made from Gpt, Llama, or any type with their functions.
 struct DecodingModel {
   template <class Model>
   DecodingModel(const Model& model, int64_t batch, int64_t capacity)

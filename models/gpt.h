@@ -23,7 +23,7 @@ inline constexpr int64_t kEndless = std::numeric_limits<int32_t>::max();  // a l
 ///
 ///   x = dropout(token[t] + position[t])
 ///   blocks  x = x + dropout(attention(LN(x))),  x = x + dropout(MLP(LN(x)))      causal
-///   logits = LN(x) token^T, or a matrix of its own unless `tied`
+///   logits = LN(x) token^T, or a separate matrix unless `tied`
 enum class GptFamily : uint8_t { gpt2, opt };
 
 struct GptConfig {
@@ -55,15 +55,15 @@ struct GptConfig {
   void validate() const;
 };
 
-/// The residual stream between two blocks: `sum` is what it holds, `branch` (undefined before the first) what
-/// the last branch adds to it. The next norm adds them in its own pass (ops::add_layernorm).
+/// The residual stream between two blocks: `sum` is its value, `branch` (undefined before the first) the
+/// value that the last branch adds to it. The next norm adds them in its own pass (ops::add_layernorm).
 struct Residual {
   Tensor sum, branch;
 };
 
 struct GptBlock {
   GptBlock(const GptConfig& config, Rng& rng, Device device);
-  /// The two halves, each a branch. The second knows no other tokens.
+  /// The two halves, each a branch. The second works token by token.
   Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
                   Site site = Site::here()) const;
   Residual feed(const Residual& x, Site site = Site::here()) const;
@@ -100,7 +100,7 @@ struct Gpt {
   /// tokens [N] -> [N, d]
   Residual embed(const Tensor& tokens, const nn::AttentionPass& pass, Site site = Site::here()) const;
   Residual block(int64_t i, const Residual& x, const nn::AttentionPass& pass, Site site = Site::here()) const;
-  /// What the last block returned -> logits [N, V].
+  /// The last block's output -> logits [N, V].
   Tensor finish(const Residual& x, Site site = Site::here()) const;
   /// The same -> the mean cross-entropy of targets [N].
   Tensor finish(const Residual& x, const Tensor& targets, Site site = Site::here()) const;
@@ -135,7 +135,7 @@ struct Gpt {
   nn::Dropout dropout;
 
  private:
-  /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
+  /// The final residual stream: of all tokens, or, where a cache is filled, of the last of each
   /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
 };

@@ -160,7 +160,7 @@ struct Llama {
   /// The last norm, and the logits.
   Tensor last_norm(const Residual& x) const;
   Tensor logits(const Tensor& last) const;
-  /// What the stream holds at the end: of all tokens, or, where a cache is filled, of the last of each
+  /// The final residual stream: of all tokens, or, where a cache is filled, of the last of each
   /// sequence.
   Residual hidden(const Tensor& tokens, const nn::AttentionPass& pass) const;
   /// The pass with the table and the positions that it lacks.

@@ -88,7 +88,7 @@ struct Tnp {
   /// Block i over x [L, B, d] -> [L, B, d]; the last one -> [N, B, d], the targets.
   Tensor block(int64_t i, const Tensor& x, int64_t context, const TnpSplit* split = nullptr,
                Site site = Site::here()) const;
-  /// What the last block returned -> mixture parameters [N, B, K, 3].
+  /// The last block's output -> mixture parameters [N, B, K, 3].
   Tensor finish(const Tensor& x, Site site = Site::here()) const;
   /// The same -> the mean loss of the targets yt [B, N, 1].
   Tensor finish(const Tensor& x, const Tensor& yt, Site site = Site::here()) const;
@@ -107,7 +107,7 @@ struct Tnp {
   nn::GroupedMlp mixture;             // the K heads
 
  private:
-  /// What the last block returns.
+  /// The last block's output.
   Tensor hidden(const TnpBatch& batch) const;
 };
 

@@ -11,7 +11,8 @@
 namespace tessera::nn {
 
 /// Which rows of an [N, d] tensor of tokens belong to which sequence: the first lengths[0] rows to the first,
-/// the next lengths[1] to the second, ... There is no padding: a token that is not there costs nothing.
+/// the next lengths[1] to the second, ... There is no padding, so shorter sequences cost no more than their
+/// tokens.
 struct Sequences {
   std::vector<int64_t> lengths;
 
@@ -45,12 +46,12 @@ struct AttendOptions {
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
               const AttendOptions& options, const Tensor& cumulative = {}, Site site = Site::here());
 
-/// The same for lengths that only the device knows: `starts` as in ops::AttentionSequences. A captured step
+/// The same for lengths that are only on the device: `starts` as in ops::AttentionSequences. A captured step
 /// may be replayed with other values of it.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
               const AttendOptions& options, Site site = Site::here());
 
-/// What all layers of one pass share.
+/// The state that all layers of one pass share.
 struct AttentionPass {
   Sequences sequences;
   Tensor rope_table;         // undefined: queries and keys are not rotated

@@ -71,7 +71,7 @@ class DropBP {
 
   /// For layers: whether a call of this layer is that of a dropped branch.
   static bool drops(const void* layer) { return active_ && finds(layer); }
-  /// What `branch()` returns, off the tape; its sum with `residual`, if that is defined, passes the gradient
+  /// The result of `branch()`, off the tape; its sum with `residual`, if that is defined, passes the gradient
   /// on to it.
   template <class F>
   static Tensor off_tape(const Tensor& residual, F&& branch) {

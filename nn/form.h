@@ -58,7 +58,7 @@ struct Sparse24 {
     visit("how", how), visit("counts", counts), visit("step", dynamic.step), visit("scale", dynamic.scale);
     visit("fitted", how.scale);
   }
-  /// Of what a captured graph depends on.
+  /// Compares the fields that a captured graph depends on.
   bool operator==(const Sparse24& other) const {
     return how == other.how && active == other.active && order == other.order && seed == other.seed;
   }
@@ -80,15 +80,15 @@ struct Sparse24 {
 struct Weights24 {
   static constexpr const char* kKind = "weights24";
   void fields(auto&& visit) { visit("mask", mask), visit("flips", flips), visit("active", active); }
-  bool operator==(const Weights24& other) const;  // of what a captured graph depends on
+  bool operator==(const Weights24& other) const;  // of the fields that a captured graph depends on
 
   Tensor mask;         // i32 [out, ceil(in / 32)], as of ops::transposable24
   Tensor flips;        // i32 [1]: elements whose mask changed when it was last made
   bool active = true;  // false: dense for now
 };
 
-/// What the forms below have in place of a dense weight (nn/low_rank.h makes them). The parts of a fused
-/// weight, such as q, k and v, have factors of their own. Layers in groups have none of these forms and
+/// The factors that the forms below have in place of a dense weight (nn/low_rank.h makes them). The parts of
+/// a fused weight, such as q, k and v, have their own factors. Layers in groups have none of these forms and
 /// throw.
 struct Factors {
   Tensor a;                   // [parts * rank, in], those of the parts one below the other

@@ -9,7 +9,7 @@ namespace tessera::nn {
 struct Sequences;
 
 /// Keys and values of the tokens that a model has seen, for generation. A plain tensor [B, capacity, Hk, D]
-/// for each, a layer. How many tokens each sequence holds lies on the device, where operators read it
+/// for each, a layer. The number of tokens of each sequence is on the device, where operators read it
 /// (ops::decode_attention), so that a step over the cache can be replayed from a graph; the host keeps its
 /// own count of the longest.
 ///

@@ -24,7 +24,7 @@ class LayerName {
     name_ = nullptr;
     return *this;
   }
-  /// Lives for ever; null if the name is not known.
+  /// Never deleted; null if the name is unknown.
   const char* get() const { return name_.load(std::memory_order_relaxed); }
   /// A layer that several walks have seen keeps its longest name: that in the outermost model.
   void set(const std::string& name) const {

@@ -46,7 +46,7 @@ FactorInit parse_factor_init(std::string_view name);  // throws, naming the choi
 enum class ColumnChoice : uint8_t {
   random,
   gradient,  // those with the largest norm in a gradient of the dense weight
-  residual   // those with the largest norm in what the singular triples leave
+  residual   // those with the largest norm in the residual of the singular triples
 };
 ColumnChoice parse_column_choice(std::string_view name);  // throws, naming the choices
 
@@ -63,7 +63,7 @@ struct FactorOptions {
   int64_t residual_rank = 0;                      // lost: triples that the residual leaves out; 0: the rank
 
   bool operator==(const FactorOptions&) const = default;
-  /// Throws, naming the option, for values that mean nothing.
+  /// Throws if a value is invalid, naming the option.
   void validate() const;
 };
 

@@ -9,9 +9,9 @@
 #include "nn/layer_call.h"
 #include "tensor/fields.h"
 
-/// What can be done with a model: any struct that lists its parts in fields(). There is no base class and no
-/// registration. A layer may name itself for the summary (`static constexpr const char* kKind`) and tell the
-/// work of one forward pass over `tokens` rows beyond that of its parts (`double flops(int64_t tokens)
+/// Functions for models. A model is any struct that lists its parts in fields(). There is no base class and
+/// no registration. A layer may name itself for the summary (`static constexpr const char* kKind`) and tell
+/// the work of one forward pass over `tokens` rows beyond that of its parts (`double flops(int64_t tokens)
 /// const`).
 
 namespace tessera::nn {

@@ -10,14 +10,14 @@
 namespace tessera::nn {
 
 /// One call of a linear layer, as its observers see it. Tensors are off the tape; on a GPU the work that
-/// makes them may still be running, and later operators may write over them: copy what is to be kept.
+/// makes them may still be running, and later operators may overwrite them: copy what you keep.
 struct LinearCall {
   const std::string& name;  // of the layer in fields(): "blocks.3.mlp.up"
   const Tensor& input;      // what its weight is multiplied with
-  const Tensor& output;     // what it returned, bias and residual included
+  const Tensor& output;     // its result, bias and residual included
 };
 
-/// What an observer does at each call. Either may be empty. Operators that they call are not recorded, and
+/// The callbacks of an observer. Either may be empty. Operators that they call are not recorded, and
 /// layers that they call are not observed. An exception ends the pass, as that of an operator does.
 struct Observer {
   std::function<void(const LinearCall&)> forward = {};

@@ -9,7 +9,7 @@ namespace tessera::nn {
 
 struct Sequences;
 
-/// Where whole texts lie in the rows that the layers called in it see, so that gates can begin within a text
+/// The rows of whole texts among those of the layers called in it, so that gates can begin within a text
 /// (Compressed::prefill). Models open it around their blocks, except for steps of generation. Scopes nest;
 /// the innermost counts.
 class PrefillScope {
@@ -23,8 +23,8 @@ class PrefillScope {
   PrefillScope(const PrefillScope&) = delete;
 
   using Ranges = std::vector<std::pair<int64_t, int64_t>>;  // first row, and the one after the last
-  /// Of inputs with so many rows, those that gates apply to: the last `share` of the tokens of each text,
-  /// rounded down; a text of one token is gated. Nothing: all rows.
+  /// For inputs with that many rows, the rows that gates apply to: the last `share` of the tokens of each
+  /// text, rounded down; a text of one token is gated. Nothing: all rows.
   static std::optional<Ranges> gated_rows(int64_t rows, double share);
 
  private:

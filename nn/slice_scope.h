@@ -8,7 +8,7 @@ namespace tessera::nn {
 
 struct AttentionPass;
 
-/// What sliced layers that this thread calls have to know of their rows, beyond their form. Scopes nest; the
+/// Facts about the rows of sliced layers that this thread calls, beyond their form. Scopes nest; the
 /// innermost counts.
 class SliceScope {
  public:
@@ -20,7 +20,7 @@ class SliceScope {
   ~SliceScope() { current_ = outer_; }
   SliceScope(const SliceScope&) = delete;
 
-  /// The slice with what the scope knows, as operators take it.
+  /// The slice completed with the scope's facts, as operators take it.
   static Slice completed(const Slice& slice);
 
  private:

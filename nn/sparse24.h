@@ -19,9 +19,9 @@ void set_sparse24(Mlp& mlp, Sparse24 form);
 const Sparse24* sparse24_of(const Mlp& mlp);
 Sparse24* sparse24_of(Mlp& mlp);
 
-/// What ops::mlp_sparse24 takes for x: the settings as the form's schedule has them now, and what it holds.
+/// The settings of ops::mlp_sparse24 for x: those of the form's schedule now, and its state.
 ops::MlpSparse24 call_of(const Sparse24& form, const Tensor& x);
-/// The same of a network whose layers are dense: every GEMM is, and nothing is dropped.
+/// The same for a dense network: every GEMM is dense, and nothing is dropped.
 ops::MlpSparse24 dense_call(ops::Activation activation);
 
 }  // namespace tessera::nn

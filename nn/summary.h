@@ -8,7 +8,7 @@ namespace tessera::nn {
 struct SummaryRow {
   std::string name, kind;
   std::vector<Shape> shapes;  // of its own tensors
-  int64_t parameters = 0;     // elements of its own tensors that require a gradient
+  int64_t parameters = 0;     // elements of this layer's own tensors that require a gradient
   double flops = 0;           // of one forward pass; a multiply-add is two
   double bytes = 0;           // of its own tensors, without pitch
 };
@@ -23,7 +23,7 @@ struct Summary {
 
 namespace detail {
 
-/// The row of the innermost struct that the tensor `name` lies in.
+/// The row of the innermost struct that contains the tensor `name`.
 SummaryRow& owner(std::vector<SummaryRow>& rows, const std::string& name);
 void add_tensor(SummaryRow& row, const Tensor& tensor);
 Summary finish(std::vector<SummaryRow> rows, int64_t tokens);

@@ -22,7 +22,7 @@ struct AdamWOptions {
 ///   m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2;   w = w - lr weight_decay w
 ///   w = w - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 /// Computed in f32 (f64 for f64 parameters). With momentum_reset (arXiv:2505.22922, section 4) m, v and t
-/// begin again after every so many steps. See Optimizer for what a step does around it.
+/// are reset after every momentum_reset steps. See Optimizer for the rest of a step.
 class AdamW : public Optimizer {
  public:
   static constexpr const char* kName = "adamw";

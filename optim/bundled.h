@@ -14,13 +14,13 @@ namespace tessera::optim {
 
 using Bundled = std::tuple<AdamW, Muon, Sgd, Galore, Loro>;
 
-/// What optimizers of matrices know of a model beyond its parameters.
+/// Facts about a model that optimizers of matrices need beyond its parameters.
 struct ModelStructure {
   MatrixRows matrices = {};             // Galore: parameters that are several matrices
   std::vector<FactorNames> pairs = {};  // Loro: parameters that are the factors of one weight
 };
 
-/// What a bundled optimizer is made of by name; each takes what it knows.
+/// Options for making a bundled optimizer by name; each optimizer reads its own.
 struct BundledOptions {
   double lr = 1e-3, weight_decay = 0, max_norm = 0;
   double momentum = 0.95;             // Sgd, Muon

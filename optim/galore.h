@@ -6,7 +6,7 @@
 
 namespace tessera::optim {
 
-/// The row ranges of fused parameters that are matrices of their own (q, k and v; gate and up): the rows of
+/// The row ranges of fused parameters that are separate matrices (q, k and v; gate and up): the rows of
 /// each, from the top, by the parameter's name. Those that are not listed are one matrix.
 using MatrixRows = std::map<std::string, std::vector<int64_t>>;
 
@@ -45,11 +45,19 @@ struct GaloreOptions {
 };
 
 /// GaLore (Zhao et al., arXiv:2403.03507) for the matrices of hidden layers, AdamW for all other parameters.
-/// Of a matrix W with gradient G, at the first step and then every so many:  G = U diag(s) V^T,  P = U[:,
-/// :rank], Q = V[:, :rank]
-///   left:  R = P^T G,  direction D = P N     right:  R = G Q,  D = N Q^T     full:  R = P^T G Q,  D = P N
-///   Q^T N = Adam(R): m = beta1 m + (1 - beta1) R, v likewise of R^2, N = m / (1 - beta1^t) / (sqrt(v / (1 -
-///   beta2^t)) + eps) W = W - lr (scale D + weight_decay W)
+/// For a matrix W with gradient G, at the first step and then every `every` steps:
+///
+///   G = U diag(s) V^T,  P = U[:, :rank],  Q = V[:, :rank]
+///
+/// and at every step:
+///
+///   left:   R = P^T G,    D = P N
+///   right:  R = G Q,      D = N Q^T
+///   full:   R = P^T G Q,  D = P N Q^T
+///   N = Adam(R):  m = beta1 m + (1 - beta1) R, v likewise of R^2,
+///                 N = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
+///   W = W - lr (scale D + weight_decay W)
+///
 /// The moments stay as they are when the projection changes, as in the original. The clip factor of all
 /// gradients is applied to R. Moments and projections are f32 (f64), in which the GEMMs are; of 16-bit
 /// weights on a GPU in TF32.

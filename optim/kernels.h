@@ -54,14 +54,14 @@ void update(Device device, const StepArgs& args, const R& rule) {
 void commit_cpu(void* to, const void* from, size_t bytes, const double* status);
 void commit_cuda(Device device, void* to, const void* from, size_t bytes, const double* status);
 
-/// What of a measurement is done: all of it; the squares of the given norm blocks alone, into their slots; or
-/// the decision by the sums in all slots.
+/// Which part of a measurement is done: all of it; the squares of the given norm blocks alone, into their
+/// slots; or the decision by the sums in all slots.
 enum class Measure : uint8_t { whole, squares, decision };
 
 /// Adds up the squares of all gradients and calls prepare(). The order is that of the norm blocks, in f64:
 /// the squares of a block in a fixed order, then the blocks' sums in a fixed order. It does not depend on
-/// where the gradients lie, nor on how many blocks of threads there are. `partials`: scratch, a number per
-/// norm block.
+/// where the gradients are stored, nor on how many blocks of threads there are. `partials`: scratch, a number
+/// per norm block.
 void measure_cpu(DType compute, const StepArgs& args, double* partials, const PrepareOptions& options,
                  Measure part = Measure::whole);
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options,

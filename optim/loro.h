@@ -11,7 +11,7 @@ struct FactorNames {
   std::vector<int64_t> rows;
 };
 
-/// What to do where a factor is singular, so that a step on the product does not exist.
+/// What to do if a factor is singular, so that the step on the product does not exist.
 enum class SingularFactor : uint8_t {
   error,  // the step throws and changes no factor
   cheap   // that part takes the cheap step; counted, and told by Optimizer::report()
@@ -40,7 +40,7 @@ struct LoroOptions {
 /// - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps), Adam's direction of each factor's gradient:
 ///
 ///   cheap   b = b - lr lr_scale (N(db) + weight_decay b), likewise a
-///   exact   every so many steps, on the manifold of matrices of that rank. With b = Q_b R_b and a^T = Q_a
+///   exact   every `every` steps, on the manifold of matrices of that rank. With b = Q_b R_b and a^T = Q_a
 ///   R_a, and
 ///           Y = N(db) R_a^-1, Z = R_b^-T N(da), the tangent vector
 ///             X = (I - Q_b Q_b^T) Y Q_a^T + Q_b Z
@@ -50,7 +50,7 @@ struct LoroOptions {
 ///   then    the moments begin at zero again (refresh), since the factors have other bases
 ///
 /// Refactorisation (arXiv:2505.22922, section 4) is the last part alone: the product stays, its factors
-/// become U sqrt(S) and sqrt(S) V^T, and the moments begin again. With every = 0 and lr_scale = 1 it is AdamW
+/// become U sqrt(S) and sqrt(S) V^T, and the moments are reset. With every = 0 and lr_scale = 1 it is AdamW
 /// on factors, with it.
 ///
 /// A factor is singular if the smallest element of R's diagonal is at most 1e-6 of the largest. Factors and

@@ -4,7 +4,7 @@
 
 namespace tessera::optim {
 
-/// What the orthogonal direction of a matrix [rows, columns] is multiplied by.
+/// The scale of the orthogonal direction of a matrix [rows, columns].
 enum class MuonScale : uint8_t {
   spectral,  // sqrt(max(1, rows / columns)): changes of one size of the layer's output, whatever its shape
   adamw  // 0.2 sqrt(max(rows, columns)): the root mean square of AdamW's updates, so that its learning rate
@@ -41,7 +41,7 @@ struct MuonOptions {
 /// (q, k and v; gate and up) is one.
 ///
 /// Equal shapes are batched into one GEMM each. FLOPs of an iteration, with m = min(rows, columns) and n the
-/// other: 4 m^2 n + 2 m^3; see docs/optimizers.md. See Optimizer for what a step does around it.
+/// other: 4 m^2 n + 2 m^3; see docs/optimizers.md. See Optimizer for the rest of a step.
 class Muon : public Optimizer {
  public:
   static constexpr const char* kName = "muon";

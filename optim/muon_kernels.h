@@ -2,7 +2,7 @@
 
 #include "tensor/tensor.h"
 
-/// What Muon needs in addition to GEMMs. All matrices of a batch [B, rows, columns] at once; rows are dense,
+/// The kernels of Muon other than GEMMs. All matrices of a batch [B, rows, columns] at once; rows are dense,
 /// the matrices and their rows any distances apart.
 
 namespace tessera::optim {
@@ -13,7 +13,7 @@ void normalize_cpu(const Tensor& x, const Tensor& d, const Tensor& partials);
 void normalize_cuda(const Tensor& x, const Tensor& d, const Tensor& partials);
 int64_t normalize_parts(const Tensor& d);
 
-/// p = b a_ + a I, square, of one dtype: what is left to add is c a_^2.
+/// p = b a_ + a I, square, of one dtype; c a_^2 remains to be added.
 void begin_polynomial_cpu(const Tensor& p, const Tensor& gram, double a, double b);
 void begin_polynomial_cuda(const Tensor& p, const Tensor& gram, double a, double b);
 

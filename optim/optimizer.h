@@ -21,13 +21,13 @@ struct Group {
   std::string contains;  // fits names that contain this; "": every name
   double lr_scale = 1;   // times the learning rate
   std::optional<double> weight_decay =
-      {};                 // instead of the optimizer's; also where the no-decay rule says none
-  std::string rule = {};  // name of the optimizer's rule that updates them; "": as the optimizer says
+      {};                 // instead of the optimizer's; also for parameters that the no-decay rule exempts
+  std::string rule = {};  // name of the optimizer's rule that updates them; "": the optimizer's choice
   /// Fits where it is true, too; empty: no further condition.
   std::function<bool(const nn::NamedParameter&)> matches = {};
 };
 
-/// What a step does to a parameter whose gradient did not arrive since zero_grad().
+/// How a step treats a parameter that received no gradient since zero_grad().
 enum class MissingGrad : uint8_t {
   zero,  // the gradient counts as zero: moments decay, and weights do
   skip   // weight, moments and the parameter's own step count stay as they are, as in PyTorch
@@ -35,7 +35,7 @@ enum class MissingGrad : uint8_t {
 /// Throws, naming the choices, for another name than zero and skip.
 MissingGrad parse_missing_grad(const std::string& name);
 
-/// What every optimizer is told.
+/// Options of every optimizer.
 struct OptimizerOptions {
   double lr = 1e-3;
   double weight_decay = 0;  // where the no-decay rule allows it
@@ -64,8 +64,8 @@ bool decays(const nn::NamedParameter& parameter);
 /// with "token", "position", "type", "embed", "head", "classifier" or "language".
 bool is_hidden_matrix(const nn::NamedParameter& parameter);
 
-/// An optimizer: parameters, the rules that update them (optim/rule.h), and what is the same for all rules.
-/// AdamW, Sgd and Muon are optimizers of known rules; a program makes one of rules of its own
+/// An optimizer: parameters, the rules that update them (optim/rule.h), and everything that all rules share.
+/// AdamW, Sgd and Muon are optimizers of known rules; a program makes one of its own rules
 ///
 ///   optim::Optimizer optimizer("mine", nn::parameters(model), {.lr = 0.1}, {{std::make_shared<MyRule>()}});
 ///
@@ -104,7 +104,7 @@ class Optimizer {
   /// Whether the next step does something on the host, such as the factorisation of gradients of
   /// optim::GaLore.
   bool waits_for_host() const;
-  /// What rules have to tell of the steps so far, in lines; empty: nothing.
+  /// Reports of the rules on the steps so far, one per line; empty if there are none.
   std::string report() const;
   /// Forgets all gradients; the next backward pass overwrites them.
   void zero_grad() const;

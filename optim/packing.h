@@ -9,7 +9,7 @@
 
 namespace tessera::optim {
 
-/// One parameter, as kernels read it. Element (r, c) of the weight lies at weight + r * stride + c and its
+/// One parameter, as kernels read it. Element (r, c) of the weight is at weight + r * stride + c and its
 /// state at offset + r * arena_stride + c of the arenas. Offsets are multiples of 64 elements. To kernels, a
 /// weight whose pads are its own is one long row, pads and all: whatever these hold, it reaches no element.
 struct Place {
@@ -34,7 +34,7 @@ struct Chunk {
 
 /// Consecutive elements of one parameter's part of the gradients' arena, which are summed as one for the
 /// norm. The unit of its order: a parameter's blocks begin at its first element and follow each other,
-/// parameters in the order of their definition; where in an arena a parameter lies changes no sum.
+/// parameters in the order of their definition; the position of a parameter in an arena changes no sum.
 struct NormBlock {
   int64_t offset = 0;    // in the arena; a multiple of 64
   int32_t elements = 0;  // a multiple of 64, with the zeros after a row and after the parameter
@@ -48,7 +48,7 @@ inline constexpr int64_t kNormBlockElements = 16384;
 /// Elements of a chunk, about: 16 KiB of each f32 state (see optim/kernels_cuda.cu).
 inline constexpr int64_t kChunkElements = 4096;
 
-/// Parameters that lie next to each other in the arenas.
+/// Parameters that are adjacent in the arenas.
 struct PackedRange {
   int64_t first = 0, elements = 0;  // of the arenas
   int64_t first_chunk = 0, chunks = 0;
@@ -59,20 +59,20 @@ class Packing {
   Packing() = default;
   /// `who` names the owner in messages. Throws unless the parameters have rows, are floating, lie on one
   /// device, and are all f64 (on the CPU) or none of them is; the list may be empty. `arrangement`: the order
-  /// in which they lie in the arenas, as indices into the list; empty: the order of the list.
+  /// in which they are stored in the arenas, as indices into the list; empty: the order of the list.
   Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement = {});
 
   const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
   const std::vector<size_t>& arrangement() const { return arrangement_; }
-  /// Where the parameters number `begin` to `end` of the arrangement lie.
+  /// The position of parameters `begin` to `end` of the arrangement.
   PackedRange range(size_t begin, size_t end) const;
   Device device() const { return device_; }
-  /// What arenas hold: f64 for f64 parameters, else f32.
+  /// The dtype of the arenas: f64 for f64 parameters, else f32.
   DType compute_dtype() const { return compute_; }
   std::vector<Place>& places() { return places_; }
   const std::vector<Place>& places() const { return places_; }
   /// The arena of zeros for a state that every parameter has. Between rows and parameters those of gradients
-  /// stay zero for ever, which the norm relies on; in other arenas the pads between rows hold anything.
+  /// always stay zero, which the norm relies on; in other arenas the padding between rows is undefined.
   Tensor make_arena() const { return Tensor::zeros({size_}, compute_, device_); }
   /// The arena of masters: only bf16 and f16 parameters have a place in it.
   Tensor make_masters() const { return Tensor::zeros({master_size_}, compute_, device_); }
@@ -103,7 +103,7 @@ class Packing {
   int64_t chunk_from(int64_t element) const;
   /// How many elements of the arena of masters belong to parameters before that element of the others.
   int64_t masters_before(int64_t element) const;
-  /// The weight's elements in memory, its pads with them. Throws if it lies in several pieces.
+  /// The weight's elements in memory, row padding included. Throws if it is in several pieces.
   int64_t weight_elements(size_t parameter) const;
 
  private:

@@ -3,7 +3,7 @@
 #include "optim/rules.h"
 #include "tensor/tensor.h"
 
-/// What GaLore needs next to GEMMs. Nothing happens where status[kApply] is 0.
+/// The kernels of GaLore other than GEMMs. They do nothing where status[kApply] is 0.
 
 namespace tessera::optim {
 

@@ -40,11 +40,11 @@ class Rule {
   Rule() = default;
   Rule(const Rule&) = delete;
   virtual ~Rule() = default;
-  /// What groups call it; "adamw".
+  /// Its name in groups, such as "adamw".
   virtual const char* name() const = 0;
   /// The decays whose bias corrections formulas get as Scalars::bias1 and bias2.
   virtual Betas betas() const { return {}; }
-  /// Whether parameters of equal shape and dtype are to lie next to each other in arenas, at equal distances.
+  /// Whether parameters of equal shape and dtype must be adjacent in the arenas, at equal distances.
   virtual bool batches() const { return false; }
   /// Whether ranks may hold parts of its states (optim/sharding.h): they are arenas, and step() is apply()
   /// alone, to which it does not matter where parameters begin.
@@ -52,7 +52,7 @@ class Rule {
   /// Called once, before the first step.
   virtual void begin() = 0;
   virtual void step() = 0;
-  /// What there is to tell of the steps so far (counted failures); empty: nothing.
+  /// A report on the steps so far (counted failures); empty if there is none.
   virtual std::string report() const { return ""; }
   /// Whether the next step does something on the host (every()).
   bool waits_for_host() const;

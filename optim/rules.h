@@ -11,7 +11,7 @@
 
 namespace tessera::optim {
 
-/// What a rule knows in addition to the element.
+/// The arguments of a rule besides the element.
 template <class C>
 struct Scalars {
   C rate;          // the learning rate of this parameter; of an average: the share of the new value

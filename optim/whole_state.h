@@ -16,7 +16,7 @@ class WholeState {
   WholeState(Optimizer& optimizer, const comm::Communicator& host);
   ~WholeState();
   WholeState(const WholeState&) = delete;
-  /// Of what was loaded, what this rank holds becomes its state.
+  /// Copies this rank's part of the loaded state into its state.
   void take() const;
 
  private:

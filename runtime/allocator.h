@@ -9,20 +9,20 @@
 #include <utility>
 #include <vector>
 
-/// A caching allocator: memory asked of the driver is kept and reused, so that a training loop asks the
-/// driver for nothing after its second step.
+/// A caching allocator: memory from the driver is kept and reused, so that a training loop makes no driver
+/// calls after its second step.
 ///
 /// Reuse is ordered by a stream: a block belongs to the stream that its thread issued work to when it was
-/// allocated, and once freed goes to that stream's free blocks alone. It may be handed out again at once,
-/// since stream order guarantees that the new owner's work runs after the old owner's. A block that another
-/// stream used is handed out again only after that work (`hold`, `crosses`). Requests up to 1 MiB come from
-/// size classes (four to a doubling) carved from 2 MiB segments; larger ones are the best fit among free
-/// blocks, split and merged with their neighbours.
+/// allocated, and once freed returns to the free blocks of that stream only. It may be handed out again at
+/// once, since stream order guarantees that the new owner's work runs after the old owner's. A block that
+/// another stream used is handed out again only after that work (`hold`, `crosses`). Requests up to 1 MiB
+/// come from size classes (four to a doubling) carved from 2 MiB segments; larger ones are the best fit among
+/// free blocks, split and merged with their neighbours.
 
 namespace tessera {
 
-/// Names the user: every block allocated by this thread while the scope lives carries the tag. Nested scopes
-/// override.
+/// Names the purpose of memory: every block that this thread allocates while the scope lives carries the tag.
+/// Nested scopes override.
 class MemoryTag {
  public:
   explicit MemoryTag(const char* name);  // a literal: the pointer is kept
@@ -34,8 +34,8 @@ class MemoryTag {
   const char* previous_;
 };
 
-/// The stream that this thread issues work to, as allocators know it: 0 is a device's own compute stream, any
-/// other number one stream for ever. Nested scopes override. StreamScope is made of it.
+/// The stream that this thread issues work to, as allocators identify it: 0 is a device's own compute
+/// stream; any other number always means the same stream. Nested scopes override. Used by StreamScope.
 class StreamOfThread {
  public:
   explicit StreamOfThread(uint64_t id) : previous_(current_) { current_ = id; }
@@ -52,7 +52,7 @@ struct AllocatorStats {
   size_t allocated = 0, allocated_peak = 0;            // bytes held by live blocks
   size_t reserved = 0, reserved_peak = 0;              // bytes held from the driver
   uint64_t requests = 0;                               // calls of allocate()
-  uint64_t driver_calls = 0;                           // how many of them had to ask the driver
+  uint64_t driver_calls = 0;                           // requests that needed the driver
   std::vector<std::pair<std::string, size_t>> by_tag;  // live bytes of each tag, largest first
 };
 
@@ -69,11 +69,11 @@ class Fence {
 /// A piece of memory handed out by an Allocator. `data` is aligned to 256 bytes.
 struct Block {
   void* data = nullptr;
-  size_t bytes = 0;  // usable size, at least what was asked
-  // The rest belongs to the allocator.
+  size_t bytes = 0;  // usable size, at least the requested size
+  // The other members belong to the allocator.
   size_t asked = 0;
   size_t guard = 0;                   // bytes of each guard band; `data` points after the first
-  struct Segment* segment = nullptr;  // what it was carved from
+  struct Segment* segment = nullptr;  // that it was carved from
   Block* previous = nullptr;          // neighbours in the segment (large blocks)
   Block* next = nullptr;
   int size_class = -1;  // -1: a large block
@@ -86,24 +86,24 @@ struct Block {
 /// Where an allocator gets memory from: cudaMalloc, aligned host memory, or a test's own.
 struct MemorySource {
   std::string name;                       // "cpu", "cuda:0"
-  std::function<void*(size_t)> allocate;  // null if there is none
+  std::function<void*(size_t)> allocate;  // null if there is no memory
   std::function<void(void*)> release;
   std::function<std::pair<size_t, size_t>()> usage;      // {free, total} bytes of the device
   std::function<void(void*, int, size_t)> fill;          // memset in stream order, for the debug mode
   std::function<void(void*, const void*, size_t)> read;  // device to host, synchronous, for the debug mode
-  /// The end of what has been issued to the device's own stream; null while a graph is being captured there.
+  /// A fence after the work issued to the device's own stream; null while a graph is being captured there.
   /// Without it streams order nothing (host memory), and all blocks belong to stream 0.
   std::function<std::shared_ptr<const Fence>()> mark = {};
-  /// False: `allocate` and `release` are another program's allocator, which caches and knows streams itself.
-  /// Each block is asked for and given back alone; there are no pools for captured graphs.
+  /// False: `allocate` and `release` are another program's allocator, which caches and handles streams
+  /// itself. Each block is requested and released individually; there are no pools for captured graphs.
   bool caches = true;
 };
 
-/// A block that was handed out while a pool was active and was still in use when that ended.
+/// A block that was allocated while a pool was active and was still in use when the pool became inactive.
 struct KeptBlock {
   const Block* block = nullptr;
   void* data = nullptr;
-  size_t bytes = 0;  // that were asked for
+  size_t bytes = 0;  // requested
 };
 
 class Allocator {
@@ -113,8 +113,8 @@ class Allocator {
   Allocator(const Allocator&) = delete;
 
   /// At least `bytes` bytes (0 gives an empty block). Throws OutOfMemory, leaving live blocks as they were,
-  /// after having returned cached memory to the driver and tried once more (not for a graph's pool: what is
-  /// free there may be written by the graph).
+  /// after it has returned cached memory to the driver and tried once more (not for a graph's pool, whose
+  /// free blocks may be written by the graph).
   Block* allocate(size_t bytes);
   void free(Block* block) noexcept;
   /// Work on `stream` that reads or writes the block ends at `fence`: once freed, the block is handed out
@@ -122,20 +122,20 @@ class Allocator {
   /// the block's stream does not order: the host's, and what another stream uses.
   void hold(Block* block, const void* stream, std::shared_ptr<const Fence> fence);
   /// The device's own stream uses this block of another stream: once freed, it is handed out again only after
-  /// what was issued there until then.
+  /// the work issued there until then.
   void crosses(Block* block);
 
   AllocatorStats stats() const;
   /// {free, total} bytes of the device.
   std::pair<size_t, size_t> usage() const;
   void reset_peaks();
-  /// Gives unused segments back to the driver.
+  /// Returns unused segments to the driver.
   void release_cached();
 
-  /// A pool of its own for captured graphs: while it is active, the blocks of the thread that activated it
-  /// come from it alone, so that nothing outside the graphs is ever handed memory that a replay writes. Other
+  /// A separate pool for captured graphs: while it is active, the blocks of the thread that activated it
+  /// come only from it, so that memory that a replay writes is never used outside the graphs. Other
   /// threads keep getting theirs from the common pool. The pool lives until the handle and all its blocks are
-  /// gone.
+  /// destroyed.
   std::shared_ptr<MemoryPool> make_pool();
   /// For the calling thread; null: back to the common pool. Throws if another thread's pool is active.
   void activate_pool(std::shared_ptr<MemoryPool> pool);

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// What the library was called for, as far as it is known: every Error names it after its message.
+/// The user's call into the library, as far as it is known: every Error names it after its message.
 struct CallSite {
   Site site = {nullptr, 0};      // the user's line
   const char* module = nullptr;  // the part of the model, "blocks.3.mlp.down": from intern_name, or null
@@ -15,7 +15,7 @@ struct CallSite {
   std::string text() const;
 };
 
-/// A copy of `name` that lives for ever: the same pointer for equal names.
+/// A copy of `name` that is never deleted: the same pointer for equal names.
 const char* intern_name(const std::string& name);
 
 /// While it lives, this thread works for a call of the library. Operators, layers and the tape open one with

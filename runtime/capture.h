@@ -43,9 +43,8 @@ class GraphRecorder;
 ///   optimizer.zero_grad();
 /// }
 /// ```
-///
-/// What changes from step to step must live on the device (inputs in fixed tensors, learning rate, random
-/// offset): the host code does not run again. Gradients follow the calls as if the body ran each time,
+/// Everything that changes from step to step must be on the device (inputs in fixed tensors, learning rate,
+/// random offset): the host code does not run again. Gradients follow the calls as if the body ran each time,
 /// whatever happens to them in between: where the captured kernels would do something else than the body now
 /// (overwrite a gradient that it would add to, or write to a buffer that was replaced), the body is captured
 /// once more into another graph, which is kept next to the first. They share one memory pool. A tensor that
@@ -54,12 +53,12 @@ class GraphRecorder;
 ///
 /// During capture, reading a value to the host, synchronising, and allocating outside the graph's pool throw
 /// and say why. A capture that throws leaves random offsets and the gradients of all leaves as they were, and
-/// the stream usable. What a body does that throws while it runs eagerly stays done, as in a plain call. On
+/// the stream usable. The effects of a body that throws while it runs eagerly remain, as in a plain call. On
 /// the CPU every call runs the body.
 class Captured {
  public:
   Captured(Device device, std::function<void()> body);
-  /// With a recorder of one's own, for devices that have none; tests use it.
+  /// With another recorder, for devices that have none; tests use it.
   Captured(Device device, std::function<void()> body, std::unique_ptr<GraphRecorder> recorder);
   ~Captured();
   Captured(Captured&&) noexcept;
@@ -90,7 +89,8 @@ class EagerScope {
   static thread_local int depth_;
 };
 
-/// What the owner of state outside the graph adds to a graph being captured. Any function may be empty.
+/// Callbacks by which the owner of state outside the graph takes part in a capture. Any function may be
+/// empty.
 struct CaptureHook {
   const void* key;                           // a second hook with the same key is ignored
   std::function<void()> before_launch = {};  // on the host, before each launch
@@ -112,7 +112,7 @@ class CaptureSession {
   bool add(CaptureHook hook);
   /// The graph keeps `thing` for as long as it lives: memory that it reads or writes.
   void keep(std::shared_ptr<const void> thing);
-  /// What the owner of `key` knows of this capture; null until the owner sets it.
+  /// Data of the owner of `key` for this capture; null until the owner sets it.
   std::shared_ptr<void>& state(const void* key) { return states_[key]; }
 
  private:

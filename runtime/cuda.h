@@ -28,13 +28,13 @@ inline void check(CudaStatus status) {
     fail_cuda(status);
 }
 
-/// What a query of a stream or an event says: true for cudaSuccess, false for cudaErrorNotReady. Throws any
-/// other status.
+/// The result of a query of a stream or an event: true for cudaSuccess, false for cudaErrorNotReady. Throws
+/// any other status.
 bool is_done(CudaStatus status);
 /// The host waits for all work of the stream (wait_until). `what` says what for, in the message of a wait
 /// that takes too long.
 void wait_for_stream(cudaStream_t stream, std::string_view what);
-/// The end of what the stream has been given so far.
+/// A fence after the work issued to the stream so far.
 std::shared_ptr<const Fence> fence_of(cudaStream_t stream);
 
 /// While it lives, this thread may allocate and query although a graph is being captured, in whatever mode

@@ -19,7 +19,7 @@ using StreamHandle = CUstream_st*;
 
 enum class DeviceKind : uint8_t { cpu, cuda };
 
-/// What the driver says of a GPU.
+/// Properties of a GPU as the driver reports them.
 struct DeviceInfo {
   std::string name;
   int major = 0, minor = 0;  // compute capability
@@ -29,13 +29,13 @@ struct DeviceInfo {
 };
 
 /// A place where tensors live and operators run: a handle to an immortal context, cheap to copy. A tensor
-/// knows its device and a device its stream, so there is no "current" device. All work of a device is issued,
-/// in program order, to its compute stream, host copies too; a StreamScope sends a thread's work elsewhere.
+/// has a device and a device has a stream, so there is no "current" device. All work of a device is issued,
+/// in program order, to its compute stream, copies from and to the host included; a StreamScope sends a
+/// thread's work to another stream.
 class Device {
  public:
   static Device cpu();
-  /// The GPU of that index. Throws if the build has no CUDA or the machine no such GPU, and says which of the
-  /// two.
+  /// The GPU with that index. Throws if the build has no CUDA or the machine has no such GPU, and says which.
   static Device cuda(int index = 0);
   /// The first GPU if there is one, else the CPU.
   static Device best();
@@ -50,31 +50,30 @@ class Device {
   int index() const;
   std::string name() const;  // "cpu", "cuda:0"
   const DeviceInfo& info() const;
-  /// What the driver says of the GPU of that index, 0 <= index < cuda_count(), without creating a context
-  /// there.
+  /// Properties of the GPU with that index, 0 <= index < cuda_count(), without creating a context on it.
   static DeviceInfo gpu_info(int index);
-  /// How many SMs kernels plan for, and the only number that they plan by: those of the GPU, or what the
-  /// thread's StreamScope says. On the CPU, its threads. Results may depend on it, as they do on the GPU.
-  /// Kernels finish however few of these SMs are free, except ops::decoder_layers, whose blocks must all run
-  /// at once.
+  /// The number of SMs that kernels plan for: that of the GPU, or of the thread's StreamScope; on the CPU the
+  /// number of threads. Results may depend on it, as they depend on the GPU. Kernels finish even if few of
+  /// these SMs are free, except ops::decoder_layers, whose blocks must all be co-resident.
   int multiprocessors() const;
   /// For an Allocator that takes memory of this GPU from another program (PyTorch's caching allocator):
-  /// `allocate` gives null if there is none; `release` may be called by any thread, also while a graph is
-  /// being captured.
+  /// `allocate` returns null if there is no memory; `release` may be called by any thread, also while a graph
+  /// is being captured.
   MemorySource memory_of_another_program(std::function<void*(size_t)> allocate,
                                          std::function<void(void*)> release) const;
-  /// What new tensors of this thread come from: the device's allocator, or that of the StreamScope.
+  /// The allocator for new tensors of this thread: the device's, or that of the StreamScope.
   Allocator& allocator() const;
   /// The stream of this thread's work: the compute stream, or that of the StreamScope; null on the CPU.
   /// Throws while another thread captures a graph on it.
   StreamHandle stream() const;
-  /// `count` counters in GPU memory by which the blocks of a kernel meet, on CUDA: zero when the kernel that
-  /// is launched next starts, which leaves them zero. Kernels of one stream follow each other and share them
-  /// (launches that may overlap touch them only after grid_dependency_wait); kernels on different streams,
-  /// and graphs, have others. A graph keeps those that it was captured with. At most kCounters.
+  /// `count` counters in GPU memory through which the blocks of a kernel synchronise (CUDA only): zero when
+  /// the next kernel starts, which must leave them zero. Kernels of one stream follow each other and share
+  /// them (launches that may overlap touch them only after grid_dependency_wait); kernels on different
+  /// streams, and graphs, have separate ones. A graph keeps those that it was captured with. At most
+  /// kCounters.
   unsigned* counters(int64_t count) const;
   static constexpr int64_t kCounters = 16384;
-  /// The end of what this thread's stream has been given so far, for Allocator::hold; null while a graph is
+  /// A fence after all work issued to this thread's stream so far, for Allocator::hold; null while a graph is
   /// being captured there. CUDA.
   std::shared_ptr<const Fence> fence() const;
   /// Waits until all work issued to this thread's stream is done and throws the first error it met. Throws

@@ -29,7 +29,7 @@ struct CounterPool {
   std::vector<Captured> captured;
 };
 
-/// What a Device points to. Never destroyed: tensors in static storage may outlive main().
+/// The state that a Device points to. Never destroyed: tensors in static storage may outlive main().
 struct DeviceContext {
   DeviceKind kind = DeviceKind::cpu;
   int index = 0;

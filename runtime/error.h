@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// What the library throws. `what()` is one line: what failed, which object, expected and got, a next step,
-/// and, if an operator, a layer or the tape was called, the user's line that called it and the part of the
-/// model (runtime/call_site.h).
+/// The exception type of the library. `what()` is one line: what failed, which object, expected and got, a
+/// next step, and, if an operator, a layer or the tape was called, the user's line that called it and the
+/// part of the model (runtime/call_site.h).
 class Error : public std::runtime_error {
  public:
   Error(const std::string& message, const char* file, int line);
@@ -32,8 +32,8 @@ class Error : public std::runtime_error {
   const char* module_;
 };
 
-/// The device or the host could not give the memory asked for. The message names what was asked, what is held
-/// by whom, and what to try; the allocator is unharmed and the caller may retry with less.
+/// The device or the host could not provide the requested memory. The message names what was asked, what is
+/// held by whom, and what to try; the allocator is unharmed and the caller may retry with less.
 class OutOfMemory : public Error {
  public:
   using Error::Error;

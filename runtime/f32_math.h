@@ -13,7 +13,7 @@ enum class F32Math : uint8_t { ieee, tf32 };
 
 const char* name_of(F32Math math);  // "ieee", "tf32"
 
-/// What this thread's operators use now: ieee unless an F32MathScope lives.
+/// The mode of this thread's operators: ieee unless an F32MathScope lives.
 F32Math f32_math();
 
 /// Sets f32_math() of this thread for the lifetime of the scope; scopes nest. A tape remembers the value with

@@ -49,7 +49,7 @@ void run_blocks(int blocks, void (*call)(const void* body, int block), const voi
 
 /// Calls body(begin, end) for the blocks of [0, count): `grain` indices each (more if there would be over
 /// kMostBlocks), the last one shorter. The blocks do not depend on the number of threads, so neither does
-/// what a body computes per block; their order is undefined. A grain should be 5 to 20 us of work, so that
+/// the computation of each block; their order is undefined. A grain should be 5 to 20 us of work, so that
 /// there are enough blocks to share (docs/cpu.md). Waiting threads sleep after a few microseconds, and blocks
 /// are claimed one at a time, so that a thread without a core delays the others by no more than the block
 /// that it holds.

@@ -6,9 +6,9 @@
 
 namespace tessera {
 
-/// What a run draws random numbers for. Each purpose has its own streams under one seed, so that a change of
-/// one (dropout where there was none, one more layer to initialise, weights that are loaded) leaves the
-/// numbers of the others as they are.
+/// The purposes for which a run draws random numbers. Each purpose has its own streams under one seed, so
+/// that a change of one (dropout where there was none, one more layer to initialise, weights that are loaded)
+/// leaves the numbers of the others as they are.
 enum class RandomPurpose : uint64_t {
   initialisation = 0,
   dropout = 0xD509'5EED'0000'0003u,
@@ -17,7 +17,7 @@ enum class RandomPurpose : uint64_t {
   activation_choice = 0x2424'5EED'0000'0005u,  // of 2:4 activations
   row_choice = 0x511C'5EED'0000'0004u,         // of sliced backward passes
   branch_choice = 0xD209'5EED'0000'0005u,      // of residual branches that a step drops
-  evaluation = 0xE7A1'5EED'0000'0001u,         // tasks that training never meets
+  evaluation = 0xE7A1'5EED'0000'0001u,         // tasks that training never sees
   calibration = 0xCA11'5EED'0000'0001u,        // samples of a text
   masking = 0x3A5C'5EED'0000'0004u  // which tokens a language model predicts, and what stands there
 };

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-/// What a kernel needs to draw from one reserved stream. The stream's number is `*base + delta` on a GPU,
-/// where `base` lives in device memory so that the replays of a captured graph advance; on the CPU `base` is
-/// null and it is `delta`.
+/// The argument with which a kernel draws from one reserved stream. The stream's number is `*base + delta` on
+/// a GPU, where `base` lives in device memory so that the replays of a captured graph advance; on the CPU
+/// `base` is null and it is `delta`.
 struct RandomStream {
   uint64_t seed = 0;
   const uint64_t* base = nullptr;

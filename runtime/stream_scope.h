@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-/// What a StreamScope takes from another program in addition to its stream.
+/// Resources of another program that a StreamScope uses in addition to its stream.
 struct StreamOptions {
-  /// What new tensors come from, null: the device's own allocator, whose blocks then belong to the stream. It
-  /// outlives all tensors made from it. Device::memory_of_another_program makes one.
+  /// The allocator for new tensors; null: the device's own allocator, whose blocks then belong to the stream.
+  /// It outlives all tensors made from it. Device::memory_of_another_program makes one.
   Allocator* allocator = nullptr;
   int multiprocessors = 0;  // for which kernels plan on this stream; 0: all of the GPU's
 };

@@ -5,10 +5,10 @@
 
 namespace tessera {
 
-/// What a wait measures time by and rests with: the machine's, or a test's own.
+/// The clock and the sleep function of a wait: those of the machine, or of a test.
 struct WaitClock {
   std::function<double()> seconds;   // since some fixed point
-  std::function<void(double)> rest;  // lets other threads run; for so many seconds, or 0: only a turn
+  std::function<void(double)> rest;  // lets other threads run; for this many seconds; 0: only yields
   static const WaitClock& machine();
 };
 

@@ -233,8 +233,9 @@ Padding parse_padding(const std::string& name) {
 void GradientTasks::validate() const {
   check(!tasks.empty() || !text.empty(),
         "gradients: there is nothing to measure on; give --task NAMES with --data FOLDER, or --text FILE...");
-  check(tasks.empty() || !data.empty(), "gradients: --task needs --data, the folder of the tasks' files");
-  check(!tasks.empty() || data.empty(), "gradients: --data is of --task, which is not given");
+  check(tasks.empty() || !data.empty(),
+        "gradients: --task needs --data, the directory with the tasks' files");
+  check(!tasks.empty() || data.empty(), "gradients: --data needs --task, which is not given");
   std::set<datasets::GlueTask> given;
   for (const std::string& task : tasks)
     check(given.insert(datasets::parse_glue_task(task).task).second, "gradients: task ", task,

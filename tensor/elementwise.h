@@ -56,7 +56,7 @@ StridedLoop<int(sizeof...(Tensors))> make_loop(const Shape& shape, const Tensors
   return make_loop<int(sizeof...(Tensors))>(shape, {&tensors.layout()...});
 }
 
-/// Walks the loop on the CPU's threads: `run(offsets, strides, n)` handles n elements that lie at offsets[k]
+/// Walks the loop on the CPU's threads: `run(offsets, strides, n)` handles n elements that are at offsets[k]
 /// + i * strides[k] in operand k. Pieces are disjoint; the order of pieces is not defined.
 template <int N, class Run>
 void for_each_run(const StridedLoop<N>& loop, Run&& run) {

@@ -40,7 +40,7 @@
 /// Leaves are Tensor, Rng, std::string, arithmetic types, enumerations and vectors of arithmetic types (a
 /// curve, a permutation). Containers name their elements by index: std::vector, std::array, std::tuple,
 /// std::pair. std::optional, std::unique_ptr and std::variant are transparent: an empty one has no parts, a
-/// full one has the name of what it holds. Anything else must have fields().
+/// full one has the name of its value. Anything else must have fields().
 
 namespace tessera {
 
@@ -90,7 +90,7 @@ concept HasFields = requires(std::remove_const_t<T>& object) {
   object.fields(fields_detail::AnyVisitor{});
 };
 
-/// A field that has a value of its own.
+/// A field that is a value by itself.
 template <class T>
 concept Leaf = std::is_same_v<T, Tensor> || std::is_same_v<T, Rng> || std::is_same_v<T, std::string> ||
     std::is_arithmetic_v<T> || std::is_enum_v<T> || fields_detail::kIsNumbers<T>;

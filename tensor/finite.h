@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-/// What find_nonfinite found.
+/// The result of find_nonfinite.
 struct NonFinite {
   int64_t nan = 0, inf = 0;
   int64_t first = -1;  // row-major index of the first one

@@ -53,7 +53,7 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape);  // "[2, 3]"
 /// naming `what`.
 Shape broadcast(const Shape& a, const Shape& b, const char* what);
 
-/// Where the elements of a view lie, in elements from the start of its storage. Strides may be 0 (expanded)
+/// The positions of a view's elements, in elements from the start of its storage. Strides may be 0 (expanded)
 /// or negative never. Rows: the last dimension; "pitched" rows start a fixed distance apart that may exceed
 /// their length.
 struct Layout {
@@ -72,7 +72,7 @@ struct Layout {
   /// True if elements share memory: a dimension of more than one has stride 0.
   bool is_expanded() const;
   /// True if the innermost stride is 1 (or the rows have at most one element) and the leading dimensions
-  /// collapse to one, so that element (r, c) lies at offset + r * row_stride() + c.
+  /// collapse to one, so that element (r, c) is at offset + r * row_stride() + c.
   bool has_rows() const;
   int64_t row_stride() const;  // of such a layout
   int64_t rows() const;        // product of all sizes but the last; 1 for rank 0 and 1

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// What a model computes in: the dtype of parameters and activations, and how f32 is multiplied. In texts
+/// The precision of a model: the dtype of parameters and activations, and the math of f32 GEMMs. In texts
 /// (flags, records) TF32 stands among the dtypes: f32, tf32, bf16, f16.
 struct Precision {
   DType dtype = DType::f32;
@@ -30,7 +30,7 @@ inline std::ostream& operator<<(std::ostream& out, Precision precision) {
 Precision parse_precision(std::string_view name);
 /// Distance from 1 to the next value of the operands of a GEMM: 2^-10 for tf32, else that of the dtype.
 double epsilon(Precision precision);
-/// What training and benchmarks use unless told otherwise: bf16 on a GPU that has it (compute capability 8.0
+/// The default of training and benchmarks: bf16 on a GPU that has it (compute capability 8.0
 /// or higher), else f32.
 Precision default_precision(Device device);
 

@@ -15,7 +15,7 @@ struct PrintOptions {
 };
 
 /// The elements as nested brackets, then "f32[2, 3] on cpu". Waits for the device; of a large tensor only
-/// what is shown is copied.
+/// the shown elements are copied.
 std::string to_string(const Tensor& tensor, const PrintOptions& options = {});
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
 

@@ -29,7 +29,7 @@ struct Storage {
   uint64_t version = 0;
   // Of rows that Tensor::empty pitched: row_bytes of elements and then padding, up to the next row after
   // pitch_bytes. 0: the storage has no such rows. No view may lay elements in the padding, and no code may
-  // rely on what it holds. Code that writes the rows may overwrite it; code that reads them may not, unless
+  // rely on its content. Code that writes the rows may overwrite it; code that reads them may not, unless
   // the tensor is an operator's own scratch (tensor/pads.h).
   int64_t row_bytes = 0, pitch_bytes = 0;
   bool is_scratch = false;
@@ -40,9 +40,9 @@ struct Storage {
 ///
 /// `empty` pitches rows: in a tensor of rank 2 or more whose rows are 16 bytes or longer, each row starts on
 /// a 16-byte boundary, from 2 KiB on a 128-byte boundary, so that no width is slow on a GPU; shorter rows
-/// stay dense. Kernels take a row stride. What leaves the process (files) is packed.
+/// stay dense. Kernels take a row stride. Data that leaves the process (files) is packed.
 ///
-/// The view functions (slice, select, transpose, permute, reshape, expand) know nothing of gradients: on a
+/// The view functions (slice, select, transpose, permute, reshape, expand) do not record gradients: on a
 /// tensor that is on the tape they throw and name the recorded operator to use instead (ops::slice, ...).
 /// Assigning to a temporary view writes nothing, so it does not compile; write `x.slice(...).copy_from(y)`.
 class Tensor {
@@ -52,10 +52,10 @@ class Tensor {
   static Tensor empty(const Shape& shape, DType dtype, Device device);
   /// Uninitialised, with rows not pitched: for memory that leaves the process or is read as one array.
   static Tensor empty_packed(const Shape& shape, DType dtype, Device device);
-  /// Uninitialised page-locked host memory (device cpu), packed: copies from it to a GPU do not hold up the
+  /// Uninitialised page-locked host memory (device cpu), packed: copies from it to a GPU do not block the
   /// host. The tensor may be dropped while such a copy runs, but not written. Ordinary memory without a GPU.
   static Tensor empty_pinned(const Shape& shape, DType dtype);
-  /// Uninitialised, of the shape, dtype and device of `like`.
+  /// Uninitialised, with the shape, dtype and device of `like`.
   static Tensor empty_like(const Tensor& like) { return empty(like.shape(), like.dtype(), like.device()); }
   static Tensor zeros(const Shape& shape, DType dtype, Device device);
   static Tensor full(const Shape& shape, double value, DType dtype, Device device);
@@ -102,7 +102,7 @@ class Tensor {
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;
   Tensor permute(std::initializer_list<int> order) const;
-  /// One size may be -1. Throws if the elements do not lie so that a view can have that shape (clone()
+  /// One size may be -1. Throws if the strides allow no view of that shape (clone()
   /// first).
   Tensor reshape(const Shape& shape) const;
   Tensor reshape_with(std::initializer_list<int64_t> sizes) const;  // one size may be -1
@@ -166,7 +166,7 @@ class Tensor {
 /// Elements between the starts of consecutive rows of `width` elements, as Tensor::empty chooses it.
 int64_t row_pitch(int64_t width, DType dtype);
 
-/// What an operator's messages call a tensor: "f32[2, 3] on cuda:0".
+/// The name of a tensor in operators' messages: "f32[2, 3] on cuda:0".
 struct Describe {
   const Tensor& tensor;
 };

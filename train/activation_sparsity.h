@@ -33,7 +33,7 @@ ActivationSparsity activation_sparsity(const Tensor& a, double dense_share);
 /// is dropped along features and tokens; columns are taken from the densest on. At most all of them.
 int64_t dense_columns_for(const Tensor& a, double dropped);
 
-/// While it lives, measures what arrives at the second layer of each feed-forward network of `model`, in its
+/// While it lives, measures the input of the second layer of each feed-forward network of `model`, in its
 /// first call: by the names of the networks ("blocks.3.mlp"). Layers are observed, so networks run layer by
 /// layer, dense.
 class ActivationMeter {

@@ -12,7 +12,7 @@
 
 namespace tessera::train {
 
-/// What an estimate found; all variances are of the gradient of all parameters together.
+/// The result of an estimate; all variances are of the gradient of all parameters together.
 struct RowEstimate {
   double batch_variance = 0;  // of the dense gradient from batch to batch
   double added_variance = 0;  // by the choice of rows at the new shares, as a share of batch_variance
@@ -36,7 +36,7 @@ struct RowEstimate {
 /// are
 ///   lowered, and if that fails kRounds times, all rows are multiplied until the next estimate.
 ///
-/// Until the first estimate all rows are multiplied. What is chosen is a function of the seed and the step.
+/// Until the first estimate all rows are multiplied. The choice is a function of the seed and the step.
 class AutoRows {
  public:
   static constexpr int kBatches = 2;  // the least that have a variance
@@ -76,7 +76,7 @@ class AutoRows {
     std::string name;
     std::vector<pretrained::LayerParts> layers;  // the last one chooses the rows
   };
-  /// What one batch says about each group.
+  /// The measurements of one batch for each group.
   struct Batch {
     std::vector<RowNorms> norms;
     std::vector<Tensor> gradients;  // dense ones

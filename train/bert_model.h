@@ -6,7 +6,7 @@
 #include "pretrained/load.h"
 #include "train/form_settings.h"
 
-/// What the jobs of `train bert` share.
+/// The parts that the jobs of `train bert` share.
 
 namespace tessera::train {
 

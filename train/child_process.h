@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-/// Runs of this program as processes of their own: a crash ends one of them only.
+/// Runs this program in separate processes: a crash ends one of them only.
 
 namespace tessera::train {
 
@@ -21,7 +21,7 @@ struct ChildEnd {
 
 class ChildProcess {
  public:
-  /// Starts `program` with these arguments, in a process group of its own: Ctrl-C reaches this process alone,
+  /// Starts `program` with these arguments, in a separate process group: Ctrl-C reaches only this process,
   /// which decides. Its output and its errors are appended to the file `log`, its input is empty. It gets
   /// SIGTERM if the thread that made it ends. `environment`: variables that it has besides ours. Throws if it
   /// cannot be started.

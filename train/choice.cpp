@@ -23,7 +23,7 @@ ChoiceItem item_of(const std::string& line, const std::string& where) {
   ChoiceItem item{.context = object["context"].get<std::string>(), .choices = {}};
   for (const json& choice : object["choices"]) {
     check(choice.is_string() && !choice.get<std::string>().empty(), where,
-          " has a choice that is no text, or an empty one", kExpected);
+          " has a choice that is empty or not a string", kExpected);
     item.choices.push_back(choice.get<std::string>());
   }
   check(object.contains("answer") && object["answer"].is_number_integer(), where,

@@ -44,7 +44,7 @@ ChoiceText choice_text(const ChoiceItem& item, size_t choice,
                        const std::function<std::vector<int64_t>(const std::string&)>& encode, int64_t most,
                        std::optional<int64_t> begin);
 
-/// Log-likelihoods in nats, by text.
+/// A model's result for one item: log-likelihoods in nats, by text.
 struct ChoiceScores {
   std::vector<double> sums, per_byte;
 };

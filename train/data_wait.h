@@ -10,7 +10,7 @@ namespace tessera::train {
 
 /// Seconds that the device spent on loads: from the end of the work before until the batch is there. In them
 /// it waited for the host, copied, or drew tasks. Marks on the compute stream tell (on the CPU its clock), so
-/// that what the host does while the device still has work costs nothing. `Mark` is Event but in tests.
+/// that host work is free while the device still has work. `Mark` is Event, except in tests.
 template <class Mark = Event>
 class DataWait {
  public:

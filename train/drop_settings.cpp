@@ -13,7 +13,8 @@ void DropSettings::add_to(SettingList& list) {
   list.add("dropbp", share, "DropBP: share of the residual branches' FLOPs that backward drops, 0 to below 1")
       .shown_as("")
       .absent_means(usual.share);
-  list.add("dropbp_rates", rates, "Rates of --dropbp: alike, or by sensitivity after a tenth of the steps")
+  list.add("dropbp_rates", rates,
+           "Rates of --dropbp: equal (fixed), or by sensitivity after a tenth of the steps")
       .one_of({"fixed", "sensitivity"})
       .absent_means(usual.rates);
 }
@@ -29,7 +30,7 @@ void DropSettings::validate() const {
 
 void DropSettings::check_given(const Given& given) const {
   check(given.contains("--dropbp") || !given.contains("--dropbp-rates"),
-        "--dropbp-rates is of --dropbp, which is not given; add --dropbp P, or leave --dropbp-rates out");
+        "--dropbp-rates needs --dropbp; add --dropbp P, or leave --dropbp-rates out");
 }
 
 std::string DropSettings::description() const {

@@ -4,13 +4,13 @@
 
 namespace tessera::train {
 
-/// What is due after a step, by the options alone.
+/// The actions that are due after a step, as determined by the options.
 struct Due {
   bool last = false, log = false, evaluate = false, sample = false, save = false;
 };
 
-/// After step `done` (the first is 1). What is kept does not depend on where a run was stopped and resumed;
-/// what is shown may.
+/// After step `done` (the first is 1). The files that are kept do not depend on where a run was stopped and
+/// resumed; the output may.
 inline Due due_after(int64_t done, const TrainerOptions& options, const JobInfo& info) {
   const auto every = [&](int64_t steps) { return steps > 0 && done % steps == 0; };
   Due due;

@@ -16,48 +16,50 @@ bool is_attention(const std::string& name) {
 void FormSettings::add_to(SettingList& list) {
   const FormSettings usual;
   list.group("Model");
-  list.add("form", form, "Weights of the blocks' linear layers: dense, or made of factors (docs/low_rank.md)")
+  list.add("form", form, "Weights of the blocks' linear layers: dense, or factors (docs/low_rank.md)")
       .one_of({"dense", "low_rank", "cola", "sltrain", "lost"})
       .absent_means(usual.form);
   list.add("rank", rank, "Rank of the factors of --form")
       .range(int64_t{1}, kMostRank)
       .shown_as("")
       .absent_means(0);
-  list.add("attention_rank", attention_rank, "The same of attention; default: --rank")
+  list.add("attention_rank", attention_rank, "Rank of the factors in attention; default: --rank")
       .range(int64_t{1}, kMostRank)
       .shown_as("")
       .absent_means(0);
-  list.add("mlp_rank", mlp_rank, "The same of the MLPs; default: --rank")
+  list.add("mlp_rank", mlp_rank, "Rank of the factors in the MLPs; default: --rank")
       .range(int64_t{1}, kMostRank)
       .shown_as("")
       .absent_means(0);
-  list.add("form_layers", layers, "Which linear layers of the blocks --form is for")
+  list.add("form_layers", layers, "Linear layers of the blocks that --form applies to")
       .one_of({"all", "attention", "mlp"})
       .absent_means(usual.layers);
   list.add("factor_init", init,
-           "First factors: drawn, or of a dense weight (svd); default: svd with --model, and of lost")
+           "Initial factors: random (drawn), or by SVD of a dense weight (svd); default: svd with --model "
+           "and for lost")
       .shown_as("")
       .absent_means(usual.init);
-  list.add("cola_activation", activation, "Activation between the factors of cola")
+  list.add("cola_activation", activation, "cola: activation between the factors")
       .one_of({"silu", "relu_squared"})
       .absent_means(usual.activation);
-  list.add("alpha", alpha, "sltrain: the product of the factors counts alpha / rank")
+  list.add("alpha", alpha, "sltrain: alpha; the product of the factors is scaled by alpha / rank")
       .range(1e-6, 1e6)
       .absent_means(usual.alpha);
-  list.add("density", density, "sltrain: share of the weight's elements that are stored on their own")
+  list.add("density", density, "sltrain: share of the weight's elements in the sparse part")
       .range(0.0, 1.0)
       .absent_means(usual.density);
-  list.add("column_share", column_share, "lost: share of the weight's columns that are stored")
+  list.add("column_share", column_share, "lost: share of the weight's columns that have weights of their own")
       .range(0.0, 1.0)
       .absent_means(usual.column_share);
-  list.add("gamma", gamma, "lost: share of the factors; the columns count 1 - gamma")
+  list.add("gamma", gamma, "lost: gamma, the scale of the factors; the columns are scaled by 1 - gamma")
       .range(1e-6, 1 - 1e-6)
       .absent_means(usual.gamma);
   list.add("columns", columns,
-           "lost: which columns: random, by their gradient, or by what the rank leaves of them")
+           "lost: choice of the columns: random, by gradient norm, or by the residual that the factors leave")
       .one_of({"random", "gradient", "residual"})
       .absent_means(usual.columns);
-  list.add("residual_rank", residual_rank, "lost: rank that --columns residual leaves out; default: --rank")
+  list.add("residual_rank", residual_rank,
+           "lost: rank of the approximation that --columns residual subtracts; default: --rank")
       .range(int64_t{1}, kMostRank)
       .shown_as("")
       .absent_means(0);
@@ -99,7 +101,7 @@ void FormSettings::validate(bool has_weights) const {
 void FormSettings::check_given(const Given& given) const {
   const auto only = [&](std::initializer_list<const char*> flags, bool has_effect, const char* what) {
     for (const char* const flag : flags)
-      check(has_effect || !given.contains(flag), flag, " is of ", what, ", and --form is ", form,
+      check(has_effect || !given.contains(flag), flag, " is for ", what, ", and --form is ", form,
             "; leave it out");
   };
   only({"--rank", "--attention-rank", "--mlp-rank", "--form-layers", "--factor-init"}, factorizes(),

@@ -12,7 +12,7 @@
 
 namespace tessera::train {
 
-/// What factors begin with besides the settings.
+/// Inputs for initialising factors besides the settings.
 struct FactorStart {
   /// The weights are given, those of --model.
   bool has_weights = false;
@@ -29,12 +29,12 @@ struct FormSettings {
   int64_t rank = 0;
   int64_t attention_rank = 0, mlp_rank = 0;  // in place of `rank`; 0: that
   std::string layers = "all";                // of the blocks: all, attention, mlp
-  std::string init;                   // a name of nn::FactorInit; "": what the form and the weights ask for
-  std::string activation = "silu";    // of cola
-  double alpha = 32, density = 0.03;  // of sltrain
-  double column_share = 0.05, gamma = 0.5;  // of lost
-  std::string columns = "residual";         // of lost: a name of nn::ColumnChoice
-  int64_t residual_rank = 0;                // of lost
+  std::string init;                          // a name of nn::FactorInit; "": by the form and the weights
+  std::string activation = "silu";           // of cola
+  double alpha = 32, density = 0.03;         // of sltrain
+  double column_share = 0.05, gamma = 0.5;   // of lost
+  std::string columns = "residual";          // of lost: a name of nn::ColumnChoice
+  int64_t residual_rank = 0;                 // of lost
 
   /// In the group "Model". Values that are the usual ones are not written.
   void add_to(SettingList& list);
@@ -44,7 +44,7 @@ struct FormSettings {
   /// Of the attention layers, or of those of the MLPs; the kind is dense where these stay so. `has_weights`:
   /// the model begins with given weights. Throws, naming the flag, for values that mean nothing.
   nn::FactorOptions options(bool of_attention, bool has_weights) const;
-  /// What plans count.
+  /// The quantities that plans count.
   plan::Forms forms(bool has_weights) const {
     return {options(true, has_weights), options(false, has_weights)};
   }

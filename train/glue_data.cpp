@@ -42,7 +42,7 @@ GlueSet read_glue(GlueTask task, const std::string& folder, const io::Tokenizer&
     if (!with_test) continue;
     const GlueData data(task, folder, test);
     check(data.left_out() == 0, "glue: ", data.path(), ": ", data.left_out(),
-          " rows cannot be read, so predictions would be of other rows");
+          " rows cannot be read, so predictions would belong to other rows");
     set.test.push_back({test, suffix, GlueItems(data, tokenizer, options)});
   }
   return set;

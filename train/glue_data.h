@@ -7,7 +7,7 @@
 #include "io/tokenizer/tokenizer.h"
 #include "models/bert.h"
 
-/// What a fine-tuning run reads, made once for all of its seeds.
+/// The data of a fine-tuning run, prepared once for all of its seeds.
 
 namespace tessera::train {
 

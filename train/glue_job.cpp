@@ -49,9 +49,10 @@ SettingList GlueSettings::list() {
   list.group("Data");
   list.add("task", task, "cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or mlm: pretrain on --text")
       .shown_as("");
-  list.add("data", data, "Folder of the task's files (train.tsv, dev.tsv, ...), or of the tasks' folders");
+  list.add("data", data,
+           "Directory with the task's files (train.tsv, dev.tsv, ...), or with one directory per task");
   list.add("max_length", max_length,
-           "Tokens per text or pair; longer ones are cut; default: 128, or what the model has")
+           "Maximum tokens per text or pair; longer ones are truncated; default: 128, or the model's maximum")
       .range(int64_t{1}, kLargest)
       .shown_as("");
   list.add("batch", batch, "Texts or pairs per micro-batch")
@@ -72,7 +73,7 @@ SettingList GlueSettings::list() {
   add_ranks(list).absent_means(1);
   slice.add_to(list);
   drop.add_to(list);
-  list.add("missing_grad", missing_grad, "Parameters without a gradient: take it as zero, or skip them")
+  list.add("missing_grad", missing_grad, "Parameters without a gradient: treat it as zero, or skip them")
       .one_of({"zero", "skip"})
       .absent_means("zero");
   return list;
@@ -97,7 +98,7 @@ void GlueSettings::validate() const {
   check_bert_forms(factors, bert, !model.empty());
   check_optimizer_form(optimizer, factors);
   check(!slice.slices() || !factors.factorizes(), "bert: --slice with --form ", factors.form,
-        "; the sliced backward pass is of dense weights, so leave one of them out");
+        "; the sliced backward pass needs dense weights, so leave one of them out");
   drop.validate();
   check(!slice.is_auto() || !drop.drops(),
         "bert: --rows auto with --dropbp; the variance is estimated with all branches, so leave one of them "

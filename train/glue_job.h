@@ -25,8 +25,8 @@
 
 namespace tessera::train {
 
-/// What a run of `tessera train bert` is, but for where it runs and what it logs. Two jobs with equal fields
-/// and equal data give bitwise equal curves on one device.
+/// The settings that define a run of `tessera train bert`, except device and logging. Two jobs with equal
+/// fields and equal data give bitwise equal curves on one device.
 struct GlueSettings : TrainingSettings {
   std::string task = "sst2";
   std::string data;   // folder of the task's files
@@ -71,7 +71,7 @@ class GlueJob : public Job {
   GlueJob(const GlueSettings& settings, Device device, const GlueSet* set = nullptr);
   const GlueSettings& settings() const { return settings_; }
   models::Bert& model() { return model_; }
-  /// What became of the names of settings.model's file; of a model from random weights, nothing.
+  /// How the names of settings.model's file were used; empty for random weights.
   const pretrained::LoadReport& loaded() const { return loaded_; }
   optim::Optimizer& optimizer() { return optimizer_; }
 

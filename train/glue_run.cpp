@@ -65,8 +65,8 @@ fs::path model_of(const RunFolder& run) {
 SettingList GlueOptions::list() {
   SettingList list(Kept::option);
   list.group("Run");
-  list.add("predict", predict, "Write predictions for the test part as the benchmark's server takes them");
-  list.add("save_model", save_model, "Write each trained model as a folder that transformers loads");
+  list.add("predict", predict, "Write predictions for the test split in the format of the GLUE server");
+  list.add("save_model", save_model, "Write each trained model as a Hugging Face model directory");
   return list;
 }
 
@@ -77,35 +77,35 @@ SettingList GlueStart::list() {
     if (setting.flag == "--warmup") setting.help += "; default: 6 %";
     if (setting.flag == "--steps") setting.help += ", instead of --epochs";
     if (setting.flag == "--seed")
-      setting.help = "First of the --seeds: of the weights, the data's order and dropout";
+      setting.help = "First of the --seeds random seeds of initialisation, data order and dropout";
     if (setting.flag == "--lr" || setting.flag == "--warmup" || setting.flag == "--steps") setting.shown = "";
   }
   SettingList more(Kept::never);
   more.group("Data");
-  more.add("packed", packed, "Texts one after the other, no padding (the default)");
-  more.add("pad", pad, "Every text takes --max-length tokens: each step costs the same");
+  more.add("packed", packed, "Pack texts back to back without padding (the default)");
+  more.add("pad", pad, "Pad every text to --max-length tokens, so that each step costs the same");
   more.group("Model");
-  more.add("scratch", scratch,
-           "No pretrained weights: random ones, and a tokenizer made from the task's texts");
-  more.add("size", size, "Sizes with --scratch: tiny, mini, small, medium, base")
+  more.add("scratch", scratch, "Start from random weights and a tokenizer trained on the task's texts");
+  more.add("size", size, "Model size by name, with --scratch")
       .formerly("--preset")
       .one_of({"tiny", "mini", "small", "medium", "base"});
   const auto width = [&](const char* key, int64_t& value, const char* help) {
     more.add(key, value, help).range(int64_t{1}, int64_t{1} << 18).shown_as("");
   };
-  width("layers", layers, "Blocks with --scratch; else those of --size");
-  width("d_model", d_model, "Width with --scratch; else that of --size");
-  width("n_head", heads, "Attention heads with --scratch; default: of 64 each");
-  width("d_ff", d_ff, "Hidden width of the MLPs with --scratch; default: 4 times the width");
+  width("layers", layers, "Number of blocks with --scratch; default: from --size");
+  width("d_model", d_model, "Hidden size with --scratch; default: from --size");
+  width("n_head", heads, "Number of attention heads with --scratch; default: heads of size 64");
+  width("d_ff", d_ff, "Hidden size of the MLPs with --scratch; default: 4 x --d-model");
   more.add("vocab_size", vocab_size, "Vocabulary size with --scratch")
       .range(int64_t{261}, (int64_t{1} << 22) - 1);
   more.add("dropout", dropout,
-           "Everywhere while training; default: what config.json says, 0.1 with --scratch")
+           "Dropout rate of all layers in training; default: from config.json, 0.1 with --scratch")
       .range(0.0, 0.99)
       .shown_as("");
   more.group("Training");
-  more.add("seeds", seeds, "Runs that differ in their seed alone").range(int64_t{1}, int64_t{1000});
-  more.add("epochs", epochs, "Passes over the data; evaluated after each unless --eval-every is given")
+  more.add("seeds", seeds, "Number of runs, which differ only in their seed")
+      .range(int64_t{1}, int64_t{1000});
+  more.add("epochs", epochs, "Epochs; the model is evaluated after each unless --eval-every is given")
       .range(1e-6, 1e6);
   list.append(more);
   return list;
@@ -229,7 +229,7 @@ json GlueGroup::take_settings(TrainerOptions& options, const Given& given) {
   json run = folder_->settings();
   const json seeds = run.value("seeds", json());
   check(run.contains("job") && seeds.is_number_unsigned() && seeds >= 1 && seeds <= 1000, file,
-        ": it is no run of `train bert`");
+        ": not a run of `train bert`");
   try {
     settings_ = glue_settings_from_json(run["job"]);
   } catch (const Error& error) {
@@ -250,7 +250,7 @@ void GlueGroup::read_known_set(const json& run) {
   read_set();
   const json known = run.value("data", json::object());
   check(known.is_object() && known.value("fingerprint", json()) == set_->fingerprint(), settings_.data,
-        ": the data or the tokenizer are not those that ", path.string(), " began with");
+        ": the data or the tokenizer differs from those that ", path.string(), " began with");
 }
 
 void GlueGroup::read_set() {

@@ -10,7 +10,7 @@
 
 namespace tessera::train {
 
-/// How a run begins: the settings that it keeps, and what they follow from.
+/// How a run begins: the settings that it keeps, and the flags that they follow from.
 struct GlueStart {
   GlueSettings settings;
   std::string size = "tiny";  // of an encoder that begins from nothing: tiny, mini, small, medium, base
@@ -25,7 +25,7 @@ struct GlueStart {
   models::BertConfig scratch_config(const Given& given) const;
 };
 
-/// What a run writes besides its page.
+/// The files that a run writes besides its page.
 struct GlueOptions {
   bool predict = false, save_model = false;
   SettingList list();
@@ -51,7 +51,7 @@ class GlueGroup {
 
   /// Removes a new folder in which no run has begun.
   void discard_folder() const;
-  /// Lines on what is trained.
+  /// Lines that describe the training.
   std::string header() const;
   /// What says which files a finished seed wrote.
   Say say = [](const std::string&) {};

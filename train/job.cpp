@@ -15,18 +15,18 @@ void check_same_settings(const std::string& file, const std::string& stored, con
   const json theirs = json::parse(stored, nullptr, false);
   check(theirs.is_object(), file, ": its \"job\" is not a JSON object");
   for (const auto& [name, value] : ours.items())
-    check(name == "steps" || theirs.value(name, json()) == value, file, ": it is of another job: \"", name,
-          "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),
+    check(name == "steps" || theirs.value(name, json()) == value, file, ": it belongs to another job: \"",
+          name, "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),
           " here; restore run.json, or start a new run");
   for (const auto& [name, value] : theirs.items())
-    check(ours.contains(name), file, ": it is of another job: \"", name, "\" is ", value.dump(),
+    check(ours.contains(name), file, ": it belongs to another job: \"", name, "\" is ", value.dump(),
           " in it, and missing here; restore run.json, or start a new run");
 }
 
 }  // namespace
 
 const OptimizerRef& Job::trained_by() const {
-  check(trained_by_.has_value(), "job: it has no optimizer; call train_with(optimizer) in its constructor");
+  check(trained_by_.has_value(), "job: no optimizer is set; call train_with(optimizer) in its constructor");
   return *trained_by_;
 }
 

@@ -22,7 +22,7 @@ class RunFolder;
 /// Named values of an evaluation: {"eval_nll", 0.35}, ...
 using Values = std::map<std::string, double>;
 
-/// What the trainer has to know of a job before its first step.
+/// Facts about a job that the trainer needs before the first step.
 struct JobInfo {
   bool evaluates = false;  // evaluate() gives values
   bool samples = false;    // sample() does something
@@ -38,13 +38,13 @@ struct JobInfo {
   std::vector<std::string> penalties = {};  // the names under which Job::penalties() are logged
 };
 
-/// What follows from the values of an evaluation.
+/// The consequences of an evaluation.
 struct Verdict {
   bool save = false;  // the state, now
   bool stop = false;  // the run ends here, as at its last step
 };
 
-/// What is trained: a model with its optimizer and its data. The bundled models are such jobs, and so is
+/// A training job: a model with its optimizer and its data. The bundled models are such jobs, and so is
 /// whatever a program wants to train:
 ///
 ///   class Fit : public train::Job {
@@ -71,7 +71,7 @@ class Job {
   const OptimizerRef& trained_by() const;
 
   virtual JobInfo info() const { return {}; }
-  /// Called once before the first step of this process, with what the run has recorded so far. Returns
+  /// Called once before the first step of this process, with the records of the run so far. Returns
   /// whether the run has ended already (by a Verdict), though it has steps left.
   virtual bool begin(const RunFolder&) { return false; }
   /// Brings micro-batch `index` (step * micro_batches + k) into the tensors that loss() reads, by work issued
@@ -114,7 +114,7 @@ class Job {
   /// checkpoint is of other settings. A file from before there was loss scaling leaves the loss scale as it
   /// is.
   int64_t restore(const std::filesystem::path& file);
-  /// What was given to draws_from().
+  /// The random stream that was given to draws_from().
   const std::vector<Rng*>& random() const { return random_; }
 
  protected:

@@ -70,9 +70,9 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
                                                              .piece = text.piece,
                                                              .workers = cpu_threads(),
                                                              .any_bytes = text.any_bytes});
-  check(text.validation == 0 || done.validation.tokens > 0, "train: in the last ", text.validation,
-        " of no text (or --piece of one) a line begins, so nothing is held out; give a larger --validation, "
-        "or 0");
+  check(text.validation == 0 || done.validation.tokens > 0, "train: no line begins in the last ",
+        text.validation,
+        " of any text (or --piece of one), so nothing is held out; give a larger --validation, or 0");
   return done;
 }
 

@@ -8,7 +8,7 @@
 #include "datasets/tokenize.h"
 #include "datasets/tokens.h"
 
-/// What a language model is trained on: shards of tokens in two parts, and their tokenizer.
+/// The training data of a language model: token shards of two splits, and their tokenizer.
 
 namespace tessera::train {
 
@@ -20,7 +20,7 @@ struct LanguageText {
   int64_t vocab_size = 1024;       // of bpe and bert
   double validation = 0.1;         // share at the end of each document
   int64_t piece = 0;               // bytes of a document; 0: a whole file
-  bool any_bytes = false;          // do not refuse what is not UTF-8 text (io/text_file.h)
+  bool any_bytes = false;          // accept files that are not UTF-8 text (io/text_file.h)
 };
 
 /// Turns text into shards and a tokenizer in `folder`. A tokenizer made of the text has seen the training
@@ -65,8 +65,8 @@ std::vector<int64_t> read_tokens(const datasets::TokenWindows& windows, uint64_t
 /// Where documents begin among them, counted from `begin`; the first is not one unless it stands there.
 std::vector<uint64_t> document_begins(const datasets::TokenWindows& windows, uint64_t begin, uint64_t end);
 
-/// What is held out, as every model is asked for it: the targets are the tokens of each stretch from `first`
-/// on, and what stands before them is context.
+/// The held-out text, predicted in the same way by every model: the targets are the tokens of each stretch
+/// from `first` on, and what stands before them is context.
 struct HeldOut {
   struct Stretch {
     std::vector<int64_t> tokens;

@@ -45,14 +45,14 @@ void LanguageSettings::add_sizes(SettingList& list) {
 SettingList LanguageSettings::list() {
   SettingList list;
   list.group("Data");
-  list.add("data", data, "Folder of token shards (tessera data tokenize) in place of --text");
+  list.add("data", data, "Directory of token shards (tessera data tokenize), instead of --text");
   add_sizes(list);
   list.add("stride", stride,
-           "From the beginning of a sequence to that of the next; default: 1 where the run reads the text "
-           "more than once, else the length")
+           "Tokens between the starts of sequences; default: 1 if the run reads the text more than once, "
+           "else --length")
       .range(int64_t{1}, kLargest)
       .shown_as("");
-  list.add("documents", documents, "Sequences end where documents do, packed without padding");
+  list.add("documents", documents, "End sequences at document boundaries, packed without padding");
   list.add_hidden("fingerprint", fingerprint);
   list.group("Model");
   list.add("start", start, "Hugging Face model directory whose weights to start from").named("--model");
@@ -67,18 +67,18 @@ SettingList LanguageSettings::list() {
   factors.add_to(list);
   add_to(list);
   add_ranks(list);
-  list.add("final_lr", final_lr, "Learning rate at the end, as a share of the peak").range(0.0, 1.0);
-  list.add("beta2", beta2, "Decay of AdamW's second moment").range(0.0, 0.9999999);
+  list.add("final_lr", final_lr, "Final learning rate, as a share of the peak").range(0.0, 1.0);
+  list.add("beta2", beta2, "Decay of AdamW's second moment (beta2)").range(0.0, 0.9999999);
   list.add("ema", ema,
-           "Evaluate and export averages of the weights with this decay per step, such as 0.999; 0: the "
-           "weights")
+           "Evaluate and export a moving average of the weights with this decay per step, such as 0.999; 0: "
+           "off")
       .range(0.0, 0.9999999);
   list.add("keep_zeros", keep_zeros,
-           "Weights of the blocks' matrices that are 0 in --model stay 0 (tessera prune)")
+           "Keep the zero weights of the blocks of a pruned --model at 0 (tessera prune)")
       .absent_means(false);
   list.add("activation_l1", activation_l1,
-           "Add this times the mean hidden activation of every feed-forward network to the loss; needs --ffn "
-           "relu2 or relu")
+           "L1 penalty: add this times the mean hidden activation of every feed-forward network to the loss; "
+           "needs --ffn relu2 or relu")
       .range(0.0, 1e6)
       .absent_means(0);
   sparse24.add_to(list);
@@ -205,25 +205,27 @@ SettingList LanguageWatch::list() {
   SettingList list(Kept::option);
   list.group("Run");
   constexpr int64_t kMost = int64_t{1} << 30;
-  list.add("eval_tokens", eval_tokens, "Held-out tokens of an evaluation, at most").range(int64_t{1}, kMost);
+  list.add("eval_tokens", eval_tokens, "Maximum held-out tokens per evaluation").range(int64_t{1}, kMost);
   list.add("eval_stride", eval_stride,
-           "Held-out tokens that a window of --length predicts, its last ones, with --length less this or "
-           "more before each; default: half of --length; --length: all of a window's, its first after one "
-           "token")
+           "Held-out tokens that each window of --length predicts, its last ones, each with at least "
+           "--length minus this as context; default: half of --length; --length: disjoint windows, whose "
+           "first prediction has one token of context")
       .range(int64_t{1}, kMost)
       .shown_as("");
-  list.add("sample_every", sample_every, "Steps between samples of text; 0: at the end")
+  list.add("sample_every", sample_every, "Steps between samples of text; 0: only at the end")
       .range(int64_t{0}, kMost);
   list.add("sample_tokens", sample_tokens, "Length of each sample in tokens; 0 turns sampling off")
       .range(int64_t{0}, int64_t{1} << 20);
   list.add("sample_prompt", sample_prompt, "Prompt of the samples; default: a new document")
       .may_be_without_text();
-  list.add("ngram", ngram, "Order of the n-gram that is the baseline; 0: none").range(0, 16);
+  list.add("ngram", ngram, "Order of the n-gram baseline; 0: none").range(0, 16);
   list.add("patience", patience,
-           "Evaluations (--eval-every) without a new lowest held-out loss after which the run ends; 0: off")
+           "Early stopping: end the run after this many evaluations (--eval-every) without a new lowest "
+           "held-out loss; 0: off")
       .range(int64_t{0}, kMost);
   list.add("export", exported,
-           "Weights for model/: of the last step, or of the evaluation with the lowest held-out loss (best)")
+           "Weights to export to model/: of the last step (last), or of the evaluation with the lowest "
+           "held-out loss (best)")
       .one_of({"last", "best"});
   return list;
 }

@@ -31,8 +31,8 @@ namespace tessera::train {
 
 using plan::LanguageConfig;
 
-/// What a run is, but for where it runs and what it logs. Two jobs with equal settings and steps give bitwise
-/// equal curves on one device.
+/// The settings that define a run, except device and logging. Two jobs with equal settings and steps give
+/// bitwise equal curves on one device.
 struct LanguageSettings : TrainingSettings {
   LanguageConfig model;
   std::string start;        // Hugging Face model directory whose weights it begins with; "": drawn
@@ -72,7 +72,7 @@ struct LanguageSettings : TrainingSettings {
     forms.attention24 = weights24.in_attention(), forms.mlp24 = weights24.in_mlp();
     return forms;
   }
-  /// The names of what is added to the loss: "activation_l1", "masked_decay".
+  /// The names of the terms added to the loss: "activation_l1", "masked_decay".
   std::vector<std::string> penalties() const;
   /// Throws, naming the setting.
   void validate() const;
@@ -92,10 +92,10 @@ LanguageSettings language_settings_from_json(const nlohmann::json& json);
 /// within five minutes; GPT-2's small, medium, large and xl (Radford et al., 2019, table 2); of LLaMA 60m,
 /// 130m, 350m, 1b and 7b (Zhao et al., arXiv:2403.03507, table 5). The vocabulary stays as it was.
 std::vector<std::string> size_names(bool llama);
-/// Throws for a name that is none.
+/// Throws if the name is unknown.
 void apply_size(LanguageConfig& config, const std::string& name);
 
-/// What is looked at besides the training loss.
+/// Settings of evaluation and samples.
 struct LanguageWatch {
   int64_t eval_tokens = 1 << 18;  // of the validation part, at most
   int64_t eval_stride = 0;        // of sliding_windows, up to the length of sequences; 0: half of that
@@ -137,8 +137,8 @@ class LanguageJob : public Job {
   const LanguageSettings& settings() const { return settings_; }
   optim::Optimizer& optimizer() { return optimizer_; }
 
-  /// What to train on, which must outlive the job, and what to judge by: `held_out`, which may be empty, next
-  /// to the baseline's loss on it. Without this there are no batches; load() brings one from elsewhere.
+  /// The training data, which must outlive the job, and the held-out data: `held_out`, which may be empty,
+  /// next to the baseline's loss on it. Without this there are no batches; load() brings one from elsewhere.
   /// Throws unless the training part has as many windows as a batch takes.
   void set_data(const LanguageData& data, const LanguageWatch& watch, HeldOut held_out,
                 const NgramBaseline& baseline);
@@ -223,7 +223,8 @@ class LanguageJob : public Job {
   BestEvaluation best_;
 };
 
-/// The steps of this job that fit into so many seconds, by the time of a few steps on random tokens.
+/// The number of steps of this job that fit into this many seconds, estimated from a few steps on random
+/// tokens.
 int64_t steps_within(const LanguageSettings& settings, Device device, double seconds);
 
 /// A Hugging Face model directory with the trained model and its tokenizer (the folder `tokenizer`). It

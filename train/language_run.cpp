@@ -101,7 +101,7 @@ void LanguageRecipe::check_not_over(const RunFolder& run) const {
   std::error_code ignored;
   check(!fs::exists(run.path() / "report.html", ignored), "train: the run in ", run.path().string(),
         " has ended after step ", run.metrics().back().step, ", ", since,
-        " evaluations after its lowest held-out loss; give a larger --patience to go further");
+        " evaluations after its lowest held-out loss; give a larger --patience to continue");
 }
 
 void LanguageRecipe::check_held_out(const RunFolder& run) {
@@ -114,7 +114,7 @@ void LanguageRecipe::check_held_out(const RunFolder& run) {
         settings_.data.empty() ? (run.path() / "data").string() : settings_.data,
         "; restore them, or start a new run");
   check(held_out_.targets > 0 || (watch.exported == "last" && watch.patience == 0),
-        "train: nothing is held out, so no evaluation is the best one: --patience and --export best need a "
+        "train: nothing is held out, so --patience and --export best have no evaluation to choose; give a "
         "--validation share");
   check(held_out_.targets > 0 || wants_evaluation_.empty(), "train: nothing is held out, so ",
         wants_evaluation_, " has nothing to evaluate; give a --validation share, or leave it out");
@@ -125,7 +125,7 @@ void LanguageRecipe::make_data(const std::string& own) {
   if (const std::string given = settings_.data; !given.empty()) {
     settings_.data = fs::absolute(given).lexically_normal().string();
     check(fs::is_directory(settings_.data), "train: --data: ", given,
-          " is no folder; tessera data tokenize makes one of text");
+          " is not a directory; tessera data tokenize makes one from text");
     copy_tokenizer(!text.tokenizer.empty() ? text.tokenizer : settings_.data, own);
   } else {
     LanguageText own_text = text;
@@ -304,11 +304,10 @@ std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& 
       "model: {}{}\n", fs::absolute(run.path() / "model").lexically_normal().string(),
       watch.exported == "best" ? fmt::format(" (of step {}, chosen on the held-out text)", best_.step) : "");
   if (const auto* model = std::get_if<models::LlamaConfig>(&settings_.model); model && !model->gated)
-    text +=
-        model->family == models::LlamaFamily::arcee
-            ? "  its networks have no gate, so it is of the type arcee: transformers reads it since 4.53, "
-              "what knows only llama does not\n"
-            : "  its networks have no gate, which no llama of other software has: tessera alone reads it\n";
+    text += model->family == models::LlamaFamily::arcee
+                ? "  its networks have no gate, so its type is arcee: transformers reads it since 4.53, "
+                  "programs that know only llama do not\n"
+                : "  its networks have no gate, unlike a llama of other programs: only tessera reads it\n";
   return text;
 }
 

@@ -8,8 +8,8 @@
 
 namespace tessera::train {
 
-/// `tessera train gpt` and `tessera train llama`. begin(), which the command adds, says the settings of a new
-/// run and what it is made of.
+/// `tessera train gpt` and `tessera train llama`. begin(), which the command adds, defines the settings and
+/// the data of a new run.
 class LanguageRecipe : public Recipe {
  public:
   explicit LanguageRecipe(bool llama) : llama_(llama) {}

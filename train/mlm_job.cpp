@@ -30,7 +30,7 @@ SettingList MlmSettings::list() {
   list.add_hidden("fingerprint", fingerprint);
   list.add_hidden("max_length", max_length);
   list.add_hidden("batch", batch);
-  list.add("mask", mask, "Share of the tokens that --task mlm predicts").range(0.0001, 0.9);
+  list.add("mask", mask, "--task mlm: share of the tokens to mask and predict").range(0.0001, 0.9);
   list.group("Model");
   list.add_hidden("model", model);
   list.add_json("config", {.get = [this] { return json::parse(pretrained::config_text(bert)); },

@@ -18,8 +18,8 @@
 
 namespace tessera::train {
 
-/// What a run is, but for where it runs and what it logs. Two jobs with equal settings and steps give bitwise
-/// equal curves on one device.
+/// The settings that define a run, except device and logging. Two jobs with equal settings and steps give
+/// bitwise equal curves on one device.
 struct MlmSettings : TrainingSettings {
   std::string task = "mlm";
   std::string data;         // folder of the shards; "": the run's own, made of text
@@ -58,7 +58,7 @@ struct MaskedBatch {
   std::vector<int64_t> targets;  // the tokens that stood there
 };
 
-/// The batch as the model takes it, and what is to be predicted at `masked`.
+/// The batch as the model's input, and the targets at `masked`.
 models::BertBatch masked_bert_batch(const MaskedBatch& batch, const models::BertConfig& config, Device device,
                                     Tensor& targets);
 

@@ -21,12 +21,15 @@ using nlohmann::json;
 SettingList MlmStart::list() {
   SettingList list(Kept::never);
   list.group("Data");
-  list.add("text", text.files, "Text files for --task mlm; one document each");
+  list.add("text", text.files, "--task mlm: text files, one document each");
   list.add("tokenizer", text.tokenizer,
-           "Tokenizer for --task mlm; default: that of --data or --model, else made of --text");
-  list.add("validation", text.validation, "Share at the end of each text of --task mlm that is held out")
+           "--task mlm: tokenizer; default: that of --data or --model, else one trained on --text");
+  list.add("validation", text.validation,
+           "--task mlm: share of each document, at its end, held out for validation")
       .range(0.0, 0.9);
-  list.add("piece", text.piece, "Bytes of a document of --task mlm, each with its held-out share; 0: a file")
+  list.add("piece", text.piece,
+           "--task mlm: cut the text into documents of this many bytes, each with its held-out share; 0: one "
+           "per file")
       .range(int64_t{0}, int64_t{1} << 40);
   const SettingList own = settings.list();
   for (const Setting& setting : own.all())
@@ -37,7 +40,7 @@ SettingList MlmStart::list() {
 SettingList MlmOptions::list() {
   SettingList list(Kept::option);
   list.group("Run");
-  list.add("eval_tokens", eval_tokens, "Held-out tokens per evaluation of --task mlm, at most")
+  list.add("eval_tokens", eval_tokens, "--task mlm: maximum held-out tokens per evaluation")
       .range(int64_t{1}, int64_t{1} << 40);
   return list;
 }
@@ -111,7 +114,7 @@ void MlmRecipe::make_data(const std::string& own) {
   if (text.tokenizer.empty()) text.tokenizer = !settings_.data.empty() ? settings_.data : settings_.model;
   if (!settings_.data.empty()) {
     check(fs::is_directory(settings_.data), "mlm: --data: ", settings_.data,
-          " is no folder; tessera data tokenize makes one of text");
+          " is not a directory; tessera data tokenize makes one from text");
     io::make_folder(own);
     copy_tokenizer(text.tokenizer, own);
   } else {

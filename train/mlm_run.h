@@ -9,7 +9,7 @@
 
 namespace tessera::train {
 
-/// How a run begins besides what a fine-tuning run says too (GlueStart).
+/// How a run begins, in addition to the settings of a fine-tuning run (GlueStart).
 struct MlmStart {
   LanguageText text;
   MlmSettings settings;  // of which `mask` has a flag here
@@ -17,7 +17,7 @@ struct MlmStart {
   SettingList list();
 };
 
-/// What a run looks at besides the training loss.
+/// Settings of the evaluation.
 struct MlmOptions {
   int64_t eval_tokens = 1 << 18;  // of the validation part, at most
   SettingList list();

@@ -6,11 +6,11 @@
 
 namespace tessera::train {
 
-/// Writes to the standard error, at once. What cannot be written there, on a full disk, is lost: that is no
-/// reason to end a run.
+/// Writes to the standard error, at once. Text that cannot be written there, on a full disk, is lost: that is
+/// no reason to end a run.
 void tell(const std::string& text);
 
-/// What the line shows; values below 0 are left out.
+/// The values of the line; those below 0 are not shown.
 struct ProgressState {
   int64_t step = 0, steps = 0;
   double loss = 0, lr = -1, grad_norm = -1;
@@ -30,9 +30,9 @@ class Progress {
   enum class Mode { automatic, quiet };
   explicit Progress(Mode mode = Mode::automatic, double seconds = 5);
   void show(const ProgressState& state);
-  /// Ends the rewritten line, so that what is printed next starts on its own.
+  /// Ends the rewritten line, so that the next output starts on a new line.
   void finish();
-  /// A line of its own between progress lines.
+  /// A separate line between progress lines.
   void say(const std::string& text);
 
  private:

@@ -13,8 +13,8 @@ namespace tessera::train {
 struct RowNorms {
   /// |dy_i|, by which `importance` chooses: of the gradient that arrives at the group's last layer.
   std::vector<double> norms;
-  /// What row i adds to the squared norm of the weights' gradients: the sum over the group's layers of
-  /// |dy_i|^2 |x_i|^2.
+  /// The contribution of row i to the squared norm of the weights' gradients: the sum over the group's layers
+  /// of |dy_i|^2 |x_i|^2.
   std::vector<double> squares;
 };
 

@@ -216,7 +216,8 @@ class Run {
     const int64_t steps = recipe_.training().steps;
     std::error_code ignored;
     check(first_step_ < steps || (first_step_ == steps && !fs::exists(page, ignored)), "train ",
-          recipe_.name(), ": the run has done its ", first_step_, " steps; give --steps to go further");
+          recipe_.name(), ": the run has finished its ", first_step_,
+          " steps; give a larger --steps to continue");
     fs::remove(page, ignored);
   }
 

@@ -11,9 +11,9 @@
 
 namespace tessera::train {
 
-/// What a bundled model brings to a run. The calls come in this order: begin or resume, prepare, restore of
-/// job() if there is something to go on from, header, training of job(), report, then throughput and
-/// conclusion.
+/// The part of a run that depends on the bundled model. The calls come in this order: begin or resume,
+/// prepare, restore of job() if there is something to go on from, header, training of job(), report, then
+/// throughput and conclusion.
 class Recipe {
  public:
   virtual ~Recipe() = default;
@@ -24,7 +24,7 @@ class Recipe {
   virtual void begin(const Given& given, Device device) = 0;
   /// The settings of the run.json at `path`, but for those in `given` that may change.
   virtual void resume(const std::string& path, const nlohmann::json& run, const Given& given) = 0;
-  /// The run is made by so many ranks together; after begin or resume. Throws if it cannot be.
+  /// The run is made by this many ranks together; after begin or resume. Throws if it cannot be.
   virtual void set_ranks(int ranks, const Given& given, bool resumed) = 0;
   /// These spread the optimizer's states over themselves; after set_ranks.
   virtual void spread(const optim::Sharding& sharding) = 0;
@@ -35,17 +35,17 @@ class Recipe {
   /// How it learns, and the dtype of its activations.
   virtual const TrainingSettings& training() const = 0;
   virtual DType dtype() const = 0;
-  /// What of the trainer's options the model decides.
+  /// Lets the model set the trainer's options that it decides.
   virtual void decide(TrainerOptions&) const {}
   /// Further entries of run.json.
   virtual nlohmann::json facts() const { return nlohmann::json::object(); }
-  /// Lines on what is about to be trained, on which device and how.
+  /// Lines that describe the training, its device and its settings.
   virtual std::string header(const RunFolder& run, bool graph, int64_t first_step) = 0;
-  /// Writes the page, and what a finished run leaves besides.
+  /// Writes the page and the other files of a finished run.
   virtual void report(const RunFolder& run, const TrainResult& result) = 0;
   /// Further entries of the summary's "throughput".
   virtual nlohmann::json throughput(const TrainResult& result) const = 0;
-  /// Lines on what the evaluation came to.
+  /// Lines with the results of the evaluation.
   virtual std::string conclusion(const RunFolder& run, const TrainResult& result) const = 0;
 };
 
@@ -63,7 +63,7 @@ struct RunRequest {
   const dist::World* world = nullptr;
   /// Called once the settings are known and before anything is written; throws to refuse them.
   std::function<void(Recipe&, const SettingList& options)> check = {};
-  /// What is said along the way, whole lines.
+  /// Called with messages about the progress, whole lines.
   std::function<void(const std::string& text)> say = [](const std::string&) {};
 };
 

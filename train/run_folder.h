@@ -11,7 +11,7 @@
 /// The record of one run on disk:
 ///   run.json        every setting, versions, seed, revision, GPU
 ///   metrics.jsonl   one line a logged step
-///   samples.jsonl   what a language model wrote along the way, if it was asked to
+///   samples.jsonl   texts sampled from a language model during training, if requested
 ///   events.*        the same for TensorBoard, if built with protobuf; a resumed run adds a file
 ///   checkpoints/    the newest ones
 ///   report.html     self-contained page
@@ -58,8 +58,8 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
 
-  /// Held by whoever trains: two at once would mix their lines and delete each other's checkpoints. What
-  /// killed writers left in the folder is removed.
+  /// Held by the process that trains: two at once would mix their lines and delete each other's checkpoints.
+  /// What killed writers left in the folder is removed.
   FolderLock lock() const;
 
   void write_settings(const nlohmann::json& settings) const;

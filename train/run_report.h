@@ -7,7 +7,7 @@
 #include "train/run_folder.h"
 #include "train/trainer.h"
 
-/// What the pages of all runs share.
+/// The parts that the pages of all runs share.
 
 namespace tessera::train {
 

@@ -156,7 +156,7 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
   std::map<std::string, int> named;  // how many runs have the name
   for (const RunFolder& run : runs) {
     check(folders.insert(std::filesystem::canonical(run.path())).second, "report: ", run.path().string(),
-          " is given twice; its noise would be none");
+          " is given twice; its noise would be zero");
     named[run.path().filename().string()] += 1;
   }
   std::vector<RunGroup> groups;

@@ -8,7 +8,7 @@
 #include "train/run_folder.h"
 #include "train/statistics.h"
 
-/// Several runs on one page: their curves overlaid, and what they came to, by a setting in which they differ.
+/// Several runs on one page: their curves overlaid, and their results by a setting in which they differ.
 
 namespace tessera::train {
 
@@ -17,11 +17,11 @@ struct RunsReportOptions {
   int64_t last = 100;   // the final loss is the mean over this many last steps (of those that were logged)
 };
 
-/// What the numbers of a run are, by what was trained.
+/// The meaning of a run's figures, by the kind of model.
 struct RunUnits {
   std::string model;       // "tnp", "gpt", ...
   std::string loss;        // of training: "nats per point"
-  std::string evaluation;  // what is evaluated, with its unit: "held-out loss (nats per token)"
+  std::string evaluation;  // name of the evaluation, with its unit: "held-out loss (nats per token)"
   std::string gap;         // and compared with: "gap to the 5-gram (nats per token)"; "": with nothing
   bool operator==(const RunUnits&) const = default;
 };
@@ -30,7 +30,7 @@ struct RunUnits {
 /// for a model that is unknown.
 RunUnits units_of(const RunFolder& run);
 
-/// What the runs of a group came to, one number each.
+/// The results of the runs of a group, one number each.
 struct RunGroup {
   std::string name;
   RunUnits units;
@@ -46,7 +46,7 @@ struct RunGroup {
 /// given twice or has other units than the first one: their losses cannot be compared.
 std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options);
 
-/// The training loss of a run, averaged over so many steps that a curve has about 200 points.
+/// The training loss of a run, averaged so that a curve has about 200 points.
 report::Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed);
 
 /// Whether the final losses of no two groups differ beyond the noise.

@@ -40,7 +40,7 @@ struct SeedsEnd {
 };
 
 /// Trains the seeds that are not done, one after the other, and completes those that are; `request`: of each,
-/// but for its folder. The group has a row of its own in runs.sqlite beside its folder. On several ranks all
+/// but for its folder. The group has its own row in runs.sqlite beside its folder. On several ranks all
 /// of them call this and train each seed together; rank 0 says which, completes and records, so the others
 /// get no results and `ended` is not called there. Throws Interrupted if there is nothing yet that could go
 /// on.

@@ -8,7 +8,7 @@
 
 #include "train/run_folder.h"
 
-/// Runs of one job that differ in their seeds: what they came to, with error bars.
+/// Runs of one job that differ in their seeds: their results, with error bars.
 
 namespace tessera::train {
 

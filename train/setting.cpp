@@ -147,7 +147,7 @@ void take_options(SettingList& list, const json& run, const std::string& path, c
     const auto found = options->find(setting.key);
     if (found == options->end()) continue;
     check(setting.take(*found), path, ": options: \"", setting.key, "\" is ", found->dump(),
-          ", which is no value of ", setting.flag);
+          ", which is not a valid value of ", setting.flag);
   }
 }
 

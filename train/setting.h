@@ -25,7 +25,7 @@
 
 namespace tessera::train {
 
-/// A value with a JSON form of its own (the configuration of a model).
+/// A value with its own JSON form (the configuration of a model).
 struct JsonValue {
   std::function<nlohmann::json()> get;
   std::function<void(const nlohmann::json&)> set;
@@ -34,11 +34,11 @@ struct JsonValue {
 using SettingValue = std::variant<bool*, int64_t*, uint64_t*, double*, std::string*,
                                   std::vector<std::string>*, DType*, F32Math*, JsonValue>;
 
-/// What run.json keeps of a setting.
+/// Where run.json keeps a setting.
 enum class Kept {
   job,     // under "job", and in checkpoints: a run that goes on cannot change it
   option,  // under "options": a run that goes on does as before unless it is told again
-  never    // it says how to begin, or is of one call only
+  never    // it concerns only the start, or only one call
 };
 
 /// One setting; the members are set by the functions below, which return it.

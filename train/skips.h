@@ -24,7 +24,7 @@ class SkipWatch {
   int64_t fatal_row() const { return scales() ? minimum_.row : all_.row; }
   /// The warning that a step was skipped at the smallest loss scale, once; "" if there is nothing to say.
   std::string warning(int64_t step);
-  /// What a run that ends for its skipped steps says.
+  /// The message of a run that ends because of its skipped steps.
   std::string complaint(int64_t step, const std::string& checkpoints) const;
 
  private:

@@ -31,33 +31,35 @@ void parse_rows(const std::string& text, ops::Slice& slice) {
 void SliceSettings::add_to(SettingList& list) {
   const SliceSettings usual;
   list.group("Training");
-  list.add("slice", mode, "Backward pass of linear layers by some of the rows: how they are chosen")
+  list.add("slice", mode, "Backward pass of linear layers over some of the rows: how rows are selected")
       .one_of({"none", "first", "top_norm", "threshold", "random", "importance"})
       .absent_means(usual.mode);
   list.add("rows", rows,
-           "Rows that --slice chooses: a number, a share such as 10%, or auto (importance only)")
+           "Number of rows that --slice selects: a number, a share such as 10%, or auto (importance only)")
       .shown_as("")
       .absent_means(usual.rows);
   list.add("variance", variance,
-           "--rows auto: the most that the choice of rows adds to the batch gradient's variance, as a share "
-           "of it")
+           "--rows auto: maximum variance added by selecting rows, as a share of the batch gradient's "
+           "variance")
       .range(1e-6, 100.0)
       .absent_means(usual.variance);
-  list.add("estimate_every", estimate_every, "--rows auto: steps from one estimate of the shares to the next")
+  list.add("estimate_every", estimate_every, "--rows auto: steps between estimates of the shares")
       .range(int64_t{1}, int64_t{1} << 40)
       .absent_means(usual.estimate_every);
-  list.add("slice_threshold", threshold, "Smallest norm of a row that --slice threshold chooses")
+  list.add("slice_threshold", threshold, "--slice threshold: minimum norm of a selected row")
       .range(0.0, 1e30)
       .shown_as("")
       .absent_means(usual.threshold);
-  list.add("weight_grad", weight_grad, "Gradient of sliced weights: of no row, the chosen ones, or all")
+  list.add("weight_grad", weight_grad,
+           "Rows in the gradient of sliced weights: none, the selected ones (slice), or all (full)")
       .one_of({"none", "slice", "full"})
       .absent_means(usual.weight_grad);
-  list.add("slice_layers", layers, "Layers to slice, by their names in transformers: patterns, or all")
+  list.add("slice_layers", layers,
+           "Layers to slice: patterns of transformers names, separated by commas, or all")
       .shown_as("the feed-forward layers")
       .absent_means(usual.layers);
   list.add("probe_gradient", probe_every,
-           "Every so many steps, compare the gradient with the dense one: probes.jsonl in the run; 0: never")
+           "Steps between comparisons with the dense gradient, written to probes.jsonl; 0: never")
       .range(int64_t{0}, int64_t{1} << 40)
       .absent_means(usual.probe_every);
 }
@@ -68,8 +70,8 @@ ops::Slice SliceSettings::slice(Rng* rng) const {
   const bool by_threshold = made.rows == ops::SelectMode::threshold;
   check(by_threshold || !rows.empty(), "slice: ", mode,
         " (--slice) needs to know how many rows; give --rows N or --rows 10%");
-  check(by_threshold || threshold < 0,
-        "slice: a threshold (--slice-threshold) is of --slice threshold, not of ", mode, "; leave it out");
+  check(by_threshold || threshold < 0, "slice: a threshold (--slice-threshold) needs --slice threshold, not ",
+        mode, "; leave it out");
   check(!by_threshold || threshold >= 0, "slice: threshold (--slice) needs --slice-threshold NORM");
   check(!by_threshold || rows.empty(),
         "slice: the threshold decides how many rows there are; leave --rows out");
@@ -103,11 +105,11 @@ void SliceSettings::validate() const {
 void SliceSettings::check_given(const Given& given) const {
   for (const char* const flag :
        {"--rows", "--slice-threshold", "--weight-grad", "--slice-layers", "--probe-gradient"})
-    check(slices() || !given.contains(flag), flag,
-          " is of --slice, which is not given; add --slice MODE, or leave ", flag, " out");
+    check(slices() || !given.contains(flag), flag, " needs --slice; add --slice MODE, or leave ", flag,
+          " out");
   for (const char* const flag : {"--variance", "--estimate-every"})
     check(is_auto() || !given.contains(flag), flag,
-          " is of --rows auto; add --slice importance --rows auto, or leave ", flag, " out");
+          " needs --rows auto; add --slice importance --rows auto, or leave ", flag, " out");
 }
 
 void SliceSettings::refuse_auto(const std::string& what) const {

@@ -24,7 +24,7 @@ struct SliceSettings {
   double variance = 0.025;
   int64_t estimate_every = 200;
 
-  /// Every so many steps the gradient is compared with the dense one of the same batch, over kProbeDraws
+  /// Steps between comparisons of the gradient with the dense one of the same batch, over kProbeDraws
   /// draws of the rows; 0: never. Does not change what is trained.
   int64_t probe_every = 0;
   static constexpr int kProbeDraws = 4;

@@ -13,8 +13,8 @@ void Sparse24Settings::add_to(SettingList& list) {
   constexpr int64_t kMost = int64_t{1} << 30;
   list.group("Training");
   list.add("sparse24", method,
-           "Keep two of every four hidden activations (2:4) while training, chosen so; needs --ffn relu2 or "
-           "relu")
+           "Train with 2:4 sparse hidden activations: how two of every four are selected; needs --ffn relu2 "
+           "or relu")
       .one_of({"none", "naive", "mvue", "soft_threshold", "soft_dynamic", "fast"})
       .absent_means(usual.method);
   const auto add_gemm = [&](const char* key, std::string& value, const char* help) {
@@ -25,32 +25,32 @@ void Sparse24Settings::add_to(SettingList& list) {
   add_gemm("sparse24_dx", dx, "GEMM of the first layer's input gradient");
   add_gemm("sparse24_dup", dup, "GEMM of the first layer's weight gradient");
   add_gemm("sparse24_ddown", ddown, "GEMM of the second layer's weight gradient");
-  list.add("sparse24_tokens", token_method, "How weight gradients keep two of every four tokens")
+  list.add("sparse24_tokens", token_method, "How two of every four tokens are selected for weight gradients")
       .one_of({"naive", "mvue", "fast"})
       .absent_means(usual.token_method);
   list.add("sparse24_dense_gradient", dense_gradient,
-           "Do not restrict the hidden gradient to the activations that forward kept")
+           "Keep the hidden gradient dense instead of restricting it to the activations that forward kept")
       .absent_means(usual.dense_gradient);
-  list.add("sparse24_require", require, "End with an error where a sparse GEMM has no sparse tensor cores")
+  list.add("sparse24_require", require, "Fail if a sparse GEMM cannot use sparse tensor cores")
       .absent_means(usual.require);
-  list.add("dense_share", dense_share, "Share of the columns, the densest, that split GEMMs keep dense")
+  list.add("dense_share", dense_share, "Share of the columns that split GEMMs keep dense, densest first")
       .range(0.0, 1.0)
       .absent_means(usual.dense_share);
   list.add("permute", permute,
-           "Which tokens form groups of four: neighbours (none), a fixed random choice, or a quarter apart "
-           "(stride)")
+           "Tokens that form groups of four: neighbours (none), a fixed random permutation (random), or "
+           "tokens a quarter of the batch apart (stride)")
       .one_of({"none", "random", "stride"})
       .absent_means(usual.permute);
-  list.add("dense_first", dense_first, "Steps at the beginning that are dense")
+  list.add("dense_first", dense_first, "Number of dense steps at the beginning")
       .range(int64_t{0}, kMost)
       .absent_means(usual.dense_first);
-  list.add("dense_last", dense_last, "Steps at the end that are dense")
+  list.add("dense_last", dense_last, "Number of dense steps at the end")
       .range(int64_t{0}, kMost)
       .absent_means(usual.dense_last);
-  list.add("dynamic_steps", dynamic_steps, "Calls between two fits of the scale of soft_dynamic")
+  list.add("dynamic_steps", dynamic_steps, "soft_dynamic: calls between fits of the scale")
       .range(int64_t{1}, kMost)
       .absent_means(usual.dynamic_steps);
-  list.add("calibration_samples", calibration_samples, "Tokens that the scale of soft_dynamic is fitted to")
+  list.add("calibration_samples", calibration_samples, "soft_dynamic: tokens that the scale is fitted to")
       .range(int64_t{1}, kMost)
       .absent_means(usual.calibration_samples);
 }
@@ -98,13 +98,13 @@ void Sparse24Settings::check_given(const Given& given, bool weights24) const {
   for (const char* const flag : {"--sparse24-y", "--sparse24-dx", "--sparse24-dup", "--sparse24-ddown",
                                  "--sparse24-tokens", "--sparse24-dense-gradient", "--sparse24-require",
                                  "--dense-share", "--permute", "--dynamic-steps", "--calibration-samples"})
-    check(on() || !given.contains(flag), flag,
-          " is of --sparse24, which is not given; add --sparse24 METHOD, or leave ", flag, " out");
+    check(on() || !given.contains(flag), flag, " needs --sparse24; add --sparse24 METHOD, or leave ", flag,
+          " out");
   for (const char* const flag : {"--dense-first", "--dense-last"})
     check(on() || weights24 || !given.contains(flag), flag,
-          " is of --sparse24 and --weights-24, which is not given; add one of them, or leave ", flag, " out");
+          " needs --sparse24 or --weights-24; add one of them, or leave ", flag, " out");
   for (const char* const flag : {"--dynamic-steps", "--calibration-samples"})
-    check(method == "soft_dynamic" || !given.contains(flag), flag, " is of --sparse24 soft_dynamic, not of ",
+    check(method == "soft_dynamic" || !given.contains(flag), flag, " needs --sparse24 soft_dynamic, not ",
           method, "; leave it out");
 }
 

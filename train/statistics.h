@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-/// What samples of a few runs say: means with intervals by Student's t distribution, paired differences, and
+/// Statistics of a few runs: means with intervals by Student's t distribution, paired differences, and
 /// Holm's correction where several are tested at once.
 
 namespace tessera::train {
@@ -21,8 +21,8 @@ double student_tail(double t, double freedom);
 double student_quantile(double p, double freedom);
 
 /// The mean of a sample with its 95 % interval mean +- half, and the p-value of the mean being 0 (two-sided
-/// t-test). One value says nothing of the noise: `half` is infinite and p is NaN. If all values are equal,
-/// `half` is 0 and p is 0, or 1 if they are 0.
+/// t-test). One value tells nothing about the noise: `half` is infinite and p is NaN. If all values are
+/// equal, `half` is 0 and p is 0, or 1 if they are 0.
 struct Interval {
   int64_t n = 0;
   double mean = 0, deviation = 0, half = 0, p = 0;

@@ -49,7 +49,7 @@ void check_parts(const char* what, const std::vector<StudyPart>& parts, const St
   for (const StudyPart& part : parts) {
     check_part_name(what, part.name);
     check(names.insert(part.name).second, what, " \"", part.name,
-          "\" is there twice; give each a name of its own");
+          "\" is given twice; give each its own name");
     for (const char* const flag : kStudysOwn)
       check(!part.flags.contains(flag), what, " \"", part.name, "\": ", flag,
             " is set by the study; leave it out");
@@ -158,19 +158,19 @@ void StudyPlan::validate() const {
   check_parts("section", {{"flags", flags}}, *this);
   std::set<uint64_t> known_seeds;
   for (const uint64_t seed : seeds)
-    check(known_seeds.insert(seed).second, "seed ", seed, " is there twice; its runs would be the same");
+    check(known_seeds.insert(seed).second, "seed ", seed, " is given twice; its runs would be the same");
   std::set<double> known_rates;
   for (const std::string& rate : rates) {
     const std::optional<double> value = number_of(rate);
     check(value && *value > 0 && std::isfinite(*value), "learning_rates: \"", rate,
-          "\" is no positive number; write for instance 3e-4");
-    check(known_rates.insert(*value).second, "learning_rates: ", rate, " is there twice; leave one out");
+          "\" is not a positive number; write for instance 3e-4");
+    check(known_rates.insert(*value).second, "learning_rates: ", rate, " is given twice; leave one out");
   }
   const auto is_baseline = [&](const StudyPart& arm) { return arm.name == baseline; };
   std::string names;
   for (const StudyPart& arm : arms) names += (names.empty() ? "" : ", ") + arm.name;
   check(std::ranges::any_of(arms, is_baseline), "baseline is \"", baseline,
-        "\", which is no arm; expected one of ", names);
+        "\", which is not an arm; expected one of ", names);
   check(!metric.empty(), "metric is empty; name one that the runs evaluate, such as eval_nll");
   const size_t count = arms.size() * tasks_of(*this).size() * rates_of(*this).size() * seeds.size();
   check(count <= kMostCells, "the study has ", count, " cells; at most ", kMostCells, " are possible");

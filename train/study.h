@@ -72,7 +72,7 @@ std::vector<std::string> arguments_of(const StudyPlan& plan, const StudyCell& ce
 enum class CellStatus { pending, begun, interrupted, finished, failed };
 const char* name_of(CellStatus status);
 
-/// What became of a cell.
+/// The state of a cell.
 struct CellRecord {
   CellStatus status = CellStatus::pending;
   std::string reason;  // of a failed one, one line

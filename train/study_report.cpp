@@ -284,14 +284,12 @@ void write_page(const fs::path& path, const StudyResults& results) {
                              results.count(CellStatus::finished), results.cells.size(),
                              results.count(CellStatus::failed), listed(results, &CellResult::gpu),
                              listed(results, &CellResult::revision)));
-  page.paragraph(fmt::format(
-      "The score is {} at the last evaluation of a run; {} is better. Bars and +- are 95 % intervals of the "
-      "mean "
-      "over the seeds (Student's t). Differences are paired by seed with the arm {}, with 95 % intervals; "
-      "p-values are of paired t-tests, after Holm's correction over the arms of a table. One seed tells "
-      "nothing "
-      "of the noise.",
-      results.plan.metric, results.plan.higher ? "higher" : "lower", results.plan.baseline));
+  page.paragraph(
+      fmt::format("The score is {} at the last evaluation of a run; {} is better. Bars and +- are 95 % "
+                  "intervals of the mean over the seeds (Student's t). Differences are paired by seed with "
+                  "the arm {}, with 95 % intervals; p-values are of paired t-tests, after Holm's correction "
+                  "over the arms of a table. One seed tells nothing about the noise.",
+                  results.plan.metric, results.plan.higher ? "higher" : "lower", results.plan.baseline));
   page.paragraph(
       "Step times are medians of steps during which no other cell ran; training time is steps times step "
       "time, "

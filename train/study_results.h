@@ -7,7 +7,7 @@
 #include "train/statistics.h"
 #include "train/study.h"
 
-/// What the cells of a study came to.
+/// The results of the cells of a study.
 
 namespace tessera::train {
 

@@ -28,7 +28,7 @@ constexpr int kRefused = 2;
 
 /// Why a process failed, by the last error in its log; one line.
 std::string reason_of(const ChildEnd& end, const fs::path& log) {
-  if (end.signal == SIGKILL) return "killed by signal 9, perhaps for want of memory";
+  if (end.signal == SIGKILL) return "killed by signal 9, possibly out of memory";
   if (end.signal != 0) return fmt::format("crashed: signal {} ({})", end.signal, ::strsignal(end.signal));
   const std::string mark = "tessera: ", warning = "tessera: warning: ";
   std::string reason;

@@ -5,7 +5,7 @@
 
 #include "train/study.h"
 
-/// Runs the cells of a study, each as a process of its own.
+/// Runs the cells of a study, each as a separate process.
 
 namespace tessera::train {
 
@@ -14,7 +14,7 @@ struct StudyRequest {
   double minutes = 0;         // after these running cells are stopped and saved; 0: no limit
   int64_t jobs = 1;           // cells at the same time
   int64_t timing_steps = 30;  // of a run for step times, where no cell of an arm ran alone
-  /// What is said along the way, whole lines.
+  /// Called with messages about the progress, whole lines.
   std::function<void(const std::string& text)> say = [](const std::string&) {};
 };
 
@@ -23,7 +23,7 @@ struct StudyEnd {
   bool out_of_time = false;  // stopped by `minutes`
   int64_t cells = 0, finished = 0, failed = 0;
   std::string failure;  // the first one: "cell: reason"
-  /// What is wrong with the plan, as a cell showed: `tessera train` refused its command line, as it would
+  /// The error in the plan that a cell showed: `tessera train` refused its command line, as it would
   /// that of each cell of the arm, or it did not log the metric. The study ends with it. "": nothing.
   std::string refused;
 };
@@ -36,7 +36,7 @@ struct StudyEnd {
 /// that.
 StudyEnd run_study(StudyFolder& folder, const StudyRequest& request);
 
-/// Whether the step time of an arm on a task has to be measured by a run of its own: no finished cell of them
+/// Whether the step time of an arm on a task has to be measured by a separate run: no finished cell of them
 /// ran alone.
 bool lacks_step_time(const StudyFolder& folder, const std::string& arm, const std::string& task);
 

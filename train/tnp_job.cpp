@@ -27,7 +27,7 @@ void TnpSettings::add_sizes(SettingList& list) {
   list.group("Data");
   list.add("context", context, "Context points per task").named("--m").range(int64_t{1}, kLargest);
   list.add("targets", targets, "Target points per task").named("--n").range(int64_t{1}, kLargest);
-  list.add("batch", batch, "Tasks per micro-batch, of which a step has --accumulate")
+  list.add("batch", batch, "Tasks per micro-batch; a step has --accumulate micro-batches")
       .named("--batch-size")
       .range(int64_t{1}, kLargest);
   const auto size = [&](const char* key, int64_t& value, const char* help) -> Setting& {
@@ -38,14 +38,14 @@ void TnpSettings::add_sizes(SettingList& list) {
       .shown_as("");
   list.group("Model");
   size("d_model", model.d_model, "Width");
-  size("d_ff", model.d_ff, "Hidden width of the MLPs and heads");
-  size("heads", model.heads, "Attention heads").named("--n-head");
+  size("d_ff", model.d_ff, "Hidden size of the MLPs and heads");
+  size("heads", model.heads, "Number of attention heads").named("--n-head");
   size("layers", model.layers, "Blocks");
-  size("components", model.components, "Gaussians of the mixture");
-  size("embed_hidden", model.embed_hidden, "Hidden width of the embedder").named("--emb-hidden");
+  size("components", model.components, "Number of Gaussians in the mixture");
+  size("embed_hidden", model.embed_hidden, "Hidden size of the embedder").named("--emb-hidden");
   list.add("model.pre_norm", model.pre_norm, "Pre-norm instead of post-norm");
   list.add("model.checkpoint_every", model.checkpoint_every,
-           "Activation checkpointing: recompute groups of that many blocks; 0: keep all")
+           "Activation checkpointing: number of blocks per recomputed group; 0: off")
       .named("--checkpoint-interval")
       .range(int64_t{0}, int64_t{1} << 20);
   list.add_hidden("model.dtype", model.dtype);
@@ -113,10 +113,10 @@ TnpSettings tnp_settings_of_run(const std::string& path, const json& run) {
 }
 
 void check_task_stream(const TnpSettings& settings) {
-  check(settings.task_stream == datasets::kTaskStream, "the run draws its tasks by version ",
-        settings.task_stream, " of the priors, this build by version ", datasets::kTaskStream,
-        ": it cannot go on with the tasks that it would have met. Finish it with the build that began it, or "
-        "start a new run; `tessera eval tnp` and `tessera report` take it as it is");
+  check(settings.task_stream == datasets::kTaskStream, "the run draws its tasks with version ",
+        settings.task_stream, " of the priors, this build with version ", datasets::kTaskStream,
+        ": it cannot continue with the same tasks. Finish it with the build that started it, or start a new "
+        "run; `tessera eval tnp` and `tessera report` still read it");
 }
 
 int64_t default_features(const std::string& prior) {

@@ -20,8 +20,8 @@
 
 namespace tessera::train {
 
-/// What a run of `tessera train tnp` is, but for where it runs and what it logs. Two jobs with equal fields
-/// and steps give bitwise equal curves on one device.
+/// The settings that define a run of `tessera train tnp`, except device and logging. Two jobs with equal
+/// fields and steps give bitwise equal curves on one device.
 struct TnpSettings : TrainingSettings {
   models::TnpConfig model;
   std::string prior = "linear";  // linear, rbf, matern52, periodic
@@ -57,7 +57,7 @@ TnpSettings tnp_settings_of_run(const std::string& path, const nlohmann::json& r
 /// Where the job's tasks come from, drawn on `device`; those of an evaluation are never met in training.
 datasets::Prior make_prior(const TnpSettings& settings, bool evaluation = false,
                            Device device = Device::cpu());
-/// The features of tasks when nobody says: 10 for the linear prior, 1 for the others, which have no more.
+/// The default number of features of tasks: 10 for the linear prior, 1 for the others, which have no more.
 int64_t default_features(const std::string& prior);
 /// Throws if training cannot go on as it began because this build draws other tasks than the run's. Such a
 /// run can still be evaluated and shown.

@@ -11,7 +11,8 @@ namespace tessera::train {
 SettingList TnpRecipe::options() {
   SettingList list(Kept::option);
   list.group("Run");
-  list.add("eval_tasks", eval_tasks, "Fresh tasks per evaluation").range(int64_t{1}, int64_t{1} << 24);
+  list.add("eval_tasks", eval_tasks, "Number of fresh tasks per evaluation")
+      .range(int64_t{1}, int64_t{1} << 24);
   list.add("context_parallel", context_parallel,
            "Consecutive ranks that share the points of each task; must divide the ranks")
       .range(int64_t{1}, int64_t{1} << 16)

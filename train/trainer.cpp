@@ -322,29 +322,31 @@ SettingList TrainerOptions::list() {
   SettingList list(Kept::option);
   list.group("Run");
   constexpr int64_t kMost = int64_t{1} << 30;
-  list.add("graph", graph, "on or off: the step as one captured graph (GPU)").as_on_off();
-  list.add("log_every", log_every, "Steps between logged ones").range(int64_t{1}, kMost);
-  list.add("eval_every", eval_every, "Steps between evaluations; 0: at the end").range(int64_t{0}, kMost);
-  list.add("save_every", save_every, "Steps between saved checkpoints; 0: at the end")
+  list.add("graph", graph, "Run the step as one captured CUDA graph (GPU): on or off").as_on_off();
+  list.add("log_every", log_every, "Steps between log entries").range(int64_t{1}, kMost);
+  list.add("eval_every", eval_every, "Steps between evaluations; 0: only at the end")
       .range(int64_t{0}, kMost);
-  list.add("keep", keep, "Saved checkpoints kept").range(int64_t{1}, int64_t{1} << 20);
+  list.add("save_every", save_every, "Steps between checkpoints; 0: only at the end")
+      .range(int64_t{0}, kMost);
+  list.add("keep", keep, "Number of checkpoints to keep").range(int64_t{1}, int64_t{1} << 20);
   list.add("loss_scale", loss_scale,
-           "First loss scale in f16, a power of two; a step that overflows halves it")
+           "Initial loss scale in f16, a power of two; a step that overflows halves it")
       .range(int64_t{1}, kMost)
       .of_powers_of_two();
   list.add("loss_scale_interval", loss_scale_interval,
-           "Steps in a row without overflow after which the f16 loss scale doubles")
+           "Consecutive steps without overflow after which the f16 loss scale doubles")
       .range(int64_t{1}, kMost);
   list.add("bucket_mb", bucket_mb,
-           "MiB of gradients that ranks sum at once next to the backward pass; 0: all after it")
+           "Bucket size in MiB for all-reducing gradients during the backward pass; 0: one all-reduce after "
+           "it")
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
-  list.add(
-          "zero", zero,
-          "Spread over the ranks: 0: nothing; 1: moments and master weights; 2: gradients, too (ZeRO stages)")
+  list.add("zero", zero,
+           "ZeRO stage: 0: off; 1: shard moments and master weights over the ranks; 2: gradients, too")
       .range(int64_t{0}, int64_t{2})
       .absent_means(0);
-  list.add("check_finite", check_finite, "Stop at the first NaN or infinity, naming operator and site; slow");
+  list.add("check_finite", check_finite,
+           "Stop at the first NaN or infinity and name the operator and its call site; slow");
   return list;
 }
 

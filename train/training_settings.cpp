@@ -12,12 +12,13 @@ namespace tessera::train {
 
 void TrainingSettings::add_to(SettingList& list) {
   list.group("Data");
-  list.add("seed", seed, "Random seed: of the first weights, the data's order and dropout")
+  list.add("seed", seed, "Random seed of initialisation, data order and dropout")
       .range(int64_t{0}, std::numeric_limits<int64_t>::max() - 1000);
   list.group("Training");
-  list.add("steps", steps, "Training steps").range(int64_t{1}, kLargest).may_change();
+  list.add("steps", steps, "Number of training steps").range(int64_t{1}, kLargest).may_change();
   list.add("optimizer", optimizer,
-           "Rule of hidden matrices (muon, galore) or of factors (loro); all else by AdamW")
+           "Optimizer; muon and galore update the hidden matrices, loro the factors, AdamW the other "
+           "parameters")
       .one_of(optim::optimizer_names())
       .absent_means("adamw");
   list.add("momentum", momentum, "Momentum of sgd and muon")
@@ -25,63 +26,65 @@ void TrainingSettings::add_to(SettingList& list) {
       .absent_means(TrainingSettings().momentum);
   const TrainingSettings usual;
   list.add("momentum_reset", momentum_reset,
-           "Steps after which the moments of adamw, galore and loro begin again")
+           "Steps between resets of the moments of adamw, galore and loro to zero; 0: never")
       .range(int64_t{0}, kLargest)
       .absent_means(usual.momentum_reset);
-  list.add("galore_rank", galore_rank, "Rank of galore's projected gradients")
+  list.add("galore_rank", galore_rank, "galore: rank of the projected gradients")
       .range(int64_t{1}, kLargest)
       .absent_means(usual.galore_rank);
-  list.add("galore_every", galore_every, "Steps between galore's decompositions of the gradients")
+  list.add("galore_every", galore_every, "galore: steps between decompositions of the gradients")
       .range(int64_t{1}, kLargest)
       .absent_means(usual.galore_every);
-  list.add("galore_scale", galore_scale, "Factor of galore's directions")
+  list.add("galore_scale", galore_scale, "galore: scale of the projected update")
       .range(1e-6, 1e6)
       .absent_means(usual.galore_scale);
-  list.add("galore_projection", galore_projection, "Side from which galore projects; std: the shorter one")
+  list.add("galore_projection", galore_projection, "galore: side of the projection; std: the shorter one")
       .one_of({"std", "reverse_std", "right", "left", "full"})
       .absent_means(usual.galore_projection);
-  list.add("galore_svd", galore_svd, "How galore decomposes: exactly, or by a random sketch, which is faster")
+  list.add("galore_svd", galore_svd, "galore: exact decomposition, or a random sketch, which is faster")
       .one_of({"exact", "sketch"})
       .absent_means(usual.galore_svd);
-  list.add("loro_every", loro_every, "Steps between loro's exact steps on the product of factors; 0: none")
+  list.add("loro_every", loro_every, "loro: steps between exact steps on the product of the factors; 0: none")
       .range(int64_t{0}, kLargest)
       .absent_means(usual.loro_every);
-  list.add("loro_lr_scale", loro_lr_scale, "Factor of lr in loro's steps on factors; -1: rank / size")
+  list.add("loro_lr_scale", loro_lr_scale,
+           "loro: factor of the learning rate in steps on the factors; -1: rank / size")
       .range(-1.0, 1e6)
       .absent_means(usual.loro_lr_scale);
-  list.add("loro_moments", loro_moments, "Moments after an exact step of loro")
+  list.add("loro_moments", loro_moments, "loro: moments after an exact step")
       .one_of({"reset", "keep"})
       .absent_means(usual.loro_moments);
   list.add("loro_singular", loro_singular,
-           "Singular factor in an exact step of loro: end, or a cheap step, counted")
+           "loro: on a singular factor in an exact step, end the run (error), or step on the factors and "
+           "count it (cheap)")
       .one_of({"error", "cheap"})
       .absent_means(usual.loro_singular);
-  list.add("refactor_every", refactor_every,
-           "Steps after which loro balances the factors by an SVD; 0: never")
+  list.add("refactor_every", refactor_every, "loro: steps between balancing the factors by an SVD; 0: never")
       .range(int64_t{0}, kLargest)
       .absent_means(usual.refactor_every);
   list.add("lr", lr, "Peak learning rate").range(1e-30, 1e30);
-  list.add("warmup", warmup, "Steps of linear warm-up, at most half of all").range(int64_t{0}, kLargest);
-  list.add("schedule", schedule, "Learning rate after warm-up")
+  list.add("warmup", warmup, "Steps of linear warm-up, at most half of --steps").range(int64_t{0}, kLargest);
+  list.add("schedule", schedule, "Learning rate schedule after warm-up")
       .one_of({"constant", "linear", "cosine", "wsd", "cosine_restarts", "cosine_warmups"});
   list.add("restarts", restarts,
-           "Restarts of cosine_restarts (each from --lr) and cosine_warmups (up to one cosine)")
+           "Number of restarts of cosine_restarts (each from --lr) and cosine_warmups (up to one cosine)")
       .range(int64_t{0}, kLargest)
       .absent_means(usual.restarts);
   list.add("restart_warmup", restart_warmup, "Steps of linear warm-up after each restart")
       .range(int64_t{0}, kLargest)
       .absent_means(usual.restart_warmup);
-  list.add("weight_decay", weight_decay, "Decoupled weight decay of matrices; not of norms and biases")
+  list.add("weight_decay", weight_decay, "Decoupled weight decay of matrices (not of norms and biases)")
       .range(0.0, 1e6);
-  list.add("clip_norm", clip_norm, "Largest gradient norm; 0: no clipping")
+  list.add("clip_norm", clip_norm, "Maximum gradient norm; 0: no clipping")
       .formerly("--clip")
       .range(0.0, 1e30);
   list.add_hidden("f32_math", f32_math).absent_means(name_of(F32Math::ieee));
 }
 
 Setting& TrainingSettings::add_ranks(SettingList& list) {
-  list.add("order", order,
-           "Order of a step's sums: global (any ranks, same bits; default of several) or world")
+  list.add(
+          "order", order,
+          "Summation order of a step: global (same bits on any number of ranks; default on several) or world")
       .one_of({"world", "global"})
       .shown_as("")
       .absent_means("world");
@@ -155,8 +158,8 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
 void TrainingSettings::check_optimizer_flags(const Given& given) const {
   const auto only = [&](std::initializer_list<const char*> flags, bool has_effect, const char* of) {
     for (const char* const flag : flags)
-      check(has_effect || !given.contains(flag), flag, " is of ", of, ", and --optimizer is ", optimizer,
-            "; leave it out");
+      check(has_effect || !given.contains(flag), flag, " is for --optimizer ", of, ", and --optimizer is ",
+            optimizer, "; leave it out");
   };
   only({"--galore-rank", "--galore-every", "--galore-scale", "--galore-projection", "--galore-svd"},
        optimizer == "galore", "galore");
@@ -178,7 +181,7 @@ void TrainingSettings::check_training(const char* family, DType dtype, const std
   check(lr > 0 && std::isfinite(lr), family, ": lr is ", lr, "; it must be positive");
   const std::vector<std::string> names = optim::optimizer_names();
   check(std::find(names.begin(), names.end(), optimizer) != names.end(), family, ": optimizer is \"",
-        optimizer, "\"; see --help for those that there are");
+        optimizer, "\"; --help lists the valid ones");
   check(momentum >= 0 && momentum < 1, family, ": momentum is ", momentum,
         "; it must be from 0 to less than 1");
   check(

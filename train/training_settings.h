@@ -10,7 +10,7 @@
 
 namespace tessera::train {
 
-/// What the settings of every bundled job share: how it learns.
+/// The training settings that all bundled jobs share.
 struct TrainingSettings {
   double lr = 1e-3, weight_decay = 0.01, clip_norm = 1.0;
   double final_lr = 0;  // where the schedule falls to, as a share of lr; declared by those that set it
@@ -43,8 +43,8 @@ struct TrainingSettings {
 
   /// Adds `order` and `accumulate`, which it returns; for the lists of the jobs that have them.
   Setting& add_ranks(SettingList& list);
-  /// Settles them for a run on so many ranks: what is not given follows from these. Throws, naming the
-  /// setting, if the ranks cannot share the micro-batches out or cannot train so.
+  /// Completes them for a run on this many ranks, which determine the settings that are not given. Throws,
+  /// naming the setting, if the ranks cannot share the micro-batches out or cannot train so.
   void set_ranks(int ranks, const Given& given, bool resumed);
   /// "  step      8 micro-batches, sums in the global order", a line of a run's header; "" with one.
   std::string step_line() const;

@@ -14,15 +14,16 @@ void Weights24Settings::add_to(SettingList& list) {
   constexpr int64_t kMost = int64_t{1} << 30;
   list.group("Training");
   list.add("weights24", layers,
-           "Train these layers of the blocks with 2:4 weights, by masks that are 2:4 transposed, too")
+           "Layers of the blocks to train with 2:4 weights, under masks that are 2:4 also when transposed")
       .named("--weights-24")
       .one_of({"none", "attn", "mlp", "attn,mlp"})
       .absent_means(usual.layers);
-  list.add("weights24_every", every, "Steps between two masks of --weights-24")
+  list.add("weights24_every", every, "--weights-24: steps between updates of the masks")
       .named("--weights-24-every")
       .range(int64_t{1}, kMost)
       .absent_means(usual.every);
-  list.add("weights24_decay", decay, "Times the pruned weights of --weights-24 is added to their gradients")
+  list.add("weights24_decay", decay,
+           "--weights-24: decay of pruned weights; this times the weight is added to its gradient")
       .named("--weights-24-decay")
       .range(0.0, 1e6)
       .absent_means(usual.decay);
@@ -38,8 +39,8 @@ void Weights24Settings::validate(const char* family) const {
 
 void Weights24Settings::check_given(const Given& given) const {
   for (const char* const flag : {"--weights-24-every", "--weights-24-decay"})
-    check(on() || !given.contains(flag), flag,
-          " is of --weights-24, which is not given; add --weights-24 attn,mlp, or leave ", flag, " out");
+    check(on() || !given.contains(flag), flag, " needs --weights-24; add --weights-24 attn,mlp, or leave ",
+          flag, " out");
 }
 
 bool Weights24Settings::takes(const std::string& name) const {

@@ -20,7 +20,7 @@
 /// `truncation` and `padding` of a tokenizer.json are the caller's business. Bytes that are no UTF-8 are read
 /// as U+FFFD, one for each maximal part of an ill-formed sequence, as Python's errors="replace" does.
 ///
-/// A file is bounded in every respect before anything is allocated; what is wrong with it is said with its
+/// A file is bounded in every respect before anything is allocated; errors are reported with their
 /// place, such as "x.json: model.merges[17] joins "ab", which is not in the vocabulary".
 
 namespace tessera::io {
@@ -32,7 +32,7 @@ struct Encoding {
 
 struct EncodeOptions {
   bool special = true;     // put the special tokens of the file around the text
-  int64_t max_length = 0;  // cut to so many tokens, special ones included, the longer text first; 0: whole
+  int64_t max_length = 0;  // truncate to this many tokens, special ones included, longer text first; 0: off
 };
 
 /// Numbers of the tokens with a role; from tokenizer_config.json if that file is there, else by their usual
@@ -63,7 +63,7 @@ class Tokenizer {
   /// The text of tokens, valid UTF-8. Throws if one has no token (see `has`).
   std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
 
-  /// What an embedding needs: the largest number and 1.
+  /// The number of rows that an embedding needs: the largest id plus 1.
   int64_t vocab_size() const;
   /// Tokens there are; fewer than vocab_size() if there are holes.
   int64_t token_count() const;
@@ -114,7 +114,7 @@ class TokenStream {
       : tokenizer_(tokenizer), skip_special_(skip_special) {}
   /// Text that is certain now; "" while a character is incomplete.
   std::string next(int32_t id);
-  /// What is held back.
+  /// The text that is held back.
   std::string finish();
 
  private:

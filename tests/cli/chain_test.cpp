@@ -244,7 +244,7 @@ TEST(ChainCommand, SparsifyDoesAllOfIt) {
   EXPECT_TRUE(holds_all(out, "searched|perplexity|written to b")) << out;
   EXPECT_TRUE(fs::exists(at / "b/sparse.safetensors"));
   expect_failures(
-      at, {{"sparsify --model m --out d --text t", 2, "say how much"},
+      at, {{"sparsify --model m --out d --text t", 2, "give the sparsity"},
            {"sparsify --model m --out d --text t --total 1.5", 2, "--total"},
            {"sparsify --model m --out d --text t --total 0", 2, "more than 0"},
            {"sparsify --model m --out d --text t --max-ppl 0.5", 2, "--max-ppl"},

@@ -327,7 +327,7 @@ INSTANTIATE_TEST_SUITE_P(
                        "prompt of samples has|sequences have 16|--sample-prompt"},
         BadLanguageRun{"NoShards", "train gpt --name a --data nothing", "nothing"},
         BadLanguageRun{"DataIsAFile", "train gpt --name a --data a.txt",
-                       "--data: a.txt is no folder|tessera data tokenize"},
+                       "--data: a.txt is not a directory|tessera data tokenize"},
         BadLanguageRun{"BadTokenizer", "train gpt --name a --text a.txt --tokenizer bad.json", "bad.json"},
         BadLanguageRun{"NoModel", "train gpt --name a --text a.txt --tokenizer nothing", "nothing"}),
     [](const auto& info) { return std::string(info.param.name); });

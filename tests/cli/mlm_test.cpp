@@ -71,7 +71,7 @@ TEST(TrainMlm, AnInterruptedRunGoesOnToTheSameBytes) {
     process.send(SIGINT);
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, 130);
-    EXPECT_TRUE(holds_all(outcome.out, "To go on:|tessera train bert --resume runs/parts")) << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.out, "To continue:|tessera train bert --resume runs/parts")) << outcome.out;
   }
   const Outcome other = run(at, "train bert --resume runs/parts --device cpu --quiet --mask 0.3");
   EXPECT_EQ(other.code, 2);
@@ -113,10 +113,10 @@ TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
   bad("--text t.txt --pad", 2, "--pad: there are no labelled texts");
   bad("--text t.txt --predict", 2, "--predict");
   bad("--text t.txt --seeds 2", 2, "--seeds: pretraining is one run|tessera study");
-  bad("--text t.txt --scratch --model m", 2, "--scratch: --model brings weights");
-  bad("--text t.txt --model m --layers 2", 2, "--layers is of --scratch");
+  bad("--text t.txt --scratch --model m", 2, "--scratch: --model loads weights");
+  bad("--text t.txt --model m --layers 2", 2, "--layers is for --scratch");
   bad("--text t.txt --tokenizer tok.json --vocab-size 300", 2,
-      "--vocab-size: the --tokenizer is made already");
+      "--vocab-size: the --tokenizer has its own vocabulary");
   bad("--text t.txt --mask 0", 2, "--mask");
   bad("--text t.txt --mask 1", 2, "--mask");
   bad("--text t.txt --max-length 2 --name bad", 1, "--max-length is 2|3 ([CLS], a token, [SEP])");
@@ -131,7 +131,7 @@ TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
        {"--text t.txt", "--mask 0.2", "--tokenizer x", "--validation 0.2", "--piece 9", "--any-bytes"}) {
     const Outcome outcome = run(at, std::string("train bert --task sst2 --data d --scratch ") + flag);
     EXPECT_EQ(outcome.code, 2) << flag;
-    EXPECT_TRUE(holds_all(outcome.err, "is of --task mlm")) << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, "is only for --task mlm")) << outcome.err;
   }
 }
 

@@ -65,7 +65,7 @@ TEST(HelpText, ShowsDefaultsAndChoices) {
   const Workplace workplace;
   EXPECT_TRUE(holds_all(said(workplace, "train tnp --help"),
                         "--steps INT=1000|--lr FLOAT=0.001|--batch-size INT=16|--precision "
-                        "{f32,tf32,bf16,f16}|default: bf16 on a GPU, else f32|"
+                        "{f32,tf32,bf16,f16}|default: bf16 on a GPU that supports it, else f32|"
                         "{constant,linear,cosine,wsd,cosine_restarts,cosine_warmups}=cosine|--runs TEXT=runs|"
                         "--keep INT=3|cuda:<index>"));
   EXPECT_TRUE(holds_all(said(workplace, "bench op --help"), "--seconds FLOAT=0.5|--mode TEXT=fwd,bwd"));
@@ -506,7 +506,7 @@ TEST(Train, AFinishedRunIsNotResumedByItselfButGoesOnWithSteps) {
   said(workplace, "train tnp --quiet --steps 2 --name r" + kTiny);
   const Outcome done = run(workplace, "train tnp --resume runs/r --device cpu");
   EXPECT_EQ(done.code, 1);
-  EXPECT_TRUE(holds_all(done.err, "has done its 2 steps|--steps")) << done.err;
+  EXPECT_TRUE(holds_all(done.err, "has finished its 2 steps|--steps")) << done.err;
   EXPECT_TRUE(holds_all(said(workplace, "train tnp --resume runs/r --steps 4 --quiet --device cpu"),
                         "resuming from|(step 2)|trained 2 steps"));
 }

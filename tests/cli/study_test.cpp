@@ -115,7 +115,7 @@ TEST(Study, InterruptedKilledOrOutOfTimeItGoesOnToTheSameBytes) {
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, 130) << outcome.err;
     EXPECT_TRUE(holds_all(
-        outcome.out, "stopped and saved|interrupted after|To go on:|tessera study run s.toml --out parts"))
+        outcome.out, "stopped and saved|interrupted after|To continue:|tessera study run s.toml --out parts"))
         << outcome.out;
   }
   const std::string stopped = said(at, "study run s.toml --out parts --minutes 0.0001");
@@ -201,16 +201,16 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad("command = \"tpn\"\nseeds = [1]\n" + flags + arms, "command is \"tpn\"|did you mean tnp?");
   bad("seed = 1\n" + kHead + flags + arms, "\"seed\": expected one of|seeds");
   bad(kHead + flags, "there are no arms|[[arm]]");
-  bad(kHead + flags + arms + "[[arm]]\nname = \"sgd\"\n", "arm \"sgd\" is there twice");
+  bad(kHead + flags + arms + "[[arm]]\nname = \"sgd\"\n", "arm \"sgd\" is given twice");
   bad("baseline = \"dense\"\n" + kHead + flags + arms, "baseline is \"dense\"|adamw, sgd");
   bad("command = \"tnp\"\n" + flags + arms, "there are no seeds");
   bad("command = \"tnp\"\nseeds = []\n" + flags + arms, "there are no seeds");
   bad("command = \"tnp\"\nseeds = [1, two]\n" + flags + arms, "seeds: \"two\"");
   bad("command = \"tnp\"\nseeds = [-1]\n" + flags + arms, "seeds: \"-1\"");
-  bad("command = \"tnp\"\nseeds = [1, 2, 1]\n" + flags + arms, "seed 1 is there twice");
+  bad("command = \"tnp\"\nseeds = [1, 2, 1]\n" + flags + arms, "seed 1 is given twice");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\noptimiser = \"sgd\"\n",
-      "arm \"x\"|\"optimiser\" is no flag of tessera train tnp|did you mean optimizer?");
-  bad(kHead + flags + "stpes = 3\n" + arms, "[flags]|\"stpes\" is no flag|did you mean steps?");
+      "arm \"x\"|\"optimiser\" is not a flag of tessera train tnp|did you mean optimizer?");
+  bad(kHead + flags + "stpes = 3\n" + arms, "[flags]|\"stpes\" is not a flag|did you mean steps?");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\nlayers = \"many\"\n", "arm \"x\"|--layers|many");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\nlayers = 0\n", "arm \"x\"|--layers|range");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\noptimizer = \"adam\"\n", "arm \"x\"|--optimizer|adam");
@@ -220,18 +220,18 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
       "gives lr, and so does learning_rates");
   bad("learning_rates = [fast]\n" + kHead + flags + arms, "learning_rates: \"fast\"");
   bad("learning_rates = [-0.1]\n" + kHead + flags + arms, "learning_rates: \"-0.1\"");
-  bad("learning_rates = [0.1, 1e-1]\n" + kHead + flags + arms, "learning_rates: 1e-1 is there twice");
+  bad("learning_rates = [0.1, 1e-1]\n" + kHead + flags + arms, "learning_rates: 1e-1 is given twice");
   bad(kHead + flags + arms + "[[arm]]\noptimizer = \"sgd\"\n", "an [[arm]] has no name");
   bad(kHead + flags + "[[arm]]\nname = \"a/b\"\n", "arm \"a/b\"|folder");
   bad(kHead + flags + "[[arm]]\nname = \"..\"\n", "arm \"..\"|folder");
   bad(kHead + flags + arms + "[[tasks]]\nname = \"x\"\n", "section [tasks]|did you mean task?");
   bad(kHead + flags + "[arm.x]\nlr = 1\n", "section [arm.x]");
-  bad(kHead + flags + arms + "[[task]]\nname = \"x\"\n[[task]]\nname = \"x\"\n", "task \"x\" is there twice");
+  bad(kHead + flags + arms + "[[task]]\nname = \"x\"\n[[task]]\nname = \"x\"\n", "task \"x\" is given twice");
   bad(kHead + flags + "[[arm]]\nname = \"x\"\nlr = 1\nclip = 1\nlr = 2\n", "\"lr\" is given twice");
   bad(kHead + flags + "[[arm]]\nname = \"x\"\ncheck-finite = 3\n", "arm \"x\"|expected true or false");
   bad("better = \"up\"\n" + kHead + flags + arms, "better is \"up\"");
   bad("title = \"a # b\"\n" + kHead + flags + arms, "\"title\"|quotes");
-  bad(kHead + flags + "[[arm]] # first\nname = \"x\"\n", "section stands on a line of its own");
+  bad(kHead + flags + "[[arm]] # first\nname = \"x\"\n", "section must be alone on its line");
   bad(kHead + flags + "prior = linear rbf\n" + arms, "\"prior\": expected one value");
   bad(kHead + flags + arms + "seeds = [1]\n", "\"seeds\"|before the first section");
 }

@@ -391,7 +391,7 @@ TEST(Gradients, RefuseWhatTheyCannotMeasure) {
   using W = GradientTasks;
   expect([](W& w) { w.tasks.clear(), w.data.clear(); }, "nothing to measure on");
   expect([](W& w) { w.data.clear(); }, "--task needs --data");
-  expect([](W& w) { w.tasks.clear(), w.text = {"t"}; }, "--data is of --task");
+  expect([](W& w) { w.tasks.clear(), w.text = {"t"}; }, "--data needs --task");
   expect([](W& w) { w.tasks = {"sst2", "SST-2"}; }, "given twice");
   expect([](W& w) { w.tasks = {"sst3"}; }, "did you mean");
   expect([](W& w) { w.part = "test"; }, "expected train or dev");

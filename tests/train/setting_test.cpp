@@ -114,7 +114,7 @@ TEST(Setting, OfAnOptionIsTakenUnlessItIsGivenAgainAndMustFitItsFlag) {
                                    {"schedule", json("cosin")}}) {
     const json bad = {{"options", {{key, wrong}}}};
     const std::string error = message_of([&] { take_options(list, bad, "run.json", {}); });
-    EXPECT_NE(error.find("which is no value of --"), std::string::npos) << bad << error;
+    EXPECT_NE(error.find("which is not a valid value of --"), std::string::npos) << bad << error;
   }
   EXPECT_EQ(some.batch, 32);
 }

@@ -194,7 +194,7 @@ TEST(StudyRun, TheReasonIsTheLastErrorOfTheLog) {
   EXPECT_EQ(failure_of("echo 'tessera: warning: w' >&2; echo 'tessera: no data' >&2; echo x; exit 1").failure,
             "dense,seed-1: no data");
   EXPECT_EQ(failure_of("exit 3").failure, "dense,seed-1: ended with status 3");
-  EXPECT_NE(failure_of("kill -KILL $$").failure.find("perhaps for want of memory"), std::string::npos);
+  EXPECT_NE(failure_of("kill -KILL $$").failure.find("possibly out of memory"), std::string::npos);
   EXPECT_EQ(failure_of("echo 'tessera: --rows: bad' >&2; exit 2").refused, "arm \"dense\": --rows: bad");
   // A run that another process stops ends the study as if the signal had come to it.
   const StudyEnd stopped = failure_of("kill -TERM $$");
