@@ -30,8 +30,9 @@ struct QualityCell {
   std::string arm;   // "wanda"
   int64_t calibration_seed = 0;    // cells that differ in it alone are averaged before models are compared
   double weights = 0, inputs = 0;  // shares that are left out
-  std::optional<double> counted;   // share of the inputs that gates left out on held-out text; nothing: not counted
-  double nats = 0;                 // per token of held-out text
+  std::optional<double>
+      counted;      // share of the inputs that gates left out on held-out text; nothing: not counted
+  double nats = 0;  // per token of held-out text
   std::optional<double> accuracy;  // of multiple choice; nothing: not measured
 };
 

@@ -22,9 +22,11 @@ constexpr const char* kTables[] = {
     "CREATE TABLE study (title TEXT, baseline TEXT)",
     "CREATE TABLE models (model TEXT PRIMARY KEY)",
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT)",
-    "CREATE TABLE cells (model TEXT, task TEXT, arm TEXT, calibration_seed INTEGER, weights REAL, inputs REAL, "
+    "CREATE TABLE cells (model TEXT, task TEXT, arm TEXT, calibration_seed INTEGER, weights REAL, inputs "
+    "REAL, "
     "counted REAL, nats REAL, accuracy REAL, PRIMARY KEY (model, task, arm, calibration_seed))",
-    "CREATE TABLE arms (task TEXT, arm TEXT, models INTEGER, weights REAL, inputs REAL, counted REAL, nats REAL, "
+    "CREATE TABLE arms (task TEXT, arm TEXT, models INTEGER, weights REAL, inputs REAL, counted REAL, nats "
+    "REAL, "
     "nats_half_width_95 REAL, above_dense REAL, above_dense_half_width_95 REAL, accuracy REAL, "
     "accuracy_half_width_95 REAL, accuracy_above_dense REAL, accuracy_above_dense_half_width_95 REAL, "
     "PRIMARY KEY (task, arm))",
@@ -46,10 +48,10 @@ TableCell mean_of(const std::optional<train::Interval>& interval) {
 std::vector<std::vector<TableCell>> arm_rows(const Quality& quality) {
   std::vector<std::vector<TableCell>> rows;
   for (const QualityArm& arm : quality.arms())
-    rows.push_back({arm.task, arm.arm, arm.nats.n, arm.weights, arm.inputs, cell_of(arm.counted), arm.nats.mean, half_of(arm.nats),
-                    mean_of(arm.nats_above_dense), half_of(arm.nats_above_dense), mean_of(arm.accuracy),
-                    half_of(arm.accuracy), mean_of(arm.accuracy_above_dense),
-                    half_of(arm.accuracy_above_dense)});
+    rows.push_back({arm.task, arm.arm, arm.nats.n, arm.weights, arm.inputs, cell_of(arm.counted),
+                    arm.nats.mean, half_of(arm.nats), mean_of(arm.nats_above_dense),
+                    half_of(arm.nats_above_dense), mean_of(arm.accuracy), half_of(arm.accuracy),
+                    mean_of(arm.accuracy_above_dense), half_of(arm.accuracy_above_dense)});
   return rows;
 }
 
