@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <initializer_list>
 
 #include "cli/commands.h"
 #include "cli/train_run.h"
@@ -28,13 +29,18 @@ std::vector<std::string> command_of(const std::vector<std::string>& words) {
     throw UsageError(
         "launch: there is no command to run; give it after --, such as -- train gpt --text FILE");
   if (words[0].find('/') != std::string::npos) return words;
-  const bool benches =
-      words[0] == "bench" && words.size() > 1 && (words[1] == "collective" || words[1] == "step");
+  const auto is = [&](const char* command, std::initializer_list<const char*> subcommands) {
+    return words[0] == command && words.size() > 1 &&
+           std::ranges::find(subcommands, words[1]) != subcommands.end();
+  };
   const bool examines = words[0] == "doctor" && std::ranges::find(words, "--links") != words.end();
-  if (words[0] != "train" && !benches && !examines)
-    throw UsageError("launch: \"" + words[0] +
-                     "\" does not run on several ranks; expected train, bench step, bench collective, doctor "
-                     "--links, or a program of your own with its path, such as ./my_program");
+  if (words[0] != "train" && words[0] != "generate" && !is("bench", {"step", "decode", "collective"}) &&
+      !is("eval", {"ppl"}) && !examines)
+    throw UsageError(
+        "launch: \"" + words[0] +
+        "\" does not run on several ranks; expected train, generate, eval ppl, bench step, bench "
+        "decode, bench collective, doctor --links, or a program of your own with its path, such "
+        "as ./my_program");
   std::vector<std::string> command = words;
   command.insert(command.begin(), own_program());
   return command;

@@ -77,13 +77,14 @@ void run_separate(const Call& call) {
   if (call.counts.defined()) count_columns(call.counts, call.y);
 }
 
-/// Not timed yet: taken only where its name is forced.
-Estimate is_unmeasured(const Call&, const Gpu&) {
-  return Estimate::slower();
+/// Where tiles fill the GPU some times over, and clusters share the weight in both.
+Estimate estimate_wide(const Call& call, const Gpu& gpu) {
+  const int64_t tiles = (call.y.size(0) + 127) / 128 * ((call.y.size(1) + 127) / 128);
+  return tiles > 8 * gpu.multiprocessors ? Estimate::preferred() : Estimate::slower();
 }
 
-constexpr Variant<Call> kVariants[] = {{"epilogue", epilogue_lacks, is_preferred<Call>, run_epilogue<false>},
-                                       {"epilogue wide", epilogue_lacks, is_unmeasured, run_epilogue<true>},
+constexpr Variant<Call> kVariants[] = {{"epilogue wide", epilogue_lacks, estimate_wide, run_epilogue<true>},
+                                       {"epilogue", epilogue_lacks, is_preferred<Call>, run_epilogue<false>},
                                        {"separate", lacks_nothing<Call>, is_otherwise<Call>, run_separate}};
 
 Tensor as_rows(const Tensor& x) {

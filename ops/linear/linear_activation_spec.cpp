@@ -21,7 +21,7 @@ OpSpec linear_activation_spec() {
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear; relu_squared doubles the relative error of h";
   spec.tolerance_factor = 4;
-  spec.variants = {"epilogue", "epilogue wide", "separate"};
+  spec.variants = {"epilogue wide", "epilogue", "separate"};
   spec.variant_dtypes = {{DType::bf16, DType::f16}, {DType::bf16, DType::f16}, {}};
   spec.cpu_extra_ulp = 4;
   spec.cpu_extra_reason = "h and dh are rounded; relu_squared doubles the relative error of h";

@@ -45,7 +45,7 @@ HiddenGradient24 run_fused(const HiddenGradient24Call& call) {
 
 using Run = HiddenGradient24(const HiddenGradient24Call&);
 constexpr Variant<HiddenGradient24Call, Run> kVariants[] = {
-    {"fused", fused_lacks, is_unmeasured<HiddenGradient24Call>, run_fused},
+    {"fused", fused_lacks, is_preferred<HiddenGradient24Call>, run_fused},
     {"separate", lacks_nothing<HiddenGradient24Call>, is_otherwise<HiddenGradient24Call>, run_separate}};
 
 }  // namespace

@@ -62,13 +62,14 @@ void run_packed(const Compress24Call& call) {
 }
 
 constexpr Variant<Compress24Call> kCompressions[] = {
-    {"packed", packed_lacks, is_unmeasured<Compress24Call>, run_packed},
+    {"packed", packed_lacks, is_preferred<Compress24Call>, run_packed},
     {"general", lacks_nothing<Compress24Call>, is_otherwise<Compress24Call>, run_general}};
 
 void run(const char* op, const Compress24Call& call) {
-  if (call.x.count() == 0) return;  // there are no tiles, so no padding either
-  if (call.x.device().is_cpu()) return compress24_cpu(call);
-  choose(op, kCompressions, call, Gpu(call.x.device())).launch(call);
+  const bool has_tiles = call.x.count() > 0;  // without any there is no padding either
+  if (call.x.device().is_cpu()) return has_tiles ? compress24_cpu(call) : void();
+  const auto& chosen = choose(op, kCompressions, call, Gpu(call.x.device()));
+  if (has_tiles) chosen.launch(call);
 }
 
 }  // namespace

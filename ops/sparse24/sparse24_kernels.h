@@ -5,13 +5,6 @@
 
 namespace tessera::ops {
 
-/// For tables of variants: a kernel that no GPU has timed yet. It is taken only where its name is forced, as
-/// long as another variant can run.
-template <class Problem>
-Estimate is_unmeasured(const Problem&, const Gpu&) {
-  return Estimate::slower();
-}
-
 /// One pass over x [tokens, features]. Either result may be undefined, not both. With `pattern` the elements
 /// of x at its places go to the result of its direction, and only the values are written.
 struct Compress24Call {

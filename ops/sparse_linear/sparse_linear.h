@@ -34,9 +34,7 @@ struct SparsePart {
 ///   bitmap    tca_bme, up to 32 tokens: reads every stored element once
 ///   sell      sell_delta4, up to 8 tokens: the same
 ///   columns_joint, sell_joint   as columns and sell, with all parts of a call in one launch, and weights
-///   asked
-///             for before the kernels ahead have ended (SparseWeight::constant). Not measured yet: where
-///             forced
+///             asked for before the kernels ahead have ended (SparseWeight::constant): what is chosen
 ///   gemm      any format and number of tokens: applies the gate, then multiplies with dense rows, which are
 ///             decompressed into scratch memory chunk by chunk (dense_columns: as they are)
 ///
@@ -54,9 +52,8 @@ Tensor sparse_linear(const Tensor& x, const SparseWeight& weight, const Gate& ga
 ///
 /// The same as swiglu(sparse_linear(x, {gate, up})), and that is what it runs (variant "parts"), with its
 /// rounding of gate and up to x's dtype; on a GPU variants "columns_joint" and "sell_joint" do both in one
-/// launch for up to 8 tokens (columns: 4): gate and up then stay f32 and y alone is rounded. They are not
-/// measured yet, and taken where they are forced. Throws what those two throw, and unless both parts have as
-/// many outputs.
+/// launch for up to 8 tokens (columns: 4): gate and up then stay f32 and y alone is rounded. They are
+/// what is chosen. Throws what those two throw, and unless both parts have as many outputs.
 Tensor sparse_linear_swiglu(const Tensor& x, const SparsePart& gate, const SparsePart& up,
                             Site site = Site::here());
 
