@@ -76,7 +76,7 @@ void add_doctor(CLI::App& app, Action& action) {
   auto json = std::make_shared<bool>(false), links = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Machine-readable");
   command->add_flag("--links", *links,
-                    "What several ranks depend on: links between GPUs, measured, NCCL, limits, variables");
+                    "Check what several ranks need: measured links between GPUs, NCCL, limits, variables");
   command->footer("Example: tessera launch -n 2 -- doctor --links");
   command->callback([&action, json, links] {
     action = [json, links] {

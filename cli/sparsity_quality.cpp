@@ -28,7 +28,7 @@ int run_quality(const QualityArgs& args) {
 
 void add_sparsity_quality(CLI::App& group, Action& action) {
   CLI::App& command = *group.add_subcommand(
-      "quality", "What pruning and gates cost: means over trained models, and whether papers' claims hold");
+      "quality", "Compare the quality of pruned and gated models: means, and whether papers' claims hold");
   auto args = std::make_shared<QualityArgs>();
   command.add_option("files", args->files, "Files of results of tools/sparsity_study, one per trained model")
       ->required();

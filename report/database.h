@@ -41,7 +41,7 @@ class Database {
   std::unique_ptr<Handle> handle_;
 };
 
-/// The application_id of a SQLite database, which says what program made it; 0 for a file that is none, or
+/// The application_id of a SQLite database, which says what program made it; 0 for another file, or
 /// none at all. Needs no SQLite.
 int32_t application_id_of(const std::filesystem::path& path);
 

@@ -202,7 +202,7 @@ std::string quality_html(const Quality& quality) {
   const std::vector<QualityArm> arms = quality.arms();
   page.table(kArmHeader, arm_texts(quality));
   if (!quality.claims.empty()) {
-    page.heading("What papers claim");
+    page.heading("Claims of papers");
     page.table(kClaimHeader, claim_texts(quality));
   }
   std::vector<std::string> tasks;

@@ -105,7 +105,7 @@ __device__ __forceinline__ int columns_of(uint32_t distances) {
 /// A block has one slice of one part of the columns: a tile of 32 rows, zeros first, in dynamic shared
 /// memory. A lane has a row, a warp a quarter of the slice's chunks. Where a quarter begins is known from the
 /// distances of those before it, which the first pass adds up; the second one puts the elements into the
-/// tile. All lanes of a warp are at the same chunk, so that loads of later chunks are under way while one is
+/// tile. All lanes of a warp are at the same chunk, so that loads of later chunks are in flight while one is
 /// used.
 template <class T>
 __global__ void __launch_bounds__(kSellWarps* kWarp)

@@ -88,7 +88,7 @@ inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a mul
 ///           (gpu/dependent_launch.cuh). With `constant` it reads these arrays there: a step of generation
 ///           asks for the next layer's weights while the one before ends. settle() sets it, which compress()
 ///           and to() call where they make arrays on a GPU; a weight put together by hand has it not, and is
-///           read after the wait. Whoever writes the arrays of a settled weight clears it first, and calls
+///           read after the wait. Code that writes the arrays of a settled weight clears it first, and calls
 ///           settle() again before the next call that reads them. Nothing in this library writes them in
 ///           place, but for reading a checkpoint into a model, which is no part of a step.
 struct SparseWeight {
