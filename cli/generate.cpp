@@ -260,7 +260,7 @@ int run_generate(const GenerateArgs& args) {
                                   .graph = parse_switches(args.graph, "--graph") == std::vector{true}};
   if (args.greedy) options.sampling.temperature = 0;
   if (args.samples > 1 && args.prompts.size() > 1)
-    throw UsageError("--samples: of one prompt; several --prompt are a text each");
+    throw UsageError("--samples: expected one prompt; several --prompt give one text each");
   if (!args.json.empty()) {
     check_replaceable(args.json);
     check_not_input(args.json, {args.file});
