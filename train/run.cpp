@@ -155,13 +155,10 @@ class Run {
                     .gradients = options_.zero > 1});
   }
 
-  /// On GPUs only the plain sum after the backward pass has run yet: anything else must be asked for.
+  /// On GPUs sums next to the backward pass gained nothing (docs/several_gpus.md): they must be asked for.
   void choose_for_gpu() {
     if (!world_ || !request_.device.is_cuda()) return;
     if (!request_.given.contains("--bucket-mb")) options_.bucket_mb = usual_bucket_mb(request_.device);
-    if (options_.bucket_mb > 0)
-      request_.say("  note      --bucket-mb: sums next to the backward pass have not run on a GPU yet\n");
-    if (options_.zero > 0) request_.say("  note      --zero: spread states have not run on a GPU yet\n");
   }
 
   void set_order() {
