@@ -108,7 +108,6 @@
 #include "ops/sparse_linear/sparse_weight.h"
 #include "ops/sum_dtype.h"
 #include "ops/swiglu/swiglu.h"
-#include "ops/unmeasured.h"
 #include "ops/variant.h"
 
 #include "nn/activation.h"

@@ -9,7 +9,7 @@
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/llama.h"
-#include "ops/unmeasured.h"
+#include "ops/variant.h"
 #include "plan/plan.h"
 #include "pretrained/load.h"
 #include "report/facts.h"
@@ -220,8 +220,6 @@ void measure_row(const models::LlamaConfig& config, const DecodeRow& row, const 
                  std::vector<Record>& records) {
   std::optional<ops::ForceVariant> composed;
   if (row.composed) composed.emplace("decoder_layers", "composed");
-  std::optional<ops::TakeUnmeasured> unmeasured;
-  if (row.unmeasured) unmeasured.emplace();
   DecodeBenchOptions options = given;
   options.sparse = row.sparse;
   Rng rng(1);
@@ -288,14 +286,11 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
 }
 
 DecodeRow parse_decode_row(const std::string& text) {
-  constexpr std::string_view kUnmeasured = "/unmeasured";
   DecodeRow row{.text = text};
-  row.unmeasured = text.ends_with(kUnmeasured);
-  const std::string model = row.unmeasured ? text.substr(0, text.size() - kUnmeasured.size()) : text;
-  row.composed = model == "composed";
-  if (row.composed || model == "dense") return row;
+  row.composed = text == "composed";
+  if (row.composed || text == "dense") return row;
   std::vector<std::string> parts{""};
-  for (const char c : model)
+  for (const char c : text)
     if (c == ':')
       parts.emplace_back();
     else

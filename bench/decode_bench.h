@@ -17,11 +17,10 @@ namespace tessera::bench {
 ///   composed     the same weights, one operator after the other
 ///   FORMAT:W     compressed, a share W of its weights 0 (0 to 1)
 ///   FORMAT:W:X   the same under gates that leave out a share X of the inputs
-/// and each with "/unmeasured", which takes kernels that are not measured yet (ops::TakeUnmeasured).
 struct DecodeRow {
   std::string text;
   DecodeSparse sparse = {};
-  bool composed = false, unmeasured = false;
+  bool composed = false;
 };
 /// Throws, naming what is wrong with the text.
 DecodeRow parse_decode_row(const std::string& text);

@@ -55,8 +55,7 @@ void StepFlags::add_to(CLI::App& command) {
   command.add_option("--graph", graph, "Run the step as one captured CUDA graph (GPU): on,off");
   command
       .add_option("--bucket-mb", bucket_mb,
-                  "Bucket size in MiB for all-reducing gradients during the backward pass; 0: one all-reduce "
-                  "after it; default: that of train")
+                  "MiB of gradients per all-reduce in the backward pass; 0: after it; default: as train")
       ->check(kFinite)
       ->check(between(0, 65536))
       ->default_str("");
@@ -187,7 +186,7 @@ void add_bench_op(CLI::App& bench, Action& action) {
   command->add_option("--mode", args->mode, "Passes to time: fwd,bwd; fwd+bwd times both together");
   add_variant(*command, args->variant);
   command->get_option("--variant")
-      ->description("Kernel variant to time (CUDA), by name, or all; default: the one that would be chosen");
+      ->description("Kernel variant to time (CUDA), or all; default: the one that would be chosen");
   command->add_flag("--explain", args->explain, kExplainHelp);
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);

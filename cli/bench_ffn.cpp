@@ -78,8 +78,7 @@ int run_ffn(const FfnArgs& args) {
 
 void add_bench_ffn(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand(
-      "ffn",
-      "Time feed-forward networks with 2:4 sparse activations, compression included, next to dense ones");
+      "ffn", "Time FFNs with 2:4 sparse activations, compression included, next to dense ones");
   auto args = std::make_shared<FfnArgs>();
   command
       ->add_option("--shape", args->shapes,

@@ -217,9 +217,8 @@ CLI::Option* add_sampling(CLI::App& command, ops::Sampling& sampling) {
 
 void PrecisionFlag::add_to(CLI::App& command) {
   command
-      .add_option(
-          "--precision", text_,
-          "Precision of parameters and activations; default: bf16 on a GPU that supports it, else f32")
+      .add_option("--precision", text_,
+                  "Precision of the model; default: bf16 on a GPU that supports it, else f32")
       ->check(CLI::IsMember({"f32", "tf32", "bf16", "f16"}))
       ->default_str("")
       ->group("Model");

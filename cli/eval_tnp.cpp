@@ -65,8 +65,7 @@ int run_eval(const EvalArgs& args) {
 
 void add_eval_tnp(CLI::App& eval, Action& action) {
   auto* tnp = eval.add_subcommand(
-      "tnp",
-      "Measure the negative log-likelihood on fresh tasks of the prior, next to the Bayes-optimal one");
+      "tnp", "Measure the negative log-likelihood on fresh tasks, next to the Bayes-optimal one");
   auto args = std::make_shared<EvalArgs>();
   tnp->add_option("run", args->run, "Run folder")->required();
   tnp->add_option("--eval-tasks,--tasks", args->tasks, "Number of fresh tasks")

@@ -44,14 +44,12 @@ struct PlaceFlags {
         ->check(between(0, 65536));
     command
         .add_option("--link-gbs", link_gbs,
-                    "Bus GB/s of the slowest link (tessera bench collective); default: measured on two H200")
+                    "Bus GB/s of the slowest link (tessera bench collective); default: of two H200")
         ->check(kFinite)
         ->check(between(1e-3, 1e6));
     command
-        .add_option(
-            "--step-ms", step_ms,
-            "A step of one rank with its micro-batches (tessera bench step); default: by its FLOPs, at "
-            "the rate of a step measured on an H200")
+        .add_option("--step-ms", step_ms,
+                    "Step time of one rank (tessera bench step); default: its FLOPs at an H200's rate")
         ->check(kFinite)
         ->check(between(1e-6, 1e9));
     command.add_flag("--json", json, "Machine-readable");

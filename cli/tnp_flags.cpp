@@ -31,7 +31,7 @@ void ContextFlags::add_to(CLI::App& command) {
       ->check(whole(1, 1 << 16));
   command
       .add_option("--context-split", split,
-                  "How such ranks divide attention: rows of the queries, or heads, which they must divide")
+                  "How such ranks divide attention: rows of queries, or heads, which they must divide")
       ->check(CLI::IsMember({"rows", "heads"}));
 }
 

@@ -8,9 +8,8 @@
 namespace tessera::cli {
 
 void add_variant(CLI::App& command, std::string& variant) {
-  command.add_option(
-      "--variant", variant,
-      "Kernel variant by name (CUDA), from tessera op --list; default: chosen by the cost model");
+  command.add_option("--variant", variant,
+                     "Kernel variant (CUDA), from tessera op --list; default: chosen by the cost model");
 }
 
 void check_variant(const ops::OpSpec& op, const std::string& variant, bool cpu) {

@@ -11,7 +11,7 @@
 namespace tessera::cli {
 
 inline constexpr const char* kExplainHelp =
-    "Print which kernels were chosen on the GPU, their modelled times, and why others were not";
+    "Print the kernels chosen on the GPU, their modelled times, and why others were not";
 
 void add_variant(CLI::App& command, std::string& variant);
 /// Throws UsageError unless `variant` is empty or one that the operator has on the device.

@@ -70,7 +70,6 @@ std::string microseconds(double seconds) {
 /// What is known of its time, as in "variant wgmma (29.8 us modelled)".
 std::string time_of(const Estimate& estimate) {
   const bool slower = std::isinf(estimate.compared);
-  if (estimate.seconds < 0) return "not measured yet";
   if (estimate.seconds > 0)
     return microseconds(estimate.seconds) + " modelled" + (slower ? ", but measured to be slower" : "");
   return estimate.compared == 0 ? "measured to be the fastest where it can run"

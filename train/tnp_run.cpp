@@ -18,7 +18,7 @@ SettingList TnpRecipe::options() {
       .range(int64_t{1}, int64_t{1} << 16)
       .absent_means(1);
   list.add("context_split", context_split,
-           "How such ranks divide attention: rows of the queries, or heads, which they must divide")
+           "How such ranks divide attention: rows of queries, or heads, which they must divide")
       .one_of({"rows", "heads"})
       .absent_means("rows");
   return list;

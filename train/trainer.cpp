@@ -337,12 +337,10 @@ SettingList TrainerOptions::list() {
            "Consecutive steps without overflow after which the f16 loss scale doubles")
       .range(int64_t{1}, kMost);
   list.add("bucket_mb", bucket_mb,
-           "Bucket size in MiB for all-reducing gradients during the backward pass; 0: one all-reduce after "
-           "it")
+           "MiB of gradients per all-reduce during the backward pass; 0: one all-reduce after it")
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
-  list.add("zero", zero,
-           "ZeRO stage: 0: off; 1: shard moments and master weights over the ranks; 2: gradients, too")
+  list.add("zero", zero, "ZeRO stage: 0: off; 1: shard moments and master weights; 2: shard gradients, too")
       .range(int64_t{0}, int64_t{2})
       .absent_means(0);
   list.add("check_finite", check_finite,

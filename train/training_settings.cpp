@@ -17,8 +17,7 @@ void TrainingSettings::add_to(SettingList& list) {
   list.group("Training");
   list.add("steps", steps, "Number of training steps").range(int64_t{1}, kLargest).may_change();
   list.add("optimizer", optimizer,
-           "Optimizer; muon and galore update the hidden matrices, loro the factors, AdamW the other "
-           "parameters")
+           "Optimizer; muon and galore update hidden matrices, loro factors, AdamW the rest")
       .one_of(optim::optimizer_names())
       .absent_means("adamw");
   list.add("momentum", momentum, "Momentum of sgd and muon")
@@ -55,8 +54,7 @@ void TrainingSettings::add_to(SettingList& list) {
       .one_of({"reset", "keep"})
       .absent_means(usual.loro_moments);
   list.add("loro_singular", loro_singular,
-           "loro: on a singular factor in an exact step, end the run (error), or step on the factors and "
-           "count it (cheap)")
+           "loro: at a singular factor, end the run (error) or step on both factors (cheap)")
       .one_of({"error", "cheap"})
       .absent_means(usual.loro_singular);
   list.add("refactor_every", refactor_every, "loro: steps between balancing the factors by an SVD; 0: never")
@@ -67,7 +65,7 @@ void TrainingSettings::add_to(SettingList& list) {
   list.add("schedule", schedule, "Learning rate schedule after warm-up")
       .one_of({"constant", "linear", "cosine", "wsd", "cosine_restarts", "cosine_warmups"});
   list.add("restarts", restarts,
-           "Number of restarts of cosine_restarts (each from --lr) and cosine_warmups (up to one cosine)")
+           "Restarts of cosine_restarts (each from --lr) and cosine_warmups (up to one cosine)")
       .range(int64_t{0}, kLargest)
       .absent_means(usual.restarts);
   list.add("restart_warmup", restart_warmup, "Steps of linear warm-up after each restart")
@@ -82,9 +80,8 @@ void TrainingSettings::add_to(SettingList& list) {
 }
 
 Setting& TrainingSettings::add_ranks(SettingList& list) {
-  list.add(
-          "order", order,
-          "Summation order of a step: global (same bits on any number of ranks; default on several) or world")
+  list.add("order", order,
+           "Order of sums: global (same bits on any number of ranks; default on several), world")
       .one_of({"world", "global"})
       .shown_as("")
       .absent_means("world");

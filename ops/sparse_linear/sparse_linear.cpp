@@ -5,7 +5,6 @@
 #include "ops/sparse_linear/joint_plan.h"
 #include "ops/sparse_linear/sparse_linear_kernels.h"
 #include "ops/swiglu/swiglu.h"
-#include "ops/unmeasured.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {

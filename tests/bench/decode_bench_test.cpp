@@ -47,7 +47,7 @@ TEST(DecodeBench, TimesTheModelsOfItsRowsAndALayerOfEach) {
                              .dtype = DType::f32,
                              .repeats = 1,
                              .warmups = 0};
-  for (const char* const row : {"dense", "composed", "sell-delta4:0.5", "dense-columns:0:0.75/unmeasured"})
+  for (const char* const row : {"dense", "composed", "sell-delta4:0.5", "dense-columns:0:0.75"})
     options.rows.push_back(parse_decode_row(row));
   const std::vector<Record> records = bench_decode(options);
   ASSERT_EQ(records.size(), 8u);
@@ -67,7 +67,11 @@ TEST(DecodeBench, TimesTheModelsOfItsRowsAndALayerOfEach) {
     EXPECT_EQ(sparse[i].bytes, sparse[i + 7].bytes);
     EXPECT_EQ(sparse[i].format, "sell-delta4");
   }
-  for (size_t i = 0; i < 14; ++i) EXPECT_NEAR(records[7].matmuls[i].activation_sparsity, 0.75, 0.15);
+  // The thresholds come from 64 tokens; with few before it, a token's attention is a mean of few values, and
+  // larger.
+  for (size_t i = 0; i < 14; ++i)
+    if (const Matmul& one = records[7].matmuls[i]; !one.layer.ends_with("o_proj"))
+      EXPECT_NEAR(one.activation_sparsity, 0.75, 0.15) << one.layer;
   const std::string text = decode_rows_text(records);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 5);
   EXPECT_NE(text.find("us per layer"), std::string::npos);
@@ -103,8 +107,7 @@ TEST(DecodeBench, SaysWhatIsWrongWithARow) {
   EXPECT_NE(message("sell-delta4:1").find("\"1\" is no share"), std::string::npos);
   EXPECT_NE(message("sell-delta4:0.5:x").find("\"x\" is no share"), std::string::npos);
   EXPECT_NE(message("sell-delta4:").find("is no share"), std::string::npos);
-  EXPECT_EQ(message("composed/unmeasured"), "");
-  EXPECT_TRUE(parse_decode_row("dense/unmeasured").unmeasured);
+  EXPECT_EQ(message("composed"), "");
   EXPECT_EQ(parse_decode_row("tiled-cbc:0.25:0.5").sparse.activation_sparsity, 0.5);
 }
 

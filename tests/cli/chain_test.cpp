@@ -122,7 +122,7 @@ TEST(ChainCommand, PruneForGates) {
   refused("--method sparsegpt --true-sequential " + gates + "0.5", 2, "--true-sequential");
   at.put("plain", R"({"format": "tessera-gates", "layers": {"model.layers.0.mlp.up_proj": 0.1}})");
   refused("--method sparsegpt --gates plain", 1, "there is none for layer model.layers.0.");
-  refused("--method sparsegpt --gates plain --activation-sparsity 0.5", 2, "plain is none");
+  refused("--method sparsegpt --gates plain --activation-sparsity 0.5", 2, "plain is not one");
   // A file of gates, another score and another update.
   at.put("gates.json",
          json{{"format", "tessera-gates"}, {"layers", report["options"]["gates"]["layers"]}}.dump());
@@ -295,10 +295,11 @@ TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
   EXPECT_TRUE(holds_all(other.err, "other settings (seed)")) << other.err;
   at.put("f/sparsity.sqlite", std::string(200, 'x'));
   expect_failures(
-      at, {{"sparsity sweep --model m --text t --out d --total 0.5:0.1:0.1", 2, "--total"},
-           {"sparsity sweep --model m --text t --out d --total 0.5 --weight-sparsity 1", 2, "--weight"},
-           {"sparsity sweep --model m --out d", 2, "give the text"},
-           {"sparsity sweep --model m --text t --validation 0 --out d", 2, "nothing to measure on"}});
+      at,
+      {{"sparsity sweep --model m --text t --out d --total 0.5:0.1:0.1", 2, "--total"},
+       {"sparsity sweep --model m --text t --out d --total 0.5 --weight-sparsity 1", 2, "--weight"},
+       {"sparsity sweep --model m --out d", 2, "give the text"},
+       {"sparsity sweep --model m --text t --validation 0 --out d", 2, "no text is held out to measure on"}});
   EXPECT_TRUE(holds_all(run(at, how + "--out f --total 0.3").err, "sparsity.sqlite is not"));
   EXPECT_FALSE(fs::exists(at / "d"));
 }

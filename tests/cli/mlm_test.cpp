@@ -109,7 +109,7 @@ TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
     EXPECT_FALSE(fs::exists(at / "runs/bad")) << flags;
   };
   bad("", 2, "--text FILE... or --data DIR");
-  bad("--text t.txt --data d", 2, "--text: --data has tokens");
+  bad("--text t.txt --data d", 2, "--text: --data is tokenized");
   bad("--text t.txt --pad", 2, "--pad: there are no labelled texts");
   bad("--text t.txt --predict", 2, "--predict");
   bad("--text t.txt --seeds 2", 2, "--seeds: pretraining is one run|tessera study");

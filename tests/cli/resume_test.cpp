@@ -144,7 +144,7 @@ TEST(Resume, KilledBehindItsLastStepARunStillWritesItsPage) {
   const std::string checkpoint = workplace.get(checkpoint_name("a", 20)),
                     metrics = workplace.get("runs/a/metrics.jsonl");
   const Outcome done = run(workplace, "train tnp --device cpu --quiet --resume runs/a");
-  EXPECT_TRUE(done.code == 1 && holds_all(done.err, "done its 20 steps|--steps")) << done.err;
+  EXPECT_TRUE(done.code == 1 && holds_all(done.err, "finished its 20 steps|--steps")) << done.err;
   fs::remove(workplace / "runs/a/report.html");
   const Outcome late = run(workplace, "train tnp --device cpu --quiet --resume runs/a --json-out a.json");
   expect_success(late);

@@ -111,7 +111,7 @@ TEST(LaunchDecode, SaysWhatDoesNotFit) {
       {1, generate + " --prompt a --rank-exchange peer", 2, {"of several ranks"}},
       {2,
        "generate --device cpu --model " + compressed + " --prompt a --tensor-parallel 2",
-       1,
+       2,
        {"compressed"}},
       {2, "bench decode --device cpu --shape llama-tiny --tensor-parallel 2 --format tca-bme", 2, {"dense"}},
   };

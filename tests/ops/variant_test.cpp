@@ -1,5 +1,4 @@
 #include "ops/variant.h"
-#include "ops/unmeasured.h"
 
 #include <gtest/gtest.h>
 
@@ -102,30 +101,6 @@ TEST(Variant, TheLogSaysTheChoiceAndWhatLost) {
   choose("toy", kVariants, toy, Gpu(other, 48));
   ASSERT_EQ(log.lines().size(), 2u);
   EXPECT_NE(log.lines()[1].find("; costs of an H200, the nearest to NVIDIA GB10"), std::string::npos);
-}
-
-TEST(Variant, OneThatIsNotMeasuredYetIsTakenWhereItIsAskedFor) {
-  const auto toy = [] {
-    return Toy{{"", "", ""}, {unmeasured(), Estimate::otherwise(), Estimate::slower()}};
-  };
-  EXPECT_EQ(chosen(toy()), 1);
-  {
-    const ForceVariant force("toy", "c");
-    EXPECT_EQ(chosen(toy()), 0);
-  }
-  {
-    const TakeUnmeasured outer;
-    EXPECT_EQ(chosen(toy()), 0);
-    {
-      const TakeUnmeasured inner;
-      EXPECT_EQ(chosen(toy()), 0);
-    }
-    EXPECT_EQ(chosen(toy()), 0);
-    std::thread([&] { EXPECT_EQ(chosen(toy()), 1); }).join();
-  }
-  const ChoiceLog log;
-  EXPECT_EQ(chosen(toy()), 1);
-  EXPECT_NE(log.lines().at(0).find("not c (not measured yet)"), std::string::npos) << log.lines().at(0);
 }
 
 TEST(Variant, CostsBelongToTheGpuModel) {

@@ -102,7 +102,7 @@ TEST(Choice, ReadersNameTheLine) {
            {R"({"context": "a", "choices": ["b"], "answer": 0})", "two or more"},
            {R"({"context": "a", "choices": "bc", "answer": 0})", "two or more"},
            {R"({"context": "a", "choices": ["b", ""], "answer": 0})", "empty"},
-           {R"({"context": "a", "choices": ["b", 2], "answer": 0})", "no text"},
+           {R"({"context": "a", "choices": ["b", 2], "answer": 0})", "not a string"},
            {R"({"context": "a", "choices": ["b", "c"]})", "\"answer\""},
            {R"({"context": "a", "choices": ["b", "c"], "answer": 2})", "2 of 2 choices"},
            {R"({"context": "a", "choices": ["b", "c"], "answer": -1})", "-1"},
