@@ -23,8 +23,7 @@ using test::words_of;
 
 std::string run_flags(const Folder& folder, const std::string& more) {
   return "train tnp --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 2 --emb-hidden 8 --components 2 "
-         "--n 4 "
-         "--batch-size 2 --eval-tasks 4 --quiet --runs " +
+         "--n 4 --eval-tasks 4 --quiet --runs " +
          folder / "runs" + " --name fault" + more;
 }
 
@@ -51,7 +50,7 @@ Said launched_and(const Folder& folder, LaunchOptions options, const std::functi
   });
   return launched(folder, options);
 }
-const std::string kEndless = " --m 4 --steps 1000000 --log-every 1";
+const std::string kEndless = " --m 4 --batch-size 2 --steps 1000000 --log-every 1";
 
 TEST(LaunchFaults, AStoppedRankIsNamedAtTheDeadline) {
   const Folder folder;
@@ -71,10 +70,9 @@ TEST(LaunchFaults, AStoppedRankIsNamedAtTheDeadline) {
 TEST(LaunchFaults, AFullDiskOnRankZeroIsTheCauseOnAll) {
   const Folder folder;
   // Of 512 bytes each; a write beyond that is an error then, not a signal.
-  const Said said = launched(
-      folder, {.ranks = 2,
-               .command = after("trap '' XFSZ; [ $RANK = 0 ] && ulimit -f 16",
-                                run_flags(folder, " --m 4 --steps 1000000 --log-every 1 --save-every 1"))});
+  const Said said = launched(folder, {.ranks = 2,
+                                      .command = after("trap '' XFSZ; [ $RANK = 0 ] && ulimit -f 16",
+                                                       run_flags(folder, kEndless + " --save-every 1"))});
   EXPECT_EQ(said.end.code, 1) << said.err;
   expect_parts(log_of(folder, 0), {"File too large"});
   expect_parts(log_of(folder, 1), {"rank 0 (pid ", "File too large"});
@@ -90,21 +88,24 @@ int64_t peak_addresses(int pid) {
 }
 
 TEST(LaunchFaults, ARankWithoutMemoryIsTheCauseOnAll) {
-  // What a small run takes is enough to start in; a batch of 500,000 points needs 64 MiB more.
+  // What a small run takes is enough to start in; a step of 100,000 tasks is planned to take 640 MiB.
+  constexpr int64_t kBeyond = 262144;  // KiB, with room for the buffers of OpenBLAS: a rank without them hung
   int64_t enough = 0;
   {
     const Folder folder;
     launched_and(folder, {.ranks = 2, .command = after(":", run_flags(folder, kEndless)), .grace = 0.01},
                  [&](int pid) {
-                   enough = peak_addresses(pid) + 65536;
+                   enough = peak_addresses(pid) + kBeyond;
                    ::kill(pid, SIGKILL);
                  });
   }
-  ASSERT_GT(enough, 65536);
+  ASSERT_GT(enough, kBeyond);
   const Folder folder;
-  const Said said = launched(folder, {.ranks = 2,
-                                      .command = after("[ $RANK = 1 ] && ulimit -v " + std::to_string(enough),
-                                                       run_flags(folder, " --m 250000 --steps 3"))});
+  const Said said = launched(
+      folder,
+      {.ranks = 2,
+       .command = after("export TESSERA_THREADS=1; [ $RANK = 1 ] && ulimit -v " + std::to_string(enough),
+                        run_flags(folder, " --m 4 --batch-size 100000 --steps 3"))});
   EXPECT_EQ(said.end.code, 1) << said.err;
   expect_parts(said.end.cause, {"rank 1 (pid "});
 }
