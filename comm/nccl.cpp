@@ -1,13 +1,17 @@
 #include "comm/nccl.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <thread>
 #include <utility>
 
 #include "comm/deadline.h"
+#include "comm/ending_internal.h"
 #include "comm/links.h"
+#include "runtime/capture.h"
 #include "runtime/has_cuda.h"
 
 #if defined(TESSERA_WITH_CUDA) && __has_include(<nccl.h>)
@@ -87,7 +91,7 @@ ncclDataType_t type_of(DType dtype) {
 }
 
 /// Messages between GPUs, and NCCL's own sum for two ranks.
-class NcclLinks : public Links {
+class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
  public:
   NcclLinks(const Communicator& host, Device device) : host_(host), device_(device) {
     device.activate();
@@ -102,8 +106,26 @@ class NcclLinks : public Links {
     settle(api().init(&comm_, host.size(), id, host.rank(), &config), "ncclCommInitRankConfig");
     host.barrier();
   }
-  /// After a failure the others may be gone: nothing is waited for.
-  ~NcclLinks() override { api().abort(comm_); }
+  /// All ranks end it together: ncclCommDestroy and ncclCommAbort wait for the other ranks of the machine
+  /// (NCCL API, "Communicator Creation and Management Functions"). After a failure, calls that still wait for
+  /// another rank are aborted.
+  ~NcclLinks() override {
+    const bool together = all_end(host_);
+    const bool ended = returns_in_time([comm = comm_, device = device_, together] {
+      device.activate();  // NCCL restores the thread's current GPU, which must not be another one's
+      if (together && finalized(comm))
+        api().destroy(comm);
+      else
+        api().abort(comm);
+    });
+    if (ended) return;
+    const std::string text =
+        std::string("nccl: ") + (together ? "ncclCommFinalize or ncclCommDestroy" : "ncclCommAbort") +
+        ": not done after " + std::to_string(int64_t(call_timeout())) + " s (TESSERA_COMM_SECONDS)";
+    std::fprintf(stderr, "tessera: rank %d: %s\n", rank(), text.c_str());
+    host_.fail(text);
+    new Communicator(host_);  // stays: its watch ends the process if something else holds that up as well
+  }
 
   const char* name() const override { return "nccl"; }
   int rank() const override { return host_.rank(); }
@@ -113,6 +135,7 @@ class NcclLinks : public Links {
 
   void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
     compare(call, ranks);
+    keep_in_capture();
     if (std::ranges::all_of(transfers, [](const Transfer& t) { return t.bytes == 0; }) &&
         int(ranks.size()) == size())
       return host_.barrier();
@@ -130,6 +153,7 @@ class NcclLinks : public Links {
   bool sum(const Call& call, const Tensor& x, std::span<const int> ranks) override {
     if (ranks.size() != 2 || size() != 2) return false;  // its order of three and more is another one
     compare(call, ranks);
+    keep_in_capture();
     settle(api().all_reduce(x.raw(), x.raw(), size_t(x.count()), type_of(x.dtype()), ncclSum, comm_,
                             device_.stream()),
            "ncclAllReduce");
@@ -139,6 +163,7 @@ class NcclLinks : public Links {
   bool sum_parts(const Call& call, std::span<const Tensor> parts, std::span<const int> ranks) override {
     if (ranks.size() != 2 || size() != 2) return false;
     compare(call, ranks);
+    keep_in_capture();
     const cudaStream_t stream = device_.stream();
     demand(api().group_start(), "ncclGroupStart");
     for (int root = 0; root < 2; ++root) {
@@ -153,6 +178,23 @@ class NcclLinks : public Links {
   }
 
  private:
+  /// All operations are complete and the ranks' connections closed: what ncclCommDestroy does then is local.
+  static bool finalized(ncclComm_t comm) {
+    ncclResult_t state = api().finalize(comm);
+    for (; state == ncclInProgress; std::this_thread::yield())
+      if (api().async_error(comm, &state) != ncclSuccess) return false;
+    return state == ncclSuccess;
+  }
+
+  /// A graph that is being captured keeps these links: a communicator is not destroyed before all graphs that
+  /// hold its calls are, for which NCCL would wait.
+  void keep_in_capture() {
+    CaptureSession* const session = CaptureSession::current();
+    if (!session || session->state(this)) return;
+    session->state(this) = shared_from_this();
+    session->keep(shared_from_this());
+  }
+
   /// Once per call, on the host: a kernel of NCCL that waits for another call waits for ever.
   void compare(const Call& call, std::span<const int> ranks) {
     const std::pair number(call.communicator, call.number);

@@ -19,7 +19,10 @@ std::string nccl_version();
 /// different calls are an error before anything is sent. Two ranks add a + b in NCCL; more exchange messages
 /// and add in the order of the tree.
 ///
-/// The communicators of NCCL do not block. A rank that fails is noticed through `host`.
+/// The communicators of NCCL do not block. A rank that fails is noticed through `host`. The end of the last
+/// handle, and of the last graph that holds calls, is a call of all ranks, too: it waits for the others as
+/// long as their work takes, and then for NCCL at most call_timeout(), after which the standard error says
+/// so.
 Communicator connect_nccl(const Communicator& host, Device device);
 
 }  // namespace tessera::comm

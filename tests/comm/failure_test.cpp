@@ -3,9 +3,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <exception>
+#include <future>
+#include <memory>
 
 #include "comm/deadline.h"
+#include "comm/ending_internal.h"
 #include "comm/tcp.h"
 #include "tests/comm/ranks.h"
 #include "tests/errors.h"
@@ -166,6 +171,77 @@ TEST(CommFailure, ARankThatComputesIsToldByTheWatch) {
   for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks.await_arrival(r));
   ranks.send(0, SIGKILL);
   EXPECT_EQ(ranks.wait(1).code, 7);
+}
+
+// ---- the end ----
+
+TEST(CommEnd, WaitsForAllRanksBeyondTheDeadlineOfCalls) {
+  Ranks ranks(2, [&](Communicator& c, const Rank& rank) {
+    c.barrier();
+    const TimeoutScope timeout(rank.number() == 0 ? 1e-6 : 0);
+    rank.arrive();
+    if (rank.number() == 1) rank.await();
+    EXPECT_TRUE(all_end(c));
+  });
+  for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks.await_arrival(r));
+  ranks.release(1);
+  for (const Ended& end : ranks.wait_all()) EXPECT_EQ(end.code, 0) << end.said;
+}
+
+/// What the ranks share; a rank that unwinds stays in its destructor until the test lets it go on, as in a
+/// call of NCCL that waits for the others.
+struct Shared {
+  ~Shared() {
+    EXPECT_FALSE(all_end(host));
+    if (std::uncaught_exceptions() > 0) rank.await();
+  }
+  const Communicator host;
+  const Rank rank;
+};
+
+TEST(CommEnd, ARankThatUnwindsIsNotWaitedForAndTellsTheOthers) {
+  Ranks ranks(3, [&](Communicator& c, const Rank& rank) {
+    c.barrier();
+    const Shared shared{c, rank};
+    if (rank.number() == 1) fail_at(Site::here(), "no such file");
+  });
+  for (const int r : {0, 2}) {
+    const Ended end = ranks.wait(r);
+    EXPECT_EQ(end.code, 0) << end.said;
+  }
+  ranks.release(1);
+  const Ended end = ranks.wait(1);
+  EXPECT_EQ(end.code, 1);
+  EXPECT_EQ(end.said, "no such file");
+}
+
+TEST(CommEnd, ARankThatWasKilledIsNotWaitedFor) {
+  Ranks ranks(3, [&](Communicator& c, const Rank& rank) {
+    c.barrier();
+    rank.arrive();
+    if (rank.number() == 1) rank.await();
+    EXPECT_FALSE(all_end(c));
+  });
+  for (int r = 0; r < 3; ++r) EXPECT_TRUE(ranks.await_arrival(r));
+  ranks.send(1, SIGKILL);
+  for (const int r : {0, 2}) EXPECT_EQ(ranks.wait(r).code, 0);
+}
+
+TEST(CommEnd, AFunctionThatDoesNotReturnIsLeftBehind) {
+  std::atomic<int> done = 0;
+  EXPECT_TRUE(returns_in_time([&] { done = 1; }));
+  EXPECT_EQ(done, 1);
+  auto held = std::make_shared<std::promise<void>>();
+  std::promise<void> left;
+  {
+    const TimeoutScope timeout(1e-3);
+    EXPECT_FALSE(returns_in_time([held, &left] {
+      held->get_future().wait();
+      left.set_value();
+    }));
+  }
+  held->set_value();
+  left.get_future().wait();  // it uses this test's variables
 }
 
 // ---- the meeting ----
