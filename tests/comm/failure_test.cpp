@@ -202,9 +202,13 @@ struct Shared {
 TEST(CommEnd, ARankThatUnwindsIsNotWaitedForAndTellsTheOthers) {
   Ranks ranks(3, [&](Communicator& c, const Rank& rank) {
     c.barrier();
+    rank.arrive();  // all have passed the barrier, which a failure would end
+    if (rank.number() == 1) rank.await();
     const Shared shared{c, rank};
     if (rank.number() == 1) fail_at(Site::here(), "no such file");
   });
+  for (int r = 0; r < 3; ++r) EXPECT_TRUE(ranks.await_arrival(r));
+  ranks.release(1);
   for (const int r : {0, 2}) {
     const Ended end = ranks.wait(r);
     EXPECT_EQ(end.code, 0) << end.said;
