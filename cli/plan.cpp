@@ -286,6 +286,7 @@ void add_plan(CLI::App& app, Action& action) {
   auto args = std::make_shared<PlanArgs>();
   args->tnp.add_to(*tnp);
   args->PlaceFlags::add_to(*tnp);
+  args->context.add_to(*tnp);
   tnp->callback([&action, args] { action = [args] { return run_plan(*args); }; });
   add_language_plan(*command, action, false);
   add_language_plan(*command, action, true);
