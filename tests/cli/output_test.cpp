@@ -63,6 +63,7 @@ INSTANTIATE_TEST_SUITE_P(Levels, Help,
 
 TEST(HelpText, ShowsDefaultsAndChoices) {
   const Workplace workplace;
+  EXPECT_TRUE(holds_all(said(workplace, "plan tnp --help"), "--context-parallel INT=1|--context-split"));
   EXPECT_TRUE(holds_all(said(workplace, "train tnp --help"),
                         "--steps INT=1000|--lr FLOAT=0.001|--batch-size INT=16|--precision "
                         "{f32,tf32,bf16,f16}|default: bf16 on a GPU that supports it, else f32|"
