@@ -17,7 +17,7 @@ namespace tessera::bench {
 struct BertBenchOptions {
   std::vector<std::pair<int64_t, int64_t>> shapes = {{32, 128}, {16, 512}};  // texts, tokens of each
   models::BertConfig model = {};  // its head is set; its dtype and dropout come from below
-  Device device = Device::best();
+  Device device = Device::cpu();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<double> dropout = {0.1};      // everywhere, as the published config.json has it; 0: none
   train::SliceSettings slice = {};          // of all of these

@@ -36,7 +36,7 @@ struct DecodeBenchOptions {
   int64_t new_tokens = 128;  // 2 or more
   int64_t batch = 1;
   ops::Sampling sampling = {.temperature = 0};
-  Device device = Device::best();
+  Device device = Device::cpu();
   DType dtype = DType::f16;
   std::vector<bool> graph = {true};  // on a CPU there is none: measured once
   int repeats = 10, warmups = 2;

@@ -13,7 +13,7 @@ struct FfnShape {
 };
 
 struct FfnBenchOptions {
-  Device device = Device::best();
+  Device device = Device::cpu();
   std::vector<Precision> precisions = {};  // empty: the default of the device
   std::vector<FfnShape> shapes = {{16384, 4096, 16384}, {16384, 2048, 8192}};
   /// Shares of zeros that activations have, by biases of the first layer that differ from column to column.

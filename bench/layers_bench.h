@@ -28,7 +28,7 @@ struct LayersBenchOptions {
   /// Layers are observed, so that those of a feed-forward network are called one by one.
   bool unfused = false;
   uint64_t seed = 0;
-  Device device = Device::best();
+  Device device = Device::cpu();
   Precision precision = {};
   /// `seconds` and repeats are of each task and model.
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 50, .warmups = 2, .cold = false};

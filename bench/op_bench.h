@@ -11,7 +11,7 @@
 namespace tessera::bench {
 
 struct OpBenchOptions {
-  Device device = Device::best();
+  Device device = Device::cpu();
   std::vector<Precision> precisions;  // see precisions_of
   std::vector<std::string> modes = {"fwd", "bwd"};
   std::vector<ops::Case> cases;  // empty: the operator's committed list

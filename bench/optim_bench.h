@@ -8,7 +8,7 @@
 namespace tessera::bench {
 
 struct OptimBenchOptions {
-  Device device = Device::best();
+  Device device = Device::cpu();
   std::vector<DType> dtypes = {DType::f32};  // of the parameters; bf16 and f16 have f32 masters
   std::vector<bool> clip = {true, false};
   int64_t parameters = 130023424;  // 31 matrices of 2048 x 2048

@@ -12,7 +12,7 @@ namespace tessera::bench {
 /// The matrix of a training step: graph on or off, activation checkpointing on or off, precision.
 struct StepBenchOptions {
   train::TnpSettings settings;
-  Device device = Device::best();
+  Device device = Device::cpu();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<bool> checkpoint = {false};
   StepRanks ranks = {};
@@ -28,7 +28,7 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options);
 /// The same of a language model, on random tokens, all windows of one length.
 struct LanguageStepOptions {
   train::LanguageSettings settings;
-  Device device = Device::best();
+  Device device = Device::cpu();
   std::vector<bool> graph = {true, false};
   StepRanks ranks = {};
   std::vector<Precision> precisions;

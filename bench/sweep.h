@@ -9,7 +9,7 @@
 namespace tessera::bench {
 
 struct SweepOptions {
-  Device device = Device::best();
+  Device device = Device::cpu();
   std::optional<Precision> precision;  // default: see precisions_of
   int64_t count = 200;
   uint64_t seed = 1;

@@ -5,13 +5,14 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
-#include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
@@ -35,29 +36,62 @@ using comm::Deadline;
 using comm::File;
 using comm::Status;
 
-/// Blocks these signals for this thread and makes them readable, while it lives.
+/// Makes SIGINT, SIGTERM and SIGHUP readable while it lives, whichever thread of the process receives them. One that
+/// was ignored stays so, as nohup asks.
 class Signals {
  public:
   Signals() {
-    sigemptyset(&set_);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set_, signal);
-    ::pthread_sigmask(SIG_BLOCK, &set_, &before_);
-    file_ = File(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
-    check(file_.open(), "launch: signalfd: ", std::strerror(errno));
+    int ends[2];
+    check(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, "launch: pipe: ", std::strerror(errno));
+    arrivals_ = File(ends[0]), notes_ = File(ends[1]);
+    g_notes = notes_.number();
+    struct sigaction action {};
+    action.sa_flags = SA_RESTART;
+    action.sa_handler = [](int signal) {
+      const int error = errno;
+      const auto note = static_cast<unsigned char>(signal);
+      if (::write(g_notes, &note, 1) < 0) errno = error;  // the pipe is full: enough signals are waiting in it
+      errno = error;
+    };
+    for (size_t i = 0; i < kSignals.size(); ++i) {
+      ::sigaction(kSignals[i], &action, &former_[i]);
+      if (former_[i].sa_handler == SIG_IGN) ::sigaction(kSignals[i], &former_[i], nullptr);
+    }
   }
-  ~Signals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  ~Signals() { restore(); }
   Signals(const Signals&) = delete;
-  int file() const { return file_.number(); }
-  const sigset_t& before() const { return before_; }
+  int file() const { return arrivals_.number(); }
   /// The next signal that has arrived, or 0.
   int take() const {
-    signalfd_siginfo info{};
-    return ::read(file_.number(), &info, sizeof(info)) == sizeof(info) ? int(info.ssi_signo) : 0;
+    unsigned char signal = 0;
+    return ::read(arrivals_.number(), &signal, 1) == 1 ? signal : 0;
+  }
+  void restore() const {
+    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &former_[i], nullptr);
   }
 
+  /// Holds them back in this thread while it lives.
+  class Held {
+   public:
+    Held() {
+      sigset_t set;
+      sigemptyset(&set);
+      for (const int signal : kSignals) sigaddset(&set, signal);
+      ::pthread_sigmask(SIG_BLOCK, &set, &before_);
+    }
+    ~Held() { release(); }
+    Held(const Held&) = delete;
+    void release() const { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+   private:
+    sigset_t before_{};
+  };
+
  private:
-  sigset_t set_{}, before_{};
-  File file_;
+  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
+  static inline std::atomic<int> g_notes{-1};  // the pipe's end for the handler
+  std::array<struct sigaction, kSignals.size()> former_{};
+  File arrivals_, notes_;
 };
 
 /// The page in which a rank notes what it does.
@@ -91,6 +125,7 @@ struct Stream {
 struct Process {
   int rank = 0;
   pid_t pid = -1;
+  File end;  // readable once the process has ended
   std::unique_ptr<StatusPage> page;
   std::array<Stream, 2> streams;
   File log;
@@ -147,13 +182,14 @@ class Job {
   void wait() {
     while (!std::ranges::all_of(processes_, [](const Process& p) { return p.ended; })) {
       std::vector<pollfd> files{{signals_.file(), POLLIN, 0}};
-      for (const Process& p : processes_)
+      for (const Process& p : processes_) {
+        if (!p.ended) files.push_back({p.end.number(), POLLIN, 0});
         for (const Stream& stream : p.streams) files.push_back({stream.from.number(), POLLIN, 0});
+      }
       const int ready = ::poll(files.data(), files.size(), patience_ ? patience_->milliseconds() : -1);
       check(ready >= 0 || errno == EINTR, "launch: poll: ", std::strerror(errno));
       read_streams(false);
-      while (const int signal = signals_.take())
-        if (signal != SIGCHLD) pass_on(signal);
+      while (const int signal = signals_.take()) pass_on(signal);
       collect();
       if (patience_ && patience_->passed()) kill_rest();
     }
@@ -246,11 +282,14 @@ class Job {
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     const pid_t parent = ::getpid();
+    const Signals::Held held;  // until the rank has a group of its own: Ctrl-C is passed on to it, and once
     process.pid = ::fork();
     check(process.pid >= 0, "launch: fork: ", std::strerror(errno));
     if (process.pid == 0) {
+      signals_.restore();
       become(parent, pipes[0][1], pipes[1][1], process.page->file(),
              local == 0 && options_.node == 0 ? listener.number() : -1, variables);
+      held.release();
       ::execvp(arguments[0], arguments.data());
       const std::string text = "tessera: launch: " + command[0] + ": " + std::strerror(errno) + "\n";
       if (::write(STDERR_FILENO, text.data(), text.size()) < 0) ::_exit(126);
@@ -261,13 +300,17 @@ class Job {
       process.streams[size_t(i)].from = File(pipes[i][0]), process.streams[size_t(i)].is_error = i == 1;
       ::fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
     }
+    // Not SIGCHLD: a thread that does not block it, such as one of the CUDA driver, would take it and drop it.
+    process.end = File(int(::syscall(SYS_pidfd_open, process.pid, 0)));
+    const int error = process.end.open() ? 0 : errno;
     if (options_.started) options_.started(process.rank, int(process.pid));
     processes_.push_back(std::move(process));
+    check(error == 0, "launch: pidfd_open: ", std::strerror(error), "; it needs Linux 5.3 or newer");
   }
 
-  /// In the child: the rank's files, variables and signals.
-  void become(pid_t parent, int out, int err, int page, int listener,
-              const std::map<std::string, std::string>& variables) const {
+  /// In the child: the rank's group, files and variables.
+  static void become(pid_t parent, int out, int err, int page, int listener,
+                     const std::map<std::string, std::string>& variables) {
     // A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -280,7 +323,6 @@ class Job {
       ::setenv("TESSERA_LISTENER", std::to_string(::dup(listener)).c_str(), 1);
     else
       ::unsetenv("TESSERA_LISTENER");
-    ::pthread_sigmask(SIG_SETMASK, &signals_.before(), nullptr);
   }
 
   void read_streams(bool to_the_end) {

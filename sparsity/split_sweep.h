@@ -46,7 +46,7 @@ struct SweepOptions {
   int64_t window = 2048, stride = 0, most_windows = 0;  // of the perplexity
   int64_t prompt = 32;                                  // tokens of the evaluation that generation continues
   TimingOptions timing = {};
-  Device device = Device::best();
+  Device device = Device::cpu();
   std::optional<DType> dtype = {};
   /// A line of text for the user, at the beginning and after each split.
   std::function<void(const std::string&)> tell = {};

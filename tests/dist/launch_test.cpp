@@ -1,10 +1,16 @@
 #include "dist/launch.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
+#include <semaphore>
+#include <stop_token>
+#include <thread>
 
 #include "comm/socket.h"
 #include "tests/dist/launched.h"
@@ -109,6 +115,44 @@ TEST(Launch, PassesSignalsOnOnce) {
   EXPECT_EQ(end.code, 7);
   EXPECT_EQ(end.cause, "") << "an end that was asked for is no failure";
   expect_parts(out, {"[0] got 1", "[1] got 1"});
+}
+
+/// A thread that takes the process's signals, as threads of the CUDA driver do, while the test's own blocks them.
+class TakesSignals {
+ public:
+  TakesSignals() {
+    thread_ = std::jthread([this](const std::stop_token& stop) {
+      id_ = ::pthread_self();
+      started_.release();
+      std::mutex mutex;
+      std::unique_lock lock(mutex);
+      std::condition_variable_any().wait(lock, stop, [] { return false; });
+    });
+    started_.acquire();
+  }
+  void send(int signal) const { ::pthread_kill(id_, signal); }
+
+ private:
+  pthread_t id_{};
+  std::binary_semaphore started_{0};
+  std::jthread thread_;
+};
+
+TEST(Launch, EndsThoughAnotherThreadTakesTheSignals) {
+  const Folder folder;
+  const TakesSignals other;
+  // A lost end would be waited for for ever; one in three was lost where SIGCHLD was waited for.
+  for (int i = 0; i < 30; ++i)
+    EXPECT_EQ(launched(folder, {.ranks = 2, .command = shell("exec 1>&- 2>&-; sleep 0.02; exit 0")}).end.code, 0);
+}
+
+TEST(Launch, PassesOnSignalsThatAnotherThreadTakes) {
+  const Folder folder;
+  const TakesSignals other;
+  LaunchOptions options{.ranks = 1, .command = shell("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")};
+  options.logs = folder / "ranks";
+  options.out = [&](const std::string&) { other.send(SIGTERM); };
+  EXPECT_EQ(launch(options).code, 7);
 }
 
 TEST(Launch, WhatCannotBeIsRefused) {
