@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct StudyArgs {
-  std::string file, out;
+  std::string file, out, gpus;
   bool list = false;
   train::StudyRequest request;
 };
@@ -63,7 +63,16 @@ void print_results(const train::StudyFolder& folder) {
              fs::absolute(page).lexically_normal().string());
 }
 
+std::vector<std::string> parse_gpus(const std::string& text) {
+  std::vector<std::string> gpus = split_list(text, "--gpus");
+  for (const std::string& gpu : gpus)
+    if (std::ranges::count(gpus, gpu) > 1) throw UsageError("--gpus: " + gpu + " is given twice");
+  return gpus;
+}
+
 int run_study_file(const StudyArgs& args) {
+  const std::vector<std::string> gpus =
+      args.gpus.empty() ? std::vector<std::string>() : parse_gpus(args.gpus);
   const train::StudyPlan plan = read_study(args.file);
   const fs::path out = args.out.empty() ? fs::path("runs") / fs::path(args.file).stem() : fs::path(args.out);
   if (args.list) return list_study(plan, out);
@@ -77,6 +86,7 @@ int run_study_file(const StudyArgs& args) {
   std::fflush(stdout);
   train::StudyRequest request = args.request;
   request.program = own_program();
+  request.gpus = gpus;
   request.say = [](const std::string& text) {
     fmt::print("{}", text);
     std::fflush(stdout);
@@ -113,6 +123,9 @@ void add_study(CLI::App& app, Action& action) {
   run->add_option("--jobs", args->request.jobs,
                   "Number of cells to run at the same time; step times then come from separate runs")
       ->check(whole(1, 1024));
+  run->add_option(
+      "--gpus", args->gpus,
+      "GPUs for the cells in turn, as CUDA_VISIBLE_DEVICES names them, such as 0,1; each cell sees one");
   run->add_option("--timing-steps", args->request.timing_steps,
                   "Number of steps of a separate run for step times")
       ->check(whole(10, 1'000'000));

@@ -36,8 +36,8 @@ using comm::Deadline;
 using comm::File;
 using comm::Status;
 
-/// Makes SIGINT, SIGTERM and SIGHUP readable while it lives, whichever thread of the process receives them. One that
-/// was ignored stays so, as nohup asks.
+/// Makes SIGINT, SIGTERM and SIGHUP readable while it lives, whichever thread of the process receives them.
+/// One that was ignored stays so, as nohup asks.
 class Signals {
  public:
   Signals() {
@@ -50,7 +50,8 @@ class Signals {
     action.sa_handler = [](int signal) {
       const int error = errno;
       const auto note = static_cast<unsigned char>(signal);
-      if (::write(g_notes, &note, 1) < 0) errno = error;  // the pipe is full: enough signals are waiting in it
+      if (::write(g_notes, &note, 1) < 0)
+        errno = error;  // the pipe is full: enough signals are waiting in it
       errno = error;
     };
     for (size_t i = 0; i < kSignals.size(); ++i) {
@@ -300,7 +301,8 @@ class Job {
       process.streams[size_t(i)].from = File(pipes[i][0]), process.streams[size_t(i)].is_error = i == 1;
       ::fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
     }
-    // Not SIGCHLD: a thread that does not block it, such as one of the CUDA driver, would take it and drop it.
+    // Not SIGCHLD: a thread that does not block it, such as one of the CUDA driver, would take it and drop
+    // it.
     process.end = File(int(::syscall(SYS_pidfd_open, process.pid, 0)));
     const int error = process.end.open() ? 0 : errno;
     if (options_.started) options_.started(process.rank, int(process.pid));

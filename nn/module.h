@@ -88,6 +88,16 @@ void replace_tensors(Model& model, Convert&& convert) {
 
 }  // namespace detail
 
+/// Stops training the parameters whose names `which(const std::string& name)` accepts: they get no gradient
+/// any more. Make the optimizer afterwards.
+template <class Model, class Which>
+void freeze(Model& model, Which&& which) {
+  for_each_field(model, [&](const std::string& name, auto& leaf) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
+      if (leaf.defined() && requires_grad(leaf) && which(name)) leaf = leaf.detach();
+  });
+}
+
 /// Moves the model. Its tensors are new ones: make the optimizer afterwards.
 template <class Model>
 void to(Model& model, Device device) {

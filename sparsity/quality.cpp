@@ -137,10 +137,22 @@ std::string other_setting(const Quality& a, const Quality& b) {
       theirs(b.settings.begin(), b.settings.end());
   for (const auto* one : {&ours, &theirs})
     for (const auto& [name, value] : *one)
-      if (name != "seed" &&
+      if (name != "seed" && name != "program" &&
           (!ours.contains(name) || !theirs.contains(name) || ours.at(name) != theirs.at(name)))
         return name;
   return "";
+}
+
+/// Adds the revision that measured a further model to those of `settings`, once.
+void add_program(Quality& all, const Quality& one) {
+  const auto is_program = [](const auto& setting) { return setting.first == "program"; };
+  const auto ours = std::ranges::find_if(all.settings, is_program);
+  const auto theirs = std::ranges::find_if(one.settings, is_program);
+  if (theirs == one.settings.end()) return;
+  if (ours == all.settings.end())
+    all.settings.push_back(*theirs);
+  else if ((ours->second + ", ").find(theirs->second + ", ") == std::string::npos)
+    ours->second += ", " + theirs->second;
 }
 
 /// Means over the calibration seeds.
@@ -219,6 +231,7 @@ Quality read_quality(const std::vector<std::string>& paths) {
     const std::string other = other_setting(all, one);
     check(other.empty(), "quality: ", paths[i], " is of another study than ", paths.front(), ": \"", other,
           "\" differs");
+    add_program(all, one);
     all.models.push_back(one.models.front());
     all.cells.insert(all.cells.end(), one.cells.begin(), one.cells.end());
     all.missing.insert(all.missing.end(), one.missing.begin(), one.missing.end());

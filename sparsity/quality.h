@@ -67,7 +67,7 @@ struct ClaimResult {
 struct Quality {
   std::string title, baseline;  // the arm that is the dense model
   std::vector<std::string> models;
-  std::vector<std::pair<std::string, std::string>> settings;  // of the first model
+  std::vector<std::pair<std::string, std::string>> settings;  // of the first model, "program" of all
   std::vector<QualityCell> cells;
   std::vector<QualityClaim> claims;
   std::vector<std::pair<std::string, std::string>> missing;  // model, and what was not measured

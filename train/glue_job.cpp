@@ -76,6 +76,10 @@ SettingList GlueSettings::list() {
   list.add("missing_grad", missing_grad, "Parameters without a gradient: treat it as zero, or skip them")
       .one_of({"zero", "skip"})
       .absent_means("zero");
+  list.add("trained", trained, "Parameters to train: all, biases (and the head), or the head alone")
+      .named("--train")
+      .one_of({"all", "biases", "head"})
+      .absent_means("all");
   return list;
 }
 
@@ -103,6 +107,12 @@ void GlueSettings::validate() const {
   check(!slice.is_auto() || !drop.drops(),
         "bert: --rows auto with --dropbp; the variance is estimated with all branches, so leave one of them "
         "out");
+  check(trained == "all" || trained == "biases" || trained == "head", "bert: trained (--train) is \"",
+        trained, "\"; expected all, biases or head");
+  check(trained == "all" || !(slice.slices() || drop.drops() || factors.factorizes()), "bert: --train ",
+        trained,
+        " with --slice, --dropbp or --form, which are of weights that it does not train; leave one of them "
+        "out");
   check(missing_grad == "zero" || missing_grad == "skip", "bert: missing_grad (--missing-grad) is \"",
         missing_grad, "\"; expected zero or skip");
   check(missing_grad == "zero" || ((optimizer == "adamw" || optimizer == "sgd") && momentum_reset == 0),
@@ -129,6 +139,10 @@ models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device,
                            : load_bert_as(settings.bert, settings.model, rng, device, &report);
   if (settings.factors.factorizes())
     settings.factors.apply(pretrained::linear_modules(model), rng, {.has_weights = !settings.model.empty()});
+  if (settings.trained != "all")
+    nn::freeze(model, [biases = settings.trained == "biases"](const std::string& name) {
+      return !name.starts_with("classifier.") && !(biases && name.ends_with(".bias"));
+    });
   return model;
 }
 

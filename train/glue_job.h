@@ -39,6 +39,7 @@ struct GlueSettings : TrainingSettings {
   SliceSettings slice;
   FormSettings factors;  // of the blocks' linear layers
   DropSettings drop;
+  std::string trained = "all";  // parameters to train; biases: those, and the head; head: the head alone
 
   GlueSettings() { lr = 2e-5, schedule = "linear", steps = 0, warmup = 0; }
   /// Every setting, with its flag; those of the encoder are its config.json, one JSON object.

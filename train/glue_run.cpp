@@ -328,6 +328,8 @@ std::string GlueGroup::header() const {
                   : "            the weights of these layers get no gradient: they only decay\n";
   }
   if (job.drop.drops()) text += fmt::format("  dropbp    {}\n", job.drop.description());
+  if (job.trained != "all")
+    text += fmt::format("  trained   {}\n", job.trained == "biases" ? "biases and the head" : "the head");
   if (job.missing_grad == "skip") text += "  missing   parameters without a gradient are skipped\n";
   std::string dev;
   for (const GluePart& part : set.dev)

@@ -65,6 +65,7 @@ class StudyRun {
  private:
   struct Running {
     StudyCell cell;
+    std::string gpu;
     Clock::time_point since;
   };
 
@@ -132,11 +133,21 @@ class StudyRun {
     std::vector<std::pair<std::string, std::string>> environment;
     if (jobs > 1 && !std::getenv("TESSERA_THREADS"))
       environment.emplace_back("TESSERA_THREADS", std::to_string(std::max<int64_t>(1, cpu_threads() / jobs)));
+    const std::string gpu = free_gpu();
+    if (!gpu.empty()) environment.emplace_back("CUDA_VISIBLE_DEVICES", gpu);
     // A log tells of one attempt: the reason of a failure is looked for in it.
     fs::remove(folder_.log_of(cell), ignored);
     processes_.emplace_back(request_.program, arguments_of(folder_.plan(), cell, runs, resumed),
                             folder_.log_of(cell), environment);
-    running_.push_back({cell, Clock::now()});
+    running_.push_back({cell, gpu, Clock::now()});
+  }
+
+  /// Of the GPUs that were named the first with the fewest running cells; "": none was named.
+  std::string free_gpu() const {
+    const auto cells_on = [&](const std::string& gpu) {
+      return std::ranges::count(running_, gpu, &Running::gpu);
+    };
+    return request_.gpus.empty() ? "" : *std::ranges::min_element(request_.gpus, {}, cells_on);
   }
 
   void finish(size_t index, const fs::path& runs) {

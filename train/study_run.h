@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "train/study.h"
 
@@ -10,9 +11,12 @@
 namespace tessera::train {
 
 struct StudyRequest {
-  std::string program;        // that has the subcommand `train`
-  double minutes = 0;         // after these running cells are stopped and saved; 0: no limit
-  int64_t jobs = 1;           // cells at the same time
+  std::string program;  // that has the subcommand `train`
+  double minutes = 0;   // after these running cells are stopped and saved; 0: no limit
+  int64_t jobs = 1;     // cells at the same time
+  /// Values of CUDA_VISIBLE_DEVICES: a cell sees the GPU with the fewest running cells. Empty: as this
+  /// process.
+  std::vector<std::string> gpus = {};
   int64_t timing_steps = 30;  // of a run for step times, where no cell of an arm ran alone
   /// Called with messages about the progress, whole lines.
   std::function<void(const std::string& text)> say = [](const std::string&) {};

@@ -254,6 +254,8 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
        {"study run none.toml", 1, "none.toml"},
        {"study run s.toml --job 2", 2, "unknown flag --job|--jobs"},
        {"study run s.toml --jobs 0", 2, "--jobs"},
+       {"study run s.toml --gpus 0,1,0", 2, "--gpus: 0 is given twice"},
+       {"study run s.toml --gpus 0,,1", 2, "--gpus"},
        {"study run s.toml --minutes nan", 2, "--minutes"},
        {"study run s.toml --minutes -1", 2, "--minutes"},
        {"study run s.toml --out full", 1, "full|holds no study.json|--out"},

@@ -117,7 +117,8 @@ TEST(Launch, PassesSignalsOnOnce) {
   expect_parts(out, {"[0] got 1", "[1] got 1"});
 }
 
-/// A thread that takes the process's signals, as threads of the CUDA driver do, while the test's own blocks them.
+/// A thread that takes the process's signals, as threads of the CUDA driver do, while the test's own blocks
+/// them.
 class TakesSignals {
  public:
   TakesSignals() {
@@ -143,13 +144,15 @@ TEST(Launch, EndsThoughAnotherThreadTakesTheSignals) {
   const TakesSignals other;
   // A lost end would be waited for for ever; one in three was lost where SIGCHLD was waited for.
   for (int i = 0; i < 30; ++i)
-    EXPECT_EQ(launched(folder, {.ranks = 2, .command = shell("exec 1>&- 2>&-; sleep 0.02; exit 0")}).end.code, 0);
+    EXPECT_EQ(launched(folder, {.ranks = 2, .command = shell("exec 1>&- 2>&-; sleep 0.02; exit 0")}).end.code,
+              0);
 }
 
 TEST(Launch, PassesOnSignalsThatAnotherThreadTakes) {
   const Folder folder;
   const TakesSignals other;
-  LaunchOptions options{.ranks = 1, .command = shell("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")};
+  LaunchOptions options{.ranks = 1,
+                        .command = shell("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")};
   options.logs = folder / "ranks";
   options.out = [&](const std::string&) { other.send(SIGTERM); };
   EXPECT_EQ(launch(options).code, 7);

@@ -34,6 +34,15 @@ struct Model {
   Tensor position;
 };
 
+TEST(Module, FrozenParametersGetNoGradient) {
+  Rng rng(1);
+  Model model(rng);
+  freeze(model, [](const std::string& name) { return name.starts_with("blocks.") || name == "out.weight"; });
+  std::vector<std::string> names;
+  for (const NamedParameter& parameter : parameters(model)) names.push_back(parameter.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"embed.weight", "embed.bias"}));
+}
+
 TEST(Module, ParametersAreNamedInTheOrderOfFields) {
   Rng rng(1);
   const Model model(rng);

@@ -179,6 +179,10 @@ TEST(Quality, WhatIsNoResultIsRefused) {
   both(good, "the model a is given twice");
   json other = model("bb", 1, 0.1, 0.5);
   EXPECT_EQ(read(folder, {good, other}).models.size(), 2u);  // the seed alone differs
+  other["settings"]["program"] = "tessera 1 (b)";            // as does the revision
+  EXPECT_EQ(read(folder, {good, other}).settings,
+            (std::vector<std::pair<std::string, std::string>>(
+                {{"samples", "8"}, {"seed", "1"}, {"program", "tessera 1 (b)"}})));
   other["settings"]["samples"] = 9;
   both(other, "of another study");
   other["settings"].erase("samples");

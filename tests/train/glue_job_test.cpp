@@ -293,6 +293,42 @@ TEST(GlueJob, DecaysNeitherBiasesNorNorms) {
   EXPECT_EQ(decayed, 3 + 2 * 4 + 2);  // tables, four products per block, two of the classifier
 }
 
+TEST(GlueJob, TrainsOnlyWhatItIsAskedTo) {
+  const Made made(GlueTask::sst2, 40, 8);
+  const GlueSet set = made.set(GlueTask::sst2);
+  const auto values = [](GlueJob& job) {
+    std::map<std::string, std::vector<float>> all;
+    for_each_field(job.model(), [&](const std::string& name, const auto& leaf) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
+        if (leaf.defined()) all[name] = leaf.detach().packed().template to_vector<float>();
+    });
+    return all;
+  };
+  for (const std::string& trained : {"all", "biases", "head"}) {
+    GlueSettings settings = small_job(made, "sst2");
+    settings.trained = trained;
+    GlueJob job(settings, Device::cpu(), &set);
+    const auto before = values(job);
+    const TemporaryFolder root;
+    Progress quiet(Progress::Mode::quiet);
+    train(job, RunFolder::create(root.path(), "run"),
+          {.steps = settings.steps, .log_every = 1, .schedule = settings.make_schedule()}, 0, quiet);
+    int64_t changed = 0;
+    for (const auto& [name, value] : values(job)) {
+      const bool head = name.starts_with("classifier.");
+      const bool expected = trained == "all" || head || (trained == "biases" && name.ends_with(".bias"));
+      EXPECT_EQ(value != before.at(name), expected) << trained << ": " << name;
+      changed += value != before.at(name);
+    }
+    EXPECT_GE(changed, 4) << trained;
+  }
+  GlueSettings both = small_job(made, "sst2");
+  both.trained = "head", both.slice.mode = "random", both.slice.rows = "50%";
+  EXPECT_NE(message_of([&] { both.validate(); }).find("--train head with --slice"), std::string::npos);
+  both.trained = "tail";
+  EXPECT_NE(message_of([&] { both.validate(); }).find("\"tail\""), std::string::npos);
+}
+
 TEST(GlueJob, RestoresOnlyItsOwnJob) {
   const Made made(GlueTask::sst2, 8, 4);
   const GlueSettings job = small_job(made, "sst2");

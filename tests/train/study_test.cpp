@@ -222,5 +222,18 @@ TEST(StudyRun, TheEnvironmentDividesTheProcessorsAmongJobs) {
   before ? ::setenv("TESSERA_THREADS", kept.c_str(), 1) : ::unsetenv("TESSERA_THREADS");
 }
 
+TEST(StudyRun, TheCellsTakeTurnsOnTheGpus) {
+  const TemporaryFolder root;
+  const std::string program =
+      program_of(root / "program", "echo \"GPU $CUDA_VISIBLE_DEVICES\"\n" + std::string(kMakeRun));
+  StudyFolder folder = StudyFolder::begin(root / "study", small_plan());
+  const std::vector<StudyCell> cells = cells_of(small_plan());
+  ASSERT_GE(cells.size(), 2u);
+  run_study(folder,
+            {.program = program, .jobs = 2, .gpus = {"4", "GPU-7"}});  // both start before one is waited for
+  EXPECT_EQ(get(folder.log_of(cells[0])), "GPU 4\n");
+  EXPECT_EQ(get(folder.log_of(cells[1])), "GPU GPU-7\n");
+}
+
 }  // namespace
 }  // namespace tessera::train
