@@ -77,7 +77,7 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
     auto state = std::make_shared<GradState>();
     state->tape = id_;
     state->grad_dtype = output->dtype();
-    output->set_grad_state(std::move(state));
+    output->set_grad_state(std::move(state), true);
   }
   for (const Tensor* input : inputs) {
     const auto& state = input->grad_state();
@@ -196,9 +196,10 @@ void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> gra
   for (size_t i = 0; i < results.size(); ++i) {
     const auto& state = results[i].grad_state();
     check(state != nullptr && state->tape == id_, "backward: ", describe(results[i]),
-          state ? " is a result of another tape"
-                : " is not a result of this tape: no input of its computation requires a "
-                  "gradient, or it was detached");
+          state && state->tape == 0 ? " is a parameter, not a result of this tape"
+          : state                   ? " is a result of another tape"
+                                    : " is not a result of this tape: no input of its computation requires a "
+                                      "gradient, or it was detached");
     check(grads[i].shape() == results[i].shape() && grads[i].device() == results[i].device(),
           "backward: gradient ", describe(grads[i]), " for a result ", describe(results[i]));
   }

@@ -154,7 +154,9 @@ Record from_json(const json& in) {
     r.build = in.value("build", "");
     r.time = in.value("time", "");
   } catch (const json::exception& error) {
-    fail_at(Site::here(), "benchmark record: ", error.what());
+    const std::string text = error.what();  // "[json.exception.out_of_range.403] key 'op' not found"
+    const size_t end = text.find("] ");
+    fail_at(Site::here(), "benchmark record: ", end == std::string::npos ? text : text.substr(end + 2));
   }
   const bool threw = r.sweep.number >= 0 && r.sweep.verdict != "ok";
   check(r.ms.p50 > 0 || threw || !r.missing.empty(), "benchmark record of ", r.op,

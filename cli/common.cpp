@@ -74,7 +74,7 @@ CLI::Validator between(double least, double most) {
         std::from_chars(text.data(), text.data() + text.size(), value);
         return value >= least && value <= most
                    ? std::string()
-                   : fmt::format("Value {} not in range {:g} to {:g}", text, least, most);
+                   : fmt::format("Value {} not in range {} to {}", text, least, most);
       },
       "", "between");
 }

@@ -61,7 +61,13 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
 }
 
 std::string unknown_word(const CLI::App& at, const std::string& word) {
-  if (!word.starts_with('-') || word == "--") return "unexpected argument \"" + word + "\"";
+  if (!word.starts_with('-') || word == "--") {
+    // Commands that print tables print JSON instead; those that run long write a record to a file.
+    const CLI::Option* const json = at.get_option_no_throw("--json");
+    const bool for_json = word.ends_with(".json") && json && json->get_expected_min() == 0;
+    return "unexpected argument \"" + word + "\"" +
+           (for_json ? "; here --json takes no file: it prints to the standard output" : "");
+  }
   std::vector<std::string> names;
   for (const CLI::Option* option : at.get_options()) {
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);

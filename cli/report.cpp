@@ -23,6 +23,12 @@ int run_report(const ReportArgs& args) {
   if (args.check && groups.size() < 2)
     throw UsageError(fmt::format("report: --check compares two groups or more; --by {} makes {}",
                                  args.by.empty() ? "<nothing>" : args.by, groups.size()));
+  for (const train::RunGroup& group : groups)
+    if (args.check && group.runs.size() < 2)
+      throw UsageError(
+          fmt::format("report: --check: \"{}\" is one run, which does not tell the noise over runs; give "
+                      "at least two of each group",
+                      group.name));
   fmt::print("{}", train::format_groups(groups));
   train::write_runs_report(args.out, groups, options);
   fmt::print("{}\n", args.out);

@@ -20,6 +20,15 @@ CLI::Validator power_of_two(int64_t least, int64_t most) {
       "", "power of two");
 }
 
+/// With choices that contain a comma in quotation marks, so that the help shows where each ends.
+CLI::Validator one_of(const std::vector<std::string>& choices) {
+  std::string shown;
+  for (const std::string& choice : choices)
+    shown +=
+        (shown.empty() ? "{" : ",") + (choice.find(',') == std::string::npos ? choice : "\"" + choice + "\"");
+  return CLI::Validator(CLI::IsMember(choices)).description(shown + "}");
+}
+
 /// Adds the flag for a value of type T.
 template <class T>
 CLI::Option* add_flag(CLI::App& command, const std::string& names, const Setting& setting, T& value) {
@@ -36,7 +45,7 @@ CLI::Option* add_flag(CLI::App& command, const std::string& names, const Setting
                                          : whole(setting.whole_least, setting.whole_most));
     if constexpr (std::is_floating_point_v<T>)
       option->check(kFinite)->check(between(setting.least, setting.most));
-    if (!setting.choices.empty()) option->check(CLI::IsMember(setting.choices));
+    if (!setting.choices.empty()) option->check(one_of(setting.choices));
     if (setting.may_be_empty) option->check(kMayBeEmpty);
     return option;
   }

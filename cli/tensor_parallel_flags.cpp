@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "cli/train_run.h"
+#include "comm/peer_memory.h"
 #include "comm/status.h"
 #include "ops/all_reduce_rmsnorm/peer_channels.h"
 #include "train/progress.h"
@@ -20,9 +21,10 @@ void TensorParallelFlags::add_to(CLI::App& command) {
   command
       .add_option(
           "--rank-exchange", exchange,
-          "How the shares of a token are summed on GPUs: by the communicator (NCCL), or by kernels that "
-          "write to\neach other's memory (peer), which have not run on GPUs yet")
-      ->check(CLI::IsMember({"communicator", "peer"}));
+          "How the shares of a token are summed on GPUs: by kernels that write to each other's "
+          "memory (peer),\nor by the communicator (NCCL); default: peer where the GPUs reach each other")
+      ->check(CLI::IsMember({"communicator", "peer"}))
+      ->default_str("");
 }
 
 dist::World TensorParallelFlags::join(const std::string& command, const std::string& device) const {
@@ -37,14 +39,31 @@ dist::World TensorParallelFlags::join(const std::string& command, const std::str
         fmt::format("{}: {} ranks were started, but --tensor-parallel is {}; both must be the "
                     "same number, since all ranks share one model out",
                     command, place.size, ranks));
-  if (ranks == 1 && exchange != "communicator")
+  if (ranks == 1 && !exchange.empty())
     throw UsageError("--rank-exchange: of several ranks; give --tensor-parallel as well");
   return ranks == 1 ? dist::World() : join_job(device);
 }
 
+namespace {
+
+/// Kernels over peer memory where all ranks of the job can run them: 1.1 times as fast per token as NCCL on
+/// two H100 (docs/inference.md). Says on rank 0 why not. All ranks call it.
+ops::RankExchange fastest_exchange(const dist::World& world, Device device) {
+  if (device.is_cpu()) return ops::RankExchange::communicator;
+  const std::string lacks = comm::PeerMemory::lacks(world.host(), device);
+  if (lacks.empty()) return ops::RankExchange::peer;
+  if (world.leads())
+    train::tell(
+        fmt::format("tessera: shares are summed by the communicator, not over peer memory: {}\n", lacks));
+  return ops::RankExchange::communicator;
+}
+
+}  // namespace
+
 nn::TensorParallel TensorParallelFlags::share(const dist::World& world, Device device) const {
   if (world.size() == 1) return {};
-  const ops::RankExchange how = ops::parse_rank_exchange(exchange);
+  const ops::RankExchange how =
+      exchange.empty() ? fastest_exchange(world, device) : ops::parse_rank_exchange(exchange);
   check(how == ops::RankExchange::communicator || device.is_cuda(),
         "--rank-exchange peer: of GPUs; the ranks compute on the CPU");
   return nn::TensorParallel(ops::RankGroup(world.host(), world.data(device), how));

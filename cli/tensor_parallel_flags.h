@@ -13,7 +13,7 @@ namespace tessera::cli {
 
 struct TensorParallelFlags {
   int ranks = 1;
-  std::string exchange = "communicator";
+  std::string exchange;  // "": the fastest one that the GPUs can run
 
   void add_to(CLI::App& command);
   /// The ranks that started with this one; one alone without the flags. Throws UsageError, on all ranks and

@@ -50,8 +50,8 @@ class Signals {
     action.sa_handler = [](int signal) {
       const int error = errno;
       const auto note = static_cast<unsigned char>(signal);
-      if (::write(g_notes, &note, 1) < 0)
-        errno = error;  // the pipe is full: enough signals are waiting in it
+      // What cannot be written is lost: then the pipe is full, and enough signals wait in it.
+      [[maybe_unused]] const ssize_t written = ::write(g_notes, &note, 1);
       errno = error;
     };
     for (size_t i = 0; i < kSignals.size(); ++i) {

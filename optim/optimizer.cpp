@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <span>
 #include <string_view>
@@ -122,8 +123,14 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
   const std::string& name = buffers.name;
   std::vector<double> lr_scales, decay;
   std::vector<std::vector<size_t>> members(rules.size());
+  std::map<const GradState*, std::string> given;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const nn::NamedParameter& parameter = parameters[i];
+    if (const GradState* const state = parameter.tensor.grad_state().get()) {
+      const auto [first, is_new] = given.emplace(state, parameter.name);
+      check(is_new, name, ": the parameters ", first->second, " and ", parameter.name,
+            " are one tensor (tied weights?); give it once, as nn::parameters does");
+    }
     const auto group = std::find_if(options.groups.begin(), options.groups.end(), [&](const Group& g) {
       return parameter.name.find(g.contains) != std::string::npos && (!g.matches || g.matches(parameter));
     });

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -40,15 +41,18 @@ std::string csv_text(const Table& table) {
 }
 
 nlohmann::json to_json(const Table& table) {
+  for (const std::string& name : table.columns)
+    check(std::ranges::count(table.columns, name) == 1, "table: two columns are named \"", name,
+          "\", and an object of JSON holds one; rename one of them (SELECT ... AS ...)");
   nlohmann::json rows = nlohmann::json::array();
   for (const auto& row : table.rows) {
     nlohmann::json entry = nlohmann::json::object();
     for (size_t i = 0; i < row.size(); ++i) {
-      nlohmann::json& value = entry[table.columns[i]] = nullptr;
+      nlohmann::json& value = entry[io::utf8_text(table.columns[i])] = nullptr;
       if (const auto* const whole = std::get_if<int64_t>(&row[i])) value = *whole;
       if (const auto* const number = std::get_if<double>(&row[i]); number && std::isfinite(*number))
         value = *number;
-      if (const auto* const text = std::get_if<std::string>(&row[i])) value = *text;
+      if (const auto* const text = std::get_if<std::string>(&row[i])) value = io::utf8_text(*text);
     }
     rows.push_back(std::move(entry));
   }

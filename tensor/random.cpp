@@ -6,6 +6,12 @@
 namespace tessera {
 namespace {
 
+void check_floating(const Tensor& tensor, const char* what) {
+  tensor.check_writable(what);
+  check(is_floating(tensor.dtype()) && tensor.dtype() != DType::f8e4m3, what, ": ", describe(tensor),
+        "; expected f64, f32, bf16 or f16");
+}
+
 void fill(const Tensor& tensor, const RandomFill& fill) {
   tensor.bump_version();
   if (tensor.count() == 0) return;
@@ -16,15 +22,22 @@ void fill(const Tensor& tensor, const RandomFill& fill) {
 }  // namespace
 
 void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng) {
+  check_floating(tensor, "fill_uniform");
   check(low <= high, "fill_uniform: [", low, ", ", high, ") is empty");
   fill(tensor, {RandomFill::Kind::uniform, rng.reserve(tensor.device()), float(low), float(high - low), 0});
 }
 
 void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng) {
+  check_floating(tensor, "fill_normal");
   fill(tensor, {RandomFill::Kind::normal, rng.reserve(tensor.device()), float(mean), float(deviation), 0});
 }
 
 void fill_integers(const Tensor& tensor, int64_t high, Rng& rng) {
+  tensor.check_writable("fill_integers");
+  check(tensor.dtype() == DType::i64 || tensor.dtype() == DType::i32, "fill_integers: ", describe(tensor),
+        "; expected i64 or i32");
+  check(tensor.dtype() == DType::i64 || high <= int64_t(1) << 31, "fill_integers: [0, ", high,
+        ") has numbers that an i32 does not hold");
   check(high >= 1, "fill_integers: [0, ", high, ") is empty");
   fill(tensor, {RandomFill::Kind::integer, rng.reserve(tensor.device()), 0, 0, high});
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
 #include "tensor/kernels.h"
 #include "tensor/transfer.h"
@@ -113,18 +114,31 @@ Tensor Tensor::from(std::span<const T> values, const Shape& shape, Device device
 
 Tensor Tensor::with_rows() const {
   if (has_rows()) return *this;
-  return clone();
+  check_copy("with_rows");
+  return detach().clone();
 }
 
-Tensor Tensor::with_layout(const Layout& layout, const char* what) const {
-  check(!grad_, what,
-        ": this tensor is on the tape, and a plain view would lose its gradient; use ops::", what,
+Tensor Tensor::with_layout(const Layout& layout, const char* what, const char* instead) const {
+  check(!grad_, what, ": this tensor is on the tape, and a plain view would lose its gradient; use ", instead,
         " (or detach() first)");
   Tensor view;
   view.storage_ = storage_;
   view.layout_ = layout;
   view.dtype_ = dtype_;
   return view;
+}
+
+void Tensor::check_copy(const char* what) const {
+  check(defined(), what, ": the tensor is undefined");
+  check(!is_result_ || CallScope::current().site.file, what, ": ", describe(*this),
+        " is a result of the tape, and a copy would lose its gradient; use an operator (or detach() first)");
+}
+
+void Tensor::check_writable(const char* writer) const {
+  check(defined(), writer, ": the tensor is undefined");
+  check(!is_result_, writer, ": ", describe(*this),
+        " is a result of the tape, whose gradient would still be that of the values before; write into a new "
+        "tensor (or detach() first)");
 }
 
 Tensor Tensor::slice(int dim, int64_t begin, int64_t end, int64_t step) const {
@@ -139,7 +153,7 @@ Tensor Tensor::slice(int dim, int64_t begin, int64_t end, int64_t step) const {
   layout.shape = shape().with(d, left);
   if (left > 1) layout.strides[size_t(d)] *= step;
   if (layout.shape.count() > 0) layout.offset += from * layout_.strides[size_t(d)];
-  return with_layout(layout, "slice");
+  return with_layout(layout, "slice", "ops::slice");
 }
 
 Tensor Tensor::select(int dim, int64_t index) const {
@@ -151,7 +165,7 @@ Tensor Tensor::select(int dim, int64_t index) const {
   layout.offset = layout_.offset + at * layout_.strides[size_t(d)];
   for (int from = 0, to = 0; from < rank(); ++from)
     if (from != d) layout.strides[size_t(to++)] = layout_.strides[size_t(from)];
-  return with_layout(layout, "select");
+  return with_layout(layout, "select", "ops::slice and ops::reshape");
 }
 
 Tensor Tensor::at(std::initializer_list<int64_t> indices) const {
@@ -169,7 +183,7 @@ Tensor Tensor::transpose(int a, int b) const {
   Layout layout = layout_;
   layout.shape = Shape(std::span<const int64_t>(sizes.data(), size_t(rank())));
   std::swap(layout.strides[size_t(da)], layout.strides[size_t(db)]);
-  return with_layout(layout, "transpose");
+  return with_layout(layout, "transpose", "ops::transpose");
 }
 
 Tensor Tensor::permute(std::initializer_list<int> order) const {
@@ -187,7 +201,7 @@ Tensor Tensor::permute(std::initializer_list<int> order) const {
     layout.strides[size_t(to++)] = layout_.strides[size_t(from)];
   }
   layout.shape = Shape(std::span<const int64_t>(sizes.data(), size_t(rank())));
-  return with_layout(layout, "permute");
+  return with_layout(layout, "permute", "ops::transpose");
 }
 
 namespace {
@@ -231,6 +245,7 @@ bool reshape_layout(const Layout& from, const Shape& to, Layout& result) {
 
 Tensor Tensor::reshaped(const Shape& shape) const {
   if (can_reshape(shape)) return reshape(shape);
+  check_copy("reshaped");
   Tensor copy = empty(shape, dtype(), device());
   if (!copy.can_reshape(layout_.shape)) return packed().reshape(shape);
   copy.reshape(layout_.shape).copy_from(*this);
@@ -248,7 +263,7 @@ Tensor Tensor::reshape(const Shape& shape) const {
   Layout layout;
   check(reshape_layout(layout_, shape, layout), "reshape: no view of ", this->shape(),
         " with its strides has shape ", shape, "; clone() or packed() first");
-  return with_layout(layout, "reshape");
+  return with_layout(layout, "reshape", "ops::reshape");
 }
 
 Tensor Tensor::reshape_with(std::initializer_list<int64_t> sizes) const {
@@ -276,16 +291,18 @@ Tensor Tensor::expand(const Shape& shape) const {
     layout.strides[size_t(dim)] =
         own < 0 || this->shape()[own] != shape[dim] ? 0 : layout_.strides[size_t(own)];
   }
-  return with_layout(layout, "expand");
+  return with_layout(layout, "expand", "ops::expand");
 }
 
 Tensor Tensor::clone() const {
+  check_copy("clone");
   Tensor copy = empty_like(*this);
   copy.copy_from(*this);
   return copy;
 }
 
 Tensor Tensor::to(Device device) const {
+  check(defined(), "to: the tensor is undefined");
   if (device == this->device()) return *this;
   check(!grad_, "to: this tensor is on the tape; move it before the tape records it (or detach() first)");
   Tensor copy = empty(shape(), dtype_, device);
@@ -294,6 +311,7 @@ Tensor Tensor::to(Device device) const {
 }
 
 Tensor Tensor::to(DType dtype) const {
+  check(defined(), "to: the tensor is undefined");
   if (dtype == dtype_) return *this;
   check(!grad_,
         "to: this tensor is on the tape, and a plain conversion would lose its gradient; use ops::cast");
@@ -303,7 +321,9 @@ Tensor Tensor::to(DType dtype) const {
 }
 
 Tensor Tensor::packed() const {
+  check(defined(), "packed: the tensor is undefined");
   if (layout_.is_packed()) return *this;
+  check_copy("packed");
   Tensor copy = empty_packed(shape(), dtype_, device());
   copy.copy_from(*this);
   return copy;
@@ -324,7 +344,7 @@ std::vector<T> Tensor::to_vector() const {
 }
 
 void Tensor::fill(double value) const {
-  check(defined(), "fill: the tensor is undefined");
+  check_writable("fill");
   bump_version();
   if (device().is_cpu()) return fill_cpu(*this, value);
   if constexpr (kCuda) fill_cuda(*this, value);
@@ -347,6 +367,7 @@ bool overlap(const Tensor& a, const Tensor& b) {
 void Tensor::copy_from(const Tensor& source) const {
   check(defined() && source.defined(), "copy_from: ", defined() ? "the source" : "the destination",
         " is undefined");
+  check_writable("copy_from");
   check(broadcast(shape(), source.shape(), "copy_from") == shape(), "copy_from: ", source.shape(),
         " does not broadcast to ", shape());
   bump_version();
@@ -354,7 +375,7 @@ void Tensor::copy_from(const Tensor& source) const {
   check(!layout_.is_expanded(), "copy_from: the destination ", describe(*this),
         " is expanded: several of its elements share memory");
   if (device() == source.device()) {
-    if (overlap(*this, source)) return copy_from(source.clone());
+    if (overlap(*this, source)) return copy_from(source.detach().clone());
     if (device().is_cpu()) return copy_cpu(*this, source.detach());
     if constexpr (kCuda) copy_cuda(*this, source.detach());
     return;

@@ -94,7 +94,7 @@ class Tensor {
   int64_t rows() const { return layout_.rows(); }
   int64_t row_length() const { return layout_.row_length(); }
   int64_t row_stride() const { return layout_.row_stride(); }
-  /// This tensor if it has rows, else a copy that has.
+  /// This tensor if it has rows, else a copy that has; see the copies below.
   Tensor with_rows() const;
 
   // Views. Sizes and dimensions count from the end when negative.
@@ -113,7 +113,8 @@ class Tensor {
   /// Element access for tests and examples: x.at({i, j}) is a tensor of rank 0.
   Tensor at(std::initializer_list<int64_t> indices) const;
 
-  // Copies.
+  // Copies. They have no gradient: of a result of the tape they throw (but within operators and layers),
+  // since the gradient would be lost without a word; detach() says that it may be.
   Tensor clone() const;            // same dtype and device, own storage, pitched
   Tensor to(Device device) const;  // this tensor if it is there already
   Tensor to(DType dtype) const;    // likewise; values converted as in tensor/dtype.h
@@ -125,7 +126,8 @@ class Tensor {
   template <class T>
   std::vector<T> to_vector() const;
 
-  // In-place writers.
+  // In-place writers. A result of the tape cannot be written: its gradient would still be that of the values
+  // before. Parameters can, by what updates them.
   /// Elements of `source`, which broadcasts to this shape; any dtypes, layouts and devices, as they were
   /// before the call if the two overlap. To the host it waits, from page-locked or device memory it does not.
   /// Throws if this view is expanded.
@@ -136,11 +138,16 @@ class Tensor {
 
   // Gradients: autograd alone reads this.
   const std::shared_ptr<GradState>& grad_state() const { return grad_; }
-  void set_grad_state(std::shared_ptr<GradState> state) { grad_ = std::move(state); }
+  /// `is_result`: of an operation that the tape recorded, not a leaf.
+  void set_grad_state(std::shared_ptr<GradState> state, bool is_result = false) {
+    grad_ = std::move(state), is_result_ = is_result;
+  }
+  /// Throws if this is a result of the tape: writing it would not change its gradient. For in-place writers.
+  void check_writable(const char* writer) const;
   /// The same elements, off the tape.
   Tensor detach() const {
     Tensor plain = *this;
-    plain.grad_ = nullptr;
+    plain.set_grad_state(nullptr);
     return plain;
   }
 
@@ -155,12 +162,14 @@ class Tensor {
   Tensor& operator=(Tensor&&) & = default;
 
  private:
-  Tensor with_layout(const Layout& layout, const char* what) const;
+  Tensor with_layout(const Layout& layout, const char* what, const char* instead) const;
+  void check_copy(const char* what) const;
 
   std::shared_ptr<Storage> storage_;
   std::shared_ptr<GradState> grad_;
   Layout layout_;
   DType dtype_ = DType::f32;
+  bool is_result_ = false;  // of an operation on the tape
 };
 
 /// Elements between the starts of consecutive rows of `width` elements, as Tensor::empty chooses it.

@@ -38,16 +38,16 @@ std::string SkipWatch::warning(int64_t step) {
       step, loss_scale_);
 }
 
-std::string SkipWatch::complaint(int64_t step, const std::string& checkpoints) const {
+std::string SkipWatch::complaint(int64_t step, const std::string& saved) const {
   return fmt::format(
       "training: the gradient norm was not finite for {} steps up to step {}{}; the weights were left as "
       "they "
-      "were. The newest checkpoint is in {}; try a lower learning rate, {}or --check-finite to find the "
+      "were. {}; try a lower learning rate, {}or --check-finite to find the "
       "operator",
       fatal_row(), step,
       scales() ? fmt::format(", although the loss scale has fallen to its minimum, {:g}", loss_scale_)
                : std::string(),
-      checkpoints, scales() ? "bf16 instead of f16, " : "");
+      saved, scales() ? "bf16 instead of f16, " : "");
 }
 
 }  // namespace tessera::train

@@ -25,7 +25,7 @@ class SkipWatch {
   /// The warning that a step was skipped at the smallest loss scale, once; "" if there is nothing to say.
   std::string warning(int64_t step);
   /// The message of a run that ends because of its skipped steps.
-  std::string complaint(int64_t step, const std::string& checkpoints) const;
+  std::string complaint(int64_t step, const std::string& saved) const;
 
  private:
   /// How many steps up to the last one were skipped in a row, as far as two counts tell.

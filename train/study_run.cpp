@@ -53,9 +53,10 @@ class StudyRun {
     end_.cells = int64_t(cells.size());
     std::vector<StudyCell> left;
     for (const StudyCell& cell : cells)
-      if (is_finished(folder_.cells(), cell))
-        ++end_.finished;
-      else
+      if (is_finished(folder_.cells(), cell)) {
+        if (end_.finished++ == 0)
+          check_metric(cell, folder_.cells());  // before another cell is run for nothing
+      } else
         left.push_back(cell);
     run_all(left, folder_.cells(), request_.jobs);
     if (!stops()) run_all(missing_timings(), folder_.timing(), 1);

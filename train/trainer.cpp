@@ -166,15 +166,24 @@ class Trainer {
       progress_.finish();
       tell(warning);
     }
-    check(skips_.fatal_row() < options_.most_skips, skips_.complaint(now.done, run_.checkpoints().string()));
+    if (skips_.fatal_row() >= options_.most_skips) {
+      save(now.done);  // the weights are sound: what led to them is not lost
+      fail_at(Site::here(), skips_.complaint(now.done, saved_text()));
+    }
     if (!counted) check_loss(now.done, loss);
   }
 
   /// For an optimizer that does not skip steps without a finite gradient.
   void check_loss(int64_t step, double loss) const {
     check(std::isfinite(loss), "training: the loss of step ", step,
-          " is not finite, and this optimizer does not skip such a step. The newest checkpoint is in ",
-          run_.checkpoints().string(), "; try a lower learning rate, or --check-finite to find the operator");
+          " is not finite, and this optimizer does not skip such a step. ", saved_text(),
+          "; try a lower learning rate, or --check-finite to find the operator");
+  }
+
+  std::string saved_text() const {
+    const std::vector<int64_t> steps = folder_.steps();
+    return steps.empty() ? "No checkpoint was saved (--save-every makes them)"
+                         : "The newest checkpoint is " + folder_.file_of(steps.front());
   }
 
   void evaluate(Moment& now) {

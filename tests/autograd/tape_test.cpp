@@ -9,7 +9,9 @@
 #include "ops/activation/activation.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
+#include "ops/shape/shape.h"
 #include "tensor/kernels.h"
+#include "tensor/random.h"
 #include "tests/errors.h"
 
 namespace tessera {
@@ -25,6 +27,37 @@ TEST(Tape, RunsAMillionDeepChainWithoutRecursion) {
   tape.backward(y);
   EXPECT_EQ(grad(x).item<double>(), 1.0);
   EXPECT_EQ(tape.size(), 0u);
+}
+
+TEST(Tape, AResultIsNotWritten) {
+  Rng rng(1);
+  Tensor x = Tensor::full({2, 3}, 1.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const Tensor y = ops::relu(x);
+  expect_error([&] { y.fill(0.5); }, {"fill: f64[2, 3]", "result of the tape", "detach()"});
+  expect_error([&] { y.copy_from(x); }, {"copy_from", "result of the tape"});
+  expect_error([&] { fill_uniform(y, 0, 1, rng); }, {"fill_uniform", "result of the tape"});
+  y.detach().fill(0.5);
+  x.fill(2);  // as an optimizer does
+  EXPECT_EQ(y.to_vector<double>(), std::vector<double>(6, 0.5));
+}
+
+TEST(Tape, ACopyOfAResultThatWouldLoseItsGradientThrows) {
+  Tensor x = Tensor::full({2, 3}, 1.0, DType::f64, Device::cpu());  // its rows are pitched
+  require_grad(x);
+  Tape tape;
+  const Tensor y = ops::relu(x), turned = ops::transpose(y, 0, 1);
+  ASSERT_FALSE(y.layout().is_packed());
+  expect_error([&] { y.clone(); }, {"clone: f64[2, 3]", "lose its gradient"});
+  expect_error([&] { y.packed(); }, {"packed", "lose its gradient"});
+  expect_error([&] { turned.with_rows(); }, {"with_rows", "lose its gradient"});
+  expect_error([&] { turned.reshaped({6}); }, {"lose its gradient"});
+  expect_error([&] { y.permute({1, 0}); }, {"permute", "ops::transpose"});
+  expect_error([&] { y.select(0, 1); }, {"select", "ops::slice and ops::reshape"});
+  EXPECT_EQ(y.detach().clone().to_vector<double>(), y.to_vector<double>());
+  EXPECT_EQ(x.clone().to_vector<double>(), x.to_vector<double>()) << "the values of a parameter";
+  expect_error([&] { tape.backward(x); }, {"is a parameter, not a result"});
 }
 
 TEST(Tape, AddsUpTheGradientsOfASharedInput) {

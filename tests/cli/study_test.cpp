@@ -278,6 +278,9 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
   const Outcome unknown = run(at, "study run metric.toml");
   EXPECT_EQ(unknown.code, 2);
   EXPECT_TRUE(holds_all(unknown.err, "metric is \"eval_score\"|did not log|eval_nll")) << unknown.err;
+  const std::string cells = said(at, "study run metric.toml --list");
+  EXPECT_EQ(run(at, "study run metric.toml").code, 2);
+  EXPECT_EQ(said(at, "study run metric.toml --list"), cells) << "another cell was run for nothing";
 }
 
 /// A file of studies/.

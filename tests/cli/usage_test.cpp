@@ -39,6 +39,8 @@ constexpr BadLine kBadLines[] = {
     {"convert a b --shard-mb 1.5", "--shard-mb|1.5 is not a whole number"},
     {"eval", "a subcommand is needed|tnp"},
     {"train tnp extra", "unexpected argument \"extra\"|tessera train tnp --help"},
+    {"eval ppl --model m --text t --json e.json",
+     "unexpected argument \"e.json\"; here --json takes no file"},
     {"doctor now", "unexpected argument \"now\""},
     {"op relu tanh --in a --out b", "unexpected argument \"tanh\""},
     // DropBP
@@ -192,6 +194,7 @@ constexpr BadLine kBadLines[] = {
     {"plan tnp --memory nan", "--memory|nan is not finite"},
     {"report", "runs|required"},
     {"report r --last 0", "--last|0 not in range"},
+    {"train gpt --text a --ema 1", "--ema|1 not in range 0 to 0.9999999"},
     {"eval tnp r --tasks 0", "--eval-tasks|0 not in range"},
     {"eval tnp r --most-gap nan", "--most-gap|nan is not finite"},
     {"bench op linear --seconds 0", "--seconds|0 not in range"},

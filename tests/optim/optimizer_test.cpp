@@ -420,6 +420,10 @@ TEST(Optimizer, RefusesWhatItCannotTrain) {
   EXPECT_NE(message([&] { AdamW({{"a", single}}, {.beta1 = 1}); }).find("beta1"), std::string::npos);
   EXPECT_NE(message([&] { Sgd({{"a", single}}, {.nesterov = true}); }).find("nesterov"), std::string::npos);
   EXPECT_NE(message([&] { Sgd({{"a", single}}).set_lr(NAN); }).find("learning rate"), std::string::npos);
+  EXPECT_NE(message([&] {
+              AdamW({{"a", single}, {"b", single}});
+            }).find("a and b are one tensor"),
+            std::string::npos);
   Tensor turned = Tensor::zeros({3, 4}, DType::f32, Device::cpu()).transpose(0, 1);
   nn::make_parameter(turned);
   EXPECT_NE(message([&] { AdamW({{"turned", turned}}); }).find("no rows"), std::string::npos);

@@ -44,6 +44,16 @@ TEST(Table, JsonHasNullForWhatIsNotThere) {
   EXPECT_TRUE(rows[2]["arm"].is_null());
 }
 
+TEST(Table, JsonHasEveryColumnOnceAndIsUtf8) {
+  EXPECT_EQ(to_json({"t", {"p"}, {{"p\xE9"}}}), nlohmann::json::parse(R"([{"p": "p\\xE9"}])"));
+  try {
+    to_json({"t", {"a", "a"}, {{int64_t(1), int64_t(2)}}});
+    ADD_FAILURE() << "one of two columns was lost";
+  } catch (const Error& error) {
+    EXPECT_NE(error.message().find("two columns are named \"a\""), std::string::npos) << error.message();
+  }
+}
+
 #if defined(TESSERA_WITH_SQLITE)
 TEST(Table, ADatabaseIsReplacedAsAWholeAndHasTheSameBytes) {
   std::string pattern = (fs::temp_directory_path() / "tessera-table-XXXXXX").string();

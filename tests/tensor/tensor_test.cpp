@@ -9,6 +9,7 @@
 #include "tensor/finite.h"
 #include "tensor/kernels.h"
 #include "tensor/print.h"
+#include "tensor/random.h"
 #include "tests/errors.h"
 
 namespace tessera {
@@ -265,6 +266,33 @@ TEST(Print, ShortensWhatIsLarge) {
   std::ostringstream text;
   text << counting({2000});
   EXPECT_EQ(text.str(), "[0.0000, 1.0000, 2.0000, ..., 1997.0000, 1998.0000, 1999.0000] f64[2000] on cpu");
+}
+
+TEST(RandomFills, RefuseWhatTheyCannotFill) {
+  Rng rng(1);
+  const Tensor words = Tensor::zeros({4}, DType::i32, Device::cpu()),
+               wide = Tensor::zeros({400}, DType::i64, Device::cpu()),
+               x = Tensor::zeros({4}, DType::f32, Device::cpu());
+  for (const Tensor& tensor : {words, wide}) {
+    expect_error([&] { fill_uniform(tensor, 0, 1, rng); }, {"fill_uniform", "expected f64, f32"});
+    expect_error([&] { fill_normal(tensor, 0, 1, rng); }, {"fill_normal", "expected f64, f32"});
+  }
+  expect_error([&] { fill_integers(x, 5, rng); }, {"fill_integers: f32[4]", "expected i64 or i32"});
+  expect_error([&] { fill_integers(words, (int64_t(1) << 31) + 1, rng); }, {"i32 does not hold"});
+  expect_error([&] { fill_uniform(Tensor(), 0, 1, rng); }, {"undefined"});
+  fill_integers(words, int64_t(1) << 31, rng);
+  for (const int32_t word : words.to_vector<int32_t>()) EXPECT_GE(word, 0);
+  fill_integers(wide, int64_t(1) << 40, rng);
+  int64_t largest = 0;
+  for (const int64_t word : wide.to_vector<int64_t>()) largest = std::max(largest, word);
+  EXPECT_GT(largest, int64_t(1) << 38);
+}
+
+TEST(Tensor, AnUndefinedTensorIsSaidToBe) {
+  expect_error([] { Tensor().clone(); }, {"clone", "undefined"});
+  expect_error([] { Tensor().packed(); }, {"packed", "undefined"});
+  expect_error([] { Tensor().to(DType::f32); }, {"to", "undefined"});
+  expect_error([] { Tensor().to(Device::cpu()); }, {"to", "undefined"});
 }
 
 }  // namespace
