@@ -20,7 +20,7 @@ class LeafCollector {
     auto state = std::make_shared<GradState>();
     state->tape = tape.id_;
     state->grad_dtype = input.dtype();
-    inside.set_grad_state(std::move(state));
+    inside.set_grad_state(std::move(state), true);
     return inside;
   }
   const std::vector<std::shared_ptr<GradState>>& leaves() const { return tape_.states_; }

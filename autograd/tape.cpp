@@ -59,7 +59,13 @@ Tape::~Tape() {
     entries_.pop_back();
     pop(entry, false);
   }
-  current_ = outer_;
+  if (current_ == this) {
+    current_ = outer_;
+    return;
+  }
+  // Not the innermost: a tape that was made before this one ended, such as one that replaces it.
+  for (Tape* tape = current_; tape; tape = tape->outer_)
+    if (tape->outer_ == this) tape->outer_ = outer_;
 }
 
 Tape* Tape::recording_any(std::span<const Tensor> inputs) {

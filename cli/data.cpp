@@ -109,7 +109,9 @@ void add_data(CLI::App& app, Action& action) {
                    "0: one document per file")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
-  tokenize->add_option("--shard-tokens", args->options.shard_tokens, "Maximum tokens per shard")
+  tokenize
+      ->add_option("--shard-tokens", args->options.shard_tokens,
+                   "Tokens of a shard after which the next one begins; no document is split")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   add_any_bytes(*tokenize, args->options.any_bytes);

@@ -152,6 +152,7 @@ int run_plan(PlanArgs args) {
   plain.checkpoint_every = 0;
   checkpointed.checkpoint_every = std::max<int64_t>(1, job.model.checkpoint_every);
   const auto flops = plan::count_flops(plain, job.batch, job.context, job.targets);
+  const int64_t passes = args.options(plan::measured_rate(plain), split.ranks).micro_batches;  // of a step
   const auto attention = [&](const models::TnpConfig& config, int64_t batch) {
     return plan::count_attention_bytes(config, batch, job.context, job.targets, split);
   };
@@ -166,7 +167,7 @@ int run_plan(PlanArgs args) {
   const plan::Memory &a = ranks_a.memory, &b = ranks_b.memory;
   fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens a step\n",
                  plan::count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
-                 job.batch * (job.context + job.targets));
+                 job.batch * (job.context + job.targets) * passes);
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n", "bytes of a training step", "plain",
                  fmt::format("checkpoint {}", checkpointed.checkpoint_every));
   line("parameters", a.parameters, b.parameters);
@@ -183,9 +184,10 @@ int run_plan(PlanArgs args) {
     line("sent for attention, of all sent", attention(plain, job.batch), attention(checkpointed, job.batch));
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n",
                  split.ranks > 1 ? fmt::format("FLOP of a step, on {} ranks", split.ranks) : "FLOP of a step",
-                 flops.step(false), flops.step(true));
+                 double(passes) * flops.step(false), double(passes) * flops.step(true));
   fmt::format_to(std::back_inserter(text), "    forward: GEMMs {:.4g}, attention {:.4g}, heads {:.4g}\n",
-                 flops.gemms, flops.attention, flops.heads);
+                 double(passes) * flops.gemms, double(passes) * flops.attention,
+                 double(passes) * flops.heads);
   const auto total = [&](const models::TnpConfig& config) {
     return [&, config](int64_t batch) { return ranked(config, batch, false).memory.total(); };
   };
@@ -199,7 +201,7 @@ int run_plan(PlanArgs args) {
   }
   const auto record = [&](const models::TnpConfig& config, const plan::RankPlan& plan, int64_t most,
                           bool recompute) {
-    nlohmann::json out = step_json(plan.memory, flops.step(recompute), most);
+    nlohmann::json out = step_json(plan.memory, double(passes) * flops.step(recompute), most);
     out["checkpoint_every"] = config.checkpoint_every;
     out.update(rank_json(plan));
     if (split.ranks > 1) out["sent_for_attention"] = attention(config, job.batch);
@@ -233,10 +235,11 @@ int run_language_plan(const LanguagePlanArgs& args) {
   };
   const plan::RankPlan ranks = ranked(job.batch);
   const plan::Memory& plan = ranks.memory;
+  const auto passes = double(options.micro_batches);  // of a step, on each rank
   const int64_t parameters = plan::count_parameters(job.model, forms);
   const int64_t most = largest_batch(memory, [&](int64_t batch) { return ranked(batch).memory.total(); });
   if (args.json) {
-    nlohmann::json out = step_json(plan, flops.step(), most);
+    nlohmann::json out = step_json(plan, passes * flops.step(), most);
     out["model"] = job.family();
     if (job.factors.factorizes()) out["form"] = job.factors.description();
     if (job.weights24.on()) out["weights24"] = job.weights24.description();
@@ -248,7 +251,7 @@ int run_language_plan(const LanguagePlanArgs& args) {
     return 0;
   }
   fmt::print("{}: {} parameters, {}, B={} T={}, {} tokens a step\n", job.family(), parameters,
-             name_of(job.precision()), job.batch, job.length, job.batch * job.length);
+             name_of(job.precision()), job.batch, job.length, job.batch * job.length * options.micro_batches);
   if (job.factors.factorizes()) fmt::print("  weights: {}\n", job.factors.description());
   if (job.weights24.on()) fmt::print("  weights: {}\n", job.weights24.description());
   fmt::print("  {:<34} {:>12}\n", "bytes of a training step", "");
@@ -260,9 +263,9 @@ int run_language_plan(const LanguagePlanArgs& args) {
     fmt::print("  {:<34} {:>12}\n", name, format_bytes(size_t(bytes)));
   if (args.ranks > 1)
     for (const auto& [name, value] : rank_lines(ranks)) fmt::print("  {:<34} {:>12}\n", name, value);
-  fmt::print("  {:<34} {:>12.4g}\n", "FLOP of a step", flops.step());
-  fmt::print("    forward: GEMMs {:.4g}, attention {:.4g}, LM head {:.4g}\n", flops.gemms, flops.attention,
-             flops.heads);
+  fmt::print("  {:<34} {:>12.4g}\n", "FLOP of a step", passes * flops.step());
+  fmt::print("    forward: GEMMs {:.4g}, attention {:.4g}, LM head {:.4g}\n", passes * flops.gemms,
+             passes * flops.attention, passes * flops.heads);
   fmt::print("  {:<34} {:>12}\n", fmt::format("largest batch in {}", format_bytes(size_t(memory))), most);
   return 0;
 }

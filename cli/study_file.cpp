@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <limits>
 #include <set>
 
 #include "cli/commands.h"
@@ -152,6 +153,8 @@ uint64_t seed_of(const std::string& path, const std::string& text) {
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seed);
   if (code != std::errc{} || end != text.data() + text.size())
     throw UsageError(path + ": seeds: \"" + text + "\" is not a whole number of 0 or more");
+  if (seed > uint64_t(std::numeric_limits<int64_t>::max() - 1000))
+    throw UsageError(path + ": seeds: " + text + " is too large");
   return seed;
 }
 

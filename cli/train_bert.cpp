@@ -96,6 +96,7 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     refuse(of_slice, "backward passes are sliced in fine-tuning only");
   for (const char* of_drops : {"--dropbp", "--dropbp-rates"})
     refuse(of_drops, "branches are dropped in fine-tuning only");
+  refuse("--train", "pretraining trains every parameter");
   refuse("--missing-grad", "in pretraining every parameter gets a gradient");
   if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer has its own vocabulary");
   if (flags.start.seeds != 1)

@@ -72,6 +72,7 @@ Call Communicator::begin(Kind kind, const Tensor& given, int peer) const {
 }
 
 void Communicator::run(Kind kind, const Tensor& in, const Tensor& out, int peer) const {
+  if (out.defined()) out.check_writable(name_of(kind));
   const Call call = begin(kind, in.defined() ? in : out, peer);
   if (size() == 1 && kind == Kind::barrier) return;
   const StatusScope status(call);
@@ -84,6 +85,16 @@ namespace {
 void check_sum(Kind kind, const Tensor& x) {
   check(is_floating(x.dtype()) && x.dtype() != DType::f8e4m3, name_of(kind), ": ", describe(x),
         " cannot be summed; expected f64, f32, bf16 or f16");
+}
+
+const char* bytes_of(const Tensor& packed) {
+  return static_cast<const char*>(packed.raw());
+}
+
+/// Whether two packed tensors have a byte in common.
+bool overlap(const Tensor& a, const Tensor& b) {
+  if (!a.shares_storage(b) || a.count() == 0 || b.count() == 0) return false;
+  return bytes_of(a) < bytes_of(b) + b.bytes() && bytes_of(b) < bytes_of(a) + a.bytes();
 }
 
 void check_parts(Kind kind, const Tensor& whole, const Tensor& part, int size) {
@@ -108,12 +119,16 @@ void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Site site
   check_tensor(Kind::reduce_scatter, in), check_tensor(Kind::reduce_scatter, out);
   check_sum(Kind::reduce_scatter, in);
   check_parts(Kind::reduce_scatter, in, out, size());
+  // This rank's own part is read last, and by this rank alone.
+  check(!overlap(in, out) || bytes_of(out) == bytes_of(in) + size_t(rank()) * out.bytes(),
+        "reduce_scatter: ", describe(out), " overlaps ", describe(in), " elsewhere than at this rank's part");
   run(Kind::reduce_scatter, in, out);
 }
 
 void Communicator::reduce_parts(const Tensor& x, std::span<const int64_t> ends, Site site) const {
   const CallScope scope(site);
   check_tensor(Kind::reduce_parts, x);
+  x.check_writable(name_of(Kind::reduce_parts));
   check_sum(Kind::reduce_parts, x);
   check(x.rank() == 1 && int(ends.size()) == size() && std::ranges::is_sorted(ends) && ends.front() >= 0 &&
             ends.back() == x.count(),
@@ -133,6 +148,7 @@ void Communicator::share(std::span<const Tensor> tensors, std::span<const int> o
   call.sizes[0] = int64_t(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     check_tensor(Kind::share, tensors[i]);
+    tensors[i].check_writable(name_of(Kind::share));
     check(owners[i] >= 0 && owners[i] < size(), "share: there is no rank ", owners[i], " of ", size());
     call.sizes[1] += int64_t(tensors[i].bytes());
   }
@@ -162,6 +178,8 @@ void Communicator::all_to_all(const Tensor& in, const Tensor& out, Site site) co
             in.rank() >= 1 && in.size(0) % size() == 0,
         "all_to_all: ", describe(in), " to ", describe(out),
         "; expected equal shapes, dtypes and devices, and a first dimension that ", size(), " ranks divide");
+  check(size() == 1 || !overlap(in, out), "all_to_all: ", describe(in), " and ", describe(out),
+        " overlap; give the result memory of its own");
   run(Kind::all_to_all, in, out);
 }
 

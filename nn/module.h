@@ -89,12 +89,17 @@ void replace_tensors(Model& model, Convert&& convert) {
 }  // namespace detail
 
 /// Stops training the parameters whose names `which(const std::string& name)` accepts: they get no gradient
-/// any more. Make the optimizer afterwards.
+/// any more, tied ones under none of their names. Make the optimizer afterwards.
 template <class Model, class Which>
 void freeze(Model& model, Which&& which) {
+  std::set<std::shared_ptr<GradState>> frozen;
   for_each_field(model, [&](const std::string& name, auto& leaf) {
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
-      if (leaf.defined() && requires_grad(leaf) && which(name)) leaf = leaf.detach();
+      if (leaf.defined() && requires_grad(leaf) && which(name)) frozen.insert(leaf.grad_state());
+  });
+  for_each_field(model, [&](const std::string&, auto& leaf) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
+      if (leaf.defined() && frozen.contains(leaf.grad_state())) leaf = leaf.detach();
   });
 }
 

@@ -66,7 +66,7 @@ void Packing::check_parameter(const char* who, size_t parameter) const {
         ", the others on ", device_.name(), "; move the model with nn::to before making the optimizer");
   check(compute_ != DType::f64 || device_.is_cpu(), who, ": parameter ", name, ": dtype f64 is not ",
         "supported on device ", device_.name(), "; expected f32, bf16 or f16");
-  check(tensor.has_rows(), who, ": parameter ", name, " ", describe(tensor),
+  check(tensor.has_rows() && !tensor.layout().is_expanded(), who, ": parameter ", name, " ", describe(tensor),
         " has no rows (it is transposed or expanded); clone() it");
 }
 

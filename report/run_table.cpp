@@ -28,7 +28,8 @@ void write_row(const std::filesystem::path& database, const RunRow& row) {
       "revision TEXT, settings TEXT)");
   runs.run(
       "INSERT INTO runs VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) ON CONFLICT(path) DO "
-      "UPDATE SET status=excluded.status, updated=excluded.updated, steps=excluded.steps, "
+      "UPDATE SET model=excluded.model, started=excluded.started, device=excluded.device, "
+      "revision=excluded.revision, status=excluded.status, updated=excluded.updated, steps=excluded.steps, "
       "loss=excluded.loss, best_eval=excluded.best_eval, tokens_per_s=excluded.tokens_per_s, "
       "settings=excluded.settings",
       {row.path, row.model, row.status, row.started, utc_now(), row.steps, cell_of(row.loss),

@@ -109,9 +109,11 @@ void PruneOptions::validate() const {
   check(batch >= 1, "prune: ", batch, " samples at a time; expected 1 or more");
   check(std::isfinite(ria_power) && ria_power >= 0, "prune: a power of ", ria_power,
         " for ria; expected 0 or more");
-  check(owl_outlier > 0, "prune: outliers of ", owl_outlier, " times the mean; expected more than 0");
-  check(owl_range >= 0 && sparsity - owl_range > 0 && sparsity + owl_range < 1, "prune: owl with a range of ",
-        owl_range, " around a sparsity of ", sparsity, "; expected all of it to lie between 0 and 1");
+  const bool owl = allocation == Allocation::owl;
+  check(!owl || owl_outlier > 0, "prune: outliers of ", owl_outlier, " times the mean; expected more than 0");
+  check(!owl || (owl_range >= 0 && sparsity - owl_range > 0 && sparsity + owl_range < 1),
+        "prune: owl with a range of ", owl_range, " around a sparsity of ", sparsity,
+        "; expected all of it to lie between 0 and 1");
   check(damping > 0 && std::isfinite(damping), "prune: a damping of ", damping, "; expected more than 0");
   check(block_size >= 1, "prune: blocks of ", block_size, " columns; expected 1 or more");
   check(!pattern.structured() || update != Update::obs || block_size % pattern.group == 0,

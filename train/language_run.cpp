@@ -104,11 +104,29 @@ void LanguageRecipe::check_not_over(const RunFolder& run) const {
         " evaluations after its lowest held-out loss; give a larger --patience to continue");
 }
 
+/// The model of the lowest held-out loss is exported from its checkpoint, which a run without --export best
+/// has not kept.
+void LanguageRecipe::check_export(const RunFolder& run) const {
+  const std::vector<StepRecord> records = run.metrics();
+  if (watch.exported != "best" || records.empty()) return;
+  const io::CheckpointFolder kept(run.checkpoints().string());
+  const std::vector<int64_t> steps = kept.steps();
+  BestEvaluation best;  // evaluations behind the newest checkpoint are made again
+  for (const StepRecord& record : records)
+    if (const auto nll = record.values.find("eval_nll");
+        nll != record.values.end() && !steps.empty() && record.step <= steps.front())
+      best.add(record.step, nll->second);
+  check(best.step == 0 || std::ranges::find(steps, best.step) != steps.end(),
+        "train: --export best: the lowest held-out loss was after step ", best.step,
+        ", whose checkpoint was not kept; resume with --export last");
+}
+
 void LanguageRecipe::check_held_out(const RunFolder& run) {
   watch.eval_stride = evaluation_stride(settings_, watch);
   check(watch.exported == "last" || watch.exported == "best", "train: --export is \"", watch.exported,
         "\"; expected last or best");
   held_out_ = held_out(*data_, watch.eval_tokens);
+  check_export(run);
   check(!had_evaluation_ || held_out_.targets > 0, "train: the run in ", run.path().string(),
         " was evaluated on held-out text, but there are no validation shards any more in ",
         settings_.data.empty() ? (run.path() / "data").string() : settings_.data,

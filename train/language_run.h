@@ -50,6 +50,7 @@ class LanguageRecipe : public Recipe {
   void check_not_over(const RunFolder& run) const;
   void make_data(const std::string& own);
   void open_data(const std::string& own);
+  void check_export(const RunFolder& run) const;
   void check_held_out(const RunFolder& run);
   void set_steps(Device device);
   std::map<std::string, Tensor> first_gradients(Device device);

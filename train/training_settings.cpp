@@ -162,6 +162,10 @@ void TrainingSettings::check_optimizer_flags(const Given& given) const {
        optimizer == "galore", "galore");
   only({"--loro-every", "--loro-lr-scale", "--loro-moments", "--loro-singular", "--refactor-every"},
        optimizer == "loro", "loro");
+  only({"--momentum"}, optimizer == "sgd" || optimizer == "muon", "sgd and muon");
+  only({"--beta2"}, optimizer != "sgd", "adamw, muon, galore and loro");
+  check(schedule != "constant" || !given.contains("--final-lr"),
+        "--final-lr is what the learning rate falls to, and --schedule is constant; leave it out");
   only({"--momentum-reset"}, optimizer == "adamw" || optimizer == "galore" || optimizer == "loro",
        "adamw, galore and loro");
 }

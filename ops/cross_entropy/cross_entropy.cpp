@@ -24,11 +24,12 @@ void check_arguments(const Tensor& logits, const Tensor& targets, const CrossEnt
   if (!options.overwrite_logits) return;
   check(options.reduction != Reduction::none,
         "cross_entropy: overwrite_logits with the reduction none; expected mean or sum");
-  check(logits.has_rows(), "cross_entropy: overwrite_logits, but logits ", describe(logits),
-        " has no rows (it is transposed or expanded); clone() it");
-  check(!requires_grad(logits) || logits.grad_state()->tape != 0,
-        "cross_entropy: overwrite_logits, but logits ", describe(logits),
-        " is a leaf; expected a result of the tape");
+  check(logits.has_rows() && !logits.layout().is_expanded(), "cross_entropy: overwrite_logits, but logits ",
+        describe(logits), " has no rows (it is transposed or expanded); clone() it");
+  const GradState* memory = logits.grad_state().get();
+  while (memory && memory->view) memory = memory->view->base.get();
+  check(!memory || memory->tape != 0, "cross_entropy: overwrite_logits, but logits ", describe(logits),
+        " is a leaf, or a view of one; expected a result of the tape with memory of its own");
 }
 
 /// cross_entropy with overwrite_logits while a tape records.

@@ -112,6 +112,8 @@ void sample(const Choices& choices, const Tensor& logits, const Sampling& sampli
 Tensor advance(const Tensor& lengths, int64_t n) {
   check(lengths.defined() && lengths.rank() == 1 && lengths.dtype() == DType::i32, "advance: lengths is ",
         describe(lengths), "; expected i32 [B]");
+  check(lengths.layout().is_packed(), "advance: lengths ", describe(lengths),
+        " is not packed; it is written in place");
   check(n >= 1, "advance: ", n, " tokens; expected 1 or more");
   const Tensor positions = Tensor::empty_packed({lengths.size(0), n}, DType::i32, lengths.device());
   lengths.bump_version();

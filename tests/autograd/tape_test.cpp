@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
@@ -60,6 +61,31 @@ TEST(Tape, ACopyOfAResultThatWouldLoseItsGradientThrows) {
   Tensor scale = Tensor::full({1}, 1.0, DType::f64, Device::cpu());
   require_grad(scale);
   expect_error([&] { tape.backward(scale); }, {"is a parameter, not a result"});
+}
+
+TEST(Tape, AResultDoesNotBecomeALeaf) {
+  Tensor x = Tensor::full({2}, 1.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  Tensor y = ops::relu(x);
+  expect_error([&] { require_grad(y); }, {"require_grad: f64[2]", "result of a tape", "retain_grad()"});
+  tape.backward(ops::sum(y));
+  EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{1, 1}));
+}
+
+TEST(Tape, OneThatIsReplacedByTheNextLeavesThatRecording) {
+  Tensor x = Tensor::full({1}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  auto tape = std::make_unique<Tape>();
+  for (int step = 0; step < 3; ++step) {
+    tape = std::make_unique<Tape>();  // made before the former one is destroyed
+    const Tensor y = ops::relu_squared(x);
+    zero_grad(x);
+    tape->backward(y);
+    EXPECT_EQ(grad(x).item(), 4) << step;
+  }
+  tape.reset();
+  EXPECT_EQ(Tape::innermost(), nullptr);
 }
 
 TEST(Tape, AddsUpTheGradientsOfASharedInput) {

@@ -193,6 +193,12 @@ TEST(TrainLanguageRuns, TheModelOfTheBestEvaluationIsWhatARunUpToThereHas) {
   };
   EXPECT_TRUE(weights("best") == weights("to_there"));
   EXPECT_FALSE(weights("best") == weights("last"));
+  // What was not kept cannot be exported: said before anything is trained or changed.
+  const Outcome late = run(at, "train gpt --resume runs/last --steps 1010 --export best");
+  EXPECT_EQ(late.code, 1);
+  EXPECT_TRUE(holds_all(late.err, "--export best|after step " + std::to_string(best) + "|was not kept"))
+      << late.err;
+  expect_success(run(at, "train gpt --resume runs/last --steps 1010"));
 }
 
 TEST(TrainLanguageRuns, KilledBehindItsLastStepARunStillExportsItsModel) {
@@ -449,6 +455,12 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   EXPECT_LT(of_many.at("efficiency"), 1);
   expect_success(
       run(at, "plan gpt --ranks 2 --accumulate 8 --order global --bucket-mb 0 --link-gbs 50 --step-ms 60"));
+  const auto flops = [&](const char* more) {
+    return json::parse(run(at, std::string("plan gpt --batch 4 --memory 20 --json") + more).out)
+        .at("flops")
+        .get<double>();
+  };
+  EXPECT_EQ(flops(" --accumulate 8"), 8 * flops("")) << "of the whole step, as its time is";
   const Outcome odd = run(at, "plan gpt --ranks 2 --accumulate 3");
   EXPECT_EQ(odd.code, 2);
   EXPECT_TRUE(holds_all(odd.err, "--accumulate 3|multiple of --ranks 2")) << odd.err;

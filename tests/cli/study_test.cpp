@@ -205,6 +205,8 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad("baseline = \"dense\"\n" + kHead + flags + arms, "baseline is \"dense\"|adamw, sgd");
   bad("command = \"tnp\"\n" + flags + arms, "there are no seeds");
   bad("command = \"tnp\"\nseeds = []\n" + flags + arms, "there are no seeds");
+  bad("command = \"tnp\"\nseeds = [1, 18446744073709551615]\n" + flags + arms,
+      "seeds: 18446744073709551615 is too large");
   bad("command = \"tnp\"\nseeds = [1, two]\n" + flags + arms, "seeds: \"two\"");
   bad("command = \"tnp\"\nseeds = [-1]\n" + flags + arms, "seeds: \"-1\"");
   bad("command = \"tnp\"\nseeds = [1, 2, 1]\n" + flags + arms, "seed 1 is given twice");

@@ -51,6 +51,7 @@ constexpr BadLine kBadLines[] = {
     {"train bert --task sst2 --data d --scratch --dropbp 0.95 --dropbp-rates sensitivity", "at most 0.9"},
     {"train bert --task sst2 --data d --scratch --dropbp 0.5 --dropbp-rates best", "--dropbp-rates|best"},
     {"train bert --task sst2 --data d --scratch --dropbp-rates sensitivity", "add --dropbp P"},
+    {"train bert --task mlm --text t --scratch --train head", "--train|trains every parameter"},
     {"train bert --task mlm --text t --scratch --dropbp 0.5", "--dropbp|fine-tuning only"},
     {"bench step bert --dropbp 2", "--dropbp|0 to below 1"},
     {"bench step bert --dropbp 0.5 --graph on", "--graph|--graph off"},

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <random>
 
+#include "autograd/tape.h"
 #include "comm/dry.h"
 #include "comm/threads.h"
 #include "tests/comm/ranks.h"
@@ -296,6 +297,17 @@ TEST_P(Collectives, WrongTensorsAreRefusedBeforeAnythingIsSent) {
     expect_error([&] { c.broadcast(f32({3}), -1); }, {"no rank -1"});
     expect_error([&] { c.send(f32({3}), c.rank()); }, {"cannot send to rank"});
     expect_error([&] { c.receive(f32({3}), 7); }, {"cannot receive from rank 7"});
+    const Tensor x = f32({4});
+    expect_error([&] { c.all_to_all(x, x); }, {"all_to_all", "overlap"});
+    expect_error([&] { c.reduce_scatter(x, x.slice(0, 1, 3)); }, {"reduce_scatter", "overlaps"});
+    c.reduce_scatter(x, x.slice(0, 2 * c.rank(), 2 * c.rank() + 2));
+    Tensor parameter = f32({4});
+    require_grad(parameter);
+    Tape tape;
+    Tensor result = f32({4});
+    tape.record("twice", {&parameter}, {&result}, [](Backward&) {});
+    expect_error([&] { c.all_reduce(result); }, {"all_reduce", "result of the tape"});
+    c.all_reduce(result.detach());
     c.barrier();  // all is well
   });
 }

@@ -43,6 +43,15 @@ TEST(Module, FrozenParametersGetNoGradient) {
   EXPECT_EQ(names, (std::vector<std::string>{"embed.weight", "embed.bias"}));
 }
 
+TEST(Module, ATiedParameterIsFrozenUnderAllItsNames) {
+  Rng rng(1);
+  Model model(rng);
+  model.out.weight = model.blocks[0].mlp.down.weight;
+  freeze(model, [](const std::string& name) { return name == "blocks.0.mlp.down.weight"; });
+  for (const NamedParameter& parameter : parameters(model)) EXPECT_NE(parameter.name, "out.weight");
+  EXPECT_FALSE(requires_grad(model.out.weight));
+}
+
 TEST(Module, ParametersAreNamedInTheOrderOfFields) {
   Rng rng(1);
   const Model model(rng);

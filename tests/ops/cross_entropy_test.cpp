@@ -7,6 +7,7 @@
 
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
+#include "ops/shape/shape.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
 
@@ -302,8 +303,16 @@ TEST(CrossEntropy, ErrorsSayWhatCannotBeOverwritten) {
       message_of([&] {
         cross_entropy(x, labels({0, 1}), {.overwrite_logits = true});
       }),
-      "cross_entropy: overwrite_logits, but logits f32[2, 3] on cpu is a leaf; expected a result of the "
-      "tape");
+      "cross_entropy: overwrite_logits, but logits f32[2, 3] on cpu is a leaf, or a view of one; expected a "
+      "result of the tape with memory of its own");
+  for (const Tensor& view : {reshape(x, {2, 3}), slice(x, 0, 0, 2)})
+    expect_error([&] { cross_entropy(view, labels({0, 1}), {.overwrite_logits = true}); }, {"a view of one"});
+  const Tensor row = scale(slice(x, 0, 0, 1), 1);
+  expect_error(
+      [&] {
+        cross_entropy(expand(row, {2, 3}), labels({0, 1}), {.overwrite_logits = true});
+      },
+      {"expanded"});
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "ops/generation/sample_math.h"
 #include "tensor/random.h"
+#include "tests/errors.h"
 
 namespace tessera::ops {
 namespace {
@@ -61,6 +62,9 @@ TEST(Choices, AdvanceGivesThePlacesOfTheNewTokens) {
   const Tensor lengths = Tensor::from(std::vector<int32_t>{4, 0}, {2});
   EXPECT_EQ(advance(lengths, 3).to_vector<int32_t>(), (std::vector<int32_t>{4, 5, 6, 0, 1, 2}));
   EXPECT_EQ(lengths.to_vector<int32_t>(), (std::vector<int32_t>{7, 3}));
+  const Tensor pairs = Tensor::zeros({2, 2}, DType::i32, Device::cpu());
+  expect_error([&] { advance(pairs.select(1, 0), 1); }, {"advance: lengths", "not packed"});
+  expect_error([&] { advance(pairs.reshape({4}).slice(0, 0, 1).expand({64}), 1); }, {"not packed"});
 }
 
 TEST(Choices, OnTheGpuAreThoseOfTheHost) {

@@ -424,6 +424,9 @@ TEST(Optimizer, RefusesWhatItCannotTrain) {
               AdamW({{"a", single}, {"b", single}});
             }).find("a and b are one tensor"),
             std::string::npos);
+  Tensor shared = Tensor::zeros({1, 4}, DType::f32, Device::cpu()).expand({3, 4});
+  nn::make_parameter(shared);
+  EXPECT_NE(message([&] { AdamW({{"shared", shared}}); }).find("expanded"), std::string::npos);
   Tensor turned = Tensor::zeros({3, 4}, DType::f32, Device::cpu()).transpose(0, 1);
   nn::make_parameter(turned);
   EXPECT_NE(message([&] { AdamW({{"turned", turned}}); }).find("no rows"), std::string::npos);

@@ -333,7 +333,9 @@ TEST(Prune, RefusesOptionsThatDoNotFit) {
   expect({.update = Update::admm, .iterations = 0}, "0 iterations");
   expect({.update = Update::admm, .rho = -1}, "a penalty rho of -1");
   expect({.sparsity = 0.95, .allocation = Allocation::owl}, "expected all of it to lie between 0 and 1");
-  expect({.owl_outlier = 0}, "outliers of 0 times the mean");
+  expect({.allocation = Allocation::owl, .owl_outlier = 0}, "outliers of 0 times the mean");
+  for (const double sparsity : {0.02, 0.98})
+    PruneOptions{.sparsity = sparsity}.validate();  // OWL's range is no matter
   SmallGpt small;
   EXPECT_TRUE(throws([&] { prune(small.model, {}, {}); }, "need samples of a text"));
 }
