@@ -60,9 +60,8 @@ void require_grad(Tensor& tensor) {
 
 void require_grad(Tensor& tensor, DType grad_dtype) {
   check(!tensor.grad_state() || tensor.grad_state()->tape == 0, "require_grad: ", describe(tensor),
-        " is a result of a tape, whose gradient would end here; detach() it first, or use retain_grad() to "
-        "read "
-        "its gradient");
+        " is a result of a tape, whose gradient would end here; detach() it first, or read its gradient with "
+        "retain_grad()");
   check(tensor.defined() && is_floating(tensor.dtype()) && is_floating(grad_dtype),
         "require_grad: ", describe(tensor), " cannot have a gradient; only floating tensors can");
   auto state = std::make_shared<GradState>();

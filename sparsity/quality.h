@@ -78,7 +78,8 @@ struct Quality {
 
 /// Reads files of results, {"format", "title", "model", "baseline", "settings": {}, "cells": [], "claims":
 /// [], "missing": []}. Throws, naming file and field, for anything else, a model given twice, models of
-/// different studies (title, baseline, claims or settings other than "seed" differ), and a cell given twice.
+/// different studies (title, baseline, claims or settings other than "seed" and "program" differ), and a cell
+/// given twice.
 Quality read_quality(const std::vector<std::string>& paths);
 
 /// Writes sparsity.sqlite, the page and the Markdown table into `folder`, which is made. The same results
