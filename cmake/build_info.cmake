@@ -1,6 +1,7 @@
 # Facts of the build for report/facts.h. The git revision is asked for at every build, the rest at configuration.
 if(TESSERA_CUDA)
-  list(JOIN TESSERA_CUDA_ARCHITECTURES " sm_" architectures)
+  string(REPLACE "-real" "" architectures "${TESSERA_CUDA_ARCHITECTURES}")
+  list(JOIN architectures " sm_" architectures)
   set(cuda_version "${CUDAToolkit_VERSION} sm_${architectures}")
 else()
   set(cuda_version none)

@@ -9,14 +9,18 @@ file(GLOB_RECURSE kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ops/*_cp
 set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS -fno-trapping-math)
 
 if(TESSERA_CUDA)
-  target_link_libraries(tessera_runtime PUBLIC CUDA::cudart_static CUDA::nvtx3)
+  if(BUILD_SHARED_LIBS)  # one CUDA runtime in the process
+    target_link_libraries(tessera_runtime PUBLIC CUDA::cudart CUDA::nvtx3)
+  else()
+    target_link_libraries(tessera_runtime PUBLIC CUDA::cudart_static CUDA::nvtx3)
+  endif()
   target_link_libraries(tessera_ops PUBLIC CUDA::cublasLt CUDA::cublas)
 endif()
 
 # Around the core. The sources ask for TESSERA_WITH_<NAME> where a library is optional.
 function(tessera_use folder)  # tessera_use(<folder> PRIVATE|PUBLIC <libraries>...), once the folder has sources
   get_target_property(type tessera_${folder} TYPE)
-  if(type STREQUAL "STATIC_LIBRARY")
+  if(NOT type STREQUAL "INTERFACE_LIBRARY")
     target_link_libraries(tessera_${folder} ${ARGN})
   endif()
 endfunction()
@@ -38,7 +42,7 @@ if(TESSERA_OUTER_RING)
     if(SENTENCEPIECE_FOUND)  # see cmake/outside.cmake
       target_include_directories(tessera_io SYSTEM PRIVATE ${Protobuf_INCLUDE_DIRS})
       target_link_libraries(tessera_io PRIVATE ${PROTOBUF_LITE_STATIC})
-      target_link_options(tessera_io INTERFACE LINKER:--exclude-libs,libprotobuf-lite.a:libtessera_io.a)
+      target_link_options(tessera_io PUBLIC LINKER:--exclude-libs,libprotobuf-lite.a:libtessera_io.a)
     else()
       target_link_libraries(tessera_io PRIVATE protobuf::libprotobuf-lite)
     endif()

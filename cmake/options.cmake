@@ -1,7 +1,8 @@
 # What a builder may choose. Everything has a default that works.
 option(TESSERA_BUILD_TESTS "Build tests and examples" ${PROJECT_IS_TOP_LEVEL})
 set(TESSERA_CUDA "AUTO" CACHE STRING "CUDA kernels: AUTO (if a toolkit of 12.8 or newer is found), ON, OFF")
-set(TESSERA_CUDA_ARCHITECTURES "90a" CACHE STRING "GPU architectures, as in CMAKE_CUDA_ARCHITECTURES")
+# -real: without PTX, since that of 90a runs on no other GPU and would double the size of the program
+set(TESSERA_CUDA_ARCHITECTURES "90a-real" CACHE STRING "GPU architectures, as in CMAKE_CUDA_ARCHITECTURES")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(cpu x86-64-v3)  # AVX2 and FMA: any server or desktop since about 2013
 else()
@@ -21,7 +22,11 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(BUILD_SHARED_LIBS)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
+endif()
 include(GNUInstallDirs)
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 
 find_program(TESSERA_CCACHE ccache)
 if(TESSERA_CCACHE)

@@ -1,4 +1,4 @@
-# tessera_library(<name> DEPENDS <names>...): the static library of a folder. Its sources are what lies in it: every
+# tessera_library(<name> DEPENDS <names>...): the library of a folder, static unless BUILD_SHARED_LIBS asks otherwise. Its sources are what lies in it: every
 # .cpp, and every .cu when the build has CUDA. Includes are rooted at the repository. FOLDER: the folder, if it is not called as the
 # library. WITHOUT, ONLY: an expression for the paths of .cpp files that are left out, or that are all of it. UNITY: eight files are
 # compiled together, so that models and nlohmann/json are compiled once for all of them; names in their unnamed namespaces must then
@@ -28,7 +28,8 @@ function(tessera_library name)
     add_library(${target} INTERFACE)
     set(scope INTERFACE)
   else()
-    add_library(${target} STATIC ${sources} ${kernels})
+    add_library(${target} ${sources} ${kernels})
+    set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")  # so that static and shared libraries have the same objects
     set(scope PUBLIC)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_warnings>)
   endif()
