@@ -13,14 +13,14 @@
 namespace tessera::datasets {
 namespace {
 
-constexpr uint64_t kDomain = 0x676c756573796e01;  // "gluesyn"
-constexpr uint32_t kNoise = 32;                   // one label in so many is wrong
+constexpr uint64_t kGlueDomain = 0x676c756573796e01;  // "gluesyn"
+constexpr uint32_t kNoise = 32;                       // one label in so many is wrong
 
 /// Random numbers of one example: a pure function of (seed, task and part, index).
 class Draw {
  public:
   Draw(uint64_t seed, uint64_t stream, uint64_t index)
-      : seed_(seed ^ kDomain), stream_(stream), index_(index) {}
+      : seed_(seed ^ kGlueDomain), stream_(stream), index_(index) {}
   uint32_t below(uint32_t n) {
     const Uint4 random = philox(seed_, stream_, index_ << 16 | count_++);
     return uint32_t((uint64_t{random.word[0]} * n) >> 32);

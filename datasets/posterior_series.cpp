@@ -11,8 +11,8 @@ namespace {
 
 using Vector = std::vector<double>;
 
-constexpr size_t kPoints = 8;          // advanced together: two vectors of four
-constexpr int64_t kTargetChunk = 256;  // columns of the triangular solve
+constexpr size_t kPoints = 8;            // advanced together: two vectors of four
+constexpr int64_t kSeriesTargets = 256;  // columns of the triangular solve
 using Lanes = std::array<double, kPoints>;
 
 /// cos and sin of 2 pi q frequency x for q = 0, 1, 2, ... of kPoints points; those past the end are 0.
@@ -94,8 +94,8 @@ bool predict_series(const FourierSeries& series, double noise_variance, const Ta
   }
   if (!cholesky(factor.data(), p)) return false;
   solve_lower(factor.data(), p, weight.data(), 1);
-  for (int64_t begin = 0; begin < task.targets; begin += kTargetChunk) {
-    const int64_t count = std::min(kTargetChunk, task.targets - begin);
+  for (int64_t begin = 0; begin < task.targets; begin += kSeriesTargets) {
+    const int64_t count = std::min(kSeriesTargets, task.targets - begin);
     Vector phi(size_t(p * count));  // [p, targets of the chunk], then U^-T of it
     for (int64_t j = 0; j < count; j += int64_t(kPoints)) {
       Harmonics at(task.xt + begin + j, count - j, series.frequency);

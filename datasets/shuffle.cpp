@@ -6,13 +6,13 @@
 namespace tessera::datasets {
 namespace {
 
-constexpr uint64_t kDomain = 0x73687566666C6501;  // "shuffle"
+constexpr uint64_t kShuffleDomain = 0x73687566666C6501;  // "shuffle"
 constexpr int kRounds = 8;
 
 }  // namespace
 
 Permutation::Permutation(int64_t n, uint64_t seed, uint64_t stream, uint64_t epoch)
-    : n_(n), seed_(seed ^ kDomain), stream_(stream), epoch_(epoch) {
+    : n_(n), seed_(seed ^ kShuffleDomain), stream_(stream), epoch_(epoch) {
   check(n >= 1 && n < int64_t{1} << 62, "shuffle: ", n, " items; expected 1 to 2^62 - 1");
   while (int64_t{1} << (2 * half_bits_) < n) ++half_bits_;
 }

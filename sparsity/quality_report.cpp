@@ -18,7 +18,7 @@ using nlohmann::json;
 using report::Table;
 using report::TableCell;
 
-constexpr const char* kTables[] = {
+constexpr const char* kQualityTables[] = {
     "CREATE TABLE study (title TEXT, baseline TEXT)",
     "CREATE TABLE models (model TEXT PRIMARY KEY)",
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT)",
@@ -60,7 +60,7 @@ std::string bytes_of(const Quality& quality) {
   database.run("PRAGMA application_id = " + std::to_string(kQualityId));
   database.run("PRAGMA user_version = 1");
   database.run("BEGIN");
-  for (const char* const table : kTables) database.run(table);
+  for (const char* const table : kQualityTables) database.run(table);
   database.run("INSERT INTO study VALUES (?1, ?2)", {quality.title, quality.baseline});
   for (const std::string& model : quality.models) database.run("INSERT INTO models VALUES (?1)", {model});
   for (const auto& [name, value] : quality.settings)

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using report::TableCell;
 
-constexpr const char* kTables[] = {
+constexpr const char* kSweepTables[] = {
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT)",
     "CREATE TABLE dense (perplexity REAL, ttft_ms REAL, ttft_p90 REAL, tpot_ms REAL, tpot_p90 REAL, bytes "
     "INTEGER)",
@@ -194,7 +194,7 @@ class Store {
   }
   static report::Database with_tables(report::Database database) {
     database.run("PRAGMA application_id = " + std::to_string(kSweepId));
-    for (const char* const table : kTables) database.run(table);
+    for (const char* const table : kSweepTables) database.run(table);
     return database;
   }
   report::Database database_;

@@ -41,7 +41,7 @@ std::vector<int64_t> starts_of(int64_t count, int64_t rows, Lengths lengths) {
 /// are all M + N, keys the first M. With S, these are the rows of S sequences (even: of one length; else the
 /// queries' grow, and the keys' with them if Lq = Lk, where one tensor of starts is given for both, or else
 /// shrink), and `rest` more belong to none.
-Problem problem(const Dims& dims, const Attrs& attrs) {
+Problem attention_problem(const Dims& dims, const Attrs& attrs) {
   const int64_t batch = size_or(dims, "B", 1), heads = size_or(dims, "H", 8), dim = size_or(dims, "D", 64);
   const int64_t kv_heads = size_or(dims, "Hk", heads), sequences = size_or(dims, "S", 0);
   const int64_t context = size_or(dims, "M", 1024), targets = size_or(dims, "N", 0);
@@ -208,7 +208,7 @@ void add_few(std::vector<Case>& all, bool causal) {
   all.push_back(sequences(40, 700, 60, 8, 2, 64, causal));
 }
 
-std::vector<Case> cases() {
+std::vector<Case> attention_cases() {
   std::vector<Case> all;
   for (const bool causal : {false, true}) {
     for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{5, 7},
@@ -262,7 +262,7 @@ std::vector<Case> cases() {
 
 /// Half of the head sizes are those that models use. Both lengths are drawn on their own, but for half of the
 /// causal problems, which are square. A third has grouped queries, a quarter sequences.
-Case sweep(Draw& draw) {
+Case attention_sweep(Draw& draw) {
   const bool causal = draw.chance(0.35);
   const int64_t dim =
       draw.chance(0.7) ? draw.pick({64, 128}) : 8 * draw.pick({1, 2, 3, 4, 5, 7, 9, 10, 12, 15});
@@ -280,7 +280,7 @@ Case sweep(Draw& draw) {
 }
 
 /// The shapes that `bench op attention` times by default.
-std::vector<Case> benches() {
+std::vector<Case> attention_benches() {
   const auto rectangle = [](int64_t context, int64_t targets, int64_t batch) {
     return Case{.dims = {{"B", batch}, {"M", context}, {"N", targets}, {"H", 8}, {"D", 64}}};
   };
@@ -377,10 +377,10 @@ std::vector<OpSpec> attention_specs() {
             return std::vector{result.o, result.lse};
           },
       .seed = "dropout_seed",
-      .problem = problem,
-      .cases = cases(),
-      .benches = benches(),
-      .sweep = sweep,
+      .problem = attention_problem,
+      .cases = attention_cases(),
+      .benches = attention_benches(),
+      .sweep = attention_sweep,
       .honours_f32_math = true,
       .tolerance_factor_f32 = 6,
       .tolerance_reason = "the kernels take exp2 from the special-function unit (2 ulp), rebuild the "

@@ -5,14 +5,14 @@
 namespace tessera::ops {
 namespace {
 
-CrossEntropyOptions options_of(const Attrs& attrs) {
+CrossEntropyOptions cross_entropy_options(const Attrs& attrs) {
   return {.ignore_index = attrs.integer("ignore_index"),
           .label_smoothing = attrs.number("label_smoothing"),
           .reduction = parse_reduction(attrs.word("reduction")),
           .overwrite_logits = attrs.flag("overwrite_logits")};
 }
 
-Problem problem(const Dims& d, const Attrs& attrs) {
+Problem cross_entropy_problem(const Dims& d, const Attrs& attrs) {
   const int64_t rows = d.at("R"), classes = d.at("V");
   const double n = double(rows) * double(classes);
   return {.inputs = {{.shape = {rows, classes}, .scale = 2},
@@ -27,7 +27,7 @@ Problem problem(const Dims& d, const Attrs& attrs) {
           .backward_elements = 2 * n};
 }
 
-std::vector<Case> cases() {
+std::vector<Case> cross_entropy_cases() {
   const auto options = [](const char* word, double smoothing) {
     return Attrs{{"reduction", std::string(word)}, {"label_smoothing", smoothing}};
   };
@@ -83,12 +83,12 @@ std::vector<OpSpec> cross_entropy_specs() {
       .outputs = {{.name = "loss", .shape = "[] or as targets", .dtypes = sum_dtypes()}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            const CrossEntropyOptions options = options_of(attrs);
+            const CrossEntropyOptions options = cross_entropy_options(attrs);
             return std::vector{
                 cross_entropy(options.overwrite_logits ? scale(in[0], 1.0) : in[0], in[1], options)};
           },
-      .problem = problem,
-      .cases = cases(),
+      .problem = cross_entropy_problem,
+      .cases = cross_entropy_cases(),
       .benches = {{.dims = {{"R", 8192}, {"V", 50304}}}},
       .sweep =
           [](Draw& draw) {

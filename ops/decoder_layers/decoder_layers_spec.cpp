@@ -9,26 +9,27 @@ namespace tessera::ops {
 
 namespace {
 
-Dims dims(int64_t d, int64_t f, int64_t h, int64_t hk, int64_t e, int64_t r, int64_t capacity) {
+Dims decoder_layers_dims(int64_t d, int64_t f, int64_t h, int64_t hk, int64_t e, int64_t r,
+                         int64_t capacity) {
   return {{"d", d}, {"F", f}, {"H", h}, {"Hk", hk}, {"D", e}, {"R", r}, {"capacity", capacity}};
 }
 
-std::vector<Case> cases() {
-  return {{.dims = dims(6, 5, 2, 1, 8, 4, 3)},
-          {.dims = dims(8, 7, 3, 3, 8, 2, 1)},
-          {.dims = dims(64, 40, 2, 2, 64, 64, 5)},
-          {.dims = dims(72, 88, 4, 1, 64, 32, 70)},
-          {.dims = dims(64, 40, 3, 1, 128, 128, 33), .attrs = {{"layers", int64_t{3}}}},
-          {.dims = dims(64, 40, 8, 1, 128, 64, 9), .attrs = {{"layers", int64_t{2}}}},
-          {.dims = dims(256, 696, 8, 8, 64, 64, 300), .gradcheck = false},
+std::vector<Case> decoder_layers_cases() {
+  return {{.dims = decoder_layers_dims(6, 5, 2, 1, 8, 4, 3)},
+          {.dims = decoder_layers_dims(8, 7, 3, 3, 8, 2, 1)},
+          {.dims = decoder_layers_dims(64, 40, 2, 2, 64, 64, 5)},
+          {.dims = decoder_layers_dims(72, 88, 4, 1, 64, 32, 70)},
+          {.dims = decoder_layers_dims(64, 40, 3, 1, 128, 128, 33), .attrs = {{"layers", int64_t{3}}}},
+          {.dims = decoder_layers_dims(64, 40, 8, 1, 128, 64, 9), .attrs = {{"layers", int64_t{2}}}},
+          {.dims = decoder_layers_dims(256, 696, 8, 8, 64, 64, 300), .gradcheck = false},
           // Several splits of the keys; more key heads than an H200 has SMs; 4 + 1 query heads per key head.
-          {.dims = dims(72, 88, 4, 1, 64, 32, 2600), .gradcheck = false},
-          {.dims = dims(64, 40, 150, 150, 64, 64, 40), .gradcheck = false},
-          {.dims = dims(64, 40, 10, 2, 128, 128, 900), .gradcheck = false},
-          {.dims = dims(1032, 2056, 16, 2, 128, 128, 1500),
+          {.dims = decoder_layers_dims(72, 88, 4, 1, 64, 32, 2600), .gradcheck = false},
+          {.dims = decoder_layers_dims(64, 40, 150, 150, 64, 64, 40), .gradcheck = false},
+          {.dims = decoder_layers_dims(64, 40, 10, 2, 128, 128, 900), .gradcheck = false},
+          {.dims = decoder_layers_dims(1032, 2056, 16, 2, 128, 128, 1500),
            .attrs = {{"layers", int64_t{2}}},
            .gradcheck = false},
-          {.dims = dims(4096, 1032, 32, 8, 128, 128, 700), .gradcheck = false}};
+          {.dims = decoder_layers_dims(4096, 1032, 32, 8, 128, 128, 700), .gradcheck = false}};
 }
 
 }  // namespace
@@ -99,10 +100,11 @@ std::vector<OpSpec> decoder_layers_specs() {
                    .forward_flops = layers * (2 * weights + 4 * double(capacity * h * e)),
                    .forward_elements = layers * (weights + 2 * double(cache.count()))};
   };
-  spec.cases = cases();
-  spec.benches = {{.dims = dims(4096, 11008, 32, 32, 128, 128, 32), .attrs = {{"layers", int64_t{4}}}},
-                  {.dims = dims(4096, 11008, 32, 32, 128, 128, 2112), .attrs = {{"layers", int64_t{4}}}},
-                  {.dims = dims(4096, 14336, 32, 8, 128, 128, 2112), .attrs = {{"layers", int64_t{4}}}}};
+  spec.cases = decoder_layers_cases();
+  spec.benches = {
+      {.dims = decoder_layers_dims(4096, 11008, 32, 32, 128, 128, 32), .attrs = {{"layers", int64_t{4}}}},
+      {.dims = decoder_layers_dims(4096, 11008, 32, 32, 128, 128, 2112), .attrs = {{"layers", int64_t{4}}}},
+      {.dims = decoder_layers_dims(4096, 14336, 32, 8, 128, 128, 2112), .attrs = {{"layers", int64_t{4}}}}};
   return {std::move(spec)};
 }
 

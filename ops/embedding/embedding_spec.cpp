@@ -4,7 +4,7 @@
 namespace tessera::ops {
 namespace {
 
-Problem problem(const Dims& d, const Attrs&) {
+Problem embedding_problem(const Dims& d, const Attrs&) {
   const int64_t rows = d.at("V"), width = d.at("C"), count = d.at("T");
   const double n = double(count) * double(width);
   return {.inputs = {{.shape = {rows, width}}, {.shape = {count}, .fill = Fill::index, .high = rows}},
@@ -23,7 +23,7 @@ std::vector<OpSpec> embedding_specs() {
       .attrs = {},
       .outputs = {{"y", "[..., C]"}},
       .run = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{embedding(in[0], in[1])}; },
-      .problem = problem,
+      .problem = embedding_problem,
       .cases =
           {{.dims = {{"V", 7}, {"C", 5}, {"T", 11}}},
            {.dims = {{"V", 1}, {"C", 1}, {"T", 3}}},

@@ -21,7 +21,7 @@ std::vector<Case> shapes() {
           of(50, 31, Placement::transposed)};
 }
 
-Problem problem_of(const Dims& d, double flops_per_element) {
+Problem factor_problem(const Dims& d, double flops_per_element) {
   const double m = double(d.at("M")), n = double(d.at("N")), k = std::min(m, n);
   return {.inputs = {{.shape = {d.at("M"), d.at("N")}}},
           .forward_flops = flops_per_element * m * n * k,
@@ -40,7 +40,7 @@ OpSpec qr_spec() {
                 const QrFactors made = qr(in[0]);
                 return std::vector{made.q, made.r};
               },
-          .problem = [](const Dims& d, const Attrs&) { return problem_of(d, 4); },
+          .problem = [](const Dims& d, const Attrs&) { return factor_problem(d, 4); },
           .cases = shapes(),
           .benches = {of(4096, 128), of(4096, 1024)},
           .captures = false};
@@ -58,7 +58,7 @@ OpSpec svd_spec() {
                 const SvdFactors made = svd(in[0]);
                 return std::vector{made.u, made.s, made.vt};
               },
-          .problem = [](const Dims& d, const Attrs&) { return problem_of(d, 14); },
+          .problem = [](const Dims& d, const Attrs&) { return factor_problem(d, 14); },
           .cases = shapes(),
           .benches = {of(512, 512), of(1376, 512)},
           .captures = false};

@@ -5,7 +5,7 @@ namespace tessera::ops {
 namespace {
 
 /// N indices, R rows, each of A x B elements (A left out: B).
-Shape with_rows(const Dims& d, int64_t rows) {
+Shape gathered_shape(const Dims& d, int64_t rows) {
   return d.contains("A") ? Shape{rows, d.at("A"), d.at("B")} : Shape{rows, d.at("B")};
 }
 
@@ -53,8 +53,8 @@ std::vector<OpSpec> gather_specs() {
                 const Attrs&) { return std::vector{gather_rows(in[0], in[1])}; },
       .problem =
           [](const Dims& d, const Attrs&) {
-            const Shape x = with_rows(d, d.at("R"));
-            const double row = double(with_rows(d, 1).count()), n = double(d.at("N")) * row;
+            const Shape x = gathered_shape(d, d.at("R"));
+            const double row = double(gathered_shape(d, 1).count()), n = double(d.at("N")) * row;
             return Problem{
                 .inputs = {{.shape = x}, {.shape = {d.at("N")}, .fill = Fill::index, .high = d.at("R")}},
                 .backward_flops = n,
@@ -84,8 +84,8 @@ std::vector<OpSpec> gather_specs() {
       .problem =
           [](const Dims& d, const Attrs& attrs) {
             const int64_t rows = attrs.integer("rows");
-            const double row = double(with_rows(d, 1).count()), n = double(d.at("N")) * row;
-            return Problem{.inputs = {{.shape = with_rows(d, d.at("N"))},
+            const double row = double(gathered_shape(d, 1).count()), n = double(d.at("N")) * row;
+            return Problem{.inputs = {{.shape = gathered_shape(d, d.at("N"))},
                                       {.shape = {d.at("N")}, .fill = Fill::index, .high = rows}},
                            .forward_flops = n,
                            .forward_elements = n + double(rows) * row,

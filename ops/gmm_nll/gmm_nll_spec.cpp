@@ -4,7 +4,7 @@
 namespace tessera::ops {
 namespace {
 
-Problem problem(const Dims& d, const Attrs&) {
+Problem gmm_nll_problem(const Dims& d, const Attrs&) {
   const int64_t count = d.at("T"), components = d.at("K");
   const double n = double(count) * double(components);
   return {.inputs = {{.shape = {count, components, 3}, .scale = 0.7}, {.shape = {count}}},
@@ -29,7 +29,7 @@ std::vector<OpSpec> gmm_nll_specs() {
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
             return std::vector{gmm_nll(in[0], in[1], parse_reduction(attrs.word("reduction")))};
           },
-      .problem = problem,
+      .problem = gmm_nll_problem,
       .cases = {{.dims = {{"T", 7}, {"K", 10}}},
                 {.dims = {{"T", 5}, {"K", 3}}, .attrs = reduced("none")},
                 {.dims = {{"T", 11}, {"K", 2}}, .attrs = reduced("sum")},

@@ -5,7 +5,7 @@
 namespace tessera::ops {
 namespace {
 
-Case of(int64_t n, int64_t rows, Placement placement = Placement::pitched) {
+Case sized(int64_t n, int64_t rows, Placement placement = Placement::pitched) {
   return {.dims = {{"N", n}, {"T", rows}}, .placement = placement};
 }
 
@@ -37,9 +37,9 @@ OpSpec inverse_factor_spec() {
                            .forward_flops = 2 * n * n * n / 3,
                            .forward_elements = 2 * n * n};
           },
-      .cases = {of(1, 1), of(2, 5), of(17, 40), of(33, 7), of(64, 100), of(129, 300),
-                of(31, 50, Placement::strided), of(31, 50, Placement::transposed)},
-      .benches = {of(768, 1024), of(4096, 4096), of(11008, 1024)},
+      .cases = {sized(1, 1), sized(2, 5), sized(17, 40), sized(33, 7), sized(64, 100), sized(129, 300),
+                sized(31, 50, Placement::strided), sized(31, 50, Placement::transposed)},
+      .benches = {sized(768, 1024), sized(4096, 4096), sized(11008, 1024)},
       .captures = false,
   };
 }

@@ -20,7 +20,7 @@ KeepLargest how_of(const Attrs& attrs) {
           .group = attrs.integer("group")};
 }
 
-Problem problem_of(const Dims& d, const Attrs&) {
+Problem keep_largest_problem(const Dims& d, const Attrs&) {
   const double n = double(d.at("R")) * double(d.at("C"));
   // A few equal scores, which the index tells apart: an eighth of them are 0.
   return {.inputs = {{.shape = {d.at("R"), d.at("C")}, .density = 0.875}},
@@ -39,7 +39,7 @@ OpSpec keep_largest_spec() {
       .outputs = {{"keep", "[R, C]", false, {DType::u8}}},
       .run = [](const std::vector<Tensor>& in,
                 const Attrs& attrs) { return std::vector{keep_largest(in[0], how_of(attrs))}; },
-      .problem = problem_of,
+      .problem = keep_largest_problem,
       .benches = {of(4096, 4096, "row", 2048), of(11008, 4096, "row", 2048), of(4096, 11008, "row", 5504),
                   of(4096, 128, "matrix", 262144), of(4096, 4096, "matrix", 8388608),
                   of(4096, 4096, "group", 2, 4), of(4096, 4096, "group", 4, 8)},

@@ -6,7 +6,7 @@
 namespace tessera::ops {
 namespace {
 
-Dims sizes(int64_t batch, int64_t rows, int64_t in, int64_t out, int64_t bias) {
+Dims linear_activation_sizes(int64_t batch, int64_t rows, int64_t in, int64_t out, int64_t bias) {
   return {{"B", batch}, {"T", rows}, {"in", in}, {"out", out}, {"bias", bias}};
 }
 
@@ -49,36 +49,42 @@ OpSpec linear_activation_spec() {
                    .forward_bytes = 4 * o};
   };
   for (const char* const kind : {"none", "relu", "relu_squared"}) {
-    spec.cases.push_back({.dims = sizes(0, 7, 5, 3, 1), .attrs = {{"activation", std::string(kind)}}});
-    spec.cases.push_back({.dims = sizes(0, 131, 72, 200, 1),
+    spec.cases.push_back(
+        {.dims = linear_activation_sizes(0, 7, 5, 3, 1), .attrs = {{"activation", std::string(kind)}}});
+    spec.cases.push_back({.dims = linear_activation_sizes(0, 131, 72, 200, 1),
                           .attrs = {{"activation", std::string(kind)}},
                           .gradcheck = false});
   }
   const std::vector<Case> more = {
-      {.dims = sizes(0, 6, 4, 5, 0)},
-      {.dims = sizes(2, 3, 4, 8, 1)},
-      {.dims = sizes(0, 1, 1, 1, 1)},
-      {.dims = sizes(0, 0, 3, 4, 1)},
-      {.dims = sizes(0, 3, 0, 4, 1)},
-      {.dims = sizes(0, 3, 2, 0, 1)},
-      {.dims = sizes(2, 3, 5, 7, 1), .placement = Placement::strided},
-      {.dims = sizes(0, 6, 5, 7, 0), .placement = Placement::transposed},
-      {.dims = sizes(0, 129, 257, 65, 1), .gradcheck = false},
-      {.dims = sizes(3, 85, 33, 264, 0), .placement = Placement::strided, .gradcheck = false},
-      {.dims = sizes(0, 1, 64, 1365, 1), .gradcheck = false},
-      {.dims = sizes(0, 700, 136, 345, 1), .gradcheck = false}};
+      {.dims = linear_activation_sizes(0, 6, 4, 5, 0)},
+      {.dims = linear_activation_sizes(2, 3, 4, 8, 1)},
+      {.dims = linear_activation_sizes(0, 1, 1, 1, 1)},
+      {.dims = linear_activation_sizes(0, 0, 3, 4, 1)},
+      {.dims = linear_activation_sizes(0, 3, 0, 4, 1)},
+      {.dims = linear_activation_sizes(0, 3, 2, 0, 1)},
+      {.dims = linear_activation_sizes(2, 3, 5, 7, 1), .placement = Placement::strided},
+      {.dims = linear_activation_sizes(0, 6, 5, 7, 0), .placement = Placement::transposed},
+      {.dims = linear_activation_sizes(0, 129, 257, 65, 1), .gradcheck = false},
+      {.dims = linear_activation_sizes(3, 85, 33, 264, 0),
+       .placement = Placement::strided,
+       .gradcheck = false},
+      {.dims = linear_activation_sizes(0, 1, 64, 1365, 1), .gradcheck = false},
+      {.dims = linear_activation_sizes(0, 700, 136, 345, 1), .gradcheck = false}};
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
   for (Case& one : spec.cases) one.attrs.set("counts", false);
   for (const char* const kind : {"none", "relu", "relu_squared"})
-    spec.cases.push_back(
-        {.dims = sizes(0, 700, 1, 345, 0), .attrs = {{"activation", std::string(kind)}}, .gradcheck = false});
-  spec.cases.push_back({.dims = sizes(3, 43, 1, 65, 0), .placement = Placement::strided, .gradcheck = false});
+    spec.cases.push_back({.dims = linear_activation_sizes(0, 700, 1, 345, 0),
+                          .attrs = {{"activation", std::string(kind)}},
+                          .gradcheck = false});
+  spec.cases.push_back({.dims = linear_activation_sizes(3, 43, 1, 65, 0),
+                        .placement = Placement::strided,
+                        .gradcheck = false});
   for (const auto& [rows, in, out] :
        {std::tuple{16384, 4096, 16384}, {16384, 2048, 8192}, {11000, 512, 1365}})
-    spec.benches.push_back({.dims = sizes(0, rows, in, out, 0)});
+    spec.benches.push_back({.dims = linear_activation_sizes(0, rows, in, out, 0)});
   spec.sweep = [](Draw& draw) {
-    return Case{.dims =
-                    sizes(0, draw.size(1, 100000), draw.size(1, 4096), draw.size(1, 8192), draw.chance(0.5))};
+    return Case{.dims = linear_activation_sizes(0, draw.size(1, 100000), draw.size(1, 4096),
+                                                draw.size(1, 8192), draw.chance(0.5))};
   };
   return spec;
 }

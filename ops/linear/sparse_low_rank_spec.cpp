@@ -24,7 +24,7 @@ Case of(int64_t tokens, int64_t in, int64_t out, int64_t rank, int64_t parts, in
           .gradcheck = tokens * in * out < 4096};
 }
 
-Problem problem_of(const Dims& d, const Attrs& attrs) {
+Problem sparse_low_rank_problem(const Dims& d, const Attrs& attrs) {
   const int64_t tokens = d.at("T"), in = d.at("in"), out = d.at("out"), rank = d.at("R"),
                 parts = attrs.integer("parts");
   std::vector<int64_t> places;
@@ -65,7 +65,7 @@ std::vector<OpSpec> sparse_low_rank_specs() {
         in[1], in[2], in[3], in[4], rows_of(in[2].size(0), attrs.integer("parts")), attrs.number("scale")};
     return std::vector{sparse_low_rank_linear(in[0], w, in[5], in[6])};
   };
-  spec.problem = problem_of;
+  spec.problem = sparse_low_rank_problem;
   spec.cases = {of(7, 5, 3, 2, 1, 3),
                 of(7, 5, 6, 2, 3, 2, false),
                 of(1, 1, 1, 1, 1, 1),

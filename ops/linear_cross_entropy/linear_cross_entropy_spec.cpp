@@ -6,7 +6,7 @@
 namespace tessera::ops {
 namespace {
 
-LinearCrossEntropyOptions options_of(const Attrs& attrs) {
+LinearCrossEntropyOptions linear_cross_entropy_options(const Attrs& attrs) {
   return {.ignore_index = attrs.integer("ignore_index"),
           .label_smoothing = attrs.number("label_smoothing"),
           .reduction = parse_reduction(attrs.word("reduction")),
@@ -14,7 +14,7 @@ LinearCrossEntropyOptions options_of(const Attrs& attrs) {
 }
 
 /// N tokens of d features, V classes. The scale of the weight keeps logits near N(0, 4).
-Problem problem(const Dims& d, const Attrs& attrs) {
+Problem linear_cross_entropy_problem(const Dims& d, const Attrs& attrs) {
   const int64_t tokens = d.at("N"), width = d.at("d"), classes = d.at("V");
   const double n = double(tokens), w = double(width), v = double(classes), logits = n * v;
   return {.inputs = {{.shape = {tokens, width}},
@@ -30,7 +30,7 @@ Problem problem(const Dims& d, const Attrs& attrs) {
           .backward_elements = n * w + v * w};
 }
 
-std::vector<Case> cases() {
+std::vector<Case> linear_cross_entropy_cases() {
   const auto dims = [](int64_t tokens, int64_t width, int64_t classes, int64_t bias) {
     return Dims{{"N", tokens}, {"d", width}, {"V", classes}, {"bias", bias}};
   };
@@ -86,10 +86,10 @@ std::vector<OpSpec> linear_cross_entropy_specs() {
   spec.variants = linear_cross_entropy_variants();
   spec.variant_dtypes = {{DType::bf16}, {}};
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
-    return std::vector{linear_cross_entropy(in[0], in[1], in[2], in[3], options_of(attrs))};
+    return std::vector{linear_cross_entropy(in[0], in[1], in[2], in[3], linear_cross_entropy_options(attrs))};
   };
-  spec.problem = problem;
-  spec.cases = cases();
+  spec.problem = linear_cross_entropy_problem;
+  spec.cases = linear_cross_entropy_cases();
   spec.benches = {{.dims = {{"N", 65536}, {"d", 768}, {"V", 50257}, {"bias", 0}}},
                   {.dims = {{"N", 8192}, {"d", 4096}, {"V", 32000}, {"bias", 0}}}};
   spec.sweep = [](Draw& draw) {

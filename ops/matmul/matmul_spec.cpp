@@ -8,45 +8,47 @@ namespace tessera::ops {
 
 namespace {
 
-Dims dims(int64_t a, int64_t b, int64_t m, int64_t n, int64_t k) {
+Dims matmul_dims(int64_t a, int64_t b, int64_t m, int64_t n, int64_t k) {
   return {{"A", a}, {"B", b}, {"M", m}, {"N", n}, {"K", k}};
 }
 
-std::vector<Case> cases() {
+std::vector<Case> matmul_cases() {
   std::vector<Case> all;
   for (const bool ta : {false, true})
     for (const bool tb : {false, true}) {
       const Attrs attrs{{"transpose_a", ta}, {"transpose_b", tb}};
-      all.push_back({.dims = dims(0, 0, 5, 7, 3), .attrs = attrs});
-      all.push_back({.dims = dims(3, 3, 2, 5, 4), .attrs = attrs});
-      all.push_back({.dims = dims(2, 2, 5, 3, 4), .attrs = attrs, .placement = Placement::strided});
-      all.push_back({.dims = dims(0, 0, 4, 5, 3), .attrs = attrs, .placement = Placement::transposed});
-      all.push_back({.dims = dims(3, 0, 4, 2, 5), .attrs = attrs});
-      all.push_back({.dims = dims(0, 3, 4, 2, 5), .attrs = attrs});
-      all.push_back({.dims = dims(3, 3, 33, 65, 129), .attrs = attrs, .gradcheck = false});
+      all.push_back({.dims = matmul_dims(0, 0, 5, 7, 3), .attrs = attrs});
+      all.push_back({.dims = matmul_dims(3, 3, 2, 5, 4), .attrs = attrs});
+      all.push_back({.dims = matmul_dims(2, 2, 5, 3, 4), .attrs = attrs, .placement = Placement::strided});
+      all.push_back({.dims = matmul_dims(0, 0, 4, 5, 3), .attrs = attrs, .placement = Placement::transposed});
+      all.push_back({.dims = matmul_dims(3, 0, 4, 2, 5), .attrs = attrs});
+      all.push_back({.dims = matmul_dims(0, 3, 4, 2, 5), .attrs = attrs});
+      all.push_back({.dims = matmul_dims(3, 3, 33, 65, 129), .attrs = attrs, .gradcheck = false});
     }
   const std::vector<Case> more = {
-      {.dims = dims(0, 0, 1, 1, 1)},
-      {.dims = dims(0, 0, 1, 6, 5)},
-      {.dims = dims(0, 0, 6, 1, 5)},
-      {.dims = dims(0, 0, 4, 3, 1)},
-      {.dims = dims(4, 4, 1, 3, 5)},
-      {.dims = dims(4, 0, 1, 3, 5)},
-      {.dims = dims(4, 4, 1, 1, 1)},
-      {.dims = dims(1, 3, 2, 3, 4)},
-      {.dims = dims(3, 1, 2, 3, 4)},
-      {.dims = dims(0, 0, 0, 3, 2)},
-      {.dims = dims(0, 0, 3, 0, 2)},
-      {.dims = dims(0, 0, 3, 2, 0)},
-      {.dims = dims(2, 0, 3, 2, 0)},
-      {.dims = dims(3, 0, 4, 5, 2), .placement = Placement::strided},
-      {.dims = dims(0, 0, 3, 41, 1792), .attrs = {{"transpose_a", true}}, .gradcheck = false},  // narrow
-      {.dims = dims(0, 0, 1501, 16, 7), .gradcheck = false},
-      {.dims = dims(5, 5, 2, 350, 301), .attrs = {{"transpose_b", true}}, .gradcheck = false},
-      {.dims = dims(0, 0, 600, 200, 3), .gradcheck = false},
-      {.dims = dims(0, 0, 127, 129, 513), .gradcheck = false},
-      {.dims = dims(0, 0, 257, 1365, 64), .placement = Placement::strided, .gradcheck = false},
-      {.dims = dims(8, 0, 63, 31, 255), .placement = Placement::transposed, .gradcheck = false}};
+      {.dims = matmul_dims(0, 0, 1, 1, 1)},
+      {.dims = matmul_dims(0, 0, 1, 6, 5)},
+      {.dims = matmul_dims(0, 0, 6, 1, 5)},
+      {.dims = matmul_dims(0, 0, 4, 3, 1)},
+      {.dims = matmul_dims(4, 4, 1, 3, 5)},
+      {.dims = matmul_dims(4, 0, 1, 3, 5)},
+      {.dims = matmul_dims(4, 4, 1, 1, 1)},
+      {.dims = matmul_dims(1, 3, 2, 3, 4)},
+      {.dims = matmul_dims(3, 1, 2, 3, 4)},
+      {.dims = matmul_dims(0, 0, 0, 3, 2)},
+      {.dims = matmul_dims(0, 0, 3, 0, 2)},
+      {.dims = matmul_dims(0, 0, 3, 2, 0)},
+      {.dims = matmul_dims(2, 0, 3, 2, 0)},
+      {.dims = matmul_dims(3, 0, 4, 5, 2), .placement = Placement::strided},
+      {.dims = matmul_dims(0, 0, 3, 41, 1792),
+       .attrs = {{"transpose_a", true}},
+       .gradcheck = false},  // narrow
+      {.dims = matmul_dims(0, 0, 1501, 16, 7), .gradcheck = false},
+      {.dims = matmul_dims(5, 5, 2, 350, 301), .attrs = {{"transpose_b", true}}, .gradcheck = false},
+      {.dims = matmul_dims(0, 0, 600, 200, 3), .gradcheck = false},
+      {.dims = matmul_dims(0, 0, 127, 129, 513), .gradcheck = false},
+      {.dims = matmul_dims(0, 0, 257, 1365, 64), .placement = Placement::strided, .gradcheck = false},
+      {.dims = matmul_dims(8, 0, 63, 31, 255), .placement = Placement::transposed, .gradcheck = false}};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -87,14 +89,14 @@ std::vector<OpSpec> matmul_specs() {
                    .forward_elements = a + b + y,
                    .backward_elements = 2 * (a + b) + y};
   };
-  spec.cases = cases();
-  spec.benches = {{.dims = dims(0, 0, 4096, 4096, 4096)},
-                  {.dims = dims(0, 0, 8192, 8192, 8192)},
-                  {.dims = dims(64, 64, 512, 512, 512)}};
+  spec.cases = matmul_cases();
+  spec.benches = {{.dims = matmul_dims(0, 0, 4096, 4096, 4096)},
+                  {.dims = matmul_dims(0, 0, 8192, 8192, 8192)},
+                  {.dims = matmul_dims(64, 64, 512, 512, 512)}};
   spec.sweep = [](Draw& draw) {
     const int64_t batch = draw.chance(0.3) ? draw.size(1, 64) : 0;
     const int64_t most = batch ? 2048 : 16384;
-    return Case{.dims = dims(batch, batch, draw.size(1, most), draw.size(1, most), draw.size(1, most)),
+    return Case{.dims = matmul_dims(batch, batch, draw.size(1, most), draw.size(1, most), draw.size(1, most)),
                 .attrs = {{"transpose_a", draw.chance(0.5)}, {"transpose_b", draw.chance(0.5)}}};
   };
   return {std::move(spec)};

@@ -10,8 +10,8 @@
 namespace tessera::ops {
 namespace {
 
-constexpr const char* kValues = "[m tiles, k tiles, 2048]";
-constexpr const char* kMetadata = "[m tiles, k tiles, 128]";
+constexpr const char* kValuesShape = "[m tiles, k tiles, 2048]";
+constexpr const char* kMetadataShape = "[m tiles, k tiles, 128]";
 
 AttrSpec activation_attr() {
   return {"activation", std::string("relu_squared"), "f", {"relu", "relu_squared"}};
@@ -26,17 +26,17 @@ OpSpec hidden_gradient24_spec() {
                        {.name = "a",
                         .shape = "[T, F], not negative: what the next two are made from",
                         .differentiable = false},
-                       {.name = "values", .shape = kValues, .differentiable = false, .from = {"a"}},
+                       {.name = "values", .shape = kValuesShape, .differentiable = false, .from = {"a"}},
                        {.name = "metadata",
-                        .shape = kMetadata,
+                        .shape = kMetadataShape,
                         .differentiable = false,
                         .dtypes = {DType::i32},
                         .from = {"a"}}},
             .attrs = {activation_attr()},
-            .outputs = {{"dh", kValues, false},
-                        {"act_by_tokens", kValues, false},
-                        {"metadata_by_tokens", kMetadata, false, {DType::i32}},
-                        {"dh_by_tokens", kValues, false}},
+            .outputs = {{"dh", kValuesShape, false},
+                        {"act_by_tokens", kValuesShape, false},
+                        {"metadata_by_tokens", kMetadataShape, false, {DType::i32}},
+                        {"dh_by_tokens", kValuesShape, false}},
             .variants = hidden_gradient24_variants(),
             .variant_dtypes = {{DType::bf16, DType::f16}, {}}};
   op.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
@@ -117,8 +117,8 @@ OpSpec linear_activation24_spec() {
                         .differentiable = false,
                         .dtypes = {DType::i32}}},
             .attrs = {activation_attr()},
-            .outputs = {{"values", kValues, false},
-                        {"metadata", kMetadata, false, {DType::i32}},
+            .outputs = {{"values", kValuesShape, false},
+                        {"metadata", kMetadataShape, false, {DType::i32}},
                         {"counts", "[F]", false, {DType::i32}},
                         {"dense", "[T, n]", false}},
             .variants = linear_activation24_variants(),

@@ -21,7 +21,7 @@ MlpSparse24 settings_of(const Attrs& attrs, Rng& rng) {
   return how;
 }
 
-Dims sizes(int64_t rows, int64_t in, int64_t wide, int64_t out, int64_t bias) {
+Dims mlp_sparse24_sizes(int64_t rows, int64_t in, int64_t wide, int64_t out, int64_t bias) {
   return {{"T", rows}, {"D", in}, {"F", wide}, {"E", out}, {"bias", bias}};
 }
 
@@ -32,7 +32,7 @@ Attrs forms(const char* y, const char* dx, const char* dup, const char* ddown) {
           {"ddown", std::string(ddown)}};
 }
 
-Problem problem_of(const Dims& d, const Attrs& attrs) {
+Problem mlp_sparse24_problem(const Dims& d, const Attrs& attrs) {
   const int64_t rows = d.at("T"), wide = d.at("F"), in = d.at("D"), out = d.at("E");
   const Fill bias = d.at("bias") ? Fill::normal : Fill::absent;
   const double t = double(rows), f = double(wide), io = double(in + out);
@@ -79,28 +79,31 @@ void add_cases(OpSpec& spec) {
       Attrs attrs = forms(form, form, "dense", "dense");
       attrs.set("activation", std::string(kind));
       attrs.set("dense_share", 0.25);
-      spec.cases.push_back({.dims = sizes(6, 4, 9, 3, 1), .attrs = attrs});
+      spec.cases.push_back({.dims = mlp_sparse24_sizes(6, 4, 9, 3, 1), .attrs = attrs});
       spec.cases.back().dims["counts"] = 1;
     }
   for (const char* const method : {"naive", "mvue", "fast"}) {
     Attrs attrs = forms("sparse", "sparse", "sparse", "sparse");
     attrs.set("method", std::string(method)), attrs.set("token_method", std::string(method));
-    spec.cases.push_back({.dims = sizes(21, 8, 33, 8, 0), .attrs = attrs, .gradcheck = false});
+    spec.cases.push_back({.dims = mlp_sparse24_sizes(21, 8, 33, 8, 0), .attrs = attrs, .gradcheck = false});
   }
   const Attrs all = {{"dense_share", 0.1}};
   const std::vector<Case> more = {
-      {.dims = sizes(0, 3, 8, 2, 0), .attrs = all, .gradcheck = false},
-      {.dims = sizes(3, 2, 0, 4, 0), .attrs = all, .gradcheck = false},
-      {.dims = sizes(1, 1, 1, 1, 1), .attrs = all, .gradcheck = false},
-      {.dims = sizes(131, 72, 200, 64, 1), .attrs = all, .gradcheck = false},
-      {.dims = sizes(64, 33, 130, 65, 0), .attrs = all, .placement = Placement::strided, .gradcheck = false},
-      {.dims = sizes(40, 16, 72, 24, 1),
+      {.dims = mlp_sparse24_sizes(0, 3, 8, 2, 0), .attrs = all, .gradcheck = false},
+      {.dims = mlp_sparse24_sizes(3, 2, 0, 4, 0), .attrs = all, .gradcheck = false},
+      {.dims = mlp_sparse24_sizes(1, 1, 1, 1, 1), .attrs = all, .gradcheck = false},
+      {.dims = mlp_sparse24_sizes(131, 72, 200, 64, 1), .attrs = all, .gradcheck = false},
+      {.dims = mlp_sparse24_sizes(64, 33, 130, 65, 0),
+       .attrs = all,
+       .placement = Placement::strided,
+       .gradcheck = false},
+      {.dims = mlp_sparse24_sizes(40, 16, 72, 24, 1),
        .attrs = forms("split", "sparse", "dense", "split"),
        .gradcheck = false},
-      {.dims = sizes(40, 16, 72, 24, 1),
+      {.dims = mlp_sparse24_sizes(40, 16, 72, 24, 1),
        .attrs = forms("dense", "split", "sparse", "split"),
        .gradcheck = false},
-      {.dims = sizes(256, 128, 512, 128, 0), .attrs = all, .gradcheck = false}};
+      {.dims = mlp_sparse24_sizes(256, 128, 512, 128, 0), .attrs = all, .gradcheck = false}};
   for (Case one : more) {
     spec.cases.push_back(one);
     one.dims["counts"] = 1;
@@ -156,11 +159,11 @@ std::vector<OpSpec> mlp_sparse24_specs() {
     if (!attrs.flag("counts")) result.counts.fill(0);
     return std::vector{result.y, result.counts};
   };
-  spec.problem = problem_of;
+  spec.problem = mlp_sparse24_problem;
   add_cases(spec);
   for (Case& one : spec.cases) one.attrs.set("counts", false);
   for (const auto& [tokens, in, wide] : {std::tuple{16384, 4096, 16384}, {16384, 2048, 8192}})
-    spec.benches.push_back({.dims = sizes(tokens, in, wide, in, 0)});
+    spec.benches.push_back({.dims = mlp_sparse24_sizes(tokens, in, wide, in, 0)});
   OpSpec l1 = with_l1(spec);
   return {std::move(spec), std::move(l1)};
 }

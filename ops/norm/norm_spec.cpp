@@ -6,7 +6,7 @@ namespace {
 
 /// Which of the `parameters` optional inputs are there is the dimension "P": 0 none, 1 weight, 2 both, 3 bias
 /// alone.
-Problem problem(const Dims& d, int parameters, bool adds, bool drops = false) {
+Problem norm_problem(const Dims& d, int parameters, bool adds, bool drops = false) {
   const int64_t rows = d.at("R"), width = d.at("C"), given = d.contains("P") ? d.at("P") : parameters;
   const bool weight = given == 1 || given == 2, bias = given >= 2 && parameters == 2;
   const double n = double(rows) * double(width);
@@ -23,7 +23,7 @@ Problem problem(const Dims& d, int parameters, bool adds, bool drops = false) {
   return problem;
 }
 
-std::vector<Case> cases(int parameters) {
+std::vector<Case> norm_cases(int parameters) {
   std::vector<Case> list{
       {.dims = {{"R", 7}, {"C", 13}}},
       {.dims = {{"R", 5}, {"C", 8}, {"P", 0}}},
@@ -51,7 +51,7 @@ std::vector<Case> cases(int parameters) {
   return list;
 }
 
-std::vector<Case> benches() {
+std::vector<Case> norm_benches() {
   return {{.dims = {{"R", 65536}, {"C", 768}}},
           {.dims = {{"R", 32768}, {"C", 4096}}},
           {.dims = {{"R", 11000}, {"C", 512}}},
@@ -73,14 +73,14 @@ std::vector<Case> with_dropout(std::vector<Case> list) {
 }
 
 std::vector<Case> with_dropout_benches() {
-  std::vector<Case> list = benches();
+  std::vector<Case> list = norm_benches();
   for (const int64_t rows : {4096, 8192})
     list.push_back({.dims = {{"R", rows}, {"C", 768}}, .attrs = {{"dropout", 0.1}}});
   return list;
 }
 
 /// Not the narrowest rows: in them dx is what cancellation leaves, which no dtype of 16 bits resolves.
-Case sweep(Draw& draw) {
+Case norm_sweep(Draw& draw) {
   return {.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(8, 20000)}}};
 }
 
@@ -110,10 +110,10 @@ std::vector<OpSpec> norm_specs() {
               [](const std::vector<Tensor>& in, const Attrs& attrs) {
                 return std::vector{layernorm(in[0], in[1], in[2], attrs.number("eps"))};
               },
-          .problem = [](const Dims& d, const Attrs&) { return problem(d, 2, false); },
-          .cases = cases(2),
-          .benches = benches(),
-          .sweep = sweep,
+          .problem = [](const Dims& d, const Attrs&) { return norm_problem(d, 2, false); },
+          .cases = norm_cases(2),
+          .benches = norm_benches(),
+          .sweep = norm_sweep,
       },
       {
           .name = "rmsnorm",
@@ -123,10 +123,10 @@ std::vector<OpSpec> norm_specs() {
           .outputs = {y},
           .run = [](const std::vector<Tensor>& in,
                     const Attrs& attrs) { return std::vector{rmsnorm(in[0], in[1], attrs.number("eps"))}; },
-          .problem = [](const Dims& d, const Attrs&) { return problem(d, 1, false); },
-          .cases = cases(1),
-          .benches = benches(),
-          .sweep = sweep,
+          .problem = [](const Dims& d, const Attrs&) { return norm_problem(d, 1, false); },
+          .cases = norm_cases(1),
+          .benches = norm_benches(),
+          .sweep = norm_sweep,
       },
       {
           .name = "add_layernorm",
@@ -142,10 +142,10 @@ std::vector<OpSpec> norm_specs() {
               },
           .seed = "dropout_seed",
           .problem = [](const Dims& d,
-                        const Attrs& attrs) { return problem(d, 2, true, attrs.number("dropout") > 0); },
-          .cases = with_dropout(cases(2)),
+                        const Attrs& attrs) { return norm_problem(d, 2, true, attrs.number("dropout") > 0); },
+          .cases = with_dropout(norm_cases(2)),
           .benches = with_dropout_benches(),
-          .sweep = sweep,
+          .sweep = norm_sweep,
       },
       {
           .name = "add_rmsnorm",
@@ -161,10 +161,10 @@ std::vector<OpSpec> norm_specs() {
               },
           .seed = "dropout_seed",
           .problem = [](const Dims& d,
-                        const Attrs& attrs) { return problem(d, 1, true, attrs.number("dropout") > 0); },
-          .cases = with_dropout(cases(1)),
+                        const Attrs& attrs) { return norm_problem(d, 1, true, attrs.number("dropout") > 0); },
+          .cases = with_dropout(norm_cases(1)),
           .benches = with_dropout_benches(),
-          .sweep = sweep,
+          .sweep = norm_sweep,
       }};
 }
 

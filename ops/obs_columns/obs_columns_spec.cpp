@@ -20,7 +20,7 @@ Tensor factor_of(const Tensor& x) {
   return inverse_factor(matmul(x, x, true), Tensor::full({n}, double(n), x.dtype(), x.device())).value();
 }
 
-Problem problem_of(const Dims& d, const Attrs& attrs) {
+Problem obs_columns_problem(const Dims& d, const Attrs& attrs) {
   const int64_t rows = d.at("R"), columns = d.at("C");
   const bool given = attrs.integer("group") == 0, rounds = attrs.integer("levels") > 0;
   const auto optional = [](bool is, InputCase input) {
@@ -69,7 +69,7 @@ OpSpec obs_columns_spec() {
             return std::vector{done.weight, done.error};
           },
       .derive = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{factor_of(in[1])}; },
-      .problem = problem_of,
+      .problem = obs_columns_problem,
       .benches = {of(4096, 128, 0, 0), of(4096, 128, 2, 4), of(11008, 128, 0, 0), of(4096, 128, 0, 0, 16)},
       .tolerance_factor_f32 = 4,
       .tolerance_reason = "each column's rounding is carried on by all later ones",

@@ -10,7 +10,7 @@ constexpr int kAll = -100;  // as the attribute "dim" says it
 
 namespace {
 
-std::vector<Case> cases_of(ReduceKind kind) {
+std::vector<Case> reduce_cases(ReduceKind kind) {
   const Attrs all{{"dim", int64_t{kAll}}}, first{{"dim", int64_t{0}}}, middle{{"dim", int64_t{1}}},
       last{{"dim", int64_t{-1}}}, first_keep{{"dim", int64_t{0}}, {"keep", true}},
       last_keep{{"dim", int64_t{2}}, {"keep", true}};
@@ -92,7 +92,7 @@ std::vector<OpSpec> reduce_specs() {
                              .forward_elements = n + outputs,
                              .backward_elements = (1 + backward_reads) * n + (1 + backward_reads) * outputs};
             },
-        .cases = cases_of(kind),
+        .cases = reduce_cases(kind),
         .benches = {{.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{kAll}}}},
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{0}}}},
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{-1}}}},

@@ -5,7 +5,7 @@
 namespace tessera::ops {
 namespace {
 
-Problem problem(const Dims& d, const Attrs& attrs) {
+Problem rope_problem(const Dims& d, const Attrs& attrs) {
   const int64_t batch = d.at("B"), tokens = d.at("T"), heads = d.at("H"), width = d.at("D");
   const double n = double(batch) * double(tokens) * double(heads) * double(width);
   const double table = double(tokens) * double(d.at("R"));
@@ -43,7 +43,7 @@ std::vector<OpSpec> rope_specs() {
             const Tensor table = in[1].detach().to(sum_dtype(in[0].dtype()));
             return std::vector{in[2].defined() ? rope(in[0], table, in[2]) : rope(in[0], table, offset)};
           },
-      .problem = problem,
+      .problem = rope_problem,
       .cases = {{.dims = {{"B", 2}, {"T", 3}, {"H", 2}, {"D", 6}, {"R", 6}, {"P", 3}}},
                 {.dims = {{"B", 1}, {"T", 1}, {"H", 1}, {"D", 2}, {"R", 2}, {"P", 1}}},
                 {.dims = {{"B", 2}, {"T", 0}, {"H", 2}, {"D", 4}, {"R", 4}, {"P", 0}}},

@@ -169,7 +169,7 @@ OpSpec row_norms_spec() {
 // ---- gather_selected, scatter_selected ----
 
 /// Dims: N entries, the last P of them padding, of M rows of (A x) B elements; S: with scales.
-Shape with_rows(const Dims& d, int64_t rows) {
+Shape selected_shape(const Dims& d, int64_t rows) {
   return d.contains("A") ? Shape{rows, d.at("A"), d.at("B")} : Shape{rows, d.at("B")};
 }
 
@@ -177,9 +177,9 @@ Problem move_problem(const Dims& d, bool gathers) {
   const int64_t n = d.at("N"), rows = d.at("M"), valid = n - (d.contains("P") ? d.at("P") : 0);
   std::vector<int64_t> indices(static_cast<size_t>(n), rows);
   for (int64_t i = 0; i < valid; ++i) indices[size_t(i)] = (i * rows + rows / 2) / valid;
-  const double row = double(with_rows(d, 1).count());
+  const double row = double(selected_shape(d, 1).count());
   const InputCase scales{.shape = {n}, .fill = d.contains("S") ? Fill::positive : Fill::absent};
-  return {.inputs = {{.shape = with_rows(d, gathers ? rows : n)},
+  return {.inputs = {{.shape = selected_shape(d, gathers ? rows : n)},
                      {.shape = {n}, .fill = Fill::index, .high = rows, .values = indices},
                      scales},
           .forward_elements = gathers ? double(valid + n) * row : double(valid + rows) * row,

@@ -4,7 +4,7 @@
 namespace tessera::ops {
 namespace {
 
-Problem problem(const Dims& d, const Attrs&) {
+Problem softmax_problem(const Dims& d, const Attrs&) {
   Shape shape{d.at("R"), d.at("C")};
   if (d.contains("S")) shape = shape.inserted(2, d.at("S"));
   const double n = double(shape.count());
@@ -16,7 +16,7 @@ Problem problem(const Dims& d, const Attrs&) {
           .backward_elements = 3 * n};
 }
 
-std::vector<Case> cases() {
+std::vector<Case> softmax_cases() {
   return {{.dims = {{"R", 7}, {"C", 13}}},
           {.dims = {{"R", 1}, {"C", 1}}},
           {.dims = {{"R", 3}, {"C", 1}}},
@@ -84,8 +84,8 @@ std::vector<OpSpec> softmax_specs() {
               const int dim = attrs.dimension("dim");
               return std::vector{log ? log_softmax(in[0], dim) : softmax(in[0], dim)};
             },
-        .problem = problem,
-        .cases = cases(),
+        .problem = softmax_problem,
+        .cases = softmax_cases(),
         .benches = {{.dims = {{"R", 32768}, {"C", 4096}}},
                     {.dims = {{"R", 64}, {"C", 512}, {"S", 512}}, .attrs = {{"dim", int64_t{1}}}}},
         .sweep =

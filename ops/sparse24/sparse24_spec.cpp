@@ -56,8 +56,8 @@ Case draw_matrix(Draw& draw) {
   return {.dims = matrix_dims(draw.size(1, 20000), draw.size(1, 20000)), .gradcheck = false};
 }
 
-constexpr const char* kValues = "[m tiles, k tiles, 2048]";
-constexpr const char* kMetadata = "[m tiles, k tiles, 128]";
+constexpr const char* kValuesShape = "[m tiles, k tiles, 2048]";
+constexpr const char* kMetadataShape = "[m tiles, k tiles, 128]";
 
 // ---- compress24, compress24_both, compress24_like ----
 
@@ -120,7 +120,7 @@ OpSpec compress_spec(bool both) {
                             : "x in 2:4: values and metadata in the order of wgmma.sp",
             .inputs = {{.name = "x", .shape = "[tokens, features]", .differentiable = false}, scale_input()},
             .attrs = {method_attr(), seed_attr()},
-            .outputs = {{"values", kValues, false}, {"metadata", kMetadata, false, {DType::i32}}},
+            .outputs = {{"values", kValuesShape, false}, {"metadata", kMetadataShape, false, {DType::i32}}},
             .seed = "seed",
             .cases = compress_cases(both),
             .benches = compress_benches(both),
@@ -129,10 +129,10 @@ OpSpec compress_spec(bool both) {
             .variant_dtypes = {{DType::bf16, DType::f16}, {}}};
   op.problem = [both](const Dims& d, const Attrs& attrs) { return compress_problem(d, attrs, both ? 2 : 1); };
   if (both) {
-    op.outputs = {{"values", kValues, false},
-                  {"metadata", kMetadata, false, {DType::i32}},
-                  {"values_by_tokens", kValues, false},
-                  {"metadata_by_tokens", kMetadata, false, {DType::i32}}};
+    op.outputs = {{"values", kValuesShape, false},
+                  {"metadata", kMetadataShape, false, {DType::i32}},
+                  {"values_by_tokens", kValuesShape, false},
+                  {"metadata_by_tokens", kMetadataShape, false, {DType::i32}}};
     op.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
       const BothWays24 y = compress24_both(in[0], selection_of(attrs, in[1], in[0].device()));
       return std::vector{y.by_features.values, y.by_features.metadata, y.by_tokens.values,
@@ -154,7 +154,7 @@ OpSpec compress_like_spec() {
             .inputs = {{.name = "x", .shape = "[tokens, features]", .differentiable = false},
                        {.name = "pattern", .shape = "[tokens, features]", .differentiable = false}},
             .attrs = {along_attr()},
-            .outputs = {{"values", kValues, false}},
+            .outputs = {{"values", kValuesShape, false}},
             .variants = compress24_variants(),
             .variant_dtypes = {{DType::bf16, DType::f16}, {}}};
   op.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
@@ -184,9 +184,9 @@ OpSpec decompress_spec() {
             .inputs = {{.name = "x",
                         .shape = "[tokens, features]: only its shape is used",
                         .differentiable = false},
-                       {.name = "values", .shape = kValues, .differentiable = false, .from = {"x"}},
+                       {.name = "values", .shape = kValuesShape, .differentiable = false, .from = {"x"}},
                        {.name = "metadata",
-                        .shape = kMetadata,
+                        .shape = kMetadataShape,
                         .differentiable = false,
                         .dtypes = {DType::i32},
                         .from = {"x"}}},
@@ -248,7 +248,9 @@ OpSpec soft_scale_spec() {
 
 // ---- multiply24 ----
 
-enum Input : size_t { kX, kB, kBias, kResidual, kValuesIn, kMetadataIn };
+struct MultiplyInput {
+  enum : size_t { kX, kB, kBias, kResidual, kValues, kMetadata };
+};
 
 /// T, F of x; n; 1 if there are a bias along n ("bias"), one along m ("bias_m"), a residual.
 Problem multiply_problem(const Dims& d, const Attrs& attrs) {
@@ -272,21 +274,23 @@ Problem multiply_problem(const Dims& d, const Attrs& attrs) {
 }
 
 std::vector<Tensor> run_multiply(const std::vector<Tensor>& in, const Attrs& attrs) {
-  const Sparse24 a = given_matrix(in[kX], along_of(attrs), in[kValuesIn], in[kMetadataIn]);
-  const Tensor b = attrs.flag("b_transposed") ? in[kB].transpose(0, 1) : in[kB];
+  const Sparse24 a = given_matrix(in[MultiplyInput::kX], along_of(attrs), in[MultiplyInput::kValues],
+                                  in[MultiplyInput::kMetadata]);
+  const Tensor b = attrs.flag("b_transposed") ? in[MultiplyInput::kB].transpose(0, 1) : in[MultiplyInput::kB];
   const int64_t m = a.m(), n = b.size(1);
   const bool turned = attrs.flag("d_transposed"), adds = attrs.flag("accumulate");
   const Tensor memory = Tensor::empty(turned ? Shape{n, m} : Shape{m, n}, a.dtype(), a.device());
   const Tensor d = turned ? memory.transpose(0, 1) : memory;
   if (adds) {
-    check(in[kResidual].defined(), "multiply24: accumulate=true adds to the residual, which is missing");
-    d.copy_from(in[kResidual]);
+    check(in[MultiplyInput::kResidual].defined(),
+          "multiply24: accumulate=true adds to the residual, which is missing");
+    d.copy_from(in[MultiplyInput::kResidual]);
   }
   multiply24(d, a, b,
              {.alpha = attrs.number("alpha"),
               .accumulate = adds,
-              .bias = in[kBias],
-              .residual = adds ? Tensor() : in[kResidual]});
+              .bias = in[MultiplyInput::kBias],
+              .residual = adds ? Tensor() : in[MultiplyInput::kResidual]});
   return {d};
 }
 
@@ -351,9 +355,9 @@ OpSpec multiply_spec() {
                        {.name = "b", .shape = "[k, n], or [n, k]", .differentiable = false},
                        {.name = "bias", .shape = "[n] or [m, 1]", .optional = true, .differentiable = false},
                        {.name = "residual", .shape = "[m, n]", .optional = true, .differentiable = false},
-                       {.name = "values", .shape = kValues, .differentiable = false, .from = {"x"}},
+                       {.name = "values", .shape = kValuesShape, .differentiable = false, .from = {"x"}},
                        {.name = "metadata",
-                        .shape = kMetadata,
+                        .shape = kMetadataShape,
                         .differentiable = false,
                         .dtypes = {DType::i32},
                         .from = {"x"}}},
@@ -365,7 +369,7 @@ OpSpec multiply_spec() {
             .outputs = {{"d", "[m, n]", false}},
             .run = run_multiply};
   op.derive = [](const std::vector<Tensor>& in, const Attrs& attrs) {
-    const Sparse24 a = compress24(in[kX], along_of(attrs));
+    const Sparse24 a = compress24(in[MultiplyInput::kX], along_of(attrs));
     return std::vector{a.values, a.metadata};
   };
   op.problem = multiply_problem;

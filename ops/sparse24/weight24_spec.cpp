@@ -4,7 +4,7 @@
 namespace tessera::ops {
 namespace {
 
-Dims matrix_dims(int64_t rows, int64_t columns) {
+Dims weight24_dims(int64_t rows, int64_t columns) {
   return {{"out", rows}, {"in", columns}};
 }
 
@@ -39,15 +39,15 @@ OpSpec mask_spec() {
                                       {0, 5},
                                       {6, 0},
                                       {68, 132}})
-    op.cases.push_back({.dims = matrix_dims(rows, columns), .gradcheck = false});
+    op.cases.push_back({.dims = weight24_dims(rows, columns), .gradcheck = false});
   for (const Placement placement : {Placement::strided, Placement::transposed})
-    op.cases.push_back({.dims = matrix_dims(37, 70), .placement = placement, .gradcheck = false});
+    op.cases.push_back({.dims = weight24_dims(37, 70), .placement = placement, .gradcheck = false});
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{8192, 2048}, {4096, 11008}})
-    op.benches.push_back({.dims = matrix_dims(rows, columns), .gradcheck = false});
+    op.benches.push_back({.dims = weight24_dims(rows, columns), .gradcheck = false});
   return op;
 }
 
-OpSpec linear_spec() {
+OpSpec masked_linear_spec() {
   OpSpec op{.name = "weight24_linear",
             .summary = "y = x (M . weight)^T + bias + residual, M a transposable mask; dweight = dy^T x",
             .inputs = {{"x", "[..., in]"},
@@ -129,19 +129,19 @@ OpSpec decay_spec() {
                    .backward_bytes = n / 8 + 4 * n};
   };
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{5, 7}, {8, 12}, {1, 1}, {0, 5}, {6, 0}})
-    op.cases.push_back({.dims = matrix_dims(rows, columns)});
-  op.cases.push_back({.dims = matrix_dims(9, 34), .placement = Placement::strided});
-  op.cases.push_back({.dims = matrix_dims(130, 200), .gradcheck = false});
+    op.cases.push_back({.dims = weight24_dims(rows, columns)});
+  op.cases.push_back({.dims = weight24_dims(9, 34), .placement = Placement::strided});
+  op.cases.push_back({.dims = weight24_dims(130, 200), .gradcheck = false});
   op.tolerance_factor_f32 = 8;
   op.tolerance_reason = "one long sum, in another order";
-  op.benches.push_back({.dims = matrix_dims(8192, 2048), .gradcheck = false});
+  op.benches.push_back({.dims = weight24_dims(8192, 2048), .gradcheck = false});
   return op;
 }
 
 }  // namespace
 
 std::vector<OpSpec> weight24_specs() {
-  return {mask_spec(), linear_spec(), decay_spec()};
+  return {mask_spec(), masked_linear_spec(), decay_spec()};
 }
 
 }  // namespace tessera::ops

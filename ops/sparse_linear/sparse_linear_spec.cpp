@@ -57,7 +57,7 @@ std::vector<SparsePart> parts_of(const std::vector<Tensor>& in, const Attrs& att
 }
 
 /// T tokens, out, in; 1 if there are a bias, a residual, scales; density: of the weight, in percent.
-Problem problem_of(const Dims& d, const Attrs& attrs) {
+Problem sparse_linear_problem(const Dims& d, const Attrs& attrs) {
   const int64_t tokens = d.at("T"), in = d.at("in"), rows = d.at("out"), out = rows * attrs.integer("parts");
   const double density = double(d.at("density")) / 100, all = double(out) * double(in);
   const auto given = [&](const char* name, const Shape& shape, Fill fill = Fill::normal) {
@@ -82,7 +82,7 @@ Problem problem_of(const Dims& d, const Attrs& attrs) {
           .forward_bytes = positions};
 }
 
-std::vector<Case> cases_of() {
+std::vector<Case> sparse_linear_cases() {
   std::vector<Case> cases;
   struct Size {
     int64_t tokens, out, in, density;
@@ -285,8 +285,8 @@ std::vector<OpSpec> sparse_linear_specs() {
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
             return arrays_of(compress(in[kWeight], parse_sparse_format(attrs.word("format"))));
           },
-      .problem = problem_of,
-      .cases = cases_of(),
+      .problem = sparse_linear_problem,
+      .cases = sparse_linear_cases(),
   };
   op.variants = sparse_linear_variants();
   for (const char* const format : kFormats)
