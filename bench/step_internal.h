@@ -67,9 +67,11 @@ Record measure_job(const Settings& settings, Device device, bool graph, const Ti
   own.accumulate = ranks.size() / ranks.each;
   own.sharding = ranks.sharding();
   const auto job = make(own);
-  train::Step step(
-      *job,
-      {.graph = graph, .world = ranks.world, .global_order = ranks.each == 1, .bucket_mb = ranks.bucket_mb});
+  train::Step step(*job, {.graph = graph,
+                          .world = ranks.world,
+                          .global_order = ranks.each == 1,
+                          .bucket_mb = ranks.bucket_mb,
+                          .exchange = ranks.exchange});
   time_on_ranks(
       *ranks.world, device, [&] { step(); }, timer, record);
   std::vector<double> exposed;
@@ -77,7 +79,7 @@ Record measure_job(const Settings& settings, Device device, bool graph, const Ti
   record.ranks.alone_ms = alone.ms.p50;
   record.ranks.exposed_ms = percentiles(std::move(exposed)).p50;
   describe_step(record, device, graph);
-  record.implementation += ", " + ranks.description();
+  record.implementation += ", " + ranks.description(step.exchange());
   return record;
 }
 

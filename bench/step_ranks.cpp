@@ -48,9 +48,10 @@ optim::Sharding StepRanks::sharding() const {
           .gradients = zero > 1};
 }
 
-std::string StepRanks::description() const {
+std::string StepRanks::description(dist::Exchange exchange) const {
   if (!several()) return "";
-  const std::string how = bucket_mb > 0 ? fmt::format("buckets of {:g} MiB", bucket_mb) : "one sum";
+  std::string how = bucket_mb > 0 ? fmt::format("buckets of {:g} MiB", bucket_mb) : "one sum";
+  if (exchange == dist::Exchange::peer) how += ", peer";
   return zero > 0 ? fmt::format("zero {}, {}", zero, how) : how;
 }
 

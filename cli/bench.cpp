@@ -60,6 +60,11 @@ void StepFlags::add_to(CLI::App& command) {
       ->check(between(0, 65536))
       ->default_str("");
   command
+      .add_option("--rank-exchange", exchange,
+                  "Who sums gradients on GPUs: communicator: NCCL; peer: copies between two GPUs' memory;\n"
+                  "auto: peer if it can")
+      ->check(CLI::IsMember({"auto", "communicator", "peer"}));
+  command
       .add_option("--zero", zero,
                   "ZeRO stage; 1: shard moments and master weights over the ranks; 2: gradients, too")
       ->check(whole(0, 2));

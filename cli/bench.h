@@ -28,6 +28,7 @@ void add_bench_of_device(CLI::App& command, Action& action,
 /// The flags that the subcommands of `bench step` share.
 struct StepFlags {
   std::string graph = "on,off", precision, device, json;
+  std::string exchange = "auto";
   double seconds = 2, bucket_mb = -1;
   int64_t zero = 0;
 
@@ -44,6 +45,7 @@ struct StepFlags {
       options.device = device_of(device, world.place());
       options.ranks = {.world = &world,
                        .bucket_mb = bucket_mb < 0 ? train::usual_bucket_mb(options.device) : bucket_mb,
+                       .exchange = dist::parse_exchange(exchange),
                        .zero = zero};
       std::vector<bench::Record> records = measure(options);
       if (world.leads()) publish(std::move(records), json);

@@ -249,8 +249,8 @@ std::unique_ptr<Lane::Way> way_of(const Communicator& communicator, [[maybe_unus
 
 }  // namespace
 
-Lane::Lane(const Communicator& communicator, Device device)
-    : rank_(communicator.rank()), way_(way_of(communicator, device)) {}
+Lane::Lane(const Communicator& communicator, Device device, const PeerSums* peers)
+    : rank_(communicator.rank()), peers_(peers), way_(way_of(communicator, device)) {}
 Lane::~Lane() = default;
 
 namespace {
@@ -269,11 +269,17 @@ void Lane::post(Act act, const Tensor& x, const Target& target) {
 
 void Lane::all_reduce(const Tensor& x) {
   check_packed("all_reduce", x);
+  if (peers_)
+    return post([peers = peers_](const Communicator&, const Tensor& own) { peers->all_reduce(own); }, x, {});
   post([](const Communicator& communicator, const Tensor& own) { communicator.all_reduce(own); }, x, {});
 }
 
 void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends) {
   check_packed("reduce_parts", x);
+  if (peers_)
+    return post([peers = peers_, ends = std::move(ends)](
+                    const Communicator&, const Tensor& own) { peers->reduce_parts(own, ends); },
+                x, {});
   post([ends = std::move(ends)](const Communicator& communicator,
                                 const Tensor& own) { communicator.reduce_parts(own, ends); },
        x, {});

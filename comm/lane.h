@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/peer_sums.h"
 
 namespace tessera::comm {
 
@@ -19,7 +20,8 @@ namespace tessera::comm {
 /// calls run in line.
 class Lane {
  public:
-  Lane(const Communicator& communicator, Device device);
+  /// `peers`, if not null, makes the sums in place of the communicator and outlives this.
+  Lane(const Communicator& communicator, Device device, const PeerSums* peers = nullptr);
   /// Calls that were not joined have failed: the other ranks are told.
   ~Lane();
   Lane(const Lane&) = delete;
@@ -59,6 +61,7 @@ class Lane {
  private:
   void post(Act act, const Tensor& x, const Target& target);
   const int rank_;
+  const PeerSums* const peers_;
   size_t posted_ = 0;
   std::unique_ptr<Way> way_;
 };

@@ -7,6 +7,8 @@
 #include <exception>
 
 #if defined(TESSERA_WITH_CUDA)
+#include <cuda.h>
+
 #include "runtime/cuda.h"
 #endif
 
@@ -58,36 +60,70 @@ std::string PeerMemory::lacks(const Communicator& host, Device device) {
   return first == reasons.end() ? "" : *first;
 }
 
-PeerMemory::PeerMemory(const Communicator& host, Device device, size_t bytes)
-    : host_(host), device_(device), blocks_(size_t(host.size()), nullptr) {
+PeerMemory::PeerMemory(const Communicator& host, Device device, size_t bytes) : host_(host), device_(device) {
   device.activate();
-  void*& own = blocks_[size_t(host.rank())];
+  void* own = nullptr;
   check(cudaMalloc(&own, bytes));
   check(cudaMemset(own, 0, bytes));
   check(cudaDeviceSynchronize());  // before the others can write to it
-  cudaIpcMemHandle_t handle{};
-  check(cudaIpcGetMemHandle(&handle, own));
-  constexpr int64_t kBytes = sizeof(handle);
+  exchange(own, 0);
+}
+
+PeerMemory::PeerMemory(const Communicator& host, const Tensor& own)
+    : host_(host), device_(own.device()), kept_(own) {
+  device_.activate();
+  using Range = CUresult(CUdeviceptr*, size_t*, CUdeviceptr);
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  check(
+      cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000, cudaEnableDefault, &found));
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  const auto start = reinterpret_cast<CUdeviceptr>(own.raw());
+  check(found == cudaDriverEntryPointSuccess &&
+            reinterpret_cast<Range*>(function)(&base, &bytes, start) == CUDA_SUCCESS,
+        "peer memory: ", describe(own), " is not within an allocation of the GPU");
+  exchange(reinterpret_cast<void*>(base), start - base);
+}
+
+void PeerMemory::exchange(void* base, size_t offset) {
+  struct Export {
+    cudaIpcMemHandle_t handle;
+    uint64_t offset;
+  };
+  bases_.assign(size_t(host_.size()), nullptr), blocks_ = bases_;
+  const auto place = [&](int rank, void* base, uint64_t offset) {
+    bases_[size_t(rank)] = base, blocks_[size_t(rank)] = static_cast<std::byte*>(base) + offset;
+  };
+  Export record{{}, offset};
+  check(cudaIpcGetMemHandle(&record.handle, base));
+  constexpr int64_t kBytes = sizeof(record);
   const Tensor mine = Tensor::empty_packed({kBytes}, DType::u8, Device::cpu()),
-               all = Tensor::empty_packed({host.size() * kBytes}, DType::u8, Device::cpu());
-  std::memcpy(mine.raw(), &handle, sizeof(handle));
-  host.all_gather(mine, all);
-  for (int r = 0; r < host.size(); ++r) {
-    if (r == host.rank()) continue;
-    std::memcpy(&handle, static_cast<const std::byte*>(all.raw()) + r * kBytes, sizeof(handle));
-    check(cudaIpcOpenMemHandle(&blocks_[size_t(r)], handle, cudaIpcMemLazyEnablePeerAccess));
+               all = Tensor::empty_packed({host_.size() * kBytes}, DType::u8, Device::cpu());
+  std::memcpy(mine.raw(), &record, sizeof(record));
+  host_.all_gather(mine, all);
+  place(host_.rank(), base, offset);
+  for (int r = 0; r < host_.size(); ++r) {
+    if (r == host_.rank()) continue;
+    std::memcpy(&record, static_cast<const std::byte*>(all.raw()) + r * kBytes, sizeof(record));
+    void* mapped = nullptr;
+    check(cudaIpcOpenMemHandle(&mapped, record.handle, cudaIpcMemLazyEnablePeerAccess));
+    place(r, mapped, record.offset);
   }
 }
 
 PeerMemory::~PeerMemory() {
-  if (std::uncaught_exceptions() > 0) return;
+  if (std::uncaught_exceptions() > 0) {
+    if (kept_.defined()) new Tensor(kept_);  // stays, too
+    return;
+  }
   try {
     device_.synchronize();
     host_.barrier();  // no rank writes any more
     for (int r = 0; r < host_.size(); ++r)
-      if (r != host_.rank()) cudaIpcCloseMemHandle(blocks_[size_t(r)]);
+      if (r != host_.rank()) cudaIpcCloseMemHandle(bases_[size_t(r)]);
     host_.barrier();  // no rank maps it any more
-    cudaFree(blocks_[size_t(host_.rank())]);
+    if (!kept_.defined()) cudaFree(bases_[size_t(host_.rank())]);
   } catch (const std::exception&) {  // a rank has failed: the memory stays, as the header says
   }
 }
@@ -100,6 +136,7 @@ std::string PeerMemory::lacks(const Communicator&, Device) {
 PeerMemory::PeerMemory(const Communicator& host, Device device, size_t) : host_(host), device_(device) {
   fail_at(Site::here(), "peer memory: this build has no CUDA");
 }
+PeerMemory::PeerMemory(const Communicator& host, const Tensor& own) : PeerMemory(host, own.device(), 0) {}
 PeerMemory::~PeerMemory() = default;
 
 #endif

@@ -8,6 +8,7 @@
 #include "autograd/before_grad.h"
 #include "autograd/tape.h"
 #include "comm/lane.h"
+#include "comm/peer_sums.h"
 #include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
 #include "tensor/kernels.h"
@@ -43,8 +44,8 @@ void check_same_parameters(const optim::Optimizer& optimizer, const World& world
 }  // namespace
 
 struct DataParallel::State {
-  State(const comm::Communicator& data, const optim::Optimizer& optimizer, const DataParallelOptions& options)
-      : data(data),
+  State(const World& world, const optim::Optimizer& optimizer, const DataParallelOptions& options)
+      : data(world.data(optimizer.gradients().device())),
         gradients(optimizer.gradients()),
         parameters(optimizer.parameters()),
         buckets(optimizer.buckets(options.bucket_mb)),
@@ -52,12 +53,20 @@ struct DataParallel::State {
         ring(optimizer.ring()),
         factor(options.mean ? 1.0 / data.size() : 1.0),
         bucket_of(parameters.size()) {
+    if (options.exchange != Exchange::communicator) {
+      const std::string lacks = ring ? "gradients are spread over the ranks (--zero 2)"
+                                     : comm::PeerSums::lacks(world.host(), gradients);
+      check(lacks.empty() || options.exchange == Exchange::automatic,
+            "data parallel: gradients cannot be summed by copies between GPUs: ", lacks,
+            "; let the communicator sum them (--rank-exchange communicator)");
+      if (lacks.empty()) peers.emplace(world.host(), gradients);
+    }
     for (size_t i = 0; i < buckets.size(); ++i)
       for (const size_t parameter : buckets[i].parameters) bucket_of[parameter] = i;
   }
 
   comm::Lane& lane() {
-    if (!lane_made) lane_made.emplace(data, gradients.device());
+    if (!lane_made) lane_made.emplace(data, gradients.device(), peers ? &*peers : nullptr);
     return *lane_made;
   }
 
@@ -168,7 +177,7 @@ struct DataParallel::State {
     if (ring) {
       collect();
     } else if (!overlaps && !spread && gradients.device().is_cuda()) {
-      data.all_reduce(gradients);
+      peers ? peers->all_reduce(gradients) : data.all_reduce(gradients);
     } else {
       if (!overlaps) sent = 0;
       if (overlaps || spread)
@@ -188,8 +197,9 @@ struct DataParallel::State {
   }
 
   const comm::Communicator data;
-  std::optional<comm::Lane> lane_made;
   const Tensor gradients;
+  std::optional<comm::PeerSums> peers;
+  std::optional<comm::Lane> lane_made;
   const std::vector<nn::NamedParameter> parameters;
   const std::vector<optim::Bucket> buckets;
   const bool spread;
@@ -224,7 +234,7 @@ DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
   }
   // Masters know more than the weights: those of a checkpoint, which all ranks have read, stay.
   if (world.host().largest(changed) != 0) optimizer.sync_masters();
-  state_ = std::make_shared<State>(data, optimizer, options);
+  state_ = std::make_shared<State>(world, optimizer, options);
   optimizer.on_gradients([state = state_](const Tensor&) { state->finish(); });
   if (!state_->ring) return;
   for (size_t i = 0; i < state_->parameters.size(); ++i)
@@ -264,6 +274,21 @@ std::vector<std::string> DataParallel::kept() const {
 
 double DataParallel::exposed_ms() const {
   return state_ && state_->lane_made ? state_->lane_made->exposed_ms() : -1;
+}
+
+Exchange DataParallel::exchange() const {
+  return state_ && state_->peers ? Exchange::peer : Exchange::communicator;
+}
+
+const char* name_of(Exchange exchange) {
+  constexpr const char* kNames[] = {"auto", "communicator", "peer"};
+  return kNames[size_t(exchange)];
+}
+
+Exchange parse_exchange(std::string_view name) {
+  for (const Exchange exchange : {Exchange::automatic, Exchange::communicator, Exchange::peer})
+    if (name == name_of(exchange)) return exchange;
+  fail_at(Site::here(), "'", name, "' is no way to sum gradients; expected auto, communicator or peer");
 }
 
 Share share_of(int micro_batches, int rank, int ranks, bool in_turn) {

@@ -3,12 +3,19 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dist/world.h"
 #include "optim/optimizer.h"
 
 namespace tessera::dist {
+
+/// Who sums gradients: NCCL, or the ranks' GPUs by copies to each other's memory (comm::PeerSums), which
+/// takes two GPUs that reach each other and gradients that are not spread. The bits are the same.
+enum class Exchange : uint8_t { automatic, communicator, peer };
+const char* name_of(Exchange exchange);
+Exchange parse_exchange(std::string_view name);  // throws, naming the choices
 
 struct DataParallelOptions {
   /// The step uses the mean of the ranks' gradients; false: their sum, for losses that are shares of a mean
@@ -17,6 +24,8 @@ struct DataParallelOptions {
   /// MiB of gradients, about, that travel at once next to a backward pass (DataParallel::overlap); of an
   /// optimizer whose states are spread those of its Sharding count.
   double bucket_mb = 32;
+  /// automatic: peer where that can be. Throws for peer where it cannot, and says why.
+  Exchange exchange = Exchange::automatic;
 };
 
 /// Makes an optimizer's steps those of all ranks together: in one line of a training loop,
@@ -65,6 +74,8 @@ class DataParallel {
   /// Milliseconds of the last step in which only the communication ran; waits for the device. Negative where
   /// it is not known: on one rank, and on a GPU without overlap.
   double exposed_ms() const;
+  /// How gradients are summed: peer or communicator; the latter on one rank.
+  Exchange exchange() const;
 
  private:
   struct State;

@@ -8,7 +8,6 @@
 #include "ops/gather/gather.h"
 
 namespace tessera::sparsity {
-namespace {
 
 /// The layers of one feed-forward network with some of its neurons.
 class ChosenNeurons {
@@ -52,6 +51,8 @@ class ChosenNeurons {
   Tensor up_, bias_, down_;
   int64_t up_rows_ = halves() * keep_, down_columns_ = keep_;
 };
+
+namespace {
 
 /// While it lives, the networks have their chosen neurons.
 class Scope {

@@ -84,7 +84,7 @@ Step::Step(Job& job, const StepOptions& options)
       ranks_of(options), " ranks with ", share_.count, " each");
   if (ranks_of(options) > 1) {
     job.connect(*options.world);
-    dist::DataParallelOptions reduction{.mean = false};
+    dist::DataParallelOptions reduction{.mean = false, .exchange = options.exchange};
     if (overlaps_) reduction.bucket_mb = options.bucket_mb;
     reduce_.emplace(divisible(job), *options.world, reduction);
     job.divide(share_);

@@ -23,6 +23,7 @@ struct StepOptions {
   /// of them after it. No bits depend on it. Throws for a job with several ranks per micro-batch, whose
   /// backward pass makes calls of its own.
   double bucket_mb = 0;
+  dist::Exchange exchange = dist::Exchange::automatic;  // who sums gradients over the ranks
 };
 
 /// One training step of a job: forward, backward, update, and gradients ready for the next one; eager or
@@ -57,6 +58,8 @@ class Step {
   /// Milliseconds of the last step in which only the communication ran; waits for the device. -1
   /// on one rank.
   double exposed_ms() const { return reduce_ ? reduce_->exposed_ms() : -1; }
+  /// How gradients are summed over the ranks.
+  dist::Exchange exchange() const { return reduce_ ? reduce_->exchange() : dist::Exchange::communicator; }
   /// Whether steps are captured.
   bool is_captured() const { return graph_; }
   /// DataParallel::kept(), of the steps so far.

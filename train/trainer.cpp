@@ -58,7 +58,8 @@ class Trainer {
                     .check_finite = options.check_finite,
                     .world = options.world,
                     .global_order = options.global_order,
-                    .bucket_mb = options.bucket_mb}),
+                    .bucket_mb = options.bucket_mb,
+                    .exchange = dist::parse_exchange(options.rank_exchange)}),
         log_(job.device(), info_, options, run, progress),
         skips_(optimizer_),
         folder_(run.checkpoints().string(), int(options.keep)) {
@@ -349,6 +350,12 @@ SettingList TrainerOptions::list() {
            "MiB of gradients per all-reduce during the backward pass; 0: one all-reduce after it")
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
+  list.add("rank_exchange", rank_exchange,
+           "Who sums gradients on GPUs: communicator: NCCL; peer: copies between two GPUs' memory; auto: "
+           "peer if it "
+           "can")
+      .one_of({"auto", "communicator", "peer"})
+      .absent_means("auto");
   list.add("zero", zero, "ZeRO stage: 0: off; 1: shard moments and master weights; 2: shard gradients, too")
       .range(int64_t{0}, int64_t{2})
       .absent_means(0);
