@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "autograd/checkpoint.h"
 #include "nn/mlp.h"
 #include "ops/matmul/matmul.h"

@@ -1,6 +1,5 @@
 #include "pretrained/shares.h"
 
-#include <cmath>
 #include <cstring>
 #include <map>
 
