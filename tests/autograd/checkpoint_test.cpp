@@ -6,22 +6,11 @@
 #include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
+#include "tests/autograd/leaves.h"
 #include "tests/errors.h"
 
 namespace tessera {
 namespace {
-
-const Device kCpu = Device::cpu();
-
-Tensor leaf(std::vector<double> values) {
-  Tensor x = Tensor::from(values, {int64_t(values.size())});
-  require_grad(x);
-  return x;
-}
-
-std::vector<double> values(const Tensor& x) {
-  return x.to_vector<double>();
-}
 
 TEST(Checkpoint, UsesTheSameRandomNumbersAgain) {
   struct Run {

@@ -9,24 +9,13 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
+#include "tests/autograd/leaves.h"
 #include "tests/errors.h"
 
 /// Leaves and what arrives there: hooks, buffers, accumulation, memory.
 
 namespace tessera {
 namespace {
-
-const Device kCpu = Device::cpu();
-
-Tensor leaf(std::vector<double> values) {
-  Tensor x = Tensor::from(values, {int64_t(values.size())});
-  require_grad(x);
-  return x;
-}
-
-std::vector<double> values(const Tensor& x) {
-  return x.to_vector<double>();
-}
 
 TEST(Hook, RunsOnceWhenTheLastGradientHasArrived) {
   const Tensor x = leaf({1, 2});

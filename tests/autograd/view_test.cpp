@@ -10,6 +10,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
+#include "tests/autograd/leaves.h"
 #include "tests/errors.h"
 
 /// The gradient of a view is the same view of its base's gradient.
@@ -17,22 +18,16 @@
 namespace tessera {
 namespace {
 
-const Device kCpu = Device::cpu();
-
 Tensor counting(const Shape& shape, double first = 1) {
   std::vector<double> values(size_t(shape.count()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = first + double(i);
   return Tensor::from(values, shape);
 }
 
-Tensor leaf(const Shape& shape) {
+Tensor counting_leaf(const Shape& shape) {
   Tensor x = counting(shape);
   require_grad(x);
   return x;
-}
-
-std::vector<double> values(const Tensor& x) {
-  return x.to_vector<double>();
 }
 
 /// y = x, whose backward writes factor dy where the tape says, and notes the place.
@@ -49,7 +44,7 @@ Tensor written(const Tensor& x, double factor, GradTarget& seen) {
 }
 
 TEST(ViewGradient, OfAViewOfAViewIsWrittenInTheBasesMemory) {
-  const Tensor x = leaf({3, 8});
+  const Tensor x = counting_leaf({3, 8});
   Tape tape;
   const Tensor h = ops::relu(x);
   retain_grad(h);
@@ -70,7 +65,7 @@ TEST(ViewGradient, OfAViewOfAViewIsWrittenInTheBasesMemory) {
 }
 
 TEST(ViewGradient, APartIsOverwrittenOnceAndThenAddedTo) {
-  const Tensor x = leaf({6});
+  const Tensor x = counting_leaf({6});
   Tape tape;
   const Tensor h = ops::relu(x);
   const Tensor first = ops::slice(h, 0, 0, 4), second = ops::slice(h, 0, 2, 6);  // they overlap
@@ -86,7 +81,7 @@ TEST(ViewGradient, APartIsGivenOutOnlyIfNoOtherInputLiesInIt) {
   // One entry reads a slice and another that overlaps it, one next to it, the same again, or the whole.
   const std::pair<int64_t, int64_t> others[] = {{2, 4}, {3, 4}, {0, 3}, {0, 4}};
   for (const auto& [begin, end] : others) {
-    const Tensor x = leaf({4});
+    const Tensor x = counting_leaf({4});
     Tape tape;
     const Tensor h = ops::relu(x), a = ops::slice(h, 0, 0, 3);
     const Tensor b = end - begin == 4 ? h : ops::slice(h, 0, begin, end);
@@ -110,7 +105,7 @@ TEST(ViewGradient, APartIsGivenOutOnlyIfNoOtherInputLiesInIt) {
 }
 
 TEST(ViewGradient, OfAParameterGoesToItsBufferAndZeroesTheRest) {
-  const Tensor w = leaf({8}), arena = Tensor::full({10}, 99, DType::f64, kCpu);
+  const Tensor w = counting_leaf({8}), arena = Tensor::full({10}, 99, DType::f64, kCpu);
   set_grad_buffer(w, arena.slice(0, 1, 9));
   for (int step = 0; step < 3; ++step) {
     Tape tape;
@@ -129,7 +124,7 @@ TEST(ViewGradient, OfAParameterGoesToItsBufferAndZeroesTheRest) {
 
 TEST(ViewGradient, OfAParameterIsRestoredByAPassThatThrows) {
   for (const bool adds : {false, true}) {
-    const Tensor w = leaf({4});
+    const Tensor w = counting_leaf({4});
     if (adds) {
       Tape tape;
       tape.backward(ops::sum(ops::scale(w, 5)));
@@ -152,7 +147,7 @@ TEST(ViewGradient, OfAParameterIsRestoredByAPassThatThrows) {
 
 TEST(ViewGradient, OfACheckpointsInputHasNoGaps) {
   for (const bool recompute : {false, true}) {
-    const Tensor x = leaf({6});
+    const Tensor x = counting_leaf({6});
     Tape tape;
     const auto f = [](const Tensor& t) { return ops::silu(ops::slice(t, 0, 2, 4)); };
     const Tensor h = ops::scale(x, 1), y = recompute ? checkpoint(f, h) : f(h);

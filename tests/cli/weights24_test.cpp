@@ -27,7 +27,7 @@ Workplace& with_weights_text(Workplace& at) {
   return at;
 }
 
-std::vector<json> curve(const Workplace& at, const std::string& run) {
+std::vector<json> metrics_of(const Workplace& at, const std::string& run) {
   std::vector<json> list;
   std::istringstream lines(at.get("runs/" + run + "/metrics.jsonl"));
   for (std::string line; std::getline(lines, line);) list.push_back(json::parse(line));
@@ -41,7 +41,7 @@ TEST(Weights24Training, LearnsAndLogsFlipRateAndDecay) {
   const Outcome outcome = run(at, flags + " --name sparse --weights-24 attn,mlp --dense-first 2");
   expect_success(outcome);
   expect_success(run(at, kTrainWeights + " --steps 12 --warmup 2 --name dense"));
-  const std::vector<json> sparse = curve(at, "sparse"), dense = curve(at, "dense");
+  const std::vector<json> sparse = metrics_of(at, "sparse"), dense = metrics_of(at, "dense");
   ASSERT_EQ(sparse.size(), 12u);
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_NEAR(sparse[i].at("loss").get<double>(), dense[i].at("loss").get<double>(), 1e-4);

@@ -4,13 +4,12 @@
 
 #include "comm/threads.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 // Calls that run next to the computation, between ranks that are threads.
 
 namespace tessera::comm {
 namespace {
-
-const Device kCpu = Device::cpu();
 
 Tensor filled(int64_t count, double value) {
   return Tensor::full({count}, value, DType::f32, kCpu);

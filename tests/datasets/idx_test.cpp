@@ -17,13 +17,13 @@ std::string bytes(std::initializer_list<int> values) {
   return text;
 }
 
-Tensor parse(const std::string& text) {
+Tensor parse_text(const std::string& text) {
   return parse_idx(std::span(text.data(), text.size()), "test.idx");
 }
 
 std::string message(const std::string& text) {
   try {
-    parse(text);
+    parse_text(text);
   } catch (const Error& error) {
     return error.what();
   }
@@ -31,16 +31,16 @@ std::string message(const std::string& text) {
 }
 
 TEST(Idx, ReadsEveryTypeBigEndian) {
-  EXPECT_EQ(parse(bytes({0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 1, 7, 255})).to_vector<uint8_t>(),
+  EXPECT_EQ(parse_text(bytes({0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 1, 7, 255})).to_vector<uint8_t>(),
             (std::vector<uint8_t>{7, 255}));
-  EXPECT_EQ(parse(bytes({0, 0, 9, 1, 0, 0, 0, 2, 255, 3})).to_vector<int32_t>(),
+  EXPECT_EQ(parse_text(bytes({0, 0, 9, 1, 0, 0, 0, 2, 255, 3})).to_vector<int32_t>(),
             (std::vector<int32_t>{-1, 3}));
-  EXPECT_EQ(parse(bytes({0, 0, 11, 1, 0, 0, 0, 2, 1, 2, 255, 254})).to_vector<int32_t>(),
+  EXPECT_EQ(parse_text(bytes({0, 0, 11, 1, 0, 0, 0, 2, 1, 2, 255, 254})).to_vector<int32_t>(),
             (std::vector<int32_t>{258, -2}));
-  EXPECT_EQ(parse(bytes({0, 0, 12, 1, 0, 0, 0, 1, 255, 255, 255, 253})).item<int32_t>(), -3);
-  EXPECT_EQ(parse(bytes({0, 0, 13, 1, 0, 0, 0, 1, 0xC0, 0x20, 0, 0})).item<float>(), -2.5f);
-  EXPECT_EQ(parse(bytes({0, 0, 14, 1, 0, 0, 0, 1, 0x3F, 0xF8, 0, 0, 0, 0, 0, 0})).item<double>(), 1.5);
-  EXPECT_EQ(parse(bytes({0, 0, 8, 2, 0, 0, 0, 0, 0, 0, 0, 9})).shape(), Shape({0, 9}));
+  EXPECT_EQ(parse_text(bytes({0, 0, 12, 1, 0, 0, 0, 1, 255, 255, 255, 253})).item<int32_t>(), -3);
+  EXPECT_EQ(parse_text(bytes({0, 0, 13, 1, 0, 0, 0, 1, 0xC0, 0x20, 0, 0})).item<float>(), -2.5f);
+  EXPECT_EQ(parse_text(bytes({0, 0, 14, 1, 0, 0, 0, 1, 0x3F, 0xF8, 0, 0, 0, 0, 0, 0})).item<double>(), 1.5);
+  EXPECT_EQ(parse_text(bytes({0, 0, 8, 2, 0, 0, 0, 0, 0, 0, 0, 9})).shape(), Shape({0, 9}));
 }
 
 TEST(Idx, RefusesMalformedFilesWithAReason) {
@@ -65,7 +65,7 @@ TEST(Idx, SurvivesRandomBytes) {
     text[random.word[0] % text.size()] = char(random.word[1]);
     text.resize(text.size() - random.word[2] % 8 / 4 * (random.word[3] % text.size()));
     try {
-      read += parse(text).count() >= 0;
+      read += parse_text(text).count() >= 0;
     } catch (const Error&) {
     }
   }

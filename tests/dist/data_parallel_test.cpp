@@ -15,14 +15,13 @@
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 namespace tessera::dist {
 namespace {
 
-const Device kCpu = Device::cpu();
-
-struct Net {
-  explicit Net(uint64_t seed) : rng(seed), a(3, 5, rng, kCpu), b(5, 2, rng, kCpu) {}
+struct SmallNet {
+  explicit SmallNet(uint64_t seed) : rng(seed), a(3, 5, rng, kCpu), b(5, 2, rng, kCpu) {}
   void fields(auto&& visit) { visit("a", a), visit("b", b); }
   Tensor loss(const Tensor& x) const { return ops::mean(ops::mul(b(a(x)), b(a(x)))); }
   Rng rng;
@@ -45,9 +44,9 @@ std::vector<std::vector<float>> weights_of(const optim::Optimizer& optimizer) {
 
 /// Three steps of eight micro-batches on a rank of `world`, with sums by the tree; `bucket_mb` > 0: next to
 /// the last backward pass.
-std::vector<std::vector<float>> trained(const World& world, uint64_t seed, int micro_batches = 8,
-                                        double bucket_mb = 0) {
-  Net net(seed);
+std::vector<std::vector<float>> trained_weights(const World& world, uint64_t seed, int micro_batches = 8,
+                                                double bucket_mb = 0) {
+  SmallNet net(seed);
   optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01, .max_norm = 0.1});
   DataParallel reduce(optimizer, world, {.mean = false, .bucket_mb = bucket_mb > 0 ? bucket_mb : 32});
   const Share share = share_of(micro_batches, world.rank(), world.size());
@@ -68,30 +67,32 @@ std::vector<std::vector<float>> trained(const World& world, uint64_t seed, int m
 }
 
 TEST(DataParallel, TheSameBitsOnAnyNumberOfRanks) {
-  const auto alone = trained(World(), 1);
+  const auto alone = trained_weights(World(), 1);
   for (const int ranks : {2, 4, 8})
     comm::run_threads(ranks, [&](comm::Communicator& c) {
       // Weights that differ: all take rank 0's.
-      EXPECT_EQ(trained(World(c, c), c.rank() == 0 ? 1 : 99), alone) << ranks << " ranks";
+      EXPECT_EQ(trained_weights(World(c, c), c.rank() == 0 ? 1 : 99), alone) << ranks << " ranks";
     });
 }
 
 TEST(DataParallel, TheSameBitsBesideTheBackwardPassInBucketsOfAnySize) {
-  const auto alone = trained(World(), 1);
+  const auto alone = trained_weights(World(), 1);
   for (const int ranks : {2, 4, 8})
     for (const double bucket_mb : {1e-6, 1e-4, 2.0})
       comm::run_threads(ranks, [&](comm::Communicator& c) {
-        EXPECT_EQ(trained(World(c, c), 1, 8, bucket_mb), alone) << ranks << " ranks, " << bucket_mb << " MiB";
+        EXPECT_EQ(trained_weights(World(c, c), 1, 8, bucket_mb), alone)
+            << ranks << " ranks, " << bucket_mb << " MiB";
       });
-  const auto six = trained(World(), 1, 6);
-  comm::run_threads(3, [&](comm::Communicator& c) { EXPECT_EQ(trained(World(c, c), 1, 6, 1e-4), six); });
+  const auto six = trained_weights(World(), 1, 6);
+  comm::run_threads(3,
+                    [&](comm::Communicator& c) { EXPECT_EQ(trained_weights(World(c, c), 1, 6, 1e-4), six); });
   comm::run_threads(2, [&](comm::Communicator& c) {  // three each, the bits of two ranks alone
-    EXPECT_EQ(trained(World(c, c), 1, 6, 1e-4), trained(World(c, c), 1, 6));
+    EXPECT_EQ(trained_weights(World(c, c), 1, 6, 1e-4), trained_weights(World(c, c), 1, 6));
   });
 }
 
 TEST(DataParallel, BucketsCoverTheArenaFromItsEnd) {
-  Net net(1);
+  SmallNet net(1);
   optim::AdamW optimizer(nn::parameters(net), {});
   const auto check_cover = [&](double bucket_mb, size_t count) {
     const std::vector<optim::Bucket> buckets = optimizer.buckets(bucket_mb);
@@ -151,7 +152,7 @@ TEST(DataParallel, ABucketTravelsWhileTheBackwardPassGoesOn) {
       sums += 1;
       changed.notify_all();
     }));
-    Net net(3);
+    SmallNet net(3);
     optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
     DataParallel reduce(optimizer, World(c, watched), {.bucket_mb = 1e-6});
     reduce.overlap();
@@ -173,7 +174,7 @@ TEST(DataParallel, ABucketTravelsWhileTheBackwardPassGoesOn) {
 
 TEST(DataParallel, AGradientAfterItsBucketIsAnError) {
   comm::run_threads(2, [](comm::Communicator& c) {
-    Net net(3);
+    SmallNet net(3);
     optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
     DataParallel reduce(optimizer, World(c, c));
     const auto pass = [&] {
@@ -194,16 +195,16 @@ TEST(DataParallel, AGradientAfterItsBucketIsAnError) {
 
 TEST(DataParallel, ATreeOfAnyNumberOfMicroBatches) {
   // On three ranks with two each, and on one with six, whose sums wait at the end.
-  const auto alone = trained(World(), 1, 6);
-  comm::run_threads(3, [&](comm::Communicator& c) { EXPECT_EQ(trained(World(c, c), 1, 6), alone); });
-  const auto five = trained(World(), 1, 5);
-  comm::run_threads(5, [&](comm::Communicator& c) { EXPECT_EQ(trained(World(c, c), 1, 5), five); });
+  const auto alone = trained_weights(World(), 1, 6);
+  comm::run_threads(3, [&](comm::Communicator& c) { EXPECT_EQ(trained_weights(World(c, c), 1, 6), alone); });
+  const auto five = trained_weights(World(), 1, 5);
+  comm::run_threads(5, [&](comm::Communicator& c) { EXPECT_EQ(trained_weights(World(c, c), 1, 5), five); });
 }
 
 TEST(DataParallel, OneLineMakesTheMeanOfTheRanks) {
   // Equal data on all ranks: the mean is what one rank has alone, exactly for a power of two.
   const auto step = [](const World& world) {
-    Net net(3);
+    SmallNet net(3);
     optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
     const DataParallel reduce(optimizer, world);
     Tape tape;
@@ -219,7 +220,7 @@ class DataParallelAlone : public ::testing::TestWithParam<bool> {};
 
 TEST_P(DataParallelAlone, AGradientOnOneRankReachesAll) {
   comm::run_threads(2, [](comm::Communicator& c) {
-    Net net(3);
+    SmallNet net(3);
     optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
     DataParallel reduce(optimizer, World(c, c), {.bucket_mb = 1e-6});
     if (GetParam()) reduce.overlap();
@@ -240,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(Overlap, DataParallelAlone, ::testing::Bool());
 
 TEST(DataParallel, AllSkipAStepThatIsNotFiniteOnOne) {
   comm::run_threads(3, [](comm::Communicator& c) {
-    Net net(3);
+    SmallNet net(3);
     optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
     const DataParallel reduce(optimizer, World(c, c));
     const auto before = weights_of(optimizer);

@@ -12,13 +12,12 @@
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 // Gradients that are spread over ranks: what lies where while a backward pass runs.
 
 namespace tessera::dist {
 namespace {
-
-const Device kCpu = Device::cpu();
 
 /// Eight layers, each a bucket of its own, that may share the first one's weight at the end, and one that
 /// nothing uses.
@@ -42,7 +41,7 @@ struct Deep {
   bool tied;
 };
 
-std::vector<float> weights_of(const optim::Optimizer& optimizer) {
+std::vector<float> flat_weights_of(const optim::Optimizer& optimizer) {
   std::vector<float> all;
   for (const auto& parameter : optimizer.parameters()) {
     const std::vector<float> one = parameter.tensor.detach().packed().to_vector<float>();
@@ -56,7 +55,7 @@ struct End {
   std::vector<std::string> kept;
 };
 
-End trained(const World& world, bool tied, bool gradients, const std::vector<int>& order) {
+End trained_deep(const World& world, bool tied, bool gradients, const std::vector<int>& order) {
   Deep net(tied);
   optim::AdamW optimizer(
       nn::parameters(net),
@@ -74,7 +73,7 @@ End trained(const World& world, bool tied, bool gradients, const std::vector<int
     tape.backward(loss);
     optimizer.step();
   }
-  return {weights_of(optimizer), reduce.kept()};
+  return {flat_weights_of(optimizer), reduce.kept()};
 }
 
 TEST(GradientRing, HoldsAFewBucketsWhateverTheModel) {
@@ -96,7 +95,8 @@ TEST(GradientRing, HasTheBitsOfSpreadStates) {
     for (const auto& order : {along, against})
       comm::run_threads(2, [&](comm::Communicator& c) {
         const World world(c, c);
-        const End states = trained(world, tied, false, order), all = trained(world, tied, true, order);
+        const End states = trained_deep(world, tied, false, order),
+                  all = trained_deep(world, tied, true, order);
         EXPECT_EQ(states.weights, all.weights) << tied;
         EXPECT_TRUE(states.kept.empty());
         // In the arena's order the first layer alone, whose gradient begins early where it is tied, is kept:

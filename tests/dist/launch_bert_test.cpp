@@ -20,6 +20,7 @@ using test::launched;
 using test::Said;
 using test::tessera;
 using test::train;
+using test::write_text;
 
 /// Sentences with a word that tells the label.
 void write_task(const Folder& folder) {
@@ -35,30 +36,26 @@ void write_task(const Folder& folder) {
   out << "index\tsentence\n0\ta good film\n1\ta bad film\n";
 }
 
-void write_text(const Folder& folder) {
-  std::ofstream out(folder.path / "text.txt");
-  for (int i = 0; i < 1500; ++i) out << "word" << (i * i) % 97 << (i % 11 ? " " : ".\n");
-}
-
-const std::string kSizes =
+const std::string kBertSizes =
     " --device cpu --layers 1 --d-model 8 --n-head 1 --d-ff 16 --vocab-size 300 --batch-size 2 "
     "--max-length 24 --lr 1e-3 --quiet";
 
 /// Seeds with dropout.
 std::string glue_flags(const Folder& folder, int seeds = 2) {
   return "bert --task sst2 --scratch --seeds " + std::to_string(seeds) + " --data " + folder / "glue" +
-         kSizes + " --runs " + folder / "runs";
+         kBertSizes + " --runs " + folder / "runs";
 }
 
 std::string mlm_flags(const Folder& folder) {
-  return "bert --task mlm --seeds 1 --text " + folder / "text.txt" + kSizes + " --runs " + folder / "runs";
+  return "bert --task mlm --seeds 1 --text " + folder / "text.txt" + kBertSizes + " --runs " +
+         folder / "runs";
 }
 
-std::string with(std::string line, const std::string& old, const std::string& other) {
+std::string replaced(std::string line, const std::string& old, const std::string& other) {
   return line.replace(line.find(old), old.size(), other);
 }
 
-void go(const Folder& folder, int ranks, const std::string& line) {
+void train_to_end(const Folder& folder, int ranks, const std::string& line) {
   const Said said = train(folder, ranks, line);
   EXPECT_EQ(said.end.code, 0) << line << "\n" << said.err << said.end.cause;
 }
@@ -76,8 +73,8 @@ TEST(LaunchBert, FineTuningHasTheSameBitsOnAnyNumberOfRanks) {
   const Folder folder;
   write_task(folder);
   const std::string line = glue_flags(folder) + " --accumulate 4 --order global --steps 6 --name ";
-  for (const int ranks : {1, 2, 4}) go(folder, ranks, line + "r" + std::to_string(ranks));
-  go(folder, 4, line + "z4 --zero 1"), go(folder, 2, line + "b2 --bucket-mb 0");
+  for (const int ranks : {1, 2, 4}) train_to_end(folder, ranks, line + "r" + std::to_string(ranks));
+  train_to_end(folder, 4, line + "z4 --zero 1"), train_to_end(folder, 2, line + "b2 --bucket-mb 0");
   for (const char* seed : {"/seed-0", "/seed-1"}) {
     const std::string alone = checkpoint(folder, std::string("r1") + seed, 6);
     const std::string scores = last_evaluation(folder, std::string("r1") + seed);
@@ -94,10 +91,10 @@ TEST(LaunchBert, FineTuningHasTheSameBitsOnAnyNumberOfRanks) {
 
 TEST(LaunchBert, PretrainingHasTheSameBitsOnAnyNumberOfRanks) {
   const Folder folder;
-  write_text(folder);
+  write_text(folder, 1500);
   const std::string line = mlm_flags(folder) + " --accumulate 4 --order global --steps 6 --name ";
-  for (const int ranks : {1, 2, 4}) go(folder, ranks, line + "r" + std::to_string(ranks));
-  go(folder, 2, line + "z2 --zero 1");
+  for (const int ranks : {1, 2, 4}) train_to_end(folder, ranks, line + "r" + std::to_string(ranks));
+  train_to_end(folder, 2, line + "z2 --zero 1");
   const std::string alone = checkpoint(folder, "r1", 6),
                     model = folder.get("runs/r1/model/model.safetensors");
   const std::string scores = last_evaluation(folder, "r1");
@@ -116,7 +113,7 @@ TEST(LaunchBert, SlicesAndDroppedBranchesAreTheSameOnAllRanks) {
   const std::string line = glue_flags(folder, 1) +
                            " --slice random --rows 50% --probe-gradient 3 --dropbp 0.5 --dropbp-rates "
                            "sensitivity --accumulate 4 --order global --steps 10 --name ";
-  for (const int ranks : {1, 2, 4}) go(folder, ranks, line + "r" + std::to_string(ranks));
+  for (const int ranks : {1, 2, 4}) train_to_end(folder, ranks, line + "r" + std::to_string(ranks));
   const std::string alone = checkpoint(folder, "r1/seed-0", 10);
   const std::string probes = folder.get("runs/r1/seed-0/probes.jsonl");
   EXPECT_FALSE(alone.empty() || probes.empty());
@@ -129,7 +126,7 @@ TEST(LaunchBert, SlicesAndDroppedBranchesAreTheSameOnAllRanks) {
 TEST(LaunchBert, EpochsAreThoseOfAllRanks) {
   const Folder folder;
   write_task(folder);
-  go(folder, 2, glue_flags(folder, 1) + " --epochs 2 --log-every 100 --name two");
+  train_to_end(folder, 2, glue_flags(folder, 1) + " --epochs 2 --log-every 100 --name two");
   // 24 micro-batches per epoch, one per rank and step; evaluated after each epoch.
   const std::string lines = folder.get("runs/two/seed-0/metrics.jsonl");
   for (const char* step : {"\"step\":12", "\"step\":24"})
@@ -142,7 +139,7 @@ TEST(LaunchBert, AnInterruptedGroupGoesOnWithOtherNumbersOfRanks) {
   write_task(folder);
   const std::string flags =
       glue_flags(folder) + " --accumulate 4 --order global --steps 40 --log-every 1 --save-every 5 --name ";
-  go(folder, 1, flags + "whole");
+  train_to_end(folder, 1, flags + "whole");
   // A signal to one rank ends the run on both, after the same step.
   std::atomic<int> target = 0;
   LaunchOptions options{
@@ -157,7 +154,7 @@ TEST(LaunchBert, AnInterruptedGroupGoesOnWithOtherNumbersOfRanks) {
   const Said stopped = launched(folder, options);
   EXPECT_EQ(stopped.end.code, 128 + SIGINT) << stopped.err << stopped.end.cause;
   expect_parts(stopped.out, {"interrupted after step", "train bert --resume"});
-  go(folder, 4, "bert --device cpu --quiet --zero 1 --resume " + folder / "runs/parts");
+  train_to_end(folder, 4, "bert --device cpu --quiet --zero 1 --resume " + folder / "runs/parts");
   for (const char* seed : {"/seed-0", "/seed-1"}) {
     EXPECT_FALSE(checkpoint(folder, std::string("whole") + seed, 40).empty());
     EXPECT_TRUE(checkpoint(folder, std::string("whole") + seed, 40) ==
@@ -165,7 +162,8 @@ TEST(LaunchBert, AnInterruptedGroupGoesOnWithOtherNumbersOfRanks) {
         << seed;
   }
   // A group that is done writes on several ranks what it lacks.
-  go(folder, 2, "bert --device cpu --quiet --predict --save-model --resume " + folder / "runs/parts");
+  train_to_end(folder, 2,
+               "bert --device cpu --quiet --predict --save-model --resume " + folder / "runs/parts");
   EXPECT_FALSE(folder.get("runs/parts/seed-1/predictions/SST-2.tsv").empty());
   EXPECT_FALSE(folder.get("runs/parts/seed-1/model/model.safetensors").empty());
 }
@@ -175,7 +173,7 @@ TEST(LaunchBert, AnInterruptedGroupGoesOnWithOtherNumbersOfRanks) {
 void expect_restarted(const Folder& folder, const std::string& flags, const std::string& run, int steps) {
   const std::string line =
       flags + " --order global --log-every 1 --save-every 5 --steps " + std::to_string(steps) + " --name ";
-  go(folder, 2, line + "whole");
+  train_to_end(folder, 2, line + "whole");
   std::atomic<int> victim = 0;
   std::atomic<bool> killed = false;
   LaunchOptions options{.ranks = 2,
@@ -211,13 +209,13 @@ TEST(LaunchBert, AKilledFineTuningGoesOnToTheSameEnd) {
 
 TEST(LaunchBert, AKilledPretrainingGoesOnToTheSameEnd) {
   const Folder folder;
-  write_text(folder);
+  write_text(folder, 1500);
   expect_restarted(folder, mlm_flags(folder), "", 300);
 }
 
 TEST(LaunchBert, RefusesWhatRanksCannotShare) {
   const Folder folder;
-  write_task(folder), write_text(folder);
+  write_task(folder), write_text(folder, 1500);
   const auto refuses = [&](int ranks, const std::string& line, int code,
                            std::initializer_list<const char*> parts) {
     const Said said = train(folder, ranks, line);
@@ -232,18 +230,19 @@ TEST(LaunchBert, RefusesWhatRanksCannotShare) {
     refuses(2, line + " --steps 2 --accumulate 6", 1, {"3 micro-batches each", "power of two"});
     refuses(2, line + " --steps 2 --optimizer muon --zero 1", 1,
             {"cannot be spread over ranks", "adamw or sgd"});
-    refuses(2, with(line, "--device cpu", "--device cuda:0") + " --steps 2", 2,
+    refuses(2, replaced(line, "--device cpu", "--device cuda:0") + " --steps 2", 2,
             {"--device cuda:0", "a GPU of its own"});
   }
   refuses(2, glue + " --steps 2 --missing-grad skip", 1,
           {"--missing-grad skip on 2 ranks", "--missing-grad zero"});
   refuses(1, glue + " --steps 2 --missing-grad skip --order global", 1,
           {"--missing-grad skip with --order global", "--order world"});
-  refuses(2, with(glue, "--batch-size 2", "--batch-size 64") + " --steps 2", 1,
+  refuses(2, replaced(glue, "--batch-size 2", "--batch-size 64") + " --steps 2", 1,
           {"48 examples give no batch of 64"});
-  refuses(2,
-          "bert --task sst2 --scratch --data " + folder / "nowhere" + kSizes + " --runs " + folder / "runs",
-          1, {"train.tsv"});
+  refuses(
+      2,
+      "bert --task sst2 --scratch --data " + folder / "nowhere" + kBertSizes + " --runs " + folder / "runs",
+      1, {"train.tsv"});
 }
 
 }  // namespace

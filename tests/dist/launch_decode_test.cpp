@@ -19,10 +19,8 @@ using test::Said;
 using test::tessera;
 
 /// A llama of four heads that has trained a few steps, and its folder.
-std::string trained(const Folder& folder) {
-  std::ofstream out(folder.path / "text.txt");
-  for (int i = 0; i < 400; ++i) out << "word" << (i * i) % 97 << (i % 11 ? " " : ".\n");
-  out.close();
+std::string trained_llama(const Folder& folder) {
+  test::write_text(folder, 400);
   const Said said = launched(
       folder, {.ranks = 1,
                .command = tessera("train llama --device cpu --text " + folder / "text.txt" +
@@ -33,7 +31,7 @@ std::string trained(const Folder& folder) {
   return folder / "runs/m";
 }
 
-Said go(const Folder& folder, int ranks, const std::string& line) {
+Said run_command(const Folder& folder, int ranks, const std::string& line) {
   return launched(folder, {.ranks = ranks, .command = tessera(line)});
 }
 
@@ -47,11 +45,12 @@ std::string value_of(const std::string& json, const std::string& name) {
 
 TEST(LaunchDecode, AllRanksComeToTheTextOfOneAndOneWritesIt) {
   const Folder folder;
-  const std::string line =
-      "generate --device cpu --model " + trained(folder) + " --prompt word --max-tokens 12 --ignore-end ";
+  const std::string line = "generate --device cpu --model " + trained_llama(folder) +
+                           " --prompt word --max-tokens 12 --ignore-end ";
   for (const std::string sampling : {"--greedy", "--top-k 8 --seed 5"}) {
-    const Said one = go(folder, 1, line + sampling + " --json " + folder / "one.json");
-    const Said two = go(folder, 2, line + sampling + " --tensor-parallel 2 --json " + folder / "two.json");
+    const Said one = run_command(folder, 1, line + sampling + " --json " + folder / "one.json");
+    const Said two =
+        run_command(folder, 2, line + sampling + " --tensor-parallel 2 --json " + folder / "two.json");
     EXPECT_EQ(one.end.code, 0) << one.err;
     EXPECT_EQ(two.end.code, 0) << two.err << two.end.cause;
     EXPECT_EQ(value_of(folder.get("two.json"), "tokens"), value_of(folder.get("one.json"), "tokens"));
@@ -64,8 +63,8 @@ TEST(LaunchDecode, AllRanksComeToTheTextOfOneAndOneWritesIt) {
 TEST(LaunchDecode, PerplexityIsThatOfOneRank) {
   const Folder folder;
   const std::string line =
-      "eval ppl --device cpu --json --model " + trained(folder) + " --text " + folder / "text.txt";
-  const Said one = go(folder, 1, line), two = go(folder, 2, line + " --tensor-parallel 2");
+      "eval ppl --device cpu --json --model " + trained_llama(folder) + " --text " + folder / "text.txt";
+  const Said one = run_command(folder, 1, line), two = run_command(folder, 2, line + " --tensor-parallel 2");
   ASSERT_EQ(two.end.code, 0) << two.err << two.end.cause;
   const double expected = std::stod(value_of(one.out, "nats_per_token"));
   EXPECT_NEAR(std::stod(value_of(two.out, "nats_per_token")), expected, 1e-5 * expected);  // sums of f32
@@ -74,10 +73,10 @@ TEST(LaunchDecode, PerplexityIsThatOfOneRank) {
 TEST(LaunchDecode, TheBenchmarkRecordsTheRanks) {
   const Folder folder;
   const Said said =
-      go(folder, 2,
-         "bench decode --device cpu --shape qwen3-tiny --prompt-tokens 5 --new-tokens 3 --repeats 1 "
-         "--warmups 0 --tensor-parallel 2 --json " +
-             folder / "records.jsonl");
+      run_command(folder, 2,
+                  "bench decode --device cpu --shape qwen3-tiny --prompt-tokens 5 --new-tokens 3 --repeats 1 "
+                  "--warmups 0 --tensor-parallel 2 --json " +
+                      folder / "records.jsonl");
   ASSERT_EQ(said.end.code, 0) << said.err << said.end.cause;
   const std::string records = folder.get("records.jsonl");
   EXPECT_EQ(std::ranges::count(records, '\n'), 2) << records;  // of rank 0 alone
@@ -86,9 +85,10 @@ TEST(LaunchDecode, TheBenchmarkRecordsTheRanks) {
 
 TEST(LaunchDecode, SaysWhatDoesNotFit) {
   const Folder folder;
-  const std::string model = trained(folder), generate = "generate --device cpu --model " + model;
+  const std::string model = trained_llama(folder), generate = "generate --device cpu --model " + model;
   const std::string compressed = folder / "compressed";
-  ASSERT_EQ(go(folder, 1, "convert " + model + "/model " + compressed + " --format tca-bme").end.code, 0);
+  ASSERT_EQ(
+      run_command(folder, 1, "convert " + model + "/model " + compressed + " --format tca-bme").end.code, 0);
   const struct {
     int ranks;
     std::string line;
@@ -116,7 +116,7 @@ TEST(LaunchDecode, SaysWhatDoesNotFit) {
       {2, "bench decode --device cpu --shape llama-tiny --tensor-parallel 2 --format tca-bme", 2, {"dense"}},
   };
   for (const auto& [ranks, line, code, says] : cases) {
-    const Said said = go(folder, ranks, line);
+    const Said said = run_command(folder, ranks, line);
     EXPECT_EQ(said.end.code, code) << line << "\n" << said.err;
     for (const char* part : says) expect_parts(said.err, {part});
   }

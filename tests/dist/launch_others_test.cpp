@@ -14,7 +14,7 @@ using test::launched;
 using test::Said;
 using test::tessera;
 
-const std::string kSizes =
+const std::string kBenchSizes =
     " --device cpu --layers 2 --d-model 16 --n-head 2 --d-ff 32 --length 8 --batch-size 2 --vocab-size 50 "
     "--seconds 0.01";
 
@@ -37,7 +37,7 @@ TEST_P(LaunchBench, AStepNamesTheSlowestRankAndWhatOneTakesAlone) {
 
 INSTANTIATE_TEST_SUITE_P(
     Of, LaunchBench,
-    ::testing::Values("gpt" + kSizes, "llama" + kSizes + " --zero 2 --bucket-mb 0.001",
+    ::testing::Values("gpt" + kBenchSizes, "llama" + kBenchSizes + " --zero 2 --bucket-mb 0.001",
                       "tnp --device cpu --layers 1 --d-model 8 --d-ff 8 --n-head 1 --emb-hidden 8 "
                       "--components 2 --m 4 --n 4 --batch-size 2 --seconds 0.01 --bucket-mb 0",
                       "bert --device cpu --layers 1 --d-model 8 --d-ff 8 --n-head 1 --vocab-size "

@@ -23,16 +23,11 @@ using test::launched;
 using test::Said;
 using test::tessera;
 using test::train;
+using test::write_text;
 
 const std::string kTnp =
     " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 2 --emb-hidden 8 --components 2 --m 4 --n 4 "
     "--batch-size 2 --eval-tasks 4 --quiet";
-
-/// A text of its own for language models: words in an order that repeats itself late.
-void write_text(const Folder& folder) {
-  std::ofstream out(folder.path / "text.txt");
-  for (int i = 0; i < 3000; ++i) out << "word" << (i * i) % 97 << (i % 11 ? " " : ".\n");
-}
 
 std::string gpt_flags(const Folder& folder) {
   return " --device cpu --text " + folder / "text.txt" +
@@ -62,13 +57,13 @@ TEST(LaunchTrain, TnpHasTheSameBitsOnAnyNumberOfRanks) {
 
 TEST(LaunchTrain, GptWithDropoutHasTheSameBitsOnAnyNumberOfRanks) {
   const Folder folder;
-  write_text(folder);
+  write_text(folder, 3000);
   expect_same_end(folder, "gpt", gpt_flags(folder), 8);
 }
 
 TEST(LaunchTrain, NoBitsDependOnBuckets) {
   const Folder folder;
-  write_text(folder);
+  write_text(folder, 3000);
   const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
                            " --accumulate 4 --steps 6 --warmup 2 --log-every 1 --name ";
   for (const char* size : {"0", "0.001", "32"}) {
@@ -83,7 +78,7 @@ TEST(LaunchTrain, NoBitsDependOnBuckets) {
 
 TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
   const Folder folder;
-  write_text(folder);
+  write_text(folder, 3000);
   const std::string line =
       "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
       " --accumulate 4 --order global --warmup 2 --save-every 2 --precision bf16 --name ";
@@ -144,7 +139,7 @@ TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
 
 TEST(LaunchTrain, BegunAloneGoesOnOnTwoRanksAndAloneAgain) {
   const Folder folder;
-  write_text(folder);
+  write_text(folder, 3000);
   const std::string flags = gpt_flags(folder) + " --runs " + folder / "runs" +
                             " --accumulate 4 --order global --schedule constant --warmup 0";
   const auto go = [&](int ranks, const std::string& line) {

@@ -23,6 +23,12 @@ inline std::vector<std::string> tessera(const std::string& line) {
   return words;
 }
 
+/// A text for language models: words in an order that repeats itself late.
+inline void write_text(const Folder& folder, int words) {
+  std::ofstream out(folder.path / "text.txt");
+  for (int i = 0; i < words; ++i) out << "word" << (i * i) % 97 << (i % 11 ? " " : ".\n");
+}
+
 inline Said train(const Folder& folder, int ranks, const std::string& line) {
   return launched(folder, {.ranks = ranks, .command = tessera("train " + line)});
 }

@@ -15,17 +15,16 @@
 #include "optim/whole_state.h"
 #include "tensor/fields.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 // Optimizers whose states, and gradients, are spread over ranks: the same bits, the same files, less memory.
 
 namespace tessera::dist {
 namespace {
 
-const Device kCpu = Device::cpu();
-
 /// Weights of several norm blocks, so that ranks share one; widths that leave pads.
-struct Net {
-  explicit Net(DType dtype) : rng(5), a(211, 190, rng, kCpu), b(190, 3, rng, kCpu), dtype(dtype) {
+struct WideNet {
+  explicit WideNet(DType dtype) : rng(5), a(211, 190, rng, kCpu), b(190, 3, rng, kCpu), dtype(dtype) {
     nn::to(*this, dtype);
   }
   void fields(auto&& visit) { visit("a", a), visit("b", b); }
@@ -53,7 +52,7 @@ void append(Bytes& to, const Tensor& tensor) {
 
 enum class Which { adamw, momentum, sgd };
 
-optim::Optimizer make(Which which, Net& net, const optim::Sharding& sharding) {
+optim::Optimizer make(Which which, WideNet& net, const optim::Sharding& sharding) {
   if (which == Which::adamw)
     return optim::AdamW(nn::parameters(net), {.lr = 0.01, .max_norm = 0.05, .sharding = sharding});
   return optim::Sgd(nn::parameters(net), {.lr = 0.05,
@@ -62,7 +61,7 @@ optim::Optimizer make(Which which, Net& net, const optim::Sharding& sharding) {
                                           .sharding = sharding});
 }
 
-void step(Net& net, optim::Optimizer& optimizer, DataParallel& reduce, const World& world, int number,
+void step(WideNet& net, optim::Optimizer& optimizer, DataParallel& reduce, const World& world, int number,
           double value = 1) {
   constexpr int kMicroBatches = 4;
   const bool in_turn = optimizer.ring() != nullptr;
@@ -86,8 +85,9 @@ void step(Net& net, optim::Optimizer& optimizer, DataParallel& reduce, const Wor
 }
 
 /// Everything after some steps, as it would be saved.
-Bytes trained(const World& world, Which which, DType dtype, const optim::Sharding& sharding, int steps = 3) {
-  Net net(dtype);
+Bytes trained_bytes(const World& world, Which which, DType dtype, const optim::Sharding& sharding,
+                    int steps = 3) {
+  WideNet net(dtype);
   optim::Optimizer optimizer = make(which, net, sharding);
   DataParallel reduce(optimizer, world, {.mean = false});
   for (int number = 0; number < steps; ++number) step(net, optimizer, reduce, world, number);
@@ -109,12 +109,12 @@ class Spread : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Spread, HasTheBitsOfOneRank) {
   const auto [which, dtype] = GetParam();
-  const Bytes alone = trained(World(), which, dtype, {});
+  const Bytes alone = trained_bytes(World(), which, dtype, {});
   for (const int ranks : {2, 4})
     for (const double bucket_mb : {1e-6, 0.05, 10.0})
       for (const bool gradients : {false, true})
         comm::run_threads(ranks, [&](comm::Communicator& c) {
-          const Bytes own = trained(World(c, c), which, dtype, {c.rank(), ranks, bucket_mb, gradients});
+          const Bytes own = trained_bytes(World(c, c), which, dtype, {c.rank(), ranks, bucket_mb, gradients});
           ASSERT_GE(own.size(), c.rank() == 0 ? alone.size() : 1u);
           EXPECT_TRUE(std::equal(own.begin(), own.end(), alone.begin()))
               << ranks << " ranks, rank " << c.rank() << ", buckets of " << bucket_mb << ", stage "
@@ -128,7 +128,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, Spread,
                                            Case{Which::adamw, DType::f64}));
 
 TEST(SpreadStates, EachRankHoldsItsShareOfTheStates) {
-  Net net(DType::bf16);
+  WideNet net(DType::bf16);
   const auto states = [&](const optim::Sharding& sharding) {
     const optim::Optimizer optimizer = make(Which::adamw, net, sharding);
     return int64_t(optimizer.bytes() - optimizer.gradients().bytes());
@@ -155,7 +155,7 @@ void for_each_tensor(Thing& thing, const std::function<void(const std::string&, 
 
 /// Two steps from the file, if there is one; what rank 0 would save after them.
 File two_steps(const World& world, const optim::Sharding& sharding, const File& from) {
-  Net net(DType::bf16);
+  WideNet net(DType::bf16);
   optim::Optimizer optimizer = make(Which::adamw, net, sharding);
   if (!from.empty()) {
     const optim::WholeState whole(optimizer);
@@ -211,7 +211,7 @@ class SpreadSkips : public ::testing::TestWithParam<bool> {};  // whether gradie
 TEST_P(SpreadSkips, AllSkipAStepThatIsNotFiniteOnOne) {
   comm::run_threads(2, [](comm::Communicator& c) {
     const World world(c, c);
-    Net net(DType::f32);
+    WideNet net(DType::f32);
     optim::Optimizer optimizer = make(Which::adamw, net, {c.rank(), 2, 0.05, GetParam()});
     DataParallel reduce(optimizer, world, {.mean = false});
     Bytes before, after;
@@ -228,7 +228,7 @@ TEST_P(SpreadSkips, AllSkipAStepThatIsNotFiniteOnOne) {
 INSTANTIATE_TEST_SUITE_P(Gradients, SpreadSkips, ::testing::Bool());
 
 TEST(SpreadStates, WhatCannotBeSpreadIsRefused) {
-  Net net(DType::f32);
+  WideNet net(DType::f32);
   expect_error(
       [&] {
         optim::make_optimizer("muon", nn::parameters(net), {.sharding = {0, 2}});
@@ -241,7 +241,7 @@ TEST(SpreadStates, WhatCannotBeSpreadIsRefused) {
   expect_error([&] { for_each_field(optimizer, [](const std::string&, const auto&) {}); },
                {"spread over 2 ranks", "WholeState"});
   comm::run_threads(3, [&](comm::Communicator& c) {
-    Net own(DType::f32);
+    WideNet own(DType::f32);
     optim::Optimizer half = make(Which::adamw, own, {c.rank() % 2, 2});
     expect_error([&] { DataParallel(half, World(c, c)); }, {"of 3 joins", "of 2"});
   });

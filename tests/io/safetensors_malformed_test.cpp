@@ -29,7 +29,7 @@ std::string entry(const std::string& name, uint64_t begin, uint64_t end) {
                  R"(],"data_offsets":[)", std::to_string(begin), ",", std::to_string(end), "]}"});
 }
 
-std::vector<Malformed> malformed_files() {
+std::vector<Malformed> malformed_safetensors() {
   const auto file = [](const std::string& header, const std::string& data = "\1\2") {
     return safetensors_bytes(header, data);
   };
@@ -191,7 +191,7 @@ std::vector<Malformed> malformed_files() {
 
 TEST(SafetensorsMalformed, EachIsRefusedByItsName) {
   const TemporaryFolder folder;
-  const std::vector<Malformed> files = malformed_files();
+  const std::vector<Malformed> files = malformed_safetensors();
   EXPECT_GE(files.size(), 100u);
   for (const Malformed& file : files) {
     EXPECT_TRUE(throws([&] { SafetensorsFile(InputFile("memory", file.bytes)); }, file.error)) << file.what;

@@ -79,7 +79,7 @@ TEST_F(TorchFiles, BoolsAreZeroOrOne) {
   EXPECT_TRUE(throws([&] { open(wrong).load("x"); }, "element 2 of the bool tensor 'x' is 2"));
 }
 
-std::vector<Malformed> malformed_files() {
+std::vector<Malformed> malformed_torch_files() {
   const std::string code = program({{"x", matrix()}}), six = six_floats();
   const ZipPart pickle{"m/data.pkl", code}, data{"m/data/0", six};
   const auto with = [](ZipPart part, auto&& change) {
@@ -151,7 +151,7 @@ std::vector<Malformed> malformed_files() {
 }
 
 TEST_F(TorchFiles, RefusesMalformedArchives) {
-  for (const Malformed& file : malformed_files()) {
+  for (const Malformed& file : malformed_torch_files()) {
     const std::string error = message_of([&] {
       const TorchFile opened = open(file.bytes);
       for (const PickledTensor& tensor : opened.entries()) opened.load(tensor.name);

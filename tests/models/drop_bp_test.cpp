@@ -14,20 +14,15 @@
 #include "runtime/allocator.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 namespace tessera::nn {
 namespace {
-
-const Device kCpu = Device::cpu();
 
 Tensor random_normal(const Shape& shape, Rng& rng) {
   const Tensor tensor = Tensor::empty(shape, DType::f64, kCpu);
   fill_normal(tensor, 0, 1, rng);
   return tensor;
-}
-
-std::vector<double> values(const Tensor& x) {
-  return x.defined() ? x.detach().to_vector<double>() : std::vector<double>();
 }
 
 /// x + second(x'), x' = x + first(x): two residual branches, the first fused with its residual.
@@ -58,9 +53,9 @@ Outcome outcome(const Model& model, const Tensor& x_given, Run&& run) {
   Tape tape;
   const Tensor y = run(x);
   tape.backward(ops::sum(ops::mul(y, y)));
-  all.y = values(y), all.dx = values(grad(x));
+  all.y = values_if_defined(y), all.dx = values_if_defined(grad(x));
   for (const NamedParameter& parameter : parameters(model))
-    all.parameters.push_back(values(grad(parameter.tensor)));
+    all.parameters.push_back(values_if_defined(grad(parameter.tensor)));
   return all;
 }
 

@@ -15,7 +15,7 @@
 namespace tessera::models {
 namespace {
 
-GptConfig small_gpt(DType dtype) {
+GptConfig wide_gpt(DType dtype) {
   return {.vocabulary = 97,
           .positions = 64,
           .d_model = 64,
@@ -25,7 +25,7 @@ GptConfig small_gpt(DType dtype) {
           .init_deviation = 0.3,
           .dtype = dtype};
 }
-LlamaConfig small_llama(DType dtype) {
+LlamaConfig wide_llama(DType dtype) {
   return {.vocabulary = 97,
           .positions = 64,
           .d_model = 64,
@@ -39,13 +39,13 @@ LlamaConfig small_llama(DType dtype) {
 }
 
 GptConfig gpt_of_36(DType dtype) {  // heads of no whole packs: padded within attention
-  GptConfig config = small_gpt(dtype);
+  GptConfig config = wide_gpt(dtype);
   config.d_model = 72, config.heads = 2;
   return config;
 }
 /// A family with what is its own; qwen3 with heads of 36, phi3 with 24 of 32 elements rotated.
-LlamaConfig small_family(LlamaFamily family, DType dtype) {
-  LlamaConfig config = small_llama(dtype);
+LlamaConfig wide_family(LlamaFamily family, DType dtype) {
+  LlamaConfig config = wide_llama(dtype);
   config.family = family;
   config.head = family == LlamaFamily::qwen3 ? 36 : 32;
   if (family != LlamaFamily::phi3) return config;
@@ -55,8 +55,8 @@ LlamaConfig small_family(LlamaFamily family, DType dtype) {
     config.rope.short_factor.push_back(1 + 0.1 * i), config.rope.long_factor.push_back(1.5 + i);
   return config;
 }
-constexpr LlamaFamily kFamilies[] = {LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3,
-                                     LlamaFamily::phi3};
+constexpr LlamaFamily kWideFamilies[] = {LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3,
+                                         LlamaFamily::phi3};
 
 /// The model of that configuration, drawn on the host; biases and norms away from 0 and 1, where they would
 /// hide.
@@ -95,11 +95,11 @@ TEST(GenerateOnGpu, AGraphGivesTheTokensOfTheEagerStep) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   Rng rng(3);
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    graph_equals_eager(Gpt(small_gpt(dtype), rng, Device::cuda()));
-    graph_equals_eager(Llama(small_llama(dtype), rng, Device::cuda()));
+    graph_equals_eager(Gpt(wide_gpt(dtype), rng, Device::cuda()));
+    graph_equals_eager(Llama(wide_llama(dtype), rng, Device::cuda()));
     graph_equals_eager(drawn<Gpt>(gpt_of_36(dtype), rng, Device::cuda()));
-    for (const LlamaFamily family : kFamilies)
-      graph_equals_eager(drawn<Llama>(small_family(family, dtype), rng, Device::cuda()));
+    for (const LlamaFamily family : kWideFamilies)
+      graph_equals_eager(drawn<Llama>(wide_family(family, dtype), rng, Device::cuda()));
   }
 }
 
@@ -118,14 +118,14 @@ TEST(GenerateOnGpu, F32GivesTheTokensOfTheCpu) {
     compare(drawn<Model>(config, one, Device::cpu()), drawn<Model>(config, two, Device::cuda()));
   };
   Rng one(3), two(3);
-  compare(Llama(small_llama(DType::f32), one, Device::cpu()),
-          Llama(small_llama(DType::f32), two, Device::cuda()));
+  compare(Llama(wide_llama(DType::f32), one, Device::cpu()),
+          Llama(wide_llama(DType::f32), two, Device::cuda()));
   compare_drawn(std::type_identity<Gpt>{}, gpt_of_36(DType::f32));
-  for (const LlamaFamily family : kFamilies)
-    compare_drawn(std::type_identity<Llama>{}, small_family(family, DType::f32));
+  for (const LlamaFamily family : kWideFamilies)
+    compare_drawn(std::type_identity<Llama>{}, wide_family(family, DType::f32));
   // Texts that outgrow longrope's short factors on the way, after 1 and after 5 tokens.
   for (const int64_t length : {20, 24}) {
-    LlamaConfig config = small_family(LlamaFamily::phi3, DType::f32);
+    LlamaConfig config = wide_family(LlamaFamily::phi3, DType::f32);
     config.rope.trained_length = length;
     compare_drawn(std::type_identity<Llama>{}, config);
   }
@@ -168,8 +168,8 @@ TEST(ModelsOnGpu, LossAndGradientsAreThoseOfTheCpu) {
     }
   };
   compare(std::type_identity<Gpt>{}, gpt_of_36(DType::f32), "gpt");
-  for (const LlamaFamily family : kFamilies)
-    compare(std::type_identity<Llama>{}, small_family(family, DType::f32), name_of(family));
+  for (const LlamaFamily family : kWideFamilies)
+    compare(std::type_identity<Llama>{}, wide_family(family, DType::f32), name_of(family));
 }
 
 /// Logits of `steps` single-token steps after a prompt, as a graph replays them.
@@ -205,9 +205,9 @@ TEST(GenerateOnGpu, ThePersistentDecoderGivesTheLogitsOfItsOperators) {
   for (const Sizes& sizes :
        {Sizes{64, 104, 4, 2, 64, 60}, Sizes{256, 2200, 8, 1, 128, 600}, Sizes{1536, 4096, 12, 12, 128, 126}})
     for (const DType dtype : {DType::bf16, DType::f16}) {
-      LlamaConfig config = small_llama(dtype);
+      LlamaConfig config = wide_llama(dtype);
       if (sizes.f == 104) {  // as phi3, which rotates three quarters of a head
-        config = small_family(LlamaFamily::phi3, dtype);
+        config = wide_family(LlamaFamily::phi3, dtype);
         config.rope = {};
       }
       config.positions = 1024;
@@ -239,7 +239,7 @@ TEST(GenerateOnGpu, ThePersistentDecoderDeclinesWhatItDoesNotCompute) {
        {LlamaFamily::llama, LlamaFamily::mistral, LlamaFamily::qwen2, LlamaFamily::qwen3, LlamaFamily::phi3})
     for (const bool biases : {false, true}) {
       if (biases && family != LlamaFamily::llama && family != LlamaFamily::qwen3) continue;
-      LlamaConfig config = small_family(family, DType::bf16);
+      LlamaConfig config = wide_family(family, DType::bf16);
       config.rope = {};
       config.head = 64, config.attention_bias = biases;
       const Llama model = drawn<Llama>(config, rng, Device::cuda());
@@ -270,7 +270,7 @@ TEST(GenerateOnGpu, AFormOfAnyLayerTurnsThePersistentDecoderOff) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   if (Device::cuda().info().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
   Rng rng(3);
-  LlamaConfig config = small_llama(DType::bf16);
+  LlamaConfig config = wide_llama(DType::bf16);
   config.rope = {}, config.head = 64;
   Llama model = drawn<Llama>(config, rng, Device::cuda());
   const nn::KvCache cache = model.make_cache(1, 64);

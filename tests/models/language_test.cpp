@@ -12,12 +12,6 @@
 namespace tessera::models {
 namespace {
 
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
-  double most = x.size() == y.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
-  return most;
-}
 constexpr double kRounding = 1e-12;  // of f64 through two small layers
 
 /// Every causal model that there is.

@@ -16,13 +16,6 @@
 namespace tessera::models {
 namespace {
 
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const auto x = a.detach().to_vector<double>(), y = b.detach().to_vector<double>();
-  double most = x.size() == y.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
-  return most;
-}
-
 /// Linear layers that a model of two blocks has, counted by hand.
 size_t number_of_layers(const Gpt&) {
   return 2 * 4 + 1;  // qkv, out, up, down; LM head

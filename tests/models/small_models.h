@@ -5,12 +5,11 @@
 #include "models/llama.h"
 #include "models/tnp.h"
 #include "tensor/random.h"
+#include "tests/tensors.h"
 
 /// Models of a few thousand parameters, in f64 unless told otherwise, which tests share.
 
 namespace tessera::models {
-
-inline const Device kCpu = Device::cpu();
 
 inline Tensor tokens_of(std::vector<int64_t> values, const Shape& shape) {
   return Tensor::from(values, shape);

@@ -9,23 +9,10 @@
 #include "ops/shape/shape.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
+#include "tests/nn/random.h"
 
 namespace tessera::nn {
 namespace {
-
-Tensor random(const Shape& shape, uint64_t seed) {
-  Rng rng(seed);
-  const Tensor tensor = Tensor::empty(shape, DType::f64, Device::cpu());
-  fill_normal(tensor, 0, 1, rng);
-  return tensor;
-}
-
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
-  double most = x.size() == y.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
-  return most;
-}
 
 TEST(Sequences, CountTheirTokens) {
   const Sequences some{{3, 1, 2}};

@@ -14,7 +14,7 @@
 namespace tessera::nn {
 namespace {
 
-std::string at(int line, const std::string& layer) {
+std::string called_at(int line, const std::string& layer) {
   return "; called at " + std::string(__FILE__) + ":" + std::to_string(line) + (layer.empty() ? "" : " in ") +
          layer;
 }
@@ -28,7 +28,7 @@ TEST(LayerCall, AnErrorInALayerNamesTheUsersLineAndTheLayer) {
     model(Tensor::zeros({3, 4}, DType::f32, Device::cpu()));
   });
   EXPECT_TRUE(said.starts_with("linear: ")) << said;
-  EXPECT_TRUE(said.ends_with(at(line, "2"))) << said;
+  EXPECT_TRUE(said.ends_with(called_at(line, "2"))) << said;
   EXPECT_EQ(CallScope::current().module, nullptr);
 }
 
@@ -41,7 +41,7 @@ TEST(LayerCall, AnErrorInBackwardNamesThemToo) {
   std::get<2>(model.layers).weight.detach().fill(1);
   const std::string said = report_of([&] { tape.backward(loss); });
   EXPECT_TRUE(said.starts_with("backward of linear: ")) << said;
-  EXPECT_TRUE(said.ends_with(at(line, "2"))) << said;
+  EXPECT_TRUE(said.ends_with(called_at(line, "2"))) << said;
 }
 
 /// A model of a user, which does not name itself.

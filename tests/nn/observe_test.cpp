@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "autograd/checkpoint.h"
 #include "nn/mlp.h"
 #include "ops/matmul/matmul.h"
@@ -17,20 +15,9 @@
 namespace tessera::nn {
 namespace {
 
-std::vector<double> values(const Tensor& x) {
-  return x.detach().to_vector<double>();
-}
-
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const auto x = values(a), y = values(b);
-  double most = x.size() == y.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
-  return most;
-}
-
 /// Two feed-forward networks, the second gated.
-struct Model {
-  explicit Model(Rng& rng)
+struct ObservedModel {
+  explicit ObservedModel(Rng& rng)
       : first(3, 7, rng, kCpu, {.activation = ops::Activation::gelu, .dtype = DType::f64}),
         second(3, 5, rng, kCpu, {.out = 2, .gated = true, .bias = false, .dtype = DType::f64}) {}
   Tensor operator()(const Tensor& x) const { return second(first(x, x)); }
@@ -63,14 +50,14 @@ struct Log {
   }
 };
 
-Tensor loss_of(const Model& model, const Tensor& x) {
+Tensor loss_of(const ObservedModel& model, const Tensor& x) {
   const Tensor y = model(x);
   return ops::mean(ops::mul(y, y));
 }
 
 TEST(Observe, SeesInputsAndOutputsOfEveryLinearLayer) {
   Rng rng(1);
-  const Model model(rng);
+  const ObservedModel model(rng);
   const Tensor x = random({4, 3}, 2);
   const Tensor plain = model(x);
   Log log;
@@ -92,7 +79,7 @@ TEST(Observe, SeesInputsAndOutputsOfEveryLinearLayer) {
 
 TEST(Observe, SeesTheGradientsThatMakeTheWeightGradients) {
   Rng rng(1);
-  Model model(rng);
+  ObservedModel model(rng);
   const Tensor x = random({4, 3}, 2);
   std::map<std::string, Tensor> plain;
   {
@@ -117,7 +104,7 @@ TEST(Observe, SeesTheGradientsThatMakeTheWeightGradients) {
 
 TEST(Observe, ACheckpointedPartIsSeenOnce) {
   Rng rng(1);
-  Model model(rng);
+  ObservedModel model(rng);
   const Tensor x = random({4, 3}, 2);
   const auto loss = [&] {
     const Tensor y = checkpoint([&](const Tensor& input) { return model(input); }, x);
@@ -141,7 +128,7 @@ TEST(Observe, ACheckpointedPartIsSeenOnce) {
 
 TEST(Observe, ScopesNestAndSeeTheirOwnPartAlone) {
   Rng rng(1);
-  const Model model(rng);
+  const ObservedModel model(rng);
   const Tensor x = random({4, 3}, 2);
   Log outer, inner;
   {
@@ -159,7 +146,7 @@ TEST(Observe, ScopesNestAndSeeTheirOwnPartAlone) {
 
 TEST(Observe, WhatAnObserverCallsIsNeitherSeenNorRecorded) {
   Rng rng(1);
-  const Model model(rng);
+  const ObservedModel model(rng);
   int calls = 0;
   const Observe scope(model, {.forward =
                                   [&](const LinearCall& call) {
@@ -178,7 +165,7 @@ TEST(Observe, WhatAnObserverCallsIsNeitherSeenNorRecorded) {
 
 TEST(Observe, GradientsAfterItsEndAreNotSeen) {
   Rng rng(1);
-  const Model model(rng);
+  const ObservedModel model(rng);
   Log log;
   Tape tape;
   Tensor loss;
@@ -194,7 +181,7 @@ TEST(Observe, GradientsAfterItsEndAreNotSeen) {
 
 TEST(Observe, AnErrorOfAnObserverEndsThePassWithoutATrace) {
   Rng rng(1);
-  const Model model(rng);
+  const ObservedModel model(rng);
   {
     const Observe scope(model, {.backward = [](const LinearCall& call, const Tensor&) {
                           check(call.name != "first.down", "the observer of ", call.name, " gave up");
@@ -209,7 +196,7 @@ TEST(Observe, AnErrorOfAnObserverEndsThePassWithoutATrace) {
 
 TEST(Observe, SaysWhatCannotBeObserved) {
   Rng rng(1);
-  const Model model(rng);
+  const ObservedModel model(rng);
   const std::vector<Mlp> none;
   EXPECT_EQ(message_of([&] { Observe(none, {}); }), "nn::Observe: there is no linear layer to observe");
   const CaptureSession session(kCpu);
@@ -219,7 +206,7 @@ TEST(Observe, SaysWhatCannotBeObserved) {
 
 TEST(Observe, ACapturedStepRunsEagerlyWhileItIsObserved) {
   Rng rng(1);
-  const Model model(rng);
+  const ObservedModel model(rng);
   const Tensor x = random({4, 3}, 2);
   Captured step(
       kCpu, [&] { model(x); }, std::make_unique<NoRecorder>());
@@ -239,7 +226,7 @@ TEST(Observe, ACapturedStepRunsEagerlyWhileItIsObserved) {
 
 TEST(Observe, SumsTheSquaresOfAllInputs) {  // the snippet of the header
   Rng rng(1);
-  const Model model(rng);
+  const ObservedModel model(rng);
   std::map<std::string, Tensor> sums;
   const Observe scope(model, {.forward = [&](const LinearCall& call) {
                         const Tensor x = call.input.reshape_with({-1, call.input.size(-1)});

@@ -1,10 +1,9 @@
 #pragma once
 
 #include "tensor/random.h"
+#include "tests/tensors.h"
 
 namespace tessera::nn {
-
-inline const Device kCpu = Device::cpu();
 
 /// Normal numbers in f64.
 inline Tensor random(const Shape& shape, uint64_t seed) {

@@ -18,10 +18,6 @@ namespace {
 using ops::SelectMode;
 using ops::WeightGrad;
 
-std::vector<double> values(const Tensor& x) {
-  return x.defined() ? x.detach().to_vector<double>() : std::vector<double>();
-}
-
 /// The gradients of x and of the layer's parameters, for dy.
 template <class Layer>
 std::vector<std::vector<double>> gradients(Layer& layer, const Tensor& x0, const Tensor& dy) {
@@ -32,13 +28,13 @@ std::vector<std::vector<double>> gradients(Layer& layer, const Tensor& x0, const
     Tape tape;
     tape.backward(std::vector{layer(x)}, std::vector{dy});
   }
-  std::vector<std::vector<double>> all{values(grad(x))};
-  for (const NamedParameter& one : parameters(layer)) all.push_back(values(grad(one.tensor)));
+  std::vector<std::vector<double>> all{values_if_defined(grad(x))};
+  for (const NamedParameter& one : parameters(layer)) all.push_back(values_if_defined(grad(one.tensor)));
   return all;
 }
 
-void expect_near(const std::vector<std::vector<double>>& a, const std::vector<std::vector<double>>& b,
-                 const std::string& what) {
+void expect_near_gradients(const std::vector<std::vector<double>>& a,
+                           const std::vector<std::vector<double>>& b, const std::string& what) {
   ASSERT_EQ(a.size(), b.size()) << what;
   for (size_t i = 0; i < a.size(); ++i) {
     ASSERT_EQ(a[i].size(), b[i].size()) << what << " gradient " << i;
@@ -62,8 +58,8 @@ TEST(SliceForm, ALinearLayerWithItIsTheSlicedOperator) {
   Tape tape;
   const Slice slice{.rows = SelectMode::random, .n = 3, .rng = &same};
   tape.backward(std::vector{ops::linear(input, layer.weight, layer.bias, {}, slice)}, std::vector{dy});
-  EXPECT_EQ(of_layer,
-            (std::vector{values(grad(input)), values(grad(layer.weight)), values(grad(layer.bias))}));
+  EXPECT_EQ(of_layer, (std::vector{values_if_defined(grad(input)), values_if_defined(grad(layer.weight)),
+                                   values_if_defined(grad(layer.bias))}));
 }
 
 TEST(SliceForm, IsSavedWithTheLayerAsItsSettings) {
@@ -119,9 +115,9 @@ TEST(SliceForm, AFeedForwardNetworkChoosesOnce) {
           int seen = 0;
           std::optional<Observe> scope;
           if (observed) scope.emplace(mlp, Observer{.forward = [&](const LinearCall&) { ++seen; }});
-          expect_near(gradients(mlp, x, dy), expected,
-                      std::string(name_of(mode)) + (gated ? " gated" : "") + (bias ? " bias" : "") +
-                          (observed ? " observed" : ""));
+          expect_near_gradients(gradients(mlp, x, dy), expected,
+                                std::string(name_of(mode)) + (gated ? " gated" : "") + (bias ? " bias" : "") +
+                                    (observed ? " observed" : ""));
           EXPECT_EQ(seen, observed ? 2 : 0);
           EXPECT_EQ(draws.state().offset,
                     mode == SelectMode::random || mode == SelectMode::importance ? 1u : 0u);

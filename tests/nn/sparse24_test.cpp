@@ -19,10 +19,6 @@ Mlp squared(Rng& rng, bool gated = false, ops::Activation kind = ops::Activation
   return Mlp(12, 40, rng, kCpu, {.activation = kind, .gated = gated, .bias = false, .dtype = DType::f64});
 }
 
-std::vector<double> values(const Tensor& x) {
-  return x.detach().to_vector<double>();
-}
-
 /// y of a recorded call.
 Tensor recorded(const Mlp& mlp, const Tensor& x) {
   Tape tape;

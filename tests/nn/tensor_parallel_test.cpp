@@ -35,12 +35,6 @@ Tensor share_of_rank(int rank, const Shape& shape, DType dtype) {
   return random(shape, uint64_t(100 + rank)).to(dtype);
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.detach().packed(), y = b.detach().packed();
-  return x.shape() == y.shape() && x.dtype() == y.dtype() &&
-         (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
-}
-
 /// ((0 + 1) + (2 + 3)), rounded after each addition, as comm::Communicator promises.
 Tensor sum_of_shares(int size, const Shape& shape, DType dtype) {
   std::vector<Tensor> sums;

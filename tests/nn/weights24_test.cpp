@@ -15,10 +15,6 @@
 namespace tessera::nn {
 namespace {
 
-std::vector<double> values(const Tensor& x) {
-  return x.detach().to_vector<double>();
-}
-
 Linear layer_of(Rng& rng, bool tied = false) {
   return Linear(12, 8, rng, kCpu, {.dtype = DType::f64, .tied = tied});
 }

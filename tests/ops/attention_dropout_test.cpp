@@ -3,13 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <vector>
 
 #include "autograd/tape.h"
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_variants.h"
 #include "runtime/capture.h"
+#include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 /// Dropout of probabilities, beyond the generic cases: the generator, the chances, that places decide and
 /// nothing else, and that forward and backward agree, eagerly and in a replayed graph.
@@ -17,28 +18,12 @@
 namespace tessera::ops {
 namespace {
 
-Tensor random(const Shape& shape, DType dtype, uint64_t stream) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = 2 * double(uniform_half_open(philox(7, stream, i).word[0])) - 1;
-  return Tensor::from(values, shape).to(dtype);
-}
-
 /// [B, L, H, D] whose row i is 1 at column i and 0 elsewhere: as values it shows the probabilities.
-Tensor identity(int64_t batch, int64_t length, int64_t heads, int64_t dim) {
+Tensor identity_values(int64_t batch, int64_t length, int64_t heads, int64_t dim) {
   std::vector<double> values(size_t(batch * length * heads * dim), 0.0);
   for (int64_t row = 0; row < batch * length * heads; ++row)
     values[size_t(row * dim + row / heads % length)] = 1;
   return Tensor::from(values, {batch, length, heads, dim});
-}
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.message();
-  }
-  return "";
 }
 
 TEST(AttentionDropout, IsPhiloxAfterSevenRoundsAndAfterTen) {
@@ -97,7 +82,7 @@ TEST(AttentionDropout, ChancesAreRounded) {
   EXPECT_EQ(applied_dropout(0.999999), 255.0 / 256);
   // A chance that would be rounded to 0 is refused and draws nothing; 0 itself draws nothing.
   Rng rng(1);
-  const Tensor x = random({1, 2, 1, 4}, DType::f64, 1);
+  const Tensor x = uniform({1, 2, 1, 4}, DType::f64, 1);
   EXPECT_EQ(
       message_of([&] { attention(x, x, x, {.dropout = 0.0019, .rng = &rng}); }),
       "attention: dropout 0.0019 would be rounded to 0 (it is applied in steps of 1/256); expected 0, or "
@@ -119,7 +104,7 @@ TEST(AttentionDropout, KeepsNaNVisible) {
       for (const int where : {0, 1, 2}) {
         Tensor in[3];
         for (int n = 0; n < 3; ++n) {
-          in[n] = random({1, length, 1, dim}, DType::f32, uint64_t(n));
+          in[n] = uniform({1, length, 1, dim}, DType::f32, uint64_t(n));
           if (n == where) in[n].data<float>()[7 * in[n].layout().stride(1) + 3] = std::nanf("");
           in[n] = in[n].to(dtype).to(device);
         }
@@ -134,7 +119,7 @@ TEST(AttentionDropout, KeepsNaNVisible) {
 }
 
 TEST(AttentionDropout, Messages) {
-  const Tensor x = random({1, 2, 1, 4}, DType::f64, 1);
+  const Tensor x = uniform({1, 2, 1, 4}, DType::f64, 1);
   Rng rng(1);
   for (const double p : {-0.1, 1.0, std::nan("")})
     EXPECT_NE(
@@ -151,7 +136,7 @@ struct Seen {
   Tensor whole, dropped, lse, whole_lse;
 };
 Seen look(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
-  const Tensor v = identity(k.size(0), k.size(1), k.size(2), q.size(3)).to(q.dtype()).to(q.device());
+  const Tensor v = identity_values(k.size(0), k.size(1), k.size(2), q.size(3)).to(q.dtype()).to(q.device());
   AttentionOptions plain = options;
   plain.dropout = 0;
   const AttentionResult dropped = attention_with_lse(q, k, v, options),
@@ -162,7 +147,7 @@ Seen look(const Tensor& q, const Tensor& k, const AttentionOptions& options) {
 TEST(AttentionDropout, DropsWithItsChanceAndRescales) {
   // 2 x 3 x 96 x 96 probabilities of chance 77/256: a deviation of sqrt(p (1 - p) / n) = 0.002; five of them.
   // Neighbours in a row, a column and another head: independent, so both are dropped with probability p^2.
-  const Tensor q = random({2, 96, 3, 96}, DType::f64, 1), k = random({2, 96, 3, 96}, DType::f64, 2);
+  const Tensor q = uniform({2, 96, 3, 96}, DType::f64, 1), k = uniform({2, 96, 3, 96}, DType::f64, 2);
   Rng rng(5);
   const Seen seen = look(q, k, {.dropout = 0.3, .rng = &rng});
   EXPECT_EQ(seen.lse.to_vector<double>(), seen.whole_lse.to_vector<double>());
@@ -187,7 +172,7 @@ TEST(AttentionDropout, DropsWithItsChanceAndRescales) {
 
 TEST(AttentionDropout, PlacesDecideAndStreamsDiffer) {
   const int64_t length = 40;
-  const Tensor q = random({3, length, 2, 48}, DType::f64, 1), k = random({3, length, 2, 48}, DType::f64, 2);
+  const Tensor q = uniform({3, length, 2, 48}, DType::f64, 1), k = uniform({3, length, 2, 48}, DType::f64, 2);
   const auto dropped = [](const Tensor& seen) {
     std::vector<int> lost;
     for (const double value : seen.to_vector<double>()) lost.push_back(value == 0);
@@ -201,7 +186,7 @@ TEST(AttentionDropout, PlacesDecideAndStreamsDiffer) {
   // Sequences of one length drop what batches drop, and fewer key heads what as many do.
   Rng packed(5);
   const auto flat = [&](const Tensor& x) { return x.reshape({3 * length, 2, 48}); };
-  const Tensor v = identity(3, length, 2, 48),
+  const Tensor v = identity_values(3, length, 2, 48),
                starts = Tensor::from(std::vector<int64_t>{0, 40, 80, 120}, {4});
   EXPECT_EQ(dropped(attention(flat(q), flat(k), flat(v), AttentionSequences{starts},
                               {.dropout = 0.5, .rng = &packed})),
@@ -224,10 +209,10 @@ TEST(AttentionDropout, BackwardAndReplaysFollowForward) {
           SCOPED_TRACE(testing::Message()
                        << device.name() << " " << dtype << " row " << row << " " << length);
           const auto on = [&](const Tensor& x) { return x.to(dtype).to(device); };
-          Tensor q = on(random({2, length, 2, length}, DType::f32, 1)),
-                 k = on(random({2, length, 2, length}, DType::f32, 2)),
-                 v = on(identity(2, length, 2, length));
-          const Tensor dout = on(identity(2, length, 2, length));
+          Tensor q = on(uniform({2, length, 2, length}, DType::f32, 1)),
+                 k = on(uniform({2, length, 2, length}, DType::f32, 2)),
+                 v = on(identity_values(2, length, 2, length));
+          const Tensor dout = on(identity_values(2, length, 2, length));
           for (Tensor* leaf : {&q, &k, &v}) require_grad(*leaf);
           Rng rng(9);
           Tensor o, dv;

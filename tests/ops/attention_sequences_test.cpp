@@ -11,6 +11,7 @@
 #include "runtime/capture.h"
 #include "runtime/philox.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 /// Attention within sequences, beyond the generic cases: each sequence is what the operator makes of it
 /// alone, rows of no sequence, lengths that change under a captured graph, problems of many tiles, and
@@ -21,24 +22,17 @@ namespace {
 
 using Starts = std::vector<int64_t>;
 
-Tensor random(const Shape& shape, DType dtype, uint64_t stream) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = 2 * double(uniform_half_open(philox(7, stream, i).word[0])) - 1;
-  return Tensor::from(values, shape).to(dtype);
-}
-
 Tensor cu_seqlens_tensor(const Starts& starts, DType dtype = DType::i64) {
   return Tensor::from(starts, {int64_t(starts.size())}).to(dtype);
 }
 
-struct Outcome {
+struct AttentionOutcome {
   Tensor o, lse, dq, dk, dv;
 };
 
 /// Forward and backward; leaves of the call's own.
-Outcome run(Tensor q, Tensor k, Tensor v, const Tensor& dout, const AttentionSequences& sequences,
-            const AttentionOptions& options) {
+AttentionOutcome run_attention(Tensor q, Tensor k, Tensor v, const Tensor& dout,
+                               const AttentionSequences& sequences, const AttentionOptions& options) {
   for (Tensor* leaf : {&q, &k, &v}) require_grad(*leaf);
   Tape tape;
   AttentionResult result = attention_with_lse(q, k, v, sequences, options);
@@ -46,7 +40,7 @@ Outcome run(Tensor q, Tensor k, Tensor v, const Tensor& dout, const AttentionSeq
   return {result.o.detach(), result.lse, grad(q), grad(k), grad(v)};
 }
 
-void expect_near(const Tensor& got, const Tensor& wanted, double tolerance, const char* what) {
+void expect_near_or_equal(const Tensor& got, const Tensor& wanted, double tolerance, const char* what) {
   ASSERT_EQ(got.shape(), wanted.shape()) << what;
   const auto a = got.to_vector<double>(), b = wanted.to_vector<double>();
   for (size_t i = 0; i < a.size(); ++i) {
@@ -59,12 +53,12 @@ TEST(AttentionSequences, AreEachAlone) {
   const Starts cu_seqlens_q{0, 4, 4, 9, 10}, cu_seqlens_k{0, 6, 9, 9, 16};
   for (const DType index : {DType::i32, DType::i64})
     for (const bool causal : {false, true}) {
-      const Tensor q = random({10, 4, 6}, DType::f64, 1), k = random({16, 2, 6}, DType::f64, 2),
-                   v = random({16, 2, 6}, DType::f64, 3), dout = random({10, 4, 6}, DType::f64, 4);
+      const Tensor q = uniform({10, 4, 6}, DType::f64, 1), k = uniform({16, 2, 6}, DType::f64, 2),
+                   v = uniform({16, 2, 6}, DType::f64, 3), dout = uniform({10, 4, 6}, DType::f64, 4);
       const AttentionOptions options{.causal = causal, .scale = 0.7};
-      const Outcome all =
-          run(q, k, v, dout, {cu_seqlens_tensor(cu_seqlens_q, index), cu_seqlens_tensor(cu_seqlens_k, index)},
-              options);
+      const AttentionOutcome all = run_attention(
+          q, k, v, dout, {cu_seqlens_tensor(cu_seqlens_q, index), cu_seqlens_tensor(cu_seqlens_k, index)},
+          options);
       for (size_t s = 0; s + 1 < cu_seqlens_q.size(); ++s) {
         const auto rows = [&](const Tensor& x) { return x.slice(0, cu_seqlens_q[s], cu_seqlens_q[s + 1]); };
         const auto keys = [&](const Tensor& x) { return x.slice(0, cu_seqlens_k[s], cu_seqlens_k[s + 1]); };
@@ -77,19 +71,21 @@ TEST(AttentionSequences, AreEachAlone) {
         AttentionResult own = attention_with_lse(own_q, own_k, own_v, options);
         tape.backward(std::vector{own.o}, std::vector{batch(rows(dout))});
         // The same arithmetic in the same order.
-        expect_near(rows(all.o), own.o.detach().select(0, 0), 0, "o");
-        expect_near(all.lse.slice(1, cu_seqlens_q[s], cu_seqlens_q[s + 1]), own.lse.select(0, 0), 0, "lse");
-        expect_near(rows(all.dq), grad(own_q).select(0, 0), 0, "dq");
-        expect_near(keys(all.dk), grad(own_k).select(0, 0), 0, "dk");
-        expect_near(keys(all.dv), grad(own_v).select(0, 0), 0, "dv");
+        expect_near_or_equal(rows(all.o), own.o.detach().select(0, 0), 0, "o");
+        expect_near_or_equal(all.lse.slice(1, cu_seqlens_q[s], cu_seqlens_q[s + 1]), own.lse.select(0, 0), 0,
+                             "lse");
+        expect_near_or_equal(rows(all.dq), grad(own_q).select(0, 0), 0, "dq");
+        expect_near_or_equal(keys(all.dk), grad(own_k).select(0, 0), 0, "dk");
+        expect_near_or_equal(keys(all.dv), grad(own_v).select(0, 0), 0, "dv");
       }
     }
 }
 
 TEST(AttentionSequences, RowsOfNoneGiveZero) {
-  const Tensor q = random({7, 2, 4}, DType::f32, 1), k = random({9, 2, 4}, DType::f32, 2);
-  const Outcome all = run(q, k, k.clone(), random(q.shape(), DType::f32, 3),
-                          {cu_seqlens_tensor({0, 2, 5}), cu_seqlens_tensor({0, 4, 6})}, {});
+  const Tensor q = uniform({7, 2, 4}, DType::f32, 1), k = uniform({9, 2, 4}, DType::f32, 2);
+  const AttentionOutcome all =
+      run_attention(q, k, k.clone(), uniform(q.shape(), DType::f32, 3),
+                    {cu_seqlens_tensor({0, 2, 5}), cu_seqlens_tensor({0, 4, 6})}, {});
   for (const Tensor& x :
        {all.o.slice(0, 5, 7), all.dq.slice(0, 5, 7), all.dk.slice(0, 6, 9), all.dv.slice(0, 6, 9)})
     for (const double value : x.to_vector<double>()) EXPECT_EQ(value, 0);
@@ -98,7 +94,7 @@ TEST(AttentionSequences, RowsOfNoneGiveZero) {
 }
 
 TEST(AttentionSequences, Messages) {
-  const Tensor q = random({6, 2, 4}, DType::f32, 1), k = random({8, 2, 4}, DType::f32, 2);
+  const Tensor q = uniform({6, 2, 4}, DType::f32, 1), k = uniform({8, 2, 4}, DType::f32, 2);
   const Tensor good = cu_seqlens_tensor({0, 6});
   const auto expect_message = [&](const AttentionSequences& sequences, const char* part) {
     const std::string text = message_of([&] { attention(q, k, k, sequences); });
@@ -108,7 +104,7 @@ TEST(AttentionSequences, Messages) {
   expect_message({good}, "without cu_seqlens_k they have as many rows");
   expect_message({good, cu_seqlens_tensor({0, 2, 8})}, "expected as many sequences");
   expect_message({good, cu_seqlens_tensor({0, 8}, DType::i32)}, "in one dtype");
-  expect_message({random({2}, DType::f32, 3), good}, "expected i32 or i64");
+  expect_message({uniform({2}, DType::f32, 3), good}, "expected i32 or i64");
   expect_message({cu_seqlens_tensor({1, 6}), good}, "cu_seqlens_q[0] is 1; expected 0");
   expect_message({cu_seqlens_tensor({0, 4, 3}), cu_seqlens_tensor({0, 4, 8})},
                  "cu_seqlens_q[2] is 3; expected at least 4");
@@ -120,7 +116,7 @@ TEST(AttentionSequences, Messages) {
 }
 
 /// Every variant that runs on this GPU.
-std::vector<int> rows_of(Device gpu) {
+std::vector<int> runnable_variants(Device gpu) {
   return gpu.info().major == 9 ? std::vector<int>{0, 1} : std::vector<int>{0};
 }
 
@@ -138,7 +134,7 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
   for (const int64_t rows : {900, 30})
     for (const int64_t dim : {64, 128})
       for (const bool causal : {false, true}) problems.push_back({rows, dim, causal});
-  for (const int row : rows_of(gpu))
+  for (const int row : runnable_variants(gpu))
     for (const Problem& problem : problems) {
       const int64_t rows = problem.rows, dim = problem.dim;
       const bool causal = problem.causal;
@@ -148,15 +144,15 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
         for (int64_t& start : starts) start = start * rows / 900;
         return starts;
       };
-      const Tensor q = random({rows, 4, dim}, DType::bf16, 1).to(gpu),
-                   k = random({kKeys, 2, dim}, DType::bf16, 2).to(gpu),
-                   v = random({kKeys, 2, dim}, DType::bf16, 3).to(gpu),
-                   dout = random({rows, 4, dim}, DType::bf16, 4).to(gpu);
+      const Tensor q = uniform({rows, 4, dim}, DType::bf16, 1).to(gpu),
+                   k = uniform({kKeys, 2, dim}, DType::bf16, 2).to(gpu),
+                   v = uniform({kKeys, 2, dim}, DType::bf16, 3).to(gpu),
+                   dout = uniform({rows, 4, dim}, DType::bf16, 4).to(gpu);
       const AttentionSequences sequences{cu_seqlens_tensor(scaled({0, 300, 600, 900})).to(gpu),
                                          cu_seqlens_tensor({0, 400, 700, 1100}).to(gpu)};
-      Outcome captured;
+      AttentionOutcome captured;
       const ForceVariant force("attention", attention_variants()[size_t(row)]);
-      Captured step(gpu, [&] { captured = run(q, k, v, dout, sequences, {.causal = causal}); });
+      Captured step(gpu, [&] { captured = run_attention(q, k, v, dout, sequences, {.causal = causal}); });
       for (int call = 0; call < 3; ++call) step();
       ASSERT_TRUE(step.is_graph());
       const std::vector<std::pair<Starts, Starts>> changes{{{0, 300, 600, 900}, {0, 400, 700, 1100}},
@@ -171,8 +167,8 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
         step();
         gpu.synchronize();
         const ForceVariant plain("attention", "mma");
-        const Outcome wanted = run(q.to(DType::f32), k.to(DType::f32), v.to(DType::f32), dout.to(DType::f32),
-                                   sequences, {.causal = causal});
+        const AttentionOutcome wanted = run_attention(q.to(DType::f32), k.to(DType::f32), v.to(DType::f32),
+                                                      dout.to(DType::f32), sequences, {.causal = causal});
         const auto largest = [](const Tensor& x) {
           double most = 1e-3;
           for (const double value : x.to_vector<double>())
@@ -180,7 +176,7 @@ TEST(AttentionSequences, LengthsChangeUnderAGraph) {
           return most;
         };
         const auto near = [&](const Tensor& got, const Tensor& want, const char* what) {
-          expect_near(got, want, 4 * epsilon(DType::bf16) * largest(want), what);
+          expect_near_or_equal(got, want, 4 * epsilon(DType::bf16) * largest(want), what);
         };
         near(captured.o, wanted.o, "o");
         near(captured.lse, wanted.lse, "lse");
@@ -196,21 +192,21 @@ TEST(AttentionSequences, OfOneLengthAreABatch) {
   // differ where a tile is cut.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  for (const int row : rows_of(gpu))
+  for (const int row : runnable_variants(gpu))
     for (const int64_t dim : {64, 128})
       for (const bool causal : {false, true}) {
         SCOPED_TRACE(testing::Message() << "row " << row << " D " << dim << " causal " << causal);
         constexpr int64_t kCount = 7, kLength = 1030, kHeads = 8, kKeyHeads = 2;
         const auto flat = [&](int64_t heads, uint64_t stream) {
-          return random({kCount * kLength, heads, dim}, DType::bf16, stream).to(gpu);
+          return uniform({kCount * kLength, heads, dim}, DType::bf16, stream).to(gpu);
         };
         const Tensor q = flat(kHeads, 1), k = flat(kKeyHeads, 2), v = flat(kKeyHeads, 3),
                      dout = flat(kHeads, 4);
         Starts starts;
         for (int64_t s = 0; s <= kCount; ++s) starts.push_back(s * kLength);
         const ForceVariant force("attention", attention_variants()[size_t(row)]);
-        const Outcome packed =
-            run(q, k, v, dout, {cu_seqlens_tensor(starts, DType::i32).to(gpu)}, {.causal = causal});
+        const AttentionOutcome packed =
+            run_attention(q, k, v, dout, {cu_seqlens_tensor(starts, DType::i32).to(gpu)}, {.causal = causal});
         const auto batch = [&](const Tensor& x) { return x.reshape({kCount, kLength, x.size(1), dim}); };
         Tensor own[3] = {batch(q), batch(k), batch(v)};
         for (Tensor& leaf : own) require_grad(leaf);
@@ -220,7 +216,7 @@ TEST(AttentionSequences, OfOneLengthAreABatch) {
         const auto near = [&](const Tensor& got, const Tensor& want, const char* what) {
           double most = 0;
           for (const double value : want.to_vector<double>()) most = std::max(most, std::abs(value));
-          expect_near(got.reshape(want.shape()), want, 2 * epsilon(DType::bf16) * most, what);
+          expect_near_or_equal(got.reshape(want.shape()), want, 2 * epsilon(DType::bf16) * most, what);
         };
         near(packed.o, fixed.o.detach(), "o");
         near(packed.lse.reshape({kHeads, kCount, kLength}).transpose(0, 1).clone(), fixed.lse, "lse");

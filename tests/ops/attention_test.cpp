@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "autograd/gradcheck.h"
@@ -11,21 +10,13 @@
 #include "ops/attention/attention_variants.h"
 #include "runtime/philox.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 /// What the generic cases do not say: examples worked out by hand, where causal's diagonal lies, queries that
 /// see nothing, huge scores, layouts of results, head sizes that only the CPU takes, and messages.
 
 namespace tessera::ops {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-Tensor random(const Shape& shape, DType dtype, uint64_t stream) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = 2 * double(uniform_half_open(philox(7, stream, i).word[0])) - 1;
-  return Tensor::from(values, shape).to(dtype);
-}
 
 Tensor heads(const std::vector<double>& values, int64_t length, int64_t dim) {
   return Tensor::from(values, {1, length, 1, dim});
@@ -72,15 +63,15 @@ TEST(Attention, CausalIsAlignedAtTheEnd) {
 
 TEST(Attention, QueriesThatSeeNothingGiveZero) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-    Tensor q = random({2, 5, 2, 8}, dtype, 1), k = random({2, 2, 2, 8}, dtype, 2),
-           v = random({2, 2, 2, 8}, dtype, 3);
+    Tensor q = uniform({2, 5, 2, 8}, dtype, 1), k = uniform({2, 2, 2, 8}, dtype, 2),
+           v = uniform({2, 2, 2, 8}, dtype, 3);
     for (Tensor* leaf : {&q, &k, &v}) require_grad(*leaf);
     Tape tape;
     auto [o, lse] = attention_with_lse(q, k, v, {.causal = true});
     const Tensor blind = o.detach().slice(1, 0, 3), blind_lse = lse.slice(2, 0, 3);
     for (const double value : blind.to_vector<double>()) EXPECT_EQ(value, 0);
-    for (const double value : blind_lse.to_vector<double>()) EXPECT_EQ(value, -kInfinity);
-    tape.backward(std::vector{o}, std::vector{random(o.shape(), dtype, 4)});
+    for (const double value : blind_lse.to_vector<double>()) EXPECT_EQ(value, -kInf);
+    tape.backward(std::vector{o}, std::vector{uniform(o.shape(), dtype, 4)});
     for (const double value : grad(q).slice(1, 0, 3).to_vector<double>()) EXPECT_EQ(value, 0);
     for (const Tensor& leaf : {q, k, v})
       for (const double value : grad(leaf).to_vector<double>()) EXPECT_TRUE(std::isfinite(value));
@@ -89,12 +80,12 @@ TEST(Attention, QueriesThatSeeNothingGiveZero) {
 
 TEST(Attention, NoKeysAndNoQueries) {
   const auto [o, lse] =
-      attention_with_lse(random({2, 3, 2, 4}, DType::f32, 1), random({2, 0, 2, 4}, DType::f32, 2),
-                         random({2, 0, 2, 4}, DType::f32, 3));
+      attention_with_lse(uniform({2, 3, 2, 4}, DType::f32, 1), uniform({2, 0, 2, 4}, DType::f32, 2),
+                         uniform({2, 0, 2, 4}, DType::f32, 3));
   for (const double value : o.to_vector<double>()) EXPECT_EQ(value, 0);
-  for (const double value : lse.to_vector<double>()) EXPECT_EQ(value, -kInfinity);
-  const Tensor none = attention(random({2, 0, 2, 4}, DType::f32, 1), random({2, 3, 2, 4}, DType::f32, 2),
-                                random({2, 3, 2, 4}, DType::f32, 3));
+  for (const double value : lse.to_vector<double>()) EXPECT_EQ(value, -kInf);
+  const Tensor none = attention(uniform({2, 0, 2, 4}, DType::f32, 1), uniform({2, 3, 2, 4}, DType::f32, 2),
+                                uniform({2, 3, 2, 4}, DType::f32, 3));
   EXPECT_EQ(none.shape(), (Shape{2, 0, 2, 4}));
 }
 
@@ -112,19 +103,19 @@ TEST(Attention, HugeScoresStayFinite) {
 TEST(Attention, InfiniteAndMissingScores) {
   // A key at score -inf has no weight; if all are, the query sees nothing; a NaN reaches the result.
   const Tensor q = heads({1}, 1, 1), v = heads({3, 5}, 2, 1);
-  EXPECT_EQ(attention(q, heads({-kInfinity, 0}, 2, 1), v, {.scale = 1}).item(), 5);
-  EXPECT_EQ(attention(q, heads({-kInfinity, -kInfinity}, 2, 1), v, {.scale = 1}).item(), 0);
+  EXPECT_EQ(attention(q, heads({-kInf, 0}, 2, 1), v, {.scale = 1}).item(), 5);
+  EXPECT_EQ(attention(q, heads({-kInf, -kInf}, 2, 1), v, {.scale = 1}).item(), 0);
   EXPECT_TRUE(std::isnan(attention(q, heads({std::nan(""), 0}, 2, 1), v, {.scale = 1}).item()));
-  EXPECT_TRUE(std::isnan(attention(q, heads({kInfinity, 0}, 2, 1), v, {.scale = 1}).item()));
+  EXPECT_TRUE(std::isnan(attention(q, heads({kInf, 0}, 2, 1), v, {.scale = 1}).item()));
 }
 
 TEST(Attention, OneKeyHasNoGradientOfItsScore) {
-  Tensor q = random({3, 40, 2, 32}, DType::f32, 1), k = random({3, 1, 2, 32}, DType::f32, 2),
-         v = random({3, 1, 2, 32}, DType::f32, 3);
+  Tensor q = uniform({3, 40, 2, 32}, DType::f32, 1), k = uniform({3, 1, 2, 32}, DType::f32, 2),
+         v = uniform({3, 1, 2, 32}, DType::f32, 3);
   for (Tensor* leaf : {&q, &k, &v}) require_grad(*leaf);
   Tape tape;
   Tensor o = attention(q, k, v);
-  tape.backward(std::vector{o}, std::vector{random(o.shape(), DType::f32, 4)});
+  tape.backward(std::vector{o}, std::vector{uniform(o.shape(), DType::f32, 4)});
   for (const double value : grad(q).to_vector<double>()) EXPECT_EQ(value, 0);
   for (const double value : grad(k).to_vector<double>()) EXPECT_EQ(value, 0);
 }
@@ -136,7 +127,7 @@ TEST(Attention, BlasAgreesWithTheOracle) {
     for (const bool causal : {false, true}) {
       Tensor narrow[3], wide[3];
       for (int i = 0; i < 3; ++i) {
-        narrow[i] = random({1, i == 0 ? queries : keys, 2, 48}, DType::f32, uint64_t(i));
+        narrow[i] = uniform({1, i == 0 ? queries : keys, 2, 48}, DType::f32, uint64_t(i));
         wide[i] = narrow[i].to(DType::f64);
         require_grad(narrow[i]);
         require_grad(wide[i]);
@@ -144,7 +135,7 @@ TEST(Attention, BlasAgreesWithTheOracle) {
       Tape tape;
       auto ours = attention_with_lse(narrow[0], narrow[1], narrow[2], {.causal = causal});
       auto oracle = attention_with_lse(wide[0], wide[1], wide[2], {.causal = causal});
-      const Tensor dout = random(ours.o.shape(), DType::f32, 9);
+      const Tensor dout = uniform(ours.o.shape(), DType::f32, 9);
       tape.backward(std::vector{ours.o, oracle.o}, std::vector{dout, dout.to(DType::f64)});
       const auto near = [&](const Tensor& a, const Tensor& b) {
         const auto got = a.to_vector<double>(), want = b.to_vector<double>();
@@ -164,7 +155,7 @@ TEST(Attention, BlasAgreesWithTheOracle) {
 
 TEST(Attention, ResultsLieAsTheirInputs) {
   // [L, B, H * D] rows, as a fused projection of time-major tokens makes them.
-  const Tensor memory = random({5, 3, 3 * 2 * 4}, DType::f32, 1);
+  const Tensor memory = uniform({5, 3, 3 * 2 * 4}, DType::f32, 1);
   const auto part = [&](int64_t which) {
     return memory.slice(2, which * 8, which * 8 + 8).reshape({5, 3, 2, 4}).transpose(0, 1);
   };
@@ -177,7 +168,7 @@ TEST(Attention, ResultsLieAsTheirInputs) {
   EXPECT_EQ(plain.to_vector<double>(), o.to_vector<double>());
   EXPECT_TRUE(plain.can_reshape({3, 5, 8}));
   // Odd heads: the pitch lies after all heads of a token, not after each.
-  const Tensor odd = random({2, 3, 2, 5}, DType::bf16, 2);
+  const Tensor odd = uniform({2, 3, 2, 5}, DType::bf16, 2);
   EXPECT_TRUE(attention(odd, odd, odd).can_reshape({2, 3, 10}));
 }
 
@@ -187,8 +178,8 @@ TEST(Attention, AnyHeadSizeOnTheCpu) {
         [](const std::vector<Tensor>& in) {
           return std::vector{attention(in[0], in[1], in[2], {.causal = true})};
         },
-        {random({1, 3, 1, dim}, DType::f64, 1), random({1, 4, 1, dim}, DType::f64, 2),
-         random({1, 4, 1, dim}, DType::f64, 3)});
+        {uniform({1, 3, 1, dim}, DType::f64, 1), uniform({1, 4, 1, dim}, DType::f64, 2),
+         uniform({1, 4, 1, dim}, DType::f64, 3)});
     EXPECT_TRUE(result.ok) << "D=" << dim << ": " << result.message;
   }
 }
@@ -198,12 +189,12 @@ TEST(Attention, OneTensorThrice) {
       [](const std::vector<Tensor>& in) {
         return std::vector{attention(in[0], in[0], in[0], {.causal = true})};
       },
-      {random({2, 5, 2, 3}, DType::f64, 1)});
+      {uniform({2, 5, 2, 3}, DType::f64, 1)});
   EXPECT_TRUE(result.ok) << result.message;
 }
 
 TEST(Attention, Messages) {
-  const Tensor q = random({2, 3, 2, 4}, DType::f32, 1), k = random({2, 5, 2, 4}, DType::f32, 2);
+  const Tensor q = uniform({2, 3, 2, 4}, DType::f32, 1), k = uniform({2, 5, 2, 4}, DType::f32, 2);
   const auto contains = [](const std::string& text, const char* part) {
     EXPECT_NE(text.find(part), std::string::npos) << "\"" << text << "\" lacks \"" << part << "\"";
   };
@@ -211,13 +202,13 @@ TEST(Attention, Messages) {
   contains(message_of([&] { attention(q.reshape({6, 2, 4}), k, k); }), "expected [B, Lq, H, D]");
   contains(message_of([&] { attention(q, k, q); }), "but v is f32[2, 3, 2, 4] on cpu");
   contains(message_of([&] { attention(q, k.slice(3, 0, 2), k.slice(3, 0, 2)); }), "B and D must agree");
-  const Tensor three = random({2, 3, 3, 4}, DType::f32, 1);
+  const Tensor three = uniform({2, 3, 3, 4}, DType::f32, 1);
   contains(message_of([&] { attention(three, k, k); }), "q has 3 heads, k and v 2; expected a multiple");
   contains(message_of([&] { attention(q, k.to(DType::f64), k.to(DType::f64)); }), "expected one dtype");
   contains(message_of([&] { attention(q, k, k, {.scale = -1}); }), "scale is -1; expected a positive number");
-  contains(message_of([&] { attention(q, k, k, {.scale = kInfinity}); }), "scale is inf");
+  contains(message_of([&] { attention(q, k, k, {.scale = kInf}); }), "scale is inf");
   contains(message_of([&] {
-             const Tensor wide = random({1, 2, 1, 257}, DType::f32, 3);
+             const Tensor wide = uniform({1, 2, 1, 257}, DType::f32, 3);
              attention(wide, wide, wide);
            }),
            "head size 257 is not supported on device cpu; expected 1 ... 256");
@@ -273,7 +264,7 @@ TEST(Attention, EveryKeyBlockIsWorkedOnOnce) {
 
 TEST(Attention, VariantsOfCuda) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-  const Tensor q = random({1, 20, 2, 64}, DType::f32, 1).to(Device::cuda());
+  const Tensor q = uniform({1, 20, 2, 64}, DType::f32, 1).to(Device::cuda());
   {
     const ForceVariant force("attention", "wgmma");
     EXPECT_NE(message_of([&] { attention(q, q, q); }).find("attention: variant wgmma needs"),
@@ -287,7 +278,7 @@ TEST(Attention, VariantsOfCuda) {
               std::string::npos);
   }
   // An expanded head has stride 0, which no tensor map encodes: variant mma takes it.
-  const Tensor one = random({1, 20, 1, 64}, DType::bf16, 2).to(Device::cuda()).expand({1, 20, 2, 64});
+  const Tensor one = uniform({1, 20, 1, 64}, DType::bf16, 2).to(Device::cuda()).expand({1, 20, 2, 64});
   EXPECT_EQ(attention(one, one, one).shape(), one.shape());
 }
 
@@ -312,7 +303,7 @@ TEST(Attention, RowsOfCudaAgree) {
                      << c.queries << " x " << c.keys << " D " << c.dim << " causal " << causal);
         Tensor in[3];
         for (int i = 0; i < 3; ++i)
-          in[i] = random({c.batch, i == 0 ? c.queries : c.keys, c.heads, c.dim}, dtype, uint64_t(i)).to(gpu);
+          in[i] = uniform({c.batch, i == 0 ? c.queries : c.keys, c.heads, c.dim}, dtype, uint64_t(i)).to(gpu);
         std::vector<double> o[2], lse[2];
         for (int row = 0; row < 2; ++row) {
           const ForceVariant force("attention", attention_variants()[size_t(row)]);
@@ -359,14 +350,14 @@ TEST(Attention, FewQueriesAgreeOnAllRows) {
           const ForceVariant force("attention", attention_variants()[size_t(row)]);
           Tensor in[3];
           for (int i = 0; i < 3; ++i) {
-            in[i] = random({c.batch, i == 0 ? c.queries : c.keys, i == 0 ? c.heads : c.kv_heads, c.dim},
-                           dtype, uint64_t(i))
+            in[i] = uniform({c.batch, i == 0 ? c.queries : c.keys, i == 0 ? c.heads : c.kv_heads, c.dim},
+                            dtype, uint64_t(i))
                         .to(gpu);
             require_grad(in[i]);
           }
           Tape tape;
           auto [o, lse] = attention_with_lse(in[0], in[1], in[2], {.causal = causal, .scale = 0.3});
-          tape.backward(std::vector{o}, std::vector{random(o.shape(), dtype, 4).to(gpu)});
+          tape.backward(std::vector{o}, std::vector{uniform(o.shape(), dtype, 4).to(gpu)});
           results[row][0] = o.to_vector<double>();
           results[row][1] = lse.to_vector<double>();
           for (int i = 0; i < 3; ++i) results[row][2 + i] = grad(in[i]).to_vector<double>();
@@ -399,9 +390,9 @@ TEST(Attention, ManyShortSequencesAgreeOnAllRows) {
   for (const int64_t dim : {16, 72})
     for (const bool causal : {false, true}) {
       SCOPED_TRACE(testing::Message() << "D " << dim << " causal " << causal);
-      const Tensor q = random({cu_seqlens_q.back(), kHeads, dim}, DType::bf16, 1).to(gpu),
-                   k = random({cu_seqlens_k.back(), kKeyHeads, dim}, DType::bf16, 2).to(gpu),
-                   v = random({cu_seqlens_k.back(), kKeyHeads, dim}, DType::bf16, 3).to(gpu);
+      const Tensor q = uniform({cu_seqlens_q.back(), kHeads, dim}, DType::bf16, 1).to(gpu),
+                   k = uniform({cu_seqlens_k.back(), kKeyHeads, dim}, DType::bf16, 2).to(gpu),
+                   v = uniform({cu_seqlens_k.back(), kKeyHeads, dim}, DType::bf16, 3).to(gpu);
       std::vector<double> o[2], lse[2];
       for (int row = 0; row < 2; ++row) {
         const ForceVariant force("attention", attention_variants()[size_t(row)]);
@@ -425,13 +416,13 @@ TEST(Attention, ManyShortSequencesAgreeOnAllRows) {
 
 TEST(Attention, HeadSizesOfCuda) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
-  const Tensor q = random({1, 2, 1, 136}, DType::f32, 1).to(Device::cuda());
+  const Tensor q = uniform({1, 2, 1, 136}, DType::f32, 1).to(Device::cuda());
   EXPECT_NE(message_of([&] { attention(q, q, q); }).find("expected 1 ... 128"), std::string::npos);
-  const Tensor wide = random({1, 2, 1, 8}, DType::f64, 1).to(Device::cuda());
+  const Tensor wide = uniform({1, 2, 1, 8}, DType::f64, 1).to(Device::cuda());
   EXPECT_NE(message_of([&] { attention(wide, wide, wide); }).find("f64 is not supported on device cuda"),
             std::string::npos);
   // Smaller heads than the smallest tile.
-  const Tensor small = random({2, 70, 3, 8}, DType::f32, 2);
+  const Tensor small = uniform({2, 70, 3, 8}, DType::f32, 2);
   const auto ours = attention(small.to(Device::cuda()), small.to(Device::cuda()), small.to(Device::cuda()));
   const auto got = ours.to_vector<double>(), want = attention(small, small, small).to_vector<double>();
   for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 16 * epsilon(DType::f32));

@@ -27,7 +27,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr uint64_t kSeed = 20240601;
+constexpr uint64_t kCaseSeed = 20240601;
 
 /// The tolerance rule (ops/verify.h). Without a baseline its error counts as 0.
 void expect_close(const OpSpec& op, F32Math math, const char* what, const Tensor& y, const Tensor& reference,
@@ -100,7 +100,7 @@ TEST_P(OpCases, Gradcheck) {
   for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
     if (!c.gradcheck) return;
     const auto inputs =
-        make_inputs(op(), problem, attrs, c.placement, DType::f64, Device::cpu(), kSeed, true);
+        make_inputs(op(), problem, attrs, c.placement, DType::f64, Device::cpu(), kCaseSeed, true);
     std::vector<bool> differentiable;
     bool any = false;
     for (const InputSpec& input : op().inputs) {
@@ -127,15 +127,15 @@ TEST_P(OpCases, EveryCpuDtypeAgreesWithTheOracle) {
       if (dtype == DType::f64) continue;
       SCOPED_TRACE(name_of(dtype));
       const auto oracle_inputs =
-          make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kSeed, true);
-      const auto inputs = make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kSeed);
+          make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kCaseSeed, true);
+      const auto inputs = make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kCaseSeed);
       const auto shapes = run_with_gradients(op(), oracle_inputs, attrs, {}).outputs;
       const auto ours =
           run_with_gradients(op(), inputs, attrs,
                              make_gradients(op(), run_with_gradients(op(), inputs, attrs, {}).outputs, dtype,
-                                            Device::cpu(), false, kSeed));
+                                            Device::cpu(), false, kCaseSeed));
       const auto reference = run_with_gradients(
-          op(), oracle_inputs, attrs, make_gradients(op(), shapes, dtype, Device::cpu(), true, kSeed));
+          op(), oracle_inputs, attrs, make_gradients(op(), shapes, dtype, Device::cpu(), true, kCaseSeed));
       // The CPU result is the baseline of the CUDA rule.
       const auto near = [&](const char* what, const Tensor& y, const Tensor& ref) {
         ASSERT_EQ(y.shape(), ref.shape()) << what;
@@ -168,12 +168,12 @@ TEST_P(OpCases, Tf32OnTheCpuAgreesWithTheOracle) {
   };
   bool differs = false;
   for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
-    const auto exact = make_inputs(op(), problem, attrs, c.placement, DType::f32, cpu, kSeed, true);
-    const auto inputs = make_inputs(op(), problem, attrs, c.placement, DType::f32, cpu, kSeed);
+    const auto exact = make_inputs(op(), problem, attrs, c.placement, DType::f32, cpu, kCaseSeed, true);
+    const auto inputs = make_inputs(op(), problem, attrs, c.placement, DType::f32, cpu, kCaseSeed);
     const auto wide = run_with_gradients(op(), exact, attrs, {}).outputs;
     const auto narrow = run_with_gradients(op(), inputs, attrs, {}).outputs;
-    const auto wide_grads = make_gradients(op(), wide, DType::f32, cpu, true, kSeed);
-    const auto grads = make_gradients(op(), narrow, DType::f32, cpu, false, kSeed);
+    const auto wide_grads = make_gradients(op(), wide, DType::f32, cpu, true, kCaseSeed);
+    const auto grads = make_gradients(op(), narrow, DType::f32, cpu, false, kCaseSeed);
     const auto in = [&](F32Math math) {
       const F32MathScope scope(math);
       return run_with_gradients(op(), inputs, attrs, grads);
@@ -212,12 +212,12 @@ TEST_P(OpCases, TheNumberOfCpuThreadsChangesNoBit) {
   for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
     for (const DType dtype : op().cpu_dtypes) {
       SCOPED_TRACE(name_of(dtype));
-      const auto inputs = make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kSeed);
+      const auto inputs = make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kCaseSeed);
       const auto run_on = [&](int threads) {
         set_cpu_threads(threads);
         const auto outputs = run_with_gradients(op(), inputs, attrs, {}).outputs;
         return run_with_gradients(op(), inputs, attrs,
-                                  make_gradients(op(), outputs, dtype, Device::cpu(), false, kSeed));
+                                  make_gradients(op(), outputs, dtype, Device::cpu(), false, kCaseSeed));
       };
       const Results alone = run_on(1);
       expect_bitwise(op(), "3 threads", alone, run_on(3));
@@ -234,13 +234,14 @@ struct Guard {
 };
 
 /// What one case is compared with on a GPU, for all rows.
-struct Expected {
+struct ExpectedOnGpu {
   std::vector<Tensor> inputs, grads;
   Results reference, baseline;
 };
 
 /// Runs the case on the row that is forced, if one is, and checks it.
-void check_on_gpu(const OpSpec& op, const Attrs& attrs, const Expected& expected, F32Math math, Device gpu) {
+void check_on_gpu(const OpSpec& op, const Attrs& attrs, const ExpectedOnGpu& expected, F32Math math,
+                  Device gpu) {
   Results ours;
   {
     const Guard guard(gpu.allocator());
@@ -308,23 +309,23 @@ void check_variants_on_gpu(const OpSpec& op, const Case& c, Precision precision,
   const Device cpu = Device::cpu();
   const Attrs attrs = complete(op, c.attrs);
   const Problem problem = op.problem(c.dims, attrs);
-  const auto oracle_inputs = make_inputs(op, problem, attrs, c.placement, dtype, cpu, kSeed, true);
-  const auto cpu_inputs = make_inputs(op, problem, attrs, c.placement, dtype, cpu, kSeed);
+  const auto oracle_inputs = make_inputs(op, problem, attrs, c.placement, dtype, cpu, kCaseSeed, true);
+  const auto cpu_inputs = make_inputs(op, problem, attrs, c.placement, dtype, cpu, kCaseSeed);
   const auto oracle_shapes = run_with_gradients(op, oracle_inputs, attrs, {}).outputs;
   const auto shapes = run_with_gradients(op, cpu_inputs, attrs, {}).outputs;
   const auto with_poisoned_row_padding = [&](auto&& make) {
     const Guard guard(gpu.allocator());  // pads and gaps are NaN
     return make();
   };
-  const Expected expected{
+  const ExpectedOnGpu expected{
       .inputs = with_poisoned_row_padding(
-          [&] { return make_inputs(op, problem, attrs, c.placement, dtype, gpu, kSeed); }),
+          [&] { return make_inputs(op, problem, attrs, c.placement, dtype, gpu, kCaseSeed); }),
       .grads =
-          with_poisoned_row_padding([&] { return make_gradients(op, shapes, dtype, gpu, false, kSeed); }),
+          with_poisoned_row_padding([&] { return make_gradients(op, shapes, dtype, gpu, false, kCaseSeed); }),
       .reference = run_with_gradients(op, oracle_inputs, attrs,
-                                      make_gradients(op, oracle_shapes, dtype, gpu, true, kSeed)),
-      .baseline =
-          run_with_gradients(op, cpu_inputs, attrs, make_gradients(op, shapes, dtype, cpu, false, kSeed))};
+                                      make_gradients(op, oracle_shapes, dtype, gpu, true, kCaseSeed)),
+      .baseline = run_with_gradients(op, cpu_inputs, attrs,
+                                     make_gradients(op, shapes, dtype, cpu, false, kCaseSeed))};
   for (const int variant : variants) {
     if (variant < 0) {
       SCOPED_TRACE("chosen variant");
@@ -352,7 +353,7 @@ bool accepts(const OpSpec& op, const Case& c, Precision precision, int variant, 
   const Attrs attrs = complete(op, c.attrs);
   const ForceVariant force(op.name, op.variants[size_t(variant)]);
   try {
-    op.run(make_inputs(op, op.problem(c.dims, attrs), attrs, c.placement, precision.dtype, gpu, kSeed),
+    op.run(make_inputs(op, op.problem(c.dims, attrs), attrs, c.placement, precision.dtype, gpu, kCaseSeed),
            attrs);
     return true;
   } catch (const Error&) {

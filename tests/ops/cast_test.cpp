@@ -5,11 +5,10 @@
 #include "autograd/tape.h"
 #include "ops/op.h"
 #include "ops/pointwise/pointwise.h"
+#include "tests/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-const Device kCpu = Device::cpu();
 
 TEST(Cast, ConvertsValues) {
   const Tensor x = Tensor::from(std::vector<double>{-1.75, 0, 1.75, 300}, {4});

@@ -11,9 +11,9 @@
 #include "ops/mlp/mlp_sparse24.h"
 #include "ops/mlp/move_columns.h"
 #include "ops/variant.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 /// hidden_gradient24 and linear_activation24 compared with their definitions, and on a GPU each variant with
 /// the others to the bit.
@@ -21,12 +21,6 @@
 namespace tessera::ops {
 namespace {
 
-Tensor normal(const Shape& shape, uint64_t seed, DType dtype = DType::f64, double mean = 0) {
-  Rng rng(seed);
-  const Tensor x = Tensor::empty(shape, DType::f64, Device::cpu());
-  fill_normal(x, mean, 1, rng);
-  return x.to(dtype);
-}
 /// Activations: relu of normal numbers, some two thirds of them 0.
 Tensor activations(const Shape& shape, uint64_t seed, DType dtype) {
   const Tensor x = normal(shape, seed, DType::f64, -0.5);
@@ -36,27 +30,28 @@ Tensor activations(const Shape& shape, uint64_t seed, DType dtype) {
 }
 
 /// Bits, but for those of NaNs, whose sign and payload differ between CPUs and GPUs.
-bool same_bits(const Tensor& a, const Tensor& b) {
+bool same_numbers(const Tensor& a, const Tensor& b) {
   const auto x = a.to(Device::cpu()).to_vector<double>(), y = b.to(Device::cpu()).to_vector<double>();
   return a.shape() == b.shape() && std::equal(x.begin(), x.end(), y.begin(), [](double l, double r) {
            return l == r ? std::signbit(l) == std::signbit(r) : std::isnan(l) && std::isnan(r);
          });
 }
-void expect_same(const Sparse24& a, const Sparse24& b, const char* what) {
-  EXPECT_TRUE(same_bits(a.values, b.values)) << what;
-  EXPECT_TRUE(same_bits(a.metadata, b.metadata)) << what;
+void expect_same_sparse24(const Sparse24& a, const Sparse24& b, const char* what) {
+  EXPECT_TRUE(same_numbers(a.values, b.values)) << what;
+  EXPECT_TRUE(same_numbers(a.metadata, b.metadata)) << what;
 }
 
-constexpr std::pair<int64_t, int64_t> kSizes[] = {{64, 64}, {1, 5}, {63, 130}, {200, 328}, {0, 4}, {4, 0}};
+constexpr std::pair<int64_t, int64_t> kMatrixSizes[] = {{64, 64},   {1, 5}, {63, 130},
+                                                        {200, 328}, {0, 4}, {4, 0}};
 
 TEST(HiddenGradient24, IsTheGradientAtThePlacesOfEachDirection) {
-  for (const auto& [tokens, features] : kSizes)
+  for (const auto& [tokens, features] : kMatrixSizes)
     for (const Activation kind : {Activation::relu, Activation::relu_squared}) {
       const Tensor da = normal({tokens, features}, 1);
       const Sparse24 kept = compress24(activations({tokens, features}, 2, DType::f64), Along24::features);
       const HiddenGradient24 made = hidden_gradient24(da, kept, kind);
       const Sparse24 by_tokens = compress24(decompress24(kept), Along24::tokens);
-      expect_same(made.act_by_tokens, by_tokens, "S(a) along tokens");
+      expect_same_sparse24(made.act_by_tokens, by_tokens, "S(a) along tokens");
       EXPECT_EQ(made.dh.along, Along24::features);
       EXPECT_EQ(made.dh_by_tokens.along, Along24::tokens);
       for (const auto& [gradient, act] : {std::pair{made.dh, kept}, {made.dh_by_tokens, by_tokens}}) {
@@ -74,7 +69,7 @@ TEST(HiddenGradient24, VariantsGiveTheSameBits) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
   for (const DType dtype : {DType::bf16, DType::f16})
-    for (const auto& [tokens, features] : kSizes)
+    for (const auto& [tokens, features] : kMatrixSizes)
       for (const Activation kind : {Activation::relu, Activation::relu_squared}) {
         Tensor given = normal({tokens, features}, 3, DType::f64);
         if (given.count() > 2) {
@@ -87,9 +82,9 @@ TEST(HiddenGradient24, VariantsGiveTheSameBits) {
         for (const char* const variant : {"separate", "fused"}) {
           const ForceVariant force("hidden_gradient24", variant);
           const HiddenGradient24 made = hidden_gradient24(da.to(gpu), kept.to(gpu), kind);
-          expect_same(made.dh, on_cpu.dh, variant);
-          expect_same(made.act_by_tokens, on_cpu.act_by_tokens, variant);
-          expect_same(made.dh_by_tokens, on_cpu.dh_by_tokens, variant);
+          expect_same_sparse24(made.dh, on_cpu.dh, variant);
+          expect_same_sparse24(made.act_by_tokens, on_cpu.act_by_tokens, variant);
+          expect_same_sparse24(made.dh_by_tokens, on_cpu.dh_by_tokens, variant);
         }
       }
 }
@@ -145,11 +140,11 @@ TEST(LinearActivation24, IsTheLayerItsColumnsAndWhatIsKeptOfTheOthers) {
             const LinearActivation24 made =
                 linear_activation24(given.x.to(device), given.weight.to(device), Activation::relu_squared,
                                     given.bias.to(device), splits ? given.columns.to(device) : Tensor());
-            expect_same(made.kept, kept, variant);
+            expect_same_sparse24(made.kept, kept, variant);
             validate_elements(made.kept.to(Device::cpu()), variant);
-            EXPECT_TRUE(same_bits(made.counts, layer.counts)) << variant;
+            EXPECT_TRUE(same_numbers(made.counts, layer.counts)) << variant;
             if (splits) {
-              EXPECT_TRUE(same_bits(made.dense, dense)) << variant;
+              EXPECT_TRUE(same_numbers(made.dense, dense)) << variant;
             } else {
               EXPECT_FALSE(made.dense.defined());
             }
@@ -192,7 +187,7 @@ TEST(MlpSparse24, ItsVariantsAgree) {
       results[fused] = {result.y.detach(), result.counts, grad(x), grad(up), grad(second)};
     }
     for (size_t i = 0; i < results[0].size(); ++i)
-      EXPECT_TRUE(same_bits(results[0][i], results[1][i])) << name_of(form) << " " << i;
+      EXPECT_TRUE(same_numbers(results[0][i], results[1][i])) << name_of(form) << " " << i;
   }
 }
 

@@ -3,22 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-Tensor labels(const std::vector<int64_t>& values, Device device = Device::cpu()) {
-  return Tensor::from(values, {int64_t(values.size())}, device);
-}
 
 TEST(CrossEntropy, WorkedByHand) {
   // softmax(0, log 2, log 5) = (1, 2, 5) / 8.
@@ -86,7 +80,7 @@ TEST(CrossEntropy, AllIgnoredHaveNoMeanAndNoGradient) {
 
 TEST(CrossEntropy, HugeAndInfiniteLogits) {
   for (const Device device : devices()) {
-    const std::vector<float> values{1e4f, 0, 0, 1e4f, -kInf, 1, -kInf, 1, 1e4f, 1e4f};
+    const std::vector<float> values{1e4f, 0, 0, 1e4f, -kInfF, 1, -kInfF, 1, 1e4f, 1e4f};
     const Tensor logits = Tensor::from(values, {5, 2}, device);
     const auto loss = [&](const std::vector<int64_t>& targets) {
       return cross_entropy(logits, labels(targets, device), {.reduction = Reduction::none})
@@ -95,11 +89,11 @@ TEST(CrossEntropy, HugeAndInfiniteLogits) {
     const auto near = [](const std::vector<float>& got, const std::vector<float>& expected) {
       for (size_t i = 0; i < expected.size(); ++i) EXPECT_FLOAT_EQ(got[i], expected[i]) << i;
     };
-    near(loss({0, 0, 1, 0, 0}), {0, 1e4f, 0, kInf, std::log(2.0f)});
+    near(loss({0, 0, 1, 0, 0}), {0, 1e4f, 0, kInfF, std::log(2.0f)});
     // Smoothing gives the class of probability 0 a share: infinite, not NaN.
     const CrossEntropyOptions smoothed{.label_smoothing = 0.5, .reduction = Reduction::none};
     const auto soft = cross_entropy(logits, labels({0, 0, 1, 0, 0}, device), smoothed).to_vector<float>();
-    near(soft, {2500, 7500, kInf, kInf, std::log(2.0f)});
+    near(soft, {2500, 7500, kInfF, kInfF, std::log(2.0f)});
     const auto slopes =
         gradient_of(logits, Tensor::full({5}, 1.0, DType::f32, device), [&](const Tensor& in) {
           return cross_entropy(in, labels({0, 0, 1, 0, 0}, device), {.reduction = Reduction::none});
@@ -119,7 +113,7 @@ TEST(CrossEntropy, OneClassIsCertain) {
 TEST(CrossEntropy, ARowWithoutADistributionIsNaN) {
   for (const Device device : devices()) {
     for (const int64_t classes : {3, 1500}) {
-      const Tensor logits = Tensor::full({2, classes}, double(-kInf), DType::f32, device);
+      const Tensor logits = Tensor::full({2, classes}, double(-kInfF), DType::f32, device);
       const Tensor row = logits.slice(0, 1, 2);
       row.fill(0);
       const auto losses =

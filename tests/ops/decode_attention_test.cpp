@@ -12,15 +12,10 @@
 #include "runtime/capture.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-Tensor ramp(const Shape& shape, Device device, double phase = 1) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(0.7 * double(i) + phase);
-  return Tensor::from(values, shape).to(DType::f32).to(device);
-}
 
 Tensor lengths_of(const std::vector<int32_t>& values, Device device) {
   return Tensor::from(values, {int64_t(values.size())}, device);
@@ -28,8 +23,8 @@ Tensor lengths_of(const std::vector<int32_t>& values, Device device) {
 
 TEST(DecodeAttention, EqualsCausalAttentionOverTheRowsThatCount) {
   for (const Device device : devices()) {
-    const Tensor q = ramp({2, 3, 4, 8}, device), k = ramp({2, 12, 4, 8}, device, 2),
-                 v = ramp({2, 12, 4, 8}, device, 3);
+    const Tensor q = sines({2, 3, 4, 8}, device), k = sines({2, 12, 4, 8}, device, 2),
+                 v = sines({2, 12, 4, 8}, device, 3);
     const Tensor o = decode_attention(q, k, v, lengths_of({7, 12}, device));
     for (int64_t b = 0; b < 2; ++b) {
       const int64_t length = b == 0 ? 7 : 12;
@@ -45,8 +40,8 @@ TEST(DecodeAttention, EqualsCausalAttentionOverTheRowsThatCount) {
 
 TEST(DecodeAttention, WhatPadsTheHeadsOfACacheHasNoEffect) {
   for (const Device device : devices()) {
-    const Tensor q = ramp({2, 3, 4, 36}, device), wide_k = ramp({2, 12, 2, 40}, device, 2),
-                 wide_v = ramp({2, 12, 2, 40}, device, 3), lengths = lengths_of({7, 12}, device);
+    const Tensor q = sines({2, 3, 4, 36}, device), wide_k = sines({2, 12, 2, 40}, device, 2),
+                 wide_v = sines({2, 12, 2, 40}, device, 3), lengths = lengths_of({7, 12}, device);
     const auto padded = decode_attention(q, wide_k, wide_v, lengths).to_vector<float>(),
                exact = decode_attention(q, wide_k.slice(3, 0, 36), wide_v.slice(3, 0, 36), lengths)
                            .to_vector<float>();
@@ -56,8 +51,8 @@ TEST(DecodeAttention, WhatPadsTheHeadsOfACacheHasNoEffect) {
 
 TEST(DecodeAttention, GroupsOfQueriesReadOneHead) {
   for (const Device device : devices()) {
-    const Tensor q = ramp({1, 2, 6, 16}, device), k = ramp({1, 40, 2, 16}, device, 2),
-                 v = ramp({1, 40, 2, 16}, device, 3), lengths = lengths_of({37}, device);
+    const Tensor q = sines({1, 2, 6, 16}, device), k = sines({1, 40, 2, 16}, device, 2),
+                 v = sines({1, 40, 2, 16}, device, 3), lengths = lengths_of({37}, device);
     const Tensor grouped = decode_attention(q, k, v, lengths);
     for (int64_t h = 0; h < 6; ++h) {
       const auto head = [&](const Tensor& x) { return x.slice(2, h / 3, h / 3 + 1); };
@@ -72,8 +67,8 @@ TEST(DecodeAttention, GroupsOfQueriesReadOneHead) {
 TEST(DecodeAttention, RowsPastTheLengthAreNotRead) {
   for (const Device device : devices())
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      const Tensor q = ramp({1, 1, 2, 32}, device).to(dtype), lengths = lengths_of({21}, device);
-      Tensor k = ramp({1, 64, 2, 32}, device, 2).to(dtype), v = ramp({1, 64, 2, 32}, device, 3).to(dtype);
+      const Tensor q = sines({1, 1, 2, 32}, device).to(dtype), lengths = lengths_of({21}, device);
+      Tensor k = sines({1, 64, 2, 32}, device, 2).to(dtype), v = sines({1, 64, 2, 32}, device, 3).to(dtype);
       const auto wanted = decode_attention(q, k, v, lengths).to_vector<float>();
       k.slice(1, 21, 64).fill(std::numeric_limits<double>::quiet_NaN());
       v.slice(1, 21, 64).fill(std::numeric_limits<double>::infinity());
@@ -85,9 +80,9 @@ TEST(DecodeAttention, OneGraphServesGrowingLengths) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
   const int64_t capacity = 1500;
-  const Tensor q = ramp({1, 1, 8, 64}, gpu).to(DType::bf16),
-               k = ramp({1, capacity, 2, 64}, gpu, 2).to(DType::bf16),
-               v = ramp({1, capacity, 2, 64}, gpu, 3).to(DType::bf16), lengths = lengths_of({1}, gpu);
+  const Tensor q = sines({1, 1, 8, 64}, gpu).to(DType::bf16),
+               k = sines({1, capacity, 2, 64}, gpu, 2).to(DType::bf16),
+               v = sines({1, capacity, 2, 64}, gpu, 3).to(DType::bf16), lengths = lengths_of({1}, gpu);
   Tensor o;
   Captured step(gpu, [&] { o = decode_attention(q, k, v, lengths); });
   for (const int32_t length : {1, 2, 15, 16, 17, 600, 1499, 1500}) {
@@ -105,7 +100,7 @@ TEST(DecodeAttention, OneGraphServesGrowingLengths) {
 
 TEST(DecodeAttention, AWrongLengthIsAnErrorOrNaN) {
   const Device cpu = Device::cpu();
-  const Tensor q = ramp({2, 2, 1, 8}, cpu), k = ramp({2, 9, 1, 8}, cpu);
+  const Tensor q = sines({2, 2, 1, 8}, cpu), k = sines({2, 9, 1, 8}, cpu);
   EXPECT_EQ(message_of([&] {
               decode_attention(q, k, k, lengths_of({4, 10}, cpu));
             }),
@@ -118,7 +113,7 @@ TEST(DecodeAttention, AWrongLengthIsAnErrorOrNaN) {
   const Device gpu = Device::cuda(0);
   for (const DType dtype : {DType::f32, DType::f16})
     for (const int64_t capacity : {9, 900}) {
-      const Tensor many = ramp({2, capacity, 1, 8}, gpu).to(dtype);
+      const Tensor many = sines({2, capacity, 1, 8}, gpu).to(dtype);
       for (const int32_t wrong : {-5, 0, 1, int32_t(capacity) + 1, 1 << 30}) {
         const auto o =
             decode_attention(q.to(gpu).to(dtype), many, many, lengths_of({wrong, 5}, gpu)).to_vector<float>();
@@ -129,7 +124,7 @@ TEST(DecodeAttention, AWrongLengthIsAnErrorOrNaN) {
 
 TEST(DecodeAttention, ScoresOfMinusInfinityGiveZero) {
   for (const Device device : devices()) {
-    const Tensor q = Tensor::full({1, 1, 1, 8}, 1, DType::f32, device), v = ramp({1, 4, 1, 8}, device);
+    const Tensor q = Tensor::full({1, 1, 1, 8}, 1, DType::f32, device), v = sines({1, 4, 1, 8}, device);
     const Tensor k = Tensor::full({1, 4, 1, 8}, -std::numeric_limits<double>::infinity(), DType::f32, device);
     EXPECT_EQ(decode_attention(q, k, v, lengths_of({4}, device)).to_vector<float>(),
               std::vector<float>(8, 0.0f));
@@ -138,13 +133,13 @@ TEST(DecodeAttention, ScoresOfMinusInfinityGiveZero) {
 
 TEST(DecodeAttention, ErrorsNameWhatIsWrong) {
   const Device cpu = Device::cpu();
-  const Tensor q = ramp({1, 1, 4, 8}, cpu), k = ramp({1, 9, 2, 8}, cpu), lengths = lengths_of({4}, cpu);
+  const Tensor q = sines({1, 1, 4, 8}, cpu), k = sines({1, 9, 2, 8}, cpu), lengths = lengths_of({4}, cpu);
   EXPECT_EQ(message_of([&] {
-              decode_attention(q, ramp({1, 9, 3, 8}, cpu), ramp({1, 9, 3, 8}, cpu), lengths);
+              decode_attention(q, sines({1, 9, 3, 8}, cpu), sines({1, 9, 3, 8}, cpu), lengths);
             }),
             "decode_attention: 4 query heads are not a multiple of 3 key heads");
   EXPECT_EQ(message_of([&] {
-              decode_attention(ramp({1, 17, 2, 8}, cpu), k, k, lengths);
+              decode_attention(sines({1, 17, 2, 8}, cpu), k, k, lengths);
             }),
             "decode_attention: 17 new tokens; expected 1 ... 16 (attention takes more)");
   EXPECT_EQ(message_of([&] {
@@ -156,7 +151,7 @@ TEST(DecodeAttention, ErrorsNameWhatIsWrong) {
       "decode_attention: keys is f32[1, 9, 2, 8] on cpu but values is f32[1, 5, 2, 8] on cpu; expected one "
       "shape [B, capacity, Hk, C]");
   EXPECT_EQ(message_of([&] {
-              decode_attention(ramp({1, 2, 4, 9}, cpu), k, k, lengths);
+              decode_attention(sines({1, 2, 4, 9}, cpu), k, k, lengths);
             }),
             "decode_attention: q is f32[1, 2, 4, 9] on cpu but keys is f32[1, 9, 2, 8] on cpu; B must agree, "
             "and the heads of keys must not be shorter than those of q");
@@ -174,7 +169,7 @@ TEST(AppendToCache, WritesBehindTheTokensOfEachSequence) {
   for (const Device device : devices())
     for (const int64_t dim : {3, 16}) {  // element by element, and in packs
       Tensor cache = Tensor::full({2, 5, 2, dim}, 9, DType::f32, device);
-      const Tensor x = ramp({2, 2, 2, dim}, device);
+      const Tensor x = sines({2, 2, 2, dim}, device);
       append_to_cache(cache, x, lengths_of({2, 5}, device));
       EXPECT_EQ(cache.select(0, 0).slice(0, 0, 2).to_vector<float>(), x.select(0, 0).to_vector<float>());
       EXPECT_EQ(cache.select(0, 1).slice(0, 3, 5).to_vector<float>(), x.select(0, 1).to_vector<float>());
@@ -187,12 +182,12 @@ TEST(AppendToCache, WritesBehindTheTokensOfEachSequence) {
 
 TEST(AppendToCache, AWrongLengthIsAnErrorOrWritesNothing) {
   Tensor cache = Tensor::full({1, 5, 1, 8}, 9, DType::f32, Device::cpu());
-  const Tensor x = ramp({1, 2, 1, 8}, Device::cpu());
+  const Tensor x = sines({1, 2, 1, 8}, Device::cpu());
   EXPECT_EQ(message_of([&] { append_to_cache(cache, x, lengths_of({6}, Device::cpu())); }),
             "append_to_cache: length 6 of sequence 0 is outside 2 ... 5, the new tokens and the capacity");
   EXPECT_EQ(
       message_of([&] {
-        append_to_cache(cache, ramp({1, 2, 1, 4}, Device::cpu()), lengths_of({5}, Device::cpu()));
+        append_to_cache(cache, sines({1, 2, 1, 4}, Device::cpu()), lengths_of({5}, Device::cpu()));
       }),
       "append_to_cache: cache is f32[1, 5, 1, 8] on cpu and x f32[1, 2, 1, 4] on cpu; expected [B, capacity, "
       "Hk, D] and [B, n, Hk, D], n >= 1");
@@ -209,7 +204,7 @@ TEST(AppendToCache, AWrongLengthIsAnErrorOrWritesNothing) {
 TEST(RopeToCache, IsRopeAndTwoAppendsInOne) {
   for (const Device device : devices())
     for (const auto& [dim, rotary] : {std::pair<int64_t, int64_t>{16, 16}, {16, 8}, {6, 4}}) {
-      const Tensor qkv = ramp({2, 3, 8, dim}, device), lengths = lengths_of({3, 7}, device);
+      const Tensor qkv = sines({2, 3, 8, dim}, device), lengths = lengths_of({3, 7}, device);
       const Tensor table = rope_table({}, rotary, 9, DType::f32, device);
       Tensor keys = Tensor::full({2, 8, 2, dim}, 9, DType::f32, device), values = keys.clone();
       Tensor wanted_keys = keys.clone(), wanted_values = keys.clone();
@@ -226,7 +221,7 @@ TEST(RopeToCache, IsRopeAndTwoAppendsInOne) {
 
 TEST(RopeToCache, AWrongLengthIsAnErrorOrNaN) {
   for (const Device device : devices()) {
-    const Tensor qkv = ramp({1, 2, 3, 8}, device), table = rope_table({}, 8, 5, DType::f32, device);
+    const Tensor qkv = sines({1, 2, 3, 8}, device), table = rope_table({}, 8, 5, DType::f32, device);
     Tensor keys = Tensor::full({1, 9, 1, 8}, 9, DType::f32, device), values = keys.clone();
     for (const int32_t wrong : {0, 1, 6, 10}) {  // 6: after the table
       if (device.is_cpu()) {

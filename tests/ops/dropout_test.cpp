@@ -8,15 +8,10 @@
 #include "ops/pointwise/pointwise.h"
 #include "runtime/capture.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-const Device kCpu = Device::cpu();
-
-Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = kCpu) {
-  return Tensor::full(shape, 1, dtype, device);
-}
 
 TEST(Dropout, TheMaskIsThePhiloxStreamInRowMajorOrder) {
   constexpr double kP = 0.25;

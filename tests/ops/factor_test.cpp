@@ -9,24 +9,10 @@
 #include "ops/pointwise/pointwise.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-Tensor random_matrix(int64_t m, int64_t n, uint64_t seed) {
-  Rng rng(seed);
-  const Tensor a = Tensor::empty({m, n}, DType::f64, Device::cpu());
-  fill_normal(a, 0, 1, rng);
-  return a;
-}
-
-double largest_difference(const Tensor& x, const Tensor& y) {
-  const std::vector<double> a = x.to_vector<double>(), b = y.to_vector<double>();
-  EXPECT_EQ(a.size(), b.size());
-  double worst = 0;
-  for (size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
-  return worst;
-}
 
 Tensor identity(int64_t n) {
   std::vector<double> values(size_t(n * n));
@@ -39,7 +25,7 @@ constexpr std::pair<int64_t, int64_t> kShapes[] = {{1, 1}, {1, 6}, {6, 1}, {5, 3
 TEST(Factor, QrIsAnOrthonormalBasisAndATriangle) {
   for (const auto& [m, n] : kShapes)
     for (const bool transposed : {false, true}) {
-      const Tensor a = transposed ? random_matrix(n, m, 3).transpose(0, 1) : random_matrix(m, n, 3);
+      const Tensor a = transposed ? normal({n, m}, 3).transpose(0, 1) : normal({m, n}, 3);
       const QrFactors made = qr(a);
       const int64_t k = std::min(m, n);
       EXPECT_LT(largest_difference(matmul(made.q, made.r), a), 1e-12);
@@ -54,7 +40,7 @@ TEST(Factor, QrIsAnOrthonormalBasisAndATriangle) {
 
 TEST(Factor, SvdIsOrthonormalDescendingAndOfFixedSigns) {
   for (const auto& [m, n] : kShapes) {
-    const Tensor a = random_matrix(m, n, 5);
+    const Tensor a = normal({m, n}, 5);
     const SvdFactors made = svd(a);
     const int64_t k = std::min(m, n);
     EXPECT_LT(largest_difference(matmul(mul(made.u, made.s), made.vt), a), 1e-12);
@@ -86,7 +72,7 @@ TEST(Factor, OfADiagonalMatrixIsItsElements) {
 
 TEST(Factor, TheSketchFindsTheLeadingTriples) {
   // Singular values 1, 1/2, 1/4, ...: the rest is far below the leading three.
-  const Tensor left = qr(random_matrix(60, 20, 1)).q, right = qr(random_matrix(45, 20, 2)).q;
+  const Tensor left = qr(normal({60, 20}, 1)).q, right = qr(normal({45, 20}, 2)).q;
   std::vector<double> values;
   for (int i = 0; i < 20; ++i) values.push_back(std::pow(0.5, i));
   const Tensor a = matmul(mul(left, Tensor::from(values, {20})), right, false, true);
@@ -104,11 +90,11 @@ TEST(Factor, TheSketchFindsTheLeadingTriples) {
   EXPECT_EQ(q.shape(), Shape({60, 6}));
   EXPECT_LT(largest_difference(matmul(q, q, true), identity(6)), 1e-12);
   // As much as the matrix has.
-  EXPECT_EQ(range_finder(random_matrix(5, 4, 1), 4, other).shape(), Shape({5, 4}));
+  EXPECT_EQ(range_finder(normal({5, 4}, 1), 4, other).shape(), Shape({5, 4}));
 }
 
 TEST(Factor, SaysWhatIsWrong) {
-  const Tensor a = random_matrix(4, 3, 1), vector = Tensor::zeros({3}, DType::f64, Device::cpu());
+  const Tensor a = normal({4, 3}, 1), vector = Tensor::zeros({3}, DType::f64, Device::cpu());
   Rng rng(1);
   expect_error([&] { qr({}); }, {"qr: a is undefined"});
   expect_error([&] { svd(vector); }, {"svd: a is f64[3]", "expected a matrix"});

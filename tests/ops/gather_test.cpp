@@ -8,15 +8,10 @@
 #include "ops/op.h"
 #include "ops/shape/shape.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-Tensor counting(const Shape& shape) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = double(i);
-  return Tensor::from(values, shape);
-}
 
 Tensor indices(std::vector<int64_t> values) {
   return Tensor::from(values, {int64_t(values.size())});

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kAsItLies = 0, kRounded = 1;  // of gemm_variants()
 
-Tensor numbers(const Shape& shape, int64_t seed) {
+Tensor small_integers(const Shape& shape, int64_t seed) {
   std::vector<float> values(size_t(shape.count()));
   for (size_t i = 0; i < values.size(); ++i) values[i] = float((int64_t(i) * 7 + seed) % 11 - 5);
   return Tensor::from(values, shape);
@@ -81,8 +81,9 @@ TEST_F(GemmPaddingCuda, EveryOrientationAndPlaceIsExact) {
               const bool ta = flags & 1, tb = flags & 2, accumulate = flags & 4;
               std::optional<ForceVariant> force;
               if (row >= 0) force.emplace("gemm", gemm_variants()[size_t(row)]);
-              const Tensor a = numbers(ta ? Shape{k, m} : Shape{m, k}, 1),
-                           b = numbers(tb ? Shape{n, k} : Shape{k, n}, 2), d = numbers({m, n}, 3);
+              const Tensor a = small_integers(ta ? Shape{k, m} : Shape{m, k}, 1),
+                           b = small_integers(tb ? Shape{n, k} : Shape{k, n}, 2),
+                           d = small_integers({m, n}, 3);
               const auto oriented = [](const Tensor& x, bool t) { return t ? x.transpose(0, 1) : x; };
               const double nan = std::numeric_limits<double>::quiet_NaN();
               const Tensor left = placed(a, dtype, place, nan), right = placed(b, dtype, place, nan);
@@ -113,9 +114,9 @@ TEST_F(GemmPaddingCuda, NeighboursOfOperandsSurvive) {
   const ForceVariant force("gemm", "cublas padded");
   for (const bool tb : {false, true}) {
     Tensor frame_a, frame_b;
-    const Tensor a = placed(numbers({40, 13}, 1), DType::bf16, Place::neighbours, 77, &frame_a);
-    const Tensor b =
-        placed(numbers(tb ? Shape{9, 13} : Shape{13, 9}, 2), DType::bf16, Place::neighbours, 77, &frame_b);
+    const Tensor a = placed(small_integers({40, 13}, 1), DType::bf16, Place::neighbours, 77, &frame_a);
+    const Tensor b = placed(small_integers(tb ? Shape{9, 13} : Shape{13, 9}, 2), DType::bf16,
+                            Place::neighbours, 77, &frame_b);
     const auto before_a = frame_a.to_vector<double>(), before_b = frame_b.to_vector<double>();
     multiply(Tensor::empty({40, 9}, DType::bf16, gpu()), a, tb ? b.transpose(0, 1) : b);
     EXPECT_EQ(frame_a.to_vector<double>(), before_a);
@@ -125,8 +126,8 @@ TEST_F(GemmPaddingCuda, NeighboursOfOperandsSurvive) {
 
 TEST_F(GemmPaddingCuda, ReadingDoesNotCountAsWriting) {
   const ForceVariant force("gemm", "cublas padded");
-  const Tensor a = numbers({40, 13}, 1).to(DType::bf16).to(gpu()),
-               b = numbers({9, 13}, 2).to(DType::bf16).to(gpu());
+  const Tensor a = small_integers({40, 13}, 1).to(DType::bf16).to(gpu()),
+               b = small_integers({9, 13}, 2).to(DType::bf16).to(gpu());
   const uint64_t version_a = a.version(), version_b = b.version();
   multiply(Tensor::empty({40, 9}, DType::bf16, gpu()), a, b.transpose(0, 1));
   EXPECT_EQ(a.version(), version_a);
@@ -139,8 +140,8 @@ TEST_F(GemmPaddingCuda, BiasesAndBatchesAreExact) {
     if (row >= 0) force.emplace("gemm", gemm_variants()[size_t(row)]);
     for (const bool grouped : {false, true})
       for (const Place place : {Place::own_row_padding, Place::neighbours}) {
-        const Tensor a = numbers({3, 10, 13}, 1), b = numbers({3, 19, 13}, 2),
-                     bias = numbers(grouped ? Shape{3, 1, 19} : Shape{19}, 3);
+        const Tensor a = small_integers({3, 10, 13}, 1), b = small_integers({3, 19, 13}, 2),
+                     bias = small_integers(grouped ? Shape{3, 1, 19} : Shape{19}, 3);
         const Tensor d = Tensor::empty({3, 10, 19}, DType::f32, Device::cpu());
         multiply(d, a, b.transpose(1, 2), {.bias = bias});
         const Tensor result = placed(d, DType::bf16, place, 77);
@@ -156,7 +157,7 @@ TEST_F(GemmPaddingCuda, BiasesAndBatchesAreExact) {
 
 TEST_F(GemmPaddingCuda, OneMatrixForAWholeBatchIsCopiedOnce) {
   const ForceVariant force("gemm", "cublas padded");
-  const Tensor a = numbers({13, 10}, 1), b = numbers({2, 3, 9, 13}, 2);
+  const Tensor a = small_integers({13, 10}, 1), b = small_integers({2, 3, 9, 13}, 2);
   const Tensor d = Tensor::empty({2, 3, 10, 9}, DType::f32, Device::cpu());
   multiply(d, a.transpose(0, 1), b.transpose(2, 3));
   const Tensor result = Tensor::empty(d.shape(), DType::f16, gpu());
@@ -165,10 +166,10 @@ TEST_F(GemmPaddingCuda, OneMatrixForAWholeBatchIsCopiedOnce) {
 }
 
 TEST_F(GemmPaddingCuda, SumsOverGroupsTakePadsAsColumns) {
-  const Tensor dy = numbers({10, 3, 13}, 1), weight = numbers({3, 13, 9}, 2);
+  const Tensor dy = small_integers({10, 3, 13}, 1), weight = small_integers({3, 13, 9}, 2);
   const Tensor by_group = dy.transpose(0, 1);
   for (const bool accumulate : {false, true}) {
-    const Tensor dx = numbers({10, 9}, 4), result = dx.to(DType::bf16).to(gpu());
+    const Tensor dx = small_integers({10, 9}, 4), result = dx.to(DType::bf16).to(gpu());
     const Tensor left = dy.to(DType::bf16).to(gpu()).transpose(0, 1),
                  right = weight.to(DType::bf16).to(gpu());
     EXPECT_TRUE(sum_is_one_gemm(result, left, right));
@@ -192,7 +193,7 @@ std::vector<std::vector<double>> results_of(std::vector<Tensor> inputs, DType dt
   for (int pass = 0; pass < 2; ++pass) {
     Tape tape;
     const Tensor y = run(inputs);
-    const Tensor dy = numbers(y.shape(), 6).to(y.dtype()).to(device);
+    const Tensor dy = small_integers(y.shape(), 6).to(y.dtype()).to(device);
     if (pass == 0) results.push_back(y.detach().to_vector<double>());
     tape.backward(std::vector{y}, std::vector{dy});
   }
@@ -240,13 +241,13 @@ TEST_F(GemmPaddingCuda, LayersAgreeWithTheCpu) {
 
 TEST_F(GemmPaddingCuda, GradientsInAnArenaKeepToTheirPlaces) {
   const ForceVariant force("gemm", "cublas padded");
-  Tensor weight = numbers({19, 13}, 1).to(DType::bf16).to(gpu());
+  Tensor weight = small_integers({19, 13}, 1).to(DType::bf16).to(gpu());
   require_grad(weight, DType::f32);
   const Tensor arena = Tensor::full({19 * 16 + 64}, 77, DType::f32, gpu());
   Layout place = Layout::pitched({19, 13}, 16);
   place.offset = 32;
   set_grad_buffer(weight, Tensor::view_of(arena.storage(), place, DType::f32));
-  const Tensor x = numbers({40, 13}, 2), dy = numbers({40, 19}, 3);
+  const Tensor x = small_integers({40, 13}, 2), dy = small_integers({40, 19}, 3);
   const Tensor want = Tensor::empty({19, 13}, DType::f32, Device::cpu());
   multiply(want, dy.transpose(0, 1), x);
   for (int pass = 1; pass <= 2; ++pass) {
@@ -264,8 +265,9 @@ TEST_F(GemmPaddingCuda, GradientsInAnArenaKeepToTheirPlaces) {
 
 TEST_F(GemmPaddingCuda, LargeProductsAreRoundedAndCaptured) {
   const ForceVariant force("gemm", "cublas padded");
-  const Tensor x = numbers({4096, 512}, 1).to(gpu()), weight = numbers({1365, 512}, 2).to(gpu()),
-               dy = numbers({4096, 1365}, 3).to(gpu());
+  const Tensor x = small_integers({4096, 512}, 1).to(gpu()),
+               weight = small_integers({1365, 512}, 2).to(gpu()),
+               dy = small_integers({4096, 1365}, 3).to(gpu());
   struct Product {
     Tensor a, b;
   };

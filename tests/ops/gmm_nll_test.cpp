@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 #include <numbers>
 #include <optional>
 #include <utility>
@@ -11,12 +10,12 @@
 #include "ops/pointwise/pointwise.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
 const double kHalfLogTwoPi = 0.5 * std::log(2 * std::numbers::pi);
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 TEST(GmmNll, OneComponentIsAGaussian) {
   const std::vector<double> y{-1, 0.5, 3}, mu{0, 0.25, 1}, log_sigma{0, -1, 0.5};
@@ -73,7 +72,7 @@ TEST(GmmNll, AShiftOfAllLogitsChangesNothing) {
 TEST(GmmNll, AWeightOfZeroSwitchesTheComponentOff) {
   for (const Device device : devices()) {
     for (const bool first : {true, false}) {
-      const std::vector<float> on{1, 0.5f, 0.25f}, off{-kInf, 3, 0};
+      const std::vector<float> on{1, 0.5f, 0.25f}, off{-kInfF, 3, 0};
       std::vector<float> params = first ? off : on;
       params.insert(params.end(), (first ? on : off).begin(), (first ? on : off).end());
       const Tensor two = Tensor::from(params, {1, 2, 3}, device), one = Tensor::from(on, {1, 1, 3}, device);
@@ -108,7 +107,7 @@ TEST(GmmNll, AComponentFarBeyondReachHasNoGradientButItsWeights) {
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const int fill : {0, 30}) {
         std::vector<float> params{0, 0, -60, 0, 0.5f, 0};
-        for (int k = 0; k < fill; ++k) params.insert(params.end(), {-kInf, 0, 0});
+        for (int k = 0; k < fill; ++k) params.insert(params.end(), {-kInfF, 0, 0});
         const Tensor theta = Tensor::from(params, {1, 2 + fill, 3}, device).to(dtype);
         const Tensor y = Tensor::full({1}, 1.0, dtype, device);
         // Gradients made in forward (dloss = 1) and in backward (dloss = 2).
@@ -132,7 +131,7 @@ TEST(GmmNll, IsFiniteAtTheMeanForAnyLogSigma) {
       for (const int fill : {0, 30})
         for (const float log_sigma : {-100.0f, -1000.0f, 100.0f}) {
           std::vector<float> params{0, 0.5f, log_sigma};
-          for (int k = 0; k < fill; ++k) params.insert(params.end(), {-kInf, 0, 0});
+          for (int k = 0; k < fill; ++k) params.insert(params.end(), {-kInfF, 0, 0});
           const Tensor theta = Tensor::from(params, {1, 1 + fill, 3}, device).to(dtype);
           const Tensor y = Tensor::full({1}, 0.5, dtype, device);
           EXPECT_FLOAT_EQ(gmm_nll(theta, y).item<float>(), log_sigma + float(kHalfLogTwoPi))
@@ -201,8 +200,8 @@ Tensor some_targets(int64_t count, Device device) {
 }
 
 /// Gradients of params and y by tape.backward(loss), or with `dloss` above the loss.
-std::pair<Tensor, Tensor> gradients(const Tensor& params, const Tensor& y, Reduction reduction,
-                                    std::optional<float> dloss) {
+std::pair<Tensor, Tensor> gmm_nll_gradients(const Tensor& params, const Tensor& y, Reduction reduction,
+                                            std::optional<float> dloss) {
   Tensor theta = params.detach(), target = y.detach();
   require_grad(theta), require_grad(target);
   Tape tape;
@@ -225,7 +224,8 @@ TEST(GmmNll, GradientsMadeInForwardAreThoseMadeInBackward) {
       for (const Reduction reduction : {Reduction::mean, Reduction::sum})
         for (const int64_t components : {3, 4, 7, 10, 15, 20, 33}) {
           const Tensor theta = some_params(300, components, dtype, device), y = some_targets(300, device);
-          const auto once = gradients(theta, y, reduction, {}), twice = gradients(theta, y, reduction, 2.0f);
+          const auto once = gmm_nll_gradients(theta, y, reduction, {}),
+                     twice = gmm_nll_gradients(theta, y, reduction, 2.0f);
           auto params = once.first.to_vector<double>(), target = once.second.to_vector<double>();
           for (double& value : params) value *= 2;
           for (double& value : target) value *= 2;
@@ -271,8 +271,8 @@ TEST(GmmNll, TargetsOfF32BesideNarrowParametersLoseNothing) {
   for (const Device device : devices())
     for (const DType dtype : {DType::bf16, DType::f16}) {
       const Tensor theta = some_params(97, 5, dtype, device), y = some_targets(97, device);
-      const auto narrow = gradients(theta, y, Reduction::sum, {}),
-                 exact = gradients(theta.to(cpu).to(DType::f32), y.to(cpu), Reduction::sum, {});
+      const auto narrow = gmm_nll_gradients(theta, y, Reduction::sum, {}),
+                 exact = gmm_nll_gradients(theta.to(cpu).to(DType::f32), y.to(cpu), Reduction::sum, {});
       EXPECT_EQ(narrow.first.dtype(), dtype);
       EXPECT_EQ(narrow.second.dtype(), DType::f32);
       const Tensor loss = gmm_nll(theta, y, Reduction::none),

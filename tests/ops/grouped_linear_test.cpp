@@ -5,20 +5,15 @@
 #include "autograd/tape.h"
 #include "ops/linear/linear.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
-Tensor counted(const Shape& shape, int64_t seed = 0) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = double((int64_t(i) * 5 + seed) % 13 - 6) / 4;
-  return Tensor::from(values, shape);
-}
-
 TEST(GroupedLinear, IsOneLinearAGroup) {
-  const Tensor weight = counted({3, 4, 5}), bias = counted({3, 4}, 2);
+  const Tensor weight = quarters({3, 4, 5}), bias = quarters({3, 4}, DType::f64, 2);
   for (const bool shared : {true, false}) {
-    const Tensor x = shared ? counted({2, 6, 5}, 1) : counted({2, 6, 3, 5}, 1);
+    const Tensor x = shared ? quarters({2, 6, 5}, DType::f64, 1) : quarters({2, 6, 3, 5}, DType::f64, 1);
     const Tensor y = grouped_linear(x, weight, bias, shared);
     ASSERT_EQ(y.shape(), Shape({2, 6, 3, 4}));
     for (int64_t k = 0; k < 3; ++k)
@@ -65,24 +60,24 @@ TEST(GroupedLinear, SharedInputGradientRoundsOnceOnAGpuNextToPadsOfNaN) {
 }
 
 TEST(GroupedLinear, MessagesNameWhatDisagrees) {
-  const Tensor weight = counted({3, 4, 5});
+  const Tensor weight = quarters({3, 4, 5});
   EXPECT_EQ(
       message_of([&] {
-        grouped_linear(counted({2, 6}), weight);
+        grouped_linear(quarters({2, 6}), weight);
       }),
       "grouped_linear: x [2, 6] does not match weight [3, 4, 5]; expected [..., in] of weight [K, out, in]");
   EXPECT_EQ(message_of([&] {
-              grouped_linear(counted({2, 5}), weight, {}, false);
+              grouped_linear(quarters({2, 5}), weight, {}, false);
             }),
             "grouped_linear: x [2, 5] does not match weight [3, 4, 5]; expected [..., K, in] (not shared) of "
             "weight "
             "[K, out, in]");
   EXPECT_EQ(message_of([&] {
-              grouped_linear(counted({2, 5}), counted({4, 5}));
+              grouped_linear(quarters({2, 5}), quarters({4, 5}));
             }),
             "grouped_linear: weight [4, 5] has not three dimensions; expected [K, out, in]");
   EXPECT_EQ(message_of([&] {
-              grouped_linear(counted({2, 5}), weight, counted({4}));
+              grouped_linear(quarters({2, 5}), weight, quarters({4}));
             }),
             "grouped_linear: bias [4] does not go with weight [3, 4, 5]; expected [3, 4]");
 }

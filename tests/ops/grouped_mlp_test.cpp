@@ -9,28 +9,23 @@
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "runtime/has_cuda.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
-Tensor counted(const Shape& shape, DType dtype, int64_t seed) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = double((int64_t(i) * 5 + seed) % 13 - 6) / 8;
-  return Tensor::from(values, shape).to(dtype);
-}
-
 // The same kernels in the same order: bitwise the composition, forward and backward.
 TEST(GroupedMlp, IsTheCompositionOfThree) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-    std::vector<Tensor> one{counted({2, 3, 5}, dtype, 1), counted({4, 9, 5}, dtype, 2),
-                            counted({4, 3, 9}, dtype, 3)};
+    std::vector<Tensor> one{eighths({2, 3, 5}, dtype, 1), eighths({4, 9, 5}, dtype, 2),
+                            eighths({4, 3, 9}, dtype, 3)};
     std::vector<Tensor> three;
     for (Tensor& each : one) {
       three.push_back(each.clone());
       require_grad(each);
       require_grad(three.back());
     }
-    const Tensor dy = counted({2, 3, 4, 3}, dtype, 6);
+    const Tensor dy = eighths({2, 3, 4, 3}, dtype, 6);
     std::vector<double> y_one, y_three;
     {
       Tape tape;
@@ -52,8 +47,8 @@ TEST(GroupedMlp, IsTheCompositionOfThree) {
 }
 
 TEST(GroupedMlp, KeepsNoHiddenRows) {
-  Tensor x = counted({64, 8}, DType::f64, 1), up = counted({4, 512, 8}, DType::f64, 2),
-         down = counted({4, 3, 512}, DType::f64, 3);
+  Tensor x = eighths({64, 8}, DType::f64, 1), up = eighths({4, 512, 8}, DType::f64, 2),
+         down = eighths({4, 3, 512}, DType::f64, 3);
   require_grad(up);
   Tape tape;
   const auto allocated = [] { return Device::cpu().allocator().stats().allocated; };
@@ -63,7 +58,7 @@ TEST(GroupedMlp, KeepsNoHiddenRows) {
 }
 
 TEST(GroupedMlp, SaysWhichOperandDoesNotFit) {
-  const Tensor x = counted({2, 5}, DType::f32, 1), up = counted({4, 9, 5}, DType::f32, 2);
+  const Tensor x = eighths({2, 5}, DType::f32, 1), up = eighths({4, 9, 5}, DType::f32, 2);
   const auto message = [&](const Tensor& u, const Tensor& d) -> std::string {
     try {
       grouped_mlp(x, u, d, Activation::silu);
@@ -72,9 +67,9 @@ TEST(GroupedMlp, SaysWhichOperandDoesNotFit) {
     }
     return "";
   };
-  EXPECT_NE(message(counted({4, 9, 6}, DType::f32, 1), up).find("expected [K, F, 5]"), std::string::npos);
-  EXPECT_NE(message(up, counted({4, 3, 8}, DType::f32, 1)).find("expected [4, E, 9]"), std::string::npos);
-  EXPECT_NE(message(up, counted({4, 3, 9}, DType::f64, 1)).find("down"), std::string::npos);
+  EXPECT_NE(message(eighths({4, 9, 6}, DType::f32, 1), up).find("expected [K, F, 5]"), std::string::npos);
+  EXPECT_NE(message(up, eighths({4, 3, 8}, DType::f32, 1)).find("expected [4, E, 9]"), std::string::npos);
+  EXPECT_NE(message(up, eighths({4, 3, 9}, DType::f64, 1)).find("down"), std::string::npos);
 }
 
 TEST(GroupedMlp, GeluTanhsSlopeIsNoughtOrOneWhereTheSquareOverflows) {
@@ -117,10 +112,10 @@ TEST(GroupedMlp, SeveralLaunchesAreOne) {
   if constexpr (kCuda) {
     const Device gpu = Device::cuda(0);
     const int64_t rows = 600, groups = 3, in = 72, wide = 136, out = 3;
-    const Tensor x = counted({rows, in}, DType::bf16, 1).to(gpu),
-                 up = counted({groups, wide, in}, DType::bf16, 2).to(gpu),
-                 down = counted({groups, out, wide}, DType::bf16, 3).to(gpu),
-                 dy = counted({rows, groups, out}, DType::bf16, 4).to(gpu);
+    const Tensor x = eighths({rows, in}, DType::bf16, 1).to(gpu),
+                 up = eighths({groups, wide, in}, DType::bf16, 2).to(gpu),
+                 down = eighths({groups, out, wide}, DType::bf16, 3).to(gpu),
+                 dy = eighths({rows, groups, out}, DType::bf16, 4).to(gpu);
     if (!grouped_mlp_wgmma_needs(x, up, down, Gpu(x.device())).empty())
       GTEST_SKIP() << "skipped: no variant wgmma";
     struct Results {

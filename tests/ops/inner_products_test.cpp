@@ -9,8 +9,8 @@
 #include "ops/gemm/gemm.h"
 #include "runtime/parallel.h"
 #include "runtime/rng.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 extern "C" {
 void openblas_set_num_threads(int threads);
@@ -19,13 +19,6 @@ int openblas_get_num_threads();
 
 namespace tessera::ops {
 namespace {
-
-Tensor drawn(const Shape& shape, uint64_t seed, DType dtype = DType::f64) {
-  Rng rng(seed);
-  const Tensor x = Tensor::empty(shape, dtype, Device::cpu());
-  fill_normal(x, 0, 1, rng);
-  return x;
-}
 
 Tensor zeros(const Shape& shape, DType dtype) {
   return Tensor::zeros(shape, dtype, Device::cpu());
@@ -40,7 +33,7 @@ Tensor oracle(const Tensor& d, const Tensor& x, const Tensor& y) {
 
 /// Sums of `tokens` products of standard normal numbers, in two orders: each differs from the exact sum by at
 /// most tokens * eps times the sum of the products' magnitudes, some 0.64 per token.
-void expect_near(const Tensor& a, const Tensor& b, int64_t tokens) {
+void expect_near_sums(const Tensor& a, const Tensor& b, int64_t tokens) {
   const std::vector<double> left = a.clone().to_vector<double>(), right = b.clone().to_vector<double>();
   ASSERT_EQ(left.size(), right.size());
   const double bound = 2 * double(tokens + 1) * 0x1p-53 * 2 * double(tokens + 1);
@@ -48,33 +41,33 @@ void expect_near(const Tensor& a, const Tensor& b, int64_t tokens) {
 }
 
 // One tile, several, shorter last ones; one token, one feature.
-constexpr std::array<std::array<int64_t, 3>, 9> kSizes = {{{1, 1, 1},
-                                                           {1, 5, 3},
-                                                           {50, 16, 1},
-                                                           {33, 64, 64},
-                                                           {20, 65, 129},
-                                                           {300, 200, 130},
-                                                           {7, 400, 300},
-                                                           {100, 1100, 90},
-                                                           {9, 1300, 1300}}};
+constexpr std::array<std::array<int64_t, 3>, 9> kProductSizes = {{{1, 1, 1},
+                                                                  {1, 5, 3},
+                                                                  {50, 16, 1},
+                                                                  {33, 64, 64},
+                                                                  {20, 65, 129},
+                                                                  {300, 200, 130},
+                                                                  {7, 400, 300},
+                                                                  {100, 1100, 90},
+                                                                  {9, 1300, 1300}}};
 
 TEST(GemmInnerProducts, AreTheOracles) {
-  for (const auto& [tokens, p, q] : kSizes) {
+  for (const auto& [tokens, p, q] : kProductSizes) {
     const Tensor x = drawn({tokens, p}, 1), y = drawn({tokens, q}, 2), start = drawn({p, q}, 3),
                  sums = start.clone();
     add_inner_products(sums, x, y);
-    expect_near(sums, oracle(start, x, y), tokens);
+    expect_near_sums(sums, oracle(start, x, y), tokens);
     add_inner_products(sums, x, y);
-    expect_near(sums, oracle(oracle(start, x, y), x, y), 2 * tokens);
+    expect_near_sums(sums, oracle(oracle(start, x, y), x, y), 2 * tokens);
   }
 }
 
 TEST(GemmInnerProducts, OfATensorWithItselfAreSymmetricToTheBit) {
-  for (const auto& [tokens, n, unused] : kSizes) {
+  for (const auto& [tokens, n, unused] : kProductSizes) {
     const Tensor x = drawn({tokens, n}, 1), more = drawn({tokens, n}, 2), sums = zeros({n, n}, DType::f64);
     add_gram(sums, x);
     add_gram(sums, more);
-    expect_near(sums, oracle(oracle(zeros({n, n}, DType::f64), x, x), more, more), 2 * tokens);
+    expect_near_sums(sums, oracle(oracle(zeros({n, n}, DType::f64), x, x), more, more), 2 * tokens);
     EXPECT_EQ(sums.to_vector<double>(), sums.transpose(0, 1).clone().to_vector<double>())
         << tokens << " " << n;
   }
@@ -87,13 +80,13 @@ TEST(GemmInnerProducts, TakePartsOfTensorsAndWriteNothingElse) {
                part = whole.slice(0, 1, 201).slice(1, 1, 101);
   const Tensor expected = oracle(part.clone(), x.clone(), y.clone());
   add_inner_products(part, x, y);
-  expect_near(part, expected, 40);
+  expect_near_sums(part, expected, 40);
   const Tensor square = drawn({202, 202}, 4), square_before = square.clone(),
                middle = square.slice(0, 1, 201).slice(1, 1, 201);
   middle.copy_from(oracle(zeros({200, 200}, DType::f64), x.clone(), x.clone()));
   const Tensor twice = oracle(middle.clone(), x.clone(), x.clone());
   add_gram(middle, x);
-  expect_near(middle, twice, 80);
+  expect_near_sums(middle, twice, 80);
   for (const auto& [now, was] : {std::pair{whole, before}, {square, square_before}})
     for (const int64_t edge : {int64_t{0}, now.size(0) - 1})
       EXPECT_EQ(now.slice(0, edge, edge + 1).clone().to_vector<double>(),
@@ -106,7 +99,7 @@ TEST(GemmInnerProducts, TakePartsOfTensorsAndWriteNothingElse) {
 
 TEST(GemmInnerProducts, ThreadsOfTheCpuAndOfOpenBlasChangeNoBit) {
   const int threads = cpu_threads(), blas_threads = openblas_get_num_threads();
-  for (const auto& [tokens, p, q] : kSizes) {
+  for (const auto& [tokens, p, q] : kProductSizes) {
     const Tensor x = drawn({tokens, p}, 1), y = drawn({tokens, q}, 2);
     std::vector<std::vector<double>> products, squares;
     for (const auto& [own, blas] : {std::pair{1, 1}, {2, 1}, {5, 2}, {3, 3}}) {

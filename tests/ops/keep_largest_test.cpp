@@ -13,16 +13,16 @@ namespace {
 
 using Keep = std::vector<uint8_t>;
 
-Keep kept(const std::vector<float>& scores, int64_t rows, const KeepLargest& how,
-          Device device = Device::cpu()) {
+Keep kept_scores(const std::vector<float>& scores, int64_t rows, const KeepLargest& how,
+                 Device device = Device::cpu()) {
   const Shape shape{rows, int64_t(scores.size()) / rows};
   return keep_largest(Tensor::from(scores, shape, device), how).to_vector<uint8_t>();
 }
 
 TEST(KeepLargest, DropsTheLowestIndexOfEqualScores) {
-  EXPECT_EQ(kept({2, 1, 1, 1, 3, 1}, 1, {.zeros = 2}), (Keep{1, 0, 0, 1, 1, 1}));
-  EXPECT_EQ(kept({1, 1, 1, 1}, 2, {.within = KeepWithin::matrix, .zeros = 3}), (Keep{0, 0, 0, 1}));
-  EXPECT_EQ(kept({1, 1, 1, 1, 0, 5}, 1, {.within = KeepWithin::group, .zeros = 1, .group = 3}),
+  EXPECT_EQ(kept_scores({2, 1, 1, 1, 3, 1}, 1, {.zeros = 2}), (Keep{1, 0, 0, 1, 1, 1}));
+  EXPECT_EQ(kept_scores({1, 1, 1, 1}, 2, {.within = KeepWithin::matrix, .zeros = 3}), (Keep{0, 0, 0, 1}));
+  EXPECT_EQ(kept_scores({1, 1, 1, 1, 0, 5}, 1, {.within = KeepWithin::group, .zeros = 1, .group = 3}),
             (Keep{0, 1, 1, 1, 0, 1}));
 }
 
@@ -32,10 +32,10 @@ TEST(KeepLargest, ZeroHasNoSignAndNanIsLargest) {
   for (const KeepLargest& how :
        {KeepLargest{.zeros = 2}, KeepLargest{.within = KeepWithin::matrix, .zeros = 2},
         KeepLargest{.within = KeepWithin::group, .zeros = 2, .group = 4}}) {
-    EXPECT_EQ(kept({0.0f, -0.0f, tiny, 0.0f}, 1, how), (Keep{0, 0, 1, 1}));
-    EXPECT_EQ(kept({-0.0f, tiny, 0.0f, -0.0f}, 1, how), (Keep{0, 1, 0, 1}));
-    EXPECT_EQ(kept({nan, inf, -nan, 1}, 1, how), (Keep{1, 0, 1, 0}));
-    EXPECT_EQ(kept({-inf, -1, -2, -tiny}, 1, how), (Keep{0, 1, 0, 1}));
+    EXPECT_EQ(kept_scores({0.0f, -0.0f, tiny, 0.0f}, 1, how), (Keep{0, 0, 1, 1}));
+    EXPECT_EQ(kept_scores({-0.0f, tiny, 0.0f, -0.0f}, 1, how), (Keep{0, 1, 0, 1}));
+    EXPECT_EQ(kept_scores({nan, inf, -nan, 1}, 1, how), (Keep{1, 0, 1, 0}));
+    EXPECT_EQ(kept_scores({-inf, -1, -2, -tiny}, 1, how), (Keep{0, 1, 0, 1}));
   }
 }
 
@@ -43,8 +43,8 @@ TEST(KeepLargest, CountsAreExact) {
   std::vector<float> scores;
   for (int i = 0; i < 60; ++i) scores.push_back(float(i * 37 % 11));
   for (int64_t zeros = 0; zeros <= 20; ++zeros) {
-    const Keep rows = kept(scores, 3, {.zeros = zeros}),
-               all = kept(scores, 3, {.within = KeepWithin::matrix, .zeros = 3 * zeros});
+    const Keep rows = kept_scores(scores, 3, {.zeros = zeros}),
+               all = kept_scores(scores, 3, {.within = KeepWithin::matrix, .zeros = 3 * zeros});
     EXPECT_EQ(std::count(all.begin(), all.end(), 0), 3 * zeros);
     for (int r = 0; r < 3; ++r)
       EXPECT_EQ(std::count(rows.begin() + 20 * r, rows.begin() + 20 * (r + 1), 0), zeros);

@@ -9,23 +9,12 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/variant.h"
 #include "runtime/allocator.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-Tensor labels(const std::vector<int64_t>& values, Device device = Device::cpu()) {
-  return Tensor::from(values, {int64_t(values.size())}, device);
-}
-
-Tensor normal(const Shape& shape, double deviation, DType dtype, Device device, uint64_t seed) {
-  Rng rng(seed);
-  Tensor x = Tensor::empty(shape, DType::f32, Device::cpu());
-  fill_normal(x, 0, deviation, rng);
-  return x.to(dtype).to(device);
-}
 
 /// [rows, 8]: the values in the first column, so that every row of the operator takes it.
 Tensor column(const std::vector<float>& values, DType dtype, Device device) {
@@ -35,13 +24,13 @@ Tensor column(const std::vector<float>& values, DType dtype, Device device) {
   return wide.to(dtype).to(device);
 }
 
-struct Outcome {
+struct LossOutcome {
   double loss;
   std::vector<double> dx, dweight;
 };
 
 template <class F>
-Outcome outcome_of(Tensor x, Tensor weight, F&& loss_of) {
+LossOutcome outcome_of(Tensor x, Tensor weight, F&& loss_of) {
   require_grad(x);
   require_grad(weight, x.dtype() == DType::f64 ? DType::f64 : DType::f32);
   Tape tape;
@@ -54,7 +43,7 @@ TEST(LinearCrossEntropy, WorkedByHand) {
   // x = 1, weight = (0, log 2, log 5): softmax (1, 2, 5) / 8.
   const Tensor x = Tensor::from(std::vector<double>{1}, {1, 1}),
                weight = Tensor::from(std::vector<double>{0, std::log(2), std::log(5)}, {3, 1});
-  const Outcome got = outcome_of(
+  const LossOutcome got = outcome_of(
       x, weight, [](const Tensor& in, const Tensor& w) { return linear_cross_entropy(in, w, labels({2})); });
   EXPECT_DOUBLE_EQ(got.loss, std::log(8.0 / 5));
   const double slopes[] = {1.0 / 8, 2.0 / 8, -3.0 / 8};
@@ -64,14 +53,14 @@ TEST(LinearCrossEntropy, WorkedByHand) {
 
 TEST(LinearCrossEntropy, IsCrossEntropyOfLinearHoweverItIsCut) {
   const Device cpu = Device::cpu();
-  const Tensor x = normal({13, 6}, 1, DType::f64, cpu, 1), weight = normal({9, 6}, 1, DType::f64, cpu, 2);
+  const Tensor x = normal_on(cpu, {13, 6}, DType::f64, 1), weight = normal_on(cpu, {9, 6}, DType::f64, 2);
   const Tensor targets = labels({0, 8, -100, 3, 3, 1, 2, -100, 7, 6, 5, 4, 0});
   for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
-    const Outcome plain = outcome_of(x, weight, [&](const Tensor& in, const Tensor& w) {
+    const LossOutcome plain = outcome_of(x, weight, [&](const Tensor& in, const Tensor& w) {
       return cross_entropy(linear(in, w), targets, {.reduction = reduction});
     });
     for (const int64_t chunk : {0, 1, 4, 12, 13, 100}) {
-      const Outcome cut = outcome_of(x, weight, [&](const Tensor& in, const Tensor& w) {
+      const LossOutcome cut = outcome_of(x, weight, [&](const Tensor& in, const Tensor& w) {
         return linear_cross_entropy(in, w, targets, {}, {.reduction = reduction, .chunk = chunk});
       });
       EXPECT_NEAR(cut.loss, plain.loss, 1e-14 * plain.loss);
@@ -84,9 +73,9 @@ TEST(LinearCrossEntropy, IsCrossEntropyOfLinearHoweverItIsCut) {
 
 TEST(LinearCrossEntropy, IgnoredTokensHaveNeitherLossNorGradient) {
   for (const Device device : devices()) {
-    const Tensor x = normal({3, 8}, 1, DType::bf16, device, 1),
-                 weight = normal({9, 8}, 1, DType::bf16, device, 2);
-    const Outcome none = outcome_of(x, weight, [&](const Tensor& in, const Tensor& w) {
+    const Tensor x = normal_on(device, {3, 8}, DType::bf16, 1),
+                 weight = normal_on(device, {9, 8}, DType::bf16, 2);
+    const LossOutcome none = outcome_of(x, weight, [&](const Tensor& in, const Tensor& w) {
       return linear_cross_entropy(in, w, labels({4, 4, 4}, device), {}, {.ignore_index = 4});
     });
     EXPECT_TRUE(std::isnan(none.loss));  // 0 / 0, as cross_entropy
@@ -105,7 +94,7 @@ TEST(LinearCrossEntropy, LogitsFarAboveTheTargetsDoNotOverflow) {
   for (const Device device : devices()) {
     const Tensor x = column({100, 100}, DType::bf16, device),
                  weight = column({0, 3, 6, 9, 12, 15, 18, 0, 0}, DType::bf16, device);
-    const Outcome got = outcome_of(x, weight, [&](const Tensor& in, const Tensor& w) {
+    const LossOutcome got = outcome_of(x, weight, [&](const Tensor& in, const Tensor& w) {
       return linear_cross_entropy(in, w, labels({0, 6}, device), {}, {.reduction = Reduction::sum});
     });
     EXPECT_NEAR(got.loss, 1800,
@@ -125,7 +114,7 @@ TEST(LinearCrossEntropy, ACertainTargetKeepsItsDigits) {
   const Device gpu = Device::cuda(0);
   const ForceVariant force("linear_cross_entropy", "wgmma");
   const double rest = 8 * std::exp(-16.0);
-  const Outcome got = outcome_of(
+  const LossOutcome got = outcome_of(
       column({16}, DType::bf16, gpu), column({1, 0, 0, 0, 0, 0, 0, 0, 0}, DType::bf16, gpu),
       [&](const Tensor& in, const Tensor& w) { return linear_cross_entropy(in, w, labels({0}, gpu)); });
   EXPECT_NEAR(got.loss, std::log1p(rest), 1e-5 * rest);
@@ -143,12 +132,12 @@ TEST(LinearCrossEntropy, ATargetOutOfRange) {
             "not ignore_index -100");
   if (Device::cuda_count() == 0) return;
   const Device gpu = Device::cuda(0);
-  const Tensor x = normal({3, 8}, 1, DType::bf16, gpu, 1), weight = normal({9, 8}, 1, DType::bf16, gpu, 2);
+  const Tensor x = normal_on(gpu, {3, 8}, DType::bf16, 1), weight = normal_on(gpu, {9, 8}, DType::bf16, 2);
   const Tensor targets = labels({0, 9, -1}, gpu);
   const auto losses =
       linear_cross_entropy(x, weight, targets, {}, {.reduction = Reduction::none}).to_vector<float>();
   EXPECT_TRUE(std::isfinite(losses[0]) && std::isnan(losses[1]) && std::isnan(losses[2]));
-  const Outcome got = outcome_of(
+  const LossOutcome got = outcome_of(
       x, weight, [&](const Tensor& in, const Tensor& w) { return linear_cross_entropy(in, w, targets); });
   EXPECT_TRUE(std::isnan(got.loss));
   for (size_t i = 8; i < 24; ++i) EXPECT_TRUE(std::isnan(got.dx[i])) << i;
@@ -186,8 +175,8 @@ TEST(LinearCrossEntropy, TheLogitsAreNeverThereAsAWhole) {
     for (const bool records : {false, true}) {
       constexpr int64_t kTokens = 4096, kClasses = 10000, kWidth = 8, kChunk = 256;
       if (device.is_cpu() && records) continue;  // products of bf16 are widened to copies there
-      Tensor x = normal({kTokens, kWidth}, 1, DType::bf16, device, 1),
-             weight = normal({kClasses, kWidth}, 1, DType::bf16, device, 2);
+      Tensor x = normal_on(device, {kTokens, kWidth}, DType::bf16, 1),
+             weight = normal_on(device, {kClasses, kWidth}, DType::bf16, 2);
       const Tensor targets = Tensor::zeros({kTokens}, DType::i64, device);
       if (records) require_grad(x), require_grad(weight, DType::f32);
       device.synchronize();
@@ -226,8 +215,8 @@ TEST(LinearCrossEntropy, TheLossScaleKeepsTheGradientsOfManyTokensInF16) {
   constexpr int64_t kTokens = 32768, kClasses = 2000, kTargets = 100, kWidth = 8;
   std::vector<int64_t> targets(kTokens);
   for (size_t i = 0; i < targets.size(); ++i) targets[i] = int64_t(i) * 7 % kTargets;
-  const Tensor x = normal({kTokens, kWidth}, 1, DType::f16, Device::cpu(), 1),
-               weight = normal({kClasses, kWidth}, 0.3, DType::f16, Device::cpu(), 2);
+  const Tensor x = normal_on(Device::cpu(), {kTokens, kWidth}, DType::f16, 1),
+               weight = normal_on(Device::cpu(), {kClasses, kWidth}, DType::f16, 2, 0.3);
   // f32 has eight digits of p / N: as good as f64 next to an error of 0.01.
   const std::vector<double> truth =
       scaled_dweight(x.to(DType::f32), weight.to(DType::f32), labels(targets), 1);
@@ -253,8 +242,8 @@ TEST(LinearCrossEntropy, APowerOfTwoAsLossScaleRoundsNothing) {
   for (const Device device : devices())
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const double factor : {1.0, 0.25}) {
-        const Tensor x = normal({300, 40}, 1, dtype, device, 3),
-                     weight = normal({201, 40}, 0.3, dtype, device, 4);
+        const Tensor x = normal_on(device, {300, 40}, dtype, 3),
+                     weight = normal_on(device, {201, 40}, dtype, 4, 0.3);
         std::vector<int64_t> targets(300);
         for (size_t i = 0; i < targets.size(); ++i) targets[i] = i % 5 ? int64_t(i * 13 % 201) : -100;
         const Tensor own = labels(targets, device);

@@ -2,26 +2,19 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "ops/linear/linear.h"
 #include "ops/swiglu/swiglu.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
-Tensor ramp(const Shape& shape, Device device, double phase = 1) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(0.7 * double(i) + phase);
-  return Tensor::from(values, shape).to(DType::f32).to(device);
-}
-
 TEST(LinearSwiglu, IsLinearThenSwigluWithTheirGradients) {
   for (const Device device : devices()) {
-    const Tensor x = ramp({2, 3, 8}, device), weight = ramp({10, 8}, device, 2),
-                 dy = ramp({2, 3, 5}, device, 3);
+    const Tensor x = sines({2, 3, 8}, device), weight = sines({10, 8}, device, 2),
+                 dy = sines({2, 3, 5}, device, 3);
     EXPECT_EQ(linear_swiglu(x, weight).to_vector<float>(), swiglu(linear(x, weight)).to_vector<float>());
     const auto gradient = [&](auto&& f) {
       return gradient_of(weight.clone(), dy, f).template to_vector<float>();
@@ -32,13 +25,13 @@ TEST(LinearSwiglu, IsLinearThenSwigluWithTheirGradients) {
 }
 
 TEST(LinearSwiglu, ErrorsNameWhatIsWrong) {
-  const Tensor x = ramp({3, 8}, Device::cpu());
+  const Tensor x = sines({3, 8}, Device::cpu());
   EXPECT_EQ(message_of([&] {
-              linear_swiglu(x, ramp({5, 8}, Device::cpu()));
+              linear_swiglu(x, sines({5, 8}, Device::cpu()));
             }),
             "linear_swiglu: weight [5, 8] has an odd number of rows; expected [2F, in]: gate and up");
   EXPECT_EQ(message_of([&] {
-              linear_swiglu(x, ramp({6, 7}, Device::cpu()));
+              linear_swiglu(x, sines({6, 7}, Device::cpu()));
             }),
             "linear_swiglu: weight [6, 7] takes 7 features, but its input has 8; expected [out, 8]");
 }

@@ -12,13 +12,10 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/guarded.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-Tensor ones(const Shape& shape, DType dtype) {
-  return Tensor::full(shape, 1, dtype, Device::cpu());
-}
 
 // x = {1, 2}, weight = {{1, 0}, {3, 4}, {-1, 1}}, bias = {10, 20, 30}: y = {11, 31, 31}; dy = {1, 2, 3} gives
 // dx = {1 + 6 - 3, 8 + 3}, dweight = dy x^T, dbias = dy.

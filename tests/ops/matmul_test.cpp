@@ -4,15 +4,10 @@
 
 #include "autograd/gradcheck.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-Tensor counted(const Shape& shape, DType dtype = DType::f64) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = double(int64_t(i) * 5 % 13 - 6) / 4;
-  return Tensor::from(values, shape).to(dtype);
-}
 
 // a b = {{19, 22}, {43, 50}}; with dy = {{1, 2}, {0, 1}}: da = dy b^T, db = a^T dy. Small integers: exact.
 TEST(Matmul, ByHandInEveryDtype) {
@@ -36,7 +31,7 @@ TEST(Matmul, LeadingDimensionsBroadcastBothWays) {
         [&](const std::vector<Tensor>& in) {
           return std::vector{matmul(in[0], in[1], transpose_a, transpose_b)};
         },
-        {counted(a), counted(b)});
+        {quarters(a), quarters(b)});
     EXPECT_TRUE(result.ok) << a << b << ": " << result.message;
   };
   check_shapes({2, 1, 3, 4}, {3, 4, 2}, false, false);
@@ -44,7 +39,7 @@ TEST(Matmul, LeadingDimensionsBroadcastBothWays) {
   check_shapes({2, 1, 3, 4}, {1, 3, 2, 4}, false, true);
   check_shapes({2, 3, 2, 4}, {4, 3}, false, false);
   check_shapes({4, 2}, {2, 3, 3, 4}, true, true);
-  const Tensor a = counted({2, 1, 3, 4}), b = counted({5, 4, 2}), y = matmul(a, b);
+  const Tensor a = quarters({2, 1, 3, 4}), b = quarters({5, 4, 2}), y = matmul(a, b);
   ASSERT_EQ(y.shape(), Shape({2, 5, 3, 2}));
   for (int64_t i = 0; i < 2; ++i)
     for (int64_t j = 0; j < 5; ++j)
@@ -53,7 +48,7 @@ TEST(Matmul, LeadingDimensionsBroadcastBothWays) {
 }
 
 TEST(Matmul, AnExpandedGradientIsRead) {
-  Tensor a = counted({3, 2}), b = counted({2, 4});
+  Tensor a = quarters({3, 2}), b = quarters({2, 4});
   require_grad(a), require_grad(b);
   Tape tape;
   const Tensor y = matmul(a, b);
@@ -72,7 +67,7 @@ TEST(Matmul, TheSameTensorTwice) {
       [](const std::vector<Tensor>& in) {
         return std::vector{matmul(in[0], in[0]), matmul(in[0], in[0], true, false)};
       },
-      {counted({3, 3})});
+      {quarters({3, 3})});
   EXPECT_TRUE(result.ok) << result.message;
 }
 
@@ -91,26 +86,26 @@ TEST(Matmul, BroadcastGradientsAreSummedInF32) {
 }
 
 TEST(Matmul, MessagesNameShapesDtypesAndDevices) {
-  const Tensor a = counted({2, 3}), b = counted({4, 5});
+  const Tensor a = quarters({2, 3}), b = quarters({4, 5});
   EXPECT_EQ(message_of([&] { matmul(a, b); }),
             "matmul: a [2, 3] does not match b [4, 5]: sums over 3 and 4 elements");
   EXPECT_EQ(message_of([&] { matmul(a, b, true, true); }),
             "matmul: a [2, 3] transposed does not match b [4, 5] transposed: sums over 2 and 5 elements");
   EXPECT_EQ(
-      message_of([&] { matmul(counted({3}), b); }),
+      message_of([&] { matmul(quarters({3}), b); }),
       "matmul: a [3] and b [4, 5] need at least two dimensions each; expected [..., M, K] and [..., K, N]");
   EXPECT_EQ(message_of([&] {
-              matmul(counted({2, 3, 4}), counted({3, 4, 5}));
+              matmul(quarters({2, 3, 4}), quarters({3, 4, 5}));
             }),
             "matmul: shapes [2] and [3] do not broadcast: 2 against 3 in dimension -1");
   EXPECT_EQ(
       message_of([&] {
-        matmul(a, counted({3, 2}, DType::f32));
+        matmul(a, quarters({3, 2}, DType::f32));
       }),
       "matmul: b is f32[3, 2] on cpu, but the first operand is f64[2, 3] on cpu; cast or move one of them");
   EXPECT_EQ(
       message_of([&] {
-        matmul(counted({2, 3}, DType::i64), b);
+        matmul(quarters({2, 3}, DType::i64), b);
       }),
       "matmul: a i64[2, 3] on cpu: dtype i64 is not supported on device cpu; expected f64, f32, bf16 or f16");
   EXPECT_EQ(message_of([&] { matmul(a, Tensor()); }), "matmul: b is undefined");

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 #include "autograd/tape.h"
@@ -14,20 +13,10 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-Tensor normal(const Shape& shape, uint64_t seed, DType dtype = DType::f64) {
-  Rng rng(seed);
-  const Tensor x = Tensor::empty(shape, DType::f64, Device::cpu());
-  fill_normal(x, 0, 1, rng);
-  return x.to(dtype);
-}
-
-std::vector<double> values(const Tensor& x) {
-  return x.detach().to_vector<double>();
-}
 
 /// Plain matrices of doubles: the definition of everything, masks and all.
 struct Matrix {
@@ -87,12 +76,12 @@ Inputs inputs_of(int64_t tokens, int64_t in, int64_t hidden, int64_t out, DType 
           normal({tokens, out}, 7, dtype)};
 }
 
-struct Results {
+struct MlpResults {
   Tensor y, counts, dx, dup, ddown, dup_bias, ddown_bias, dresidual, l1;
 };
 /// The gradient of l1, of the size of the others' once it is shared out over the elements.
 constexpr double kGradientOfL1 = 300;
-Results run(const Inputs& in, const MlpSparse24& how) {
+MlpResults run_mlp(const Inputs& in, const MlpSparse24& how) {
   Tensor x = in.x.clone(), up = in.up.clone(), down = in.down.clone(), up_bias = in.up_bias.clone(),
          down_bias = in.down_bias.clone(), residual = in.residual.clone();
   for (Tensor* const leaf : {&x, &up, &down, &up_bias, &down_bias, &residual}) require_grad(*leaf);
@@ -109,13 +98,13 @@ Results run(const Inputs& in, const MlpSparse24& how) {
 }
 
 /// Masked dense GEMMs: what the operator must be. `densest`: which columns split GEMMs leave alone.
-struct Expected {
+struct ExpectedMlp {
   Matrix y, dx, dup, ddown;
   std::vector<double> dup_bias;
   double l1 = 0;
 };
-Expected by_definition(const Inputs& in, const MlpSparse24& how, const std::vector<bool>& densest,
-                       const std::vector<int64_t>& order) {
+ExpectedMlp mlp_by_definition(const Inputs& in, const MlpSparse24& how, const std::vector<bool>& densest,
+                              const std::vector<int64_t>& order) {
   const int64_t tokens = in.x.size(0), hidden = in.up.size(0);
   Matrix h = product(Matrix(in.x), transposed(Matrix(in.up)));
   const std::vector<double> up_bias = values(in.up_bias), down_bias = values(in.down_bias);
@@ -139,7 +128,8 @@ Expected by_definition(const Inputs& in, const MlpSparse24& how, const std::vect
     return keeps;
   };
   const Matrix kept = masked(a, restricted(how.y, a, true));
-  Expected expected{product(kept, transposed(Matrix(in.down))), Matrix(0, 0), Matrix(0, 0), Matrix(0, 0), {}};
+  ExpectedMlp expected{
+      product(kept, transposed(Matrix(in.down))), Matrix(0, 0), Matrix(0, 0), Matrix(0, 0), {}};
   for (const double value : kept.at) expected.l1 += std::abs(value) / double(tokens * hidden);
   const std::vector<double> residual = values(in.residual);
   for (size_t i = 0; i < expected.y.at.size(); ++i)
@@ -160,8 +150,8 @@ Expected by_definition(const Inputs& in, const MlpSparse24& how, const std::vect
   return expected;
 }
 
-void expect_near(const Tensor& actual, const std::vector<double>& expected, const std::string& what,
-                 double tolerance = 1e-9) {
+void expect_near_values(const Tensor& actual, const std::vector<double>& expected, const std::string& what,
+                        double tolerance = 1e-9) {
   const std::vector<double> list = values(actual);
   ASSERT_EQ(list.size(), expected.size()) << what;
   double most = 1, off = 0;
@@ -196,17 +186,17 @@ TEST(MlpSparse24, IsMaskedDenseGemmsInEveryCombinationOfForms) {
                       .masks_gradient = masks,
                       .previous = previous,
                       .l1 = i % 4 != 0};
-      const Results results = run(in, how);
-      const Expected expected = by_definition(in, how, densest, {});
+      const MlpResults results = run_mlp(in, how);
+      const ExpectedMlp expected = mlp_by_definition(in, how, densest, {});
       const std::string what = text_of_settings(how);
-      expect_near(results.y, expected.y.at, what + ": y");
-      expect_near(results.dx, expected.dx.at, what + ": dx");
-      expect_near(results.dup, expected.dup.at, what + ": dup");
-      expect_near(results.ddown, expected.ddown.at, what + ": ddown");
-      expect_near(results.dup_bias, expected.dup_bias, what + ": dup_bias");
-      expect_near(results.dresidual, values(in.dy), what + ": dresidual");
+      expect_near_values(results.y, expected.y.at, what + ": y");
+      expect_near_values(results.dx, expected.dx.at, what + ": dx");
+      expect_near_values(results.dup, expected.dup.at, what + ": dup");
+      expect_near_values(results.ddown, expected.ddown.at, what + ": ddown");
+      expect_near_values(results.dup_bias, expected.dup_bias, what + ": dup_bias");
+      expect_near_values(results.dresidual, values(in.dy), what + ": dresidual");
       EXPECT_EQ(results.l1.defined(), how.l1);
-      if (how.l1) expect_near(results.l1, {expected.l1}, what + ": l1");
+      if (how.l1) expect_near_values(results.l1, {expected.l1}, what + ": l1");
     }
 }
 
@@ -233,13 +223,13 @@ TEST(MlpSparse24, LossesMayNeedTheMeanMagnitudeAlone) {
     const std::vector<Tensor> of{result.y, result.l1},
         grads{in.dy, Tensor::full({}, 2, DType::f64, Device::cpu())};
     tape.backward(of, grads);
-    expect_near(grad(x), values(grad(all)), "dx", 1e-12);
-    expect_near(grad(up), values(grad(weight)), "dup", 1e-12);
-    Expected exact = by_definition(in, how, std::vector<bool>(16, false), {});
+    expect_near_values(grad(x), values(grad(all)), "dx", 1e-12);
+    expect_near_values(grad(up), values(grad(weight)), "dup", 1e-12);
+    ExpectedMlp exact = mlp_by_definition(in, how, std::vector<bool>(16, false), {});
     for (Matrix* const matrix : {&exact.dx, &exact.dup})
       for (double& value : matrix->at) value *= 2 / kGradientOfL1;
-    expect_near(grad(x), exact.dx.at, "dx by definition", 1e-12);
-    expect_near(grad(up), exact.dup.at, "dup by definition", 1e-12);
+    expect_near_values(grad(x), exact.dx.at, "dx by definition", 1e-12);
+    expect_near_values(grad(up), exact.dup.at, "dup by definition", 1e-12);
   }
 }
 
@@ -247,11 +237,11 @@ TEST(MlpSparse24, TheMeanMagnitudeIsNotRoundedTo16Bits) {
   // Its share of an element is 300 / (T F): in f16, without a loss scale, below the smallest number.
   const Inputs in = inputs_of(64, 9, 128, 8, DType::f16);
   const MlpSparse24 how{.dense_share = 0.1, .l1 = true};
-  const Results results = run(in, how);
+  const MlpResults results = run_mlp(in, how);
   EXPECT_EQ(results.l1.dtype(), DType::f32);
   MlpSparse24 exact = how;
   const Inputs wide = inputs_of(64, 9, 128, 8, DType::f32);
-  expect_near(results.l1, values(run(wide, exact).l1), "l1", 5e-3);
+  expect_near_values(results.l1, values(run_mlp(wide, exact).l1), "l1", 5e-3);
 }
 
 TEST(MlpSparse24, TokensStandTogetherAsTheOrderSays) {
@@ -270,10 +260,10 @@ TEST(MlpSparse24, TokensStandTogetherAsTheOrderSays) {
                           .dup = Gemm24::sparse,
                           .ddown = Gemm24::sparse,
                           .order = order};
-    const Results results = run(in, how);
-    const Expected expected = by_definition(in, how, std::vector<bool>(size_t(hidden), false), list);
-    expect_near(results.dup, expected.dup.at, kind);
-    expect_near(results.ddown, expected.ddown.at, kind);
+    const MlpResults results = run_mlp(in, how);
+    const ExpectedMlp expected = mlp_by_definition(in, how, std::vector<bool>(size_t(hidden), false), list);
+    expect_near_values(results.dup, expected.dup.at, kind);
+    expect_near_values(results.ddown, expected.ddown.at, kind);
   }
   const Tensor stride = token_order24("stride", 8, 0, Device::cpu());
   EXPECT_EQ(stride.to_vector<int64_t>(), (std::vector<int64_t>{0, 2, 4, 6, 1, 3, 5, 7}));
@@ -283,23 +273,23 @@ TEST(MlpSparse24, DenseFormsAreTheDenseLayer) {
   const Inputs in = inputs_of(13, 8, 24, 8);
   const MlpSparse24 how{
       .y = Gemm24::dense, .dx = Gemm24::dense, .dup = Gemm24::dense, .ddown = Gemm24::dense};
-  const Results results = run(in, how);
+  const MlpResults results = run_mlp(in, how);
   Tensor x = in.x.clone(), up = in.up.clone(), down = in.down.clone();
   for (Tensor* const leaf : {&x, &up, &down}) require_grad(*leaf);
   Tape tape;
   const Tensor y = mlp(x, up, down, Activation::relu_squared, in.up_bias, in.down_bias, in.residual);
   const std::vector<Tensor> of{y}, grads{in.dy};
   tape.backward(of, grads);
-  expect_near(results.y, values(y), "y");
-  expect_near(results.dx, values(grad(x)), "dx");
-  expect_near(results.dup, values(grad(up)), "dup");
-  expect_near(results.ddown, values(grad(down)), "ddown");
+  expect_near_values(results.y, values(y), "y");
+  expect_near_values(results.dx, values(grad(x)), "dx");
+  expect_near_values(results.dup, values(grad(up)), "dup");
+  expect_near_values(results.ddown, values(grad(down)), "ddown");
 }
 
 TEST(MlpSparse24, CountsAreThoseOfTheActivationsBeforeAnyAreDropped) {
   const Inputs in = inputs_of(30, 9, 23, 6);
   const MlpSparse24 how{.dense_share = 0.2};
-  const Results results = run(in, how);
+  const MlpResults results = run_mlp(in, how);
   const ActivatedLinear hidden = linear_activation(in.x, in.up, Activation::relu_squared, in.up_bias);
   EXPECT_EQ(results.counts.to_vector<int64_t>(), hidden.counts.to_vector<int64_t>());
   const std::vector<double> a = values(hidden.y);
@@ -323,11 +313,11 @@ TEST(MlpSparse24, MeanOverDrawsIsTheDenseResult) {
                   .token_method = Method24::mvue,
                   .rng = &rng};
   constexpr int kDraws = 4000;
-  const Results exact = run(in, dense);
+  const MlpResults exact = run_mlp(in, dense);
   std::vector<std::vector<double>> sums(4), squares(4);
-  const auto parts = [](const Results& r) { return std::array{r.y, r.dx, r.dup, r.ddown}; };
+  const auto parts = [](const MlpResults& r) { return std::array{r.y, r.dx, r.dup, r.ddown}; };
   for (int draw = 0; draw < kDraws; ++draw) {
-    const auto all = parts(run(in, how));
+    const auto all = parts(run_mlp(in, how));
     for (size_t p = 0; p < 4; ++p) {
       const std::vector<double> list = values(all[p]);
       sums[p].resize(list.size()), squares[p].resize(list.size());
@@ -354,7 +344,7 @@ TEST(MlpSparse24, SoftMethodsDifferentiateWhatTheyKeep) {
                   .ddown = Gemm24::dense,
                   .method = Method24::soft_threshold,
                   .scale = Tensor::full({1}, 1.5, DType::f32, Device::cpu())};
-  const Results results = run(in, how);
+  const MlpResults results = run_mlp(in, how);
   const Matrix x(in.x), up(in.up), down(in.down), dy(in.dy);
   const std::vector<double> bias = values(in.up_bias);
   Matrix a(3, 8);
@@ -376,9 +366,9 @@ TEST(MlpSparse24, SoftMethodsDifferentiateWhatTheyKeep) {
       kept(t, f) = 1.5 * (a(t, f) - group[2]);
       dh(t, f) = kept(t, f) == 0 ? 0 : da(t, f) * 1.5 * 2 * std::sqrt(a(t, f));
     }
-  expect_near(results.dx, product(dh, up).at, "dx", 1e-6);
-  expect_near(results.dup, product(transposed(dh), x).at, "dup", 1e-6);
-  expect_near(results.ddown, product(transposed(dy), kept).at, "ddown", 1e-6);
+  expect_near_values(results.dx, product(dh, up).at, "dx", 1e-6);
+  expect_near_values(results.dup, product(transposed(dh), x).at, "dup", 1e-6);
+  expect_near_values(results.ddown, product(transposed(dy), kept).at, "ddown", 1e-6);
 }
 
 TEST(MlpSparse24, SavesTheCompressedActivationsAlone) {
@@ -402,14 +392,14 @@ TEST(MlpSparse24, SavesTheCompressedActivationsAlone) {
 
 TEST(MlpSparse24, RepeatsItsBitsAndTheFirstColumnsAreDenseWithoutCounts) {
   const Inputs in = inputs_of(64, 24, 72, 16, DType::f32);
-  const Results once = run(in, {}), again = run(in, {});
+  const MlpResults once = run_mlp(in, {}), again = run_mlp(in, {});
   EXPECT_EQ(values(once.dup), values(again.dup));
   EXPECT_EQ(values(once.y), values(again.y));
   Tensor previous = Tensor::zeros({72}, DType::i32, Device::cpu());
   for (int i = 0; i < 3; ++i) previous.data<int32_t>()[i] = 1;  // 5 % of 72 are 3 columns
-  EXPECT_EQ(values(once.y), values(run(in, {.previous = previous}).y));
+  EXPECT_EQ(values(once.y), values(run_mlp(in, {.previous = previous}).y));
   previous.data<int32_t>()[70] = 9;
-  EXPECT_NE(values(once.y), values(run(in, {.previous = previous}).y));
+  EXPECT_NE(values(once.y), values(run_mlp(in, {.previous = previous}).y));
 }
 
 TEST(MlpSparse24, WithoutABiasGradientTheHiddenGradientStaysCompressedToTheSameBits) {
@@ -419,7 +409,7 @@ TEST(MlpSparse24, WithoutABiasGradientTheHiddenGradientStaysCompressedToTheSameB
       for (const char* const order : {"", "stride"}) {
         MlpSparse24 how{.activation = kind, .y = form, .dx = form, .dup = form, .ddown = form};
         if (*order) how.order = token_order24(order, 46, 0, Device::cpu());
-        const Results whole = run(in, how);
+        const MlpResults whole = run_mlp(in, how);
         Tensor x = in.x.clone(), up = in.up.clone(), down = in.down.clone();
         for (Tensor* const leaf : {&x, &up, &down}) require_grad(*leaf);
         Tape tape;
@@ -434,7 +424,7 @@ TEST(MlpSparse24, WithoutABiasGradientTheHiddenGradientStaysCompressedToTheSameB
 
 TEST(MlpSparse24, AcceptsNothing) {
   for (const auto& [tokens, hidden] : {std::pair{0, 8}, {5, 0}, {1, 1}}) {
-    const Results results = run(inputs_of(tokens, 3, hidden, 4), {.dense_share = 0.5});
+    const MlpResults results = run_mlp(inputs_of(tokens, 3, hidden, 4), {.dense_share = 0.5});
     EXPECT_EQ(results.dup.shape(), (Shape{hidden, 3}));
     EXPECT_EQ(results.ddown.shape(), (Shape{4, hidden}));
     EXPECT_EQ(results.y.shape(), (Shape{tokens, 4}));
@@ -490,7 +480,6 @@ TEST(MoveColumns, TakesClearsAndAdds) {
 TEST(LinearActivation, CountsWhatIsStored) {
   // 2^-5 squared is 2^-10; 2^-13 squared underflows f16 to 0. A NaN counts, -0 does not, and a bias does not
   // make rows that do not exist.
-  const double kNan = std::numeric_limits<double>::quiet_NaN();
   const Tensor x =
       Tensor::from(std::vector<double>{std::ldexp(1, -5), std::ldexp(1, -13), -1.0, kNan}, {4, 1})
           .to(DType::f16);

@@ -9,19 +9,14 @@
 #include "ops/variant.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
-Tensor counted(const Shape& shape, DType dtype, int64_t seed) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = double((int64_t(i) * 5 + seed) % 13 - 6) / 8;
-  return Tensor::from(values, shape).to(dtype);
-}
-
 std::vector<Tensor> inputs(DType dtype) {
-  std::vector<Tensor> in{counted({2, 3, 5}, dtype, 1), counted({9, 5}, dtype, 2), counted({4, 9}, dtype, 3),
-                         counted({9}, dtype, 4), counted({4}, dtype, 5)};
+  std::vector<Tensor> in{eighths({2, 3, 5}, dtype, 1), eighths({9, 5}, dtype, 2), eighths({4, 9}, dtype, 3),
+                         eighths({9}, dtype, 4), eighths({4}, dtype, 5)};
   for (Tensor& each : in) require_grad(each);
   return in;
 }
@@ -31,7 +26,7 @@ TEST(Mlp, IsTheCompositionOfThree) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const Activation kind : {Activation::none, Activation::silu, Activation::relu_squared}) {
       const auto one = inputs(dtype), three = inputs(dtype);
-      const Tensor dy = counted({2, 3, 4}, dtype, 6);
+      const Tensor dy = eighths({2, 3, 4}, dtype, 6);
       std::vector<double> y_one, y_three;
       {
         Tape tape;
@@ -59,7 +54,7 @@ TEST(Mlp, FrozenPartsGetNothing) {
     auto all = inputs(DType::f64), one = inputs(DType::f64);
     for (size_t i = 0; i < 5; ++i)
       if (i != wanted) one[i] = one[i].detach();
-    const Tensor dy = counted({2, 3, 4}, DType::f64, 6);
+    const Tensor dy = eighths({2, 3, 4}, DType::f64, 6);
     for (const auto* in : {&all, &one}) {
       Tape tape;
       tape.backward(std::vector{mlp((*in)[0], (*in)[1], (*in)[2], Activation::gelu, (*in)[3], (*in)[4])},
@@ -70,17 +65,17 @@ TEST(Mlp, FrozenPartsGetNothing) {
 }
 
 TEST(Mlp, MessagesNameTheWeight) {
-  const Tensor x = counted({2, 5}, DType::f32, 1), up = counted({9, 5}, DType::f32, 2);
+  const Tensor x = eighths({2, 5}, DType::f32, 1), up = eighths({9, 5}, DType::f32, 2);
   EXPECT_EQ(message_of([&] {
-              mlp(x, counted({9, 6}, DType::f32, 2), up, Activation::silu);
+              mlp(x, eighths({9, 6}, DType::f32, 2), up, Activation::silu);
             }),
             "mlp: up [9, 6] takes 6 features, but its input has 5; expected [out, 5]");
   EXPECT_EQ(message_of([&] {
-              mlp(x, up, counted({4, 8}, DType::f32, 2), Activation::silu);
+              mlp(x, up, eighths({4, 8}, DType::f32, 2), Activation::silu);
             }),
             "mlp: down [4, 8] takes 8 features, but its input has 9; expected [out, 9]");
   EXPECT_EQ(message_of([&] {
-              mlp(x, up, counted({4, 9}, DType::f32, 2), Activation::silu, {}, up);
+              mlp(x, up, eighths({4, 9}, DType::f32, 2), Activation::silu, {}, up);
             }),
             "mlp: bias [9, 5] does not go with down [4, 9]; expected [4]");
 }

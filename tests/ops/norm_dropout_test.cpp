@@ -11,6 +11,7 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 /// Dropout of the residual in add_layernorm and add_rmsnorm, beyond the generic cases: it is ops::dropout's,
 /// forward and backward, for every subset of gradients, and in a replayed graph.
@@ -18,24 +19,13 @@
 namespace tessera::ops {
 namespace {
 
-Tensor random(const Shape& shape, DType dtype, Device device, uint64_t seed) {
-  Rng rng(seed);
-  const Tensor values = Tensor::empty(shape, DType::f32, Device::cpu());
-  fill_normal(values, 0.0, 1.0, rng);
-  return values.to(dtype).to(device);
-}
-
-void expect_same(const Tensor& a, const Tensor& b, const char* what) {
-  EXPECT_EQ(a.to_vector<double>(), b.to_vector<double>()) << what << " " << a.dtype() << a.shape();
-}
-
 /// The residual's gradient and the others, in the order of the inputs, and the results.
 struct Pass {
   AddNorm results;
   std::vector<Tensor> gradients;
 };
 
-struct Problem {
+struct NormProblem {
   Shape shape;
   DType dtype = DType::f32;
   Device device = Device::cpu();
@@ -54,11 +44,11 @@ void expect_same_gradient(const Tensor& a, const Tensor& b, const char* what) {
 }
 
 /// One pass forward and backward, with dropout inside the norm or ahead of it.
-Pass run(const Problem& of, bool inside) {
+Pass run_norm(const NormProblem& of, bool inside) {
   const int64_t width = of.shape[of.shape.rank() - 1];
   std::vector<Tensor> leaves{
-      random(of.shape, of.dtype, of.device, 1), random(of.shape, of.dtype, of.device, 2),
-      random({width}, of.dtype, of.device, 3), random({width}, of.dtype, of.device, 4)};
+      normal_on(of.device, of.shape, of.dtype, 1), normal_on(of.device, of.shape, of.dtype, 2),
+      normal_on(of.device, {width}, of.dtype, 3), normal_on(of.device, {width}, of.dtype, 4)};
   const bool wanted[] = {of.wants_x, of.wants_residual, true, of.centred};
   for (size_t i = 0; i < 4; ++i)
     if (wanted[i]) require_grad(leaves[i]);
@@ -72,15 +62,16 @@ Pass run(const Problem& of, bool inside) {
                             : add_rmsnorm(leaves[0], added, leaves[2], 1e-6, drop);
   std::vector<Tensor> results, grads;
   if (of.with_sum)
-    results.push_back(pass.results.sum), grads.push_back(random(of.shape, of.dtype, of.device, 5));
-  if (of.with_y) results.push_back(pass.results.y), grads.push_back(random(of.shape, of.dtype, of.device, 6));
+    results.push_back(pass.results.sum), grads.push_back(normal_on(of.device, of.shape, of.dtype, 5));
+  if (of.with_y)
+    results.push_back(pass.results.y), grads.push_back(normal_on(of.device, of.shape, of.dtype, 6));
   tape.backward(results, grads);
   for (size_t i = 0; i < 4; ++i) pass.gradients.push_back(wanted[i] ? grad(leaves[i]) : Tensor());
   return pass;
 }
 
-void expect_parts_and_whole_agree(const Problem& of) {
-  const Pass parts = run(of, false), whole = run(of, true);
+void expect_parts_and_whole_agree(const NormProblem& of) {
+  const Pass parts = run_norm(of, false), whole = run_norm(of, true);
   expect_same(whole.results.sum, parts.results.sum, "sum");
   expect_same(whole.results.y, parts.results.y, "y");
   const char* const names[] = {"dx", "dresidual", "dweight", "dbias"};
@@ -107,12 +98,12 @@ TEST(NormDropout, LeadingDimensionsCountInRowMajorOrder) {
 TEST(NormDropout, AnyGradientMayBeAbsent) {
   for (const Device device : devices())
     for (int absent = 0; absent < 16; ++absent) {
-      const Problem of{.shape = {7, 12},
-                       .device = device,
-                       .with_sum = !(absent & 1),
-                       .with_y = !(absent & 2),
-                       .wants_x = !(absent & 4),
-                       .wants_residual = !(absent & 8)};
+      const NormProblem of{.shape = {7, 12},
+                           .device = device,
+                           .with_sum = !(absent & 1),
+                           .with_y = !(absent & 2),
+                           .wants_x = !(absent & 4),
+                           .wants_residual = !(absent & 8)};
       SCOPED_TRACE(absent);
       if (of.with_sum || of.with_y) expect_parts_and_whole_agree(of);
     }
@@ -136,7 +127,7 @@ TEST(NormDropout, KeepsTheShareAndScalesIt) {
 
 TEST(NormDropout, ZeroDrawsNothing) {
   Rng rng(4);
-  const Tensor x = random({3, 8}, DType::f32, Device::cpu(), 1);
+  const Tensor x = normal_on(Device::cpu(), {3, 8}, DType::f32, 1);
   expect_same(add_layernorm(x, x, {}, {}, 1e-5, {0, &rng}).y, add_layernorm(x, x).y, "y");
   EXPECT_EQ(rng.state().offset, 0u);
   add_layernorm(x, x, {}, {}, 1e-5, {0.1, &rng});
@@ -144,9 +135,9 @@ TEST(NormDropout, ZeroDrawsNothing) {
 }
 
 TEST(NormDropout, ARecomputedFunctionSeesTheSameMask) {
-  Tensor x = random({5, 24}, DType::f32, Device::cpu(), 1);
+  Tensor x = normal_on(Device::cpu(), {5, 24}, DType::f32, 1);
   require_grad(x);
-  const Tensor dy = random({5, 24}, DType::f32, Device::cpu(), 2);
+  const Tensor dy = normal_on(Device::cpu(), {5, 24}, DType::f32, 2);
   const auto gradient = [&](auto&& body) {
     zero_grad(x);
     Rng rng(2);
@@ -168,8 +159,8 @@ TEST(NormDropout, ARecomputedFunctionSeesTheSameMask) {
 TEST(NormDropout, AGraphDrawsTheMasksThatEagerCallsDraw) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  const Tensor x = random({33, 768}, DType::bf16, gpu, 1), dy = random({33, 768}, DType::bf16, gpu, 2);
-  Tensor in_graph = random({33, 768}, DType::bf16, gpu, 3), eager = in_graph.clone();
+  const Tensor x = normal_on(gpu, {33, 768}, DType::bf16, 1), dy = normal_on(gpu, {33, 768}, DType::bf16, 2);
+  Tensor in_graph = normal_on(gpu, {33, 768}, DType::bf16, 3), eager = in_graph.clone();
   require_grad(in_graph), require_grad(eager);
   Rng graph_rng(6), eager_rng(6);
   const auto step = [&](Tensor& residual, Rng& rng) {
@@ -216,7 +207,7 @@ TEST(NormDropout, KeepsNaNOfTheResidual) {
   for (const Device device : devices())
     for (const DType dtype : {DType::f32, DType::bf16})
       for (const int64_t width : {5, 200, 700, 1500, 9000}) {
-        const Tensor x = random({3, width}, dtype, device, 1);
+        const Tensor x = normal_on(device, {3, width}, dtype, 1);
         const Tensor broken = Tensor::full({3, width}, std::nan(""), dtype, device);
         for (const bool centred : {true, false}) {
           const auto norm = [&](const Tensor& residual) {
@@ -227,7 +218,7 @@ TEST(NormDropout, KeepsNaNOfTheResidual) {
           };
           for (const double value : norm(broken).sum.to_vector<double>())
             EXPECT_TRUE(std::isnan(value)) << device.name() << " " << dtype << " " << width;
-          const Tensor dresidual = gradient_of(random({3, width}, dtype, device, 2), broken,
+          const Tensor dresidual = gradient_of(normal_on(device, {3, width}, dtype, 2), broken,
                                                [&](const Tensor& residual) { return norm(residual).sum; });
           for (const double value : dresidual.to_vector<double>())
             EXPECT_TRUE(std::isnan(value)) << device.name() << " " << dtype << " " << width;

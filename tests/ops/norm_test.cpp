@@ -10,6 +10,7 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
@@ -243,25 +244,14 @@ TEST(Norm, ErrorsNameWhatIsWrong) {
 /// Every combination of widths that the kernels tell apart, of 16-bit and 32-bit elements.
 constexpr int64_t kWidths[] = {1, 5, 200, 512, 700, 1024, 1500, 4096, 4100, 9000};
 
-/// Equal element by element, NaN included.
-void expect_same(const Tensor& a, const Tensor& b, const char* what) {
-  EXPECT_EQ(a.to_vector<double>(), b.to_vector<double>()) << what << " " << a.dtype() << a.shape();
-}
-
-Tensor random(const Shape& shape, DType dtype, Device device, uint64_t seed) {
-  Rng rng(seed);
-  const Tensor values = Tensor::empty(shape, DType::f32, Device::cpu());
-  fill_normal(values, 0.0, 1.0, rng);
-  return values.to(dtype).to(device);
-}
-
 TEST(Norm, AddNormIsAddAndNorm) {
   for (const Device device : devices()) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       for (const int64_t width : kWidths) {
         const Shape shape{5, width};
-        const Tensor x = random(shape, dtype, device, 1), residual = random(shape, dtype, device, 2),
-                     weight = random({width}, dtype, device, 3), bias = random({width}, dtype, device, 4);
+        const Tensor x = normal_on(device, shape, dtype, 1), residual = normal_on(device, shape, dtype, 2),
+                     weight = normal_on(device, {width}, dtype, 3),
+                     bias = normal_on(device, {width}, dtype, 4);
         const Tensor sum = add(x, residual);
         const AddNorm centred = add_layernorm(x, residual, weight, bias),
                       plain = add_rmsnorm(x, residual, weight);
@@ -278,8 +268,9 @@ TEST(Norm, AddNormIsAddAndNorm) {
 /// defined.
 std::vector<Tensor> add_norm_gradients(const Tensor& dsum, const Tensor& dy) {
   const Device device = dsum.defined() ? dsum.device() : dy.device();
-  std::vector<Tensor> leaves{random({7, 12}, DType::f32, device, 1), random({7, 12}, DType::f32, device, 2),
-                             random({12}, DType::f32, device, 3), random({12}, DType::f32, device, 4)};
+  std::vector<Tensor> leaves{normal_on(device, {7, 12}, DType::f32, 1),
+                             normal_on(device, {7, 12}, DType::f32, 2),
+                             normal_on(device, {12}, DType::f32, 3), normal_on(device, {12}, DType::f32, 4)};
   for (Tensor& leaf : leaves) require_grad(leaf);
   Tape tape;
   const AddNorm both = add_layernorm(leaves[0], leaves[1], leaves[2], leaves[3]);
@@ -293,7 +284,8 @@ std::vector<Tensor> add_norm_gradients(const Tensor& dsum, const Tensor& dy) {
 
 TEST(Norm, EitherGradientOfAddNormMayBeAbsent) {
   for (const Device device : devices()) {
-    const Tensor dsum = random({7, 12}, DType::f32, device, 5), dy = random({7, 12}, DType::f32, device, 6);
+    const Tensor dsum = normal_on(device, {7, 12}, DType::f32, 5),
+                 dy = normal_on(device, {7, 12}, DType::f32, 6);
     const auto of_sum = add_norm_gradients(dsum, {}), of_y = add_norm_gradients({}, dy),
                of_both = add_norm_gradients(dsum, dy);
     expect_same(of_sum[0], dsum, "dx of sum alone");
@@ -312,9 +304,9 @@ TEST(Norm, EitherGradientOfAddNormMayBeAbsent) {
 TEST(Norm, AnyAlignmentGivesTheSame) {
   for (const Device device : devices()) {
     for (const int64_t width : kWidths) {
-      const Tensor wide = random({6, width + 1}, DType::bf16, device, 1);
-      const Tensor dy = random({6, width}, DType::bf16, device, 2),
-                   weight = random({width}, DType::bf16, device, 3);
+      const Tensor wide = normal_on(device, {6, width + 1}, DType::bf16, 1);
+      const Tensor dy = normal_on(device, {6, width}, DType::bf16, 2),
+                   weight = normal_on(device, {width}, DType::bf16, 3);
       const Tensor off = wide.slice(1, 1, width + 1), whole = off.clone();  // two bytes off, and aligned
       // The sums have another order, and what is rounded to 8 bits may go either way.
       const auto close = [&](const Tensor& a, const Tensor& b, double step, const char* what) {
@@ -337,8 +329,9 @@ TEST(Norm, AnyAlignmentGivesTheSame) {
 
 TEST(Norm, ParameterGradientsGoIntoTheLeafsBuffer) {
   for (const Device device : devices()) {
-    const Tensor x = random({9, 12}, DType::f32, device, 1), dy = random({9, 12}, DType::f32, device, 2);
-    Tensor weight = random({12}, DType::f32, device, 3), bias = random({12}, DType::f32, device, 4);
+    const Tensor x = normal_on(device, {9, 12}, DType::f32, 1),
+                 dy = normal_on(device, {9, 12}, DType::f32, 2);
+    Tensor weight = normal_on(device, {12}, DType::f32, 3), bias = normal_on(device, {12}, DType::f32, 4);
     const Tensor dweight = gradient_of(weight, dy, [&](const Tensor&w) { return layernorm(x, w, bias); }),
                  dbias = gradient_of(bias, dy, [&](const Tensor&b) { return layernorm(x, weight, b); });
     const Tensor arena = Tensor::full({24}, std::nan(""), DType::f32, device);

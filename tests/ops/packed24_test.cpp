@@ -90,7 +90,7 @@ std::array<uint32_t, 4> exchanged(const std::array<uint32_t, 4>& words, int dist
   for (int c = 0; c < 4; ++c) received[size_t(c)] = words[size_t(c ^ distance)];
   return received;
 }
-std::array<uint32_t, 4> transposed(std::array<uint32_t, 4> words) {
+std::array<uint32_t, 4> transposed_words(std::array<uint32_t, 4> words) {
   for (int exchange = 0; exchange < 2; ++exchange) {
     const auto received = exchanged(words, 1 << exchange);
     for (int c = 0; c < 4; ++c)
@@ -101,13 +101,13 @@ std::array<uint32_t, 4> transposed(std::array<uint32_t, 4> words) {
 
 TEST(Sparse24Packed, TwoExchangesTransposeTheNibblesOfAQuad) {
   const std::array<uint32_t, 4> words = {0x89AB0123u, 0xCDEF4567u, 0x7654FEDCu, 0x3210BA98u};
-  const std::array<uint32_t, 4> result = transposed(words);
+  const std::array<uint32_t, 4> result = transposed_words(words);
   for (int lane = 0; lane < 4; ++lane)
     for (int half = 0; half < 2; ++half)
       for (int i = 0; i < 4; ++i)
         EXPECT_EQ(result[size_t(lane)] >> (16 * half + 4 * i) & 0xF,
                   words[size_t(i)] >> (16 * half + 4 * lane) & 0xF);
-  EXPECT_EQ(transposed(result), words);
+  EXPECT_EQ(transposed_words(result), words);
 }
 
 /// A matrix [64, 64] of 16-bit elements and its tile as compress24 makes it.
@@ -170,7 +170,7 @@ TEST(Sparse24Packed, TransposedMatricesHoldFourTokensPerLane) {
     for (int quad = 0; quad < 8; ++quad) {
       std::array<uint32_t, 4> own;
       std::copy_n(nibbles.begin() + quad * 4, 4, own.begin());
-      const auto words = transposed(own);
+      const auto words = transposed_words(own);
       for (int c = 0; c < 4; ++c)
         stored.metadata[size_t(warp * 32 + quad * 4 + c)] = int32_t(words[size_t(c)]);
     }
@@ -220,7 +220,7 @@ TEST(Sparse24Packed, AccumulatorsBecomeFragmentsByExchangesInTheQuad) {
       }
       std::array<uint32_t, 4> own;
       for (int c = 0; c < 4; ++c) own[size_t(c)] = nibbles[size_t(group_of_lane(c))];
-      const auto words = transposed(own);
+      const auto words = transposed_words(own);
       for (int c = 0; c < 4; ++c) stored.metadata[size_t(warp * 32 + g * 4 + c)] = int32_t(words[size_t(c)]);
     }
   stored.expect(tile);
@@ -273,7 +273,7 @@ TEST(Sparse24Packed, OnePassMakesTheGradientsOfBothDirections) {
   for (int quad = 0; quad < 32; ++quad) {
     std::array<uint32_t, 4> words;
     for (int c = 0; c < 4; ++c) words[size_t(c)] = uint32_t(metadata[size_t(quad * 4 + c)]);
-    const auto nibbles = transposed(words);
+    const auto nibbles = transposed_words(words);
     for (int c = 0; c < 4; ++c)
       for (int number = 0; number < 4; ++number)
         for (int down = 0; down < 2; ++down) {

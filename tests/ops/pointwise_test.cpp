@@ -4,14 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "autograd/tape.h"
+#include "tests/ops/tensors.h"
 namespace tessera::ops {
 namespace {
-
-const Device kCpu = Device::cpu();
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 Tensor row(std::vector<double> values) {
   return Tensor::from(values, {int64_t(values.size())});

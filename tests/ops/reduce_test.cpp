@@ -3,20 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
-const Device kCpu = Device::cpu();
-constexpr double kInf = std::numeric_limits<double>::infinity();
 using Reduce = Tensor (*)(const Tensor&, int, bool, Site);
 
-Tensor numbers() {
+Tensor two_rows() {
   return Tensor::from(std::vector<double>{3, -4, 0, 12, -5, 0}, {2, 3});
 }
 
@@ -29,7 +27,7 @@ std::vector<double> gradient(Tensor x, const std::function<Tensor(const Tensor&)
 }
 
 TEST(Reduce, SmallExamples) {
-  const Tensor x = numbers();
+  const Tensor x = two_rows();
   EXPECT_EQ(sum(x).item(), 6);
   EXPECT_EQ(sum(x).shape(), Shape());
   EXPECT_EQ(sum(x, 0).to_vector<double>(), (std::vector<double>{15, -9, 0}));
@@ -43,10 +41,10 @@ TEST(Reduce, SmallExamples) {
 }
 
 TEST(Reduce, SmallGradients) {
-  EXPECT_EQ(gradient(numbers(), [](const Tensor& x) { return mean(x, 0); }), (std::vector<double>(6, 0.5)));
-  EXPECT_EQ(gradient(numbers(), [](const Tensor& x) { return max(x); }),
+  EXPECT_EQ(gradient(two_rows(), [](const Tensor& x) { return mean(x, 0); }), (std::vector<double>(6, 0.5)));
+  EXPECT_EQ(gradient(two_rows(), [](const Tensor& x) { return max(x); }),
             (std::vector<double>{0, 0, 0, 1, 0, 0}));
-  EXPECT_EQ(gradient(numbers(), [](const Tensor& x) { return norm(x, 1); }),
+  EXPECT_EQ(gradient(two_rows(), [](const Tensor& x) { return norm(x, 1); }),
             (std::vector<double>{0.6, -0.8, 0, 12.0 / 13, -5.0 / 13, 0}));
 }
 
@@ -103,7 +101,7 @@ TEST(Reduce, SpecialValues) {
 }
 
 TEST(Reduce, AGradientThatArrivesTwiceAddsUp) {
-  Tensor x = numbers();
+  Tensor x = two_rows();
   require_grad(x);
   Tape tape;
   const Tensor y = scale(x, 1);
@@ -134,7 +132,7 @@ TEST(Reduce, SumToAnyShapeThatBroadcasts) {
 }
 
 TEST(Reduce, ErrorsNameTheTensor) {
-  const Tensor x = numbers();
+  const Tensor x = two_rows();
   for (const Reduce f : {Reduce(sum), Reduce(mean), Reduce(max), Reduce(norm)}) {
     expect_error([&] { f(x, 2, false, Site::here()); }, {"dimension 2", "f64[2, 3] on cpu"});
     expect_error([&] { f(x, -3, false, Site::here()); }, {"dimension -3"});

@@ -8,19 +8,14 @@
 #include "ops/rope/rope_table.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
-Tensor ramp(const Shape& shape, Device device) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(double(i) + 1);
-  return Tensor::from(values, shape).to(DType::f32).to(device);
-}
-
 TEST(Rope, TurnsThePairsOfAHeadAsComplexNumbers) {
   for (const Device device : devices()) {
-    const Tensor x = ramp({2, 5, 3, 8}, device);
+    const Tensor x = sines({2, 5, 3, 8}, device, 1, 1);
     const RopeOptions options{.base = 100};
     const auto y = rope(x, rope_table(options, 8, 20, DType::f32, device), 7).to_vector<double>();
     const auto from = x.to_vector<double>();
@@ -39,8 +34,8 @@ TEST(Rope, TurnsThePairsOfAHeadAsComplexNumbers) {
 
 TEST(Rope, ScoresDependOnTheDistanceAlone) {
   // What the embedding is for: <rope(q, m), rope(k, n)> is a function of m - n.
-  const Tensor q = ramp({1, 1, 1, 16}, Device::cpu()).to(DType::f64),
-               k = ramp({1, 1, 1, 16}, Device::cpu()).to(DType::f64);
+  const Tensor q = sines({1, 1, 1, 16}, Device::cpu(), 1, 1).to(DType::f64),
+               k = sines({1, 1, 1, 16}, Device::cpu(), 1, 1).to(DType::f64);
   const Tensor table = rope_table({}, 16, 200, DType::f64);
   const auto score = [&](int64_t m, int64_t n) {
     const auto a = rope(q, table, m).to_vector<double>(), b = rope(k, table, n).to_vector<double>();
@@ -54,7 +49,7 @@ TEST(Rope, ScoresDependOnTheDistanceAlone) {
 
 TEST(Rope, PositionsOfATensorEqualThoseOfAnOffset) {
   for (const Device device : devices()) {
-    const Tensor x = ramp({2, 3, 2, 8}, device), table = rope_table({}, 8, 9, DType::f32, device);
+    const Tensor x = sines({2, 3, 2, 8}, device, 1, 1), table = rope_table({}, 8, 9, DType::f32, device);
     const auto wanted = rope(x, table, 4).to_vector<float>();
     const Tensor once = Tensor::from(std::vector<int64_t>{4, 5, 6}, {3}, device);
     EXPECT_EQ(rope(x, table, once).to_vector<float>(), wanted);
@@ -65,7 +60,7 @@ TEST(Rope, PositionsOfATensorEqualThoseOfAnOffset) {
 
 TEST(Rope, EachSequenceHasItsOwnPositions) {
   for (const Device device : devices()) {
-    const Tensor x = ramp({2, 3, 2, 8}, device), table = rope_table({}, 8, 9, DType::f32, device);
+    const Tensor x = sines({2, 3, 2, 8}, device, 1, 1), table = rope_table({}, 8, 9, DType::f32, device);
     const Tensor positions = Tensor::from(std::vector<int64_t>{0, 1, 2, 5, 6, 7}, {2, 3}, device);
     const Tensor y = rope(x, table, positions);
     EXPECT_EQ(y.slice(0, 0, 1).to_vector<float>(), rope(x.slice(0, 0, 1), table, 0).to_vector<float>());
@@ -76,7 +71,8 @@ TEST(Rope, EachSequenceHasItsOwnPositions) {
 TEST(Rope, WhatIsNotTurnedStaysAsItIs) {
   for (const Device device : devices())
     for (const int64_t width : {9, 32}) {  // pair by pair, and in packs
-      const Tensor x = ramp({1, 2, 2, width}, device), table = rope_table({}, 8, 5, DType::f32, device);
+      const Tensor x = sines({1, 2, 2, width}, device, 1, 1),
+                   table = rope_table({}, 8, 5, DType::f32, device);
       const Tensor y = rope(x, table, 3);
       EXPECT_EQ(y.slice(3, 8, width).to_vector<float>(), x.slice(3, 8, width).to_vector<float>());
       EXPECT_EQ(y.slice(3, 0, 8).to_vector<float>(), rope(x.slice(3, 0, 8), table, 3).to_vector<float>());
@@ -86,7 +82,7 @@ TEST(Rope, WhatIsNotTurnedStaysAsItIs) {
 TEST(Rope, ReadsHeadsInPlaceFromAWiderRow) {
   // As a model has them: the queries of fused rows [B, T, (H + 2) D].
   for (const Device device : devices()) {
-    const Tensor rows = ramp({2, 3, 5 * 8}, device);
+    const Tensor rows = sines({2, 3, 5 * 8}, device, 1, 1);
     const Tensor view = rows.slice(-1, 8, 32).reshape({2, 3, 3, 8});
     const Tensor table = rope_table({}, 8, 3, DType::f32, device);
     EXPECT_EQ(rope(view, table).to_vector<float>(), rope(view.clone(), table).to_vector<float>());
@@ -94,7 +90,7 @@ TEST(Rope, ReadsHeadsInPlaceFromAWiderRow) {
 }
 
 TEST(Rope, APositionOutsideTheTableIsAnErrorOrNaN) {
-  const Tensor x = ramp({1, 2, 1, 4}, Device::cpu()), table = rope_table({}, 4, 3);
+  const Tensor x = sines({1, 2, 1, 4}, Device::cpu(), 1, 1), table = rope_table({}, 4, 3);
   EXPECT_EQ(message_of([&] { rope(x, table, 2); }),
             "rope: 2 tokens from position 2 do not fit table f32[3, 4] on cpu of 3 positions");
   EXPECT_EQ(message_of([&] {

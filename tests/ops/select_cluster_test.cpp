@@ -16,7 +16,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr uint64_t kSeed = 5;  // of the first stream of Rng(kSeed)
+constexpr uint64_t kClusterSeed = 5;  // of the first stream of Rng(kClusterSeed)
 
 struct Entries {
   std::vector<int32_t> indices;
@@ -35,7 +35,7 @@ class Cluster {
       : mode_(mode), rows_(rows), k_(k), chunks_(int64_t(norms.size())) {
     uint32_t largest = 0;
     for (uint32_t i = 0; i < rows; ++i) largest = std::max(largest, norm_exponent(norms[i]));
-    const RandomKeys keys{kSeed, 0};
+    const RandomKeys keys{kClusterSeed, 0};
     for (uint32_t i = 0; i < rows; ++i)
       values_.push_back(mode == SelectMode::random ? keys.of_four(i / 4).word[i % 4]
                         : weighted()               ? norm_weight(norms[i], largest)
@@ -43,7 +43,7 @@ class Cluster {
   }
 
   Entries run() const {
-    const Cut cut = cut_of_search(weighted(), search(), k_, rows_, kSeed, 0);
+    const Cut cut = cut_of_search(weighted(), search(), k_, rows_, kClusterSeed, 0);
     const float certain = mode_ == SelectMode::random && k_ > 0 ? random_scale(rows_, k_) : 1.0f;
     Entries entries;
     entries.indices.resize(k_, -1), entries.scales.resize(k_, -1);
@@ -114,10 +114,10 @@ class Cluster {
   std::vector<uint32_t> values_;
 };
 
-Entries by_definition(SelectMode mode, const std::vector<float>& values, int32_t rows, int64_t k) {
+Entries selected_by_definition(SelectMode mode, const std::vector<float>& values, int32_t rows, int64_t k) {
   const Tensor norms = Tensor::from(values, {int64_t(values.size())});
   const SelectionCounts counts{.rows = Tensor::from(std::vector<int32_t>{rows}, {1})};
-  Rng rng(kSeed);
+  Rng rng(kClusterSeed);
   const Selection chosen = mode == SelectMode::top_norm ? Selection::top_norm(norms, k, counts)
                            : mode == SelectMode::random
                                ? Selection::random(norms.count(), k, rng, Device::cpu(), counts)
@@ -126,7 +126,7 @@ Entries by_definition(SelectMode mode, const std::vector<float>& values, int32_t
 }
 
 /// Norms of several kinds: log-normal of that width in powers of e, with every 97th one special.
-std::vector<float> norms_of(int64_t rows, double width, bool special) {
+std::vector<float> drawn_norms(int64_t rows, double width, bool special) {
   Rng rng(uint64_t(rows) + 1);
   const Tensor x = Tensor::empty({rows}, DType::f32, Device::cpu());
   fill_normal(x, 0, width, rng);
@@ -143,13 +143,13 @@ TEST(SelectCluster, ChoosesTheRowsOfTheDefinition) {
     for (const int64_t rows : {0, 1, 5, 260, 4097, 16385, 40961})
       for (const double width : {0.0, 0.5, 9.0})  // all alike; some octaves; most far below the largest
         for (const bool special : {false, true}) {
-          const std::vector<float> norms = norms_of(rows, width, special);
+          const std::vector<float> norms = drawn_norms(rows, width, special);
           for (const int64_t valid : {rows, rows * 2 / 3})
             for (const int64_t k : {int64_t{0}, valid / 10, valid}) {
               SCOPED_TRACE(testing::Message() << name_of(mode) << " " << k << " of " << valid << " of "
                                               << rows << ", width " << width << ", special " << special);
               const Entries ours = Cluster(mode, norms, uint32_t(valid), uint32_t(k)).run(),
-                            want = by_definition(mode, norms, int32_t(valid), k);
+                            want = selected_by_definition(mode, norms, int32_t(valid), k);
               ASSERT_EQ(ours.indices, want.indices);
               ASSERT_EQ(ours.scales, want.scales);
             }

@@ -16,13 +16,12 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/guarded.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
 using Rows = std::vector<int32_t>;
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = INFINITY;
 
 Tensor norms_of(const std::vector<float>& values) {
   return Tensor::from(values, {int64_t(values.size())});
@@ -80,7 +79,7 @@ TEST(Select, TopNormTakesTheLargestInIndexOrderAndOfTiesTheFirst) {
 }
 
 TEST(Select, TopNormOrdersZerosInfinitiesAndNan) {
-  const Tensor norms = norms_of({-0.0f, kInf, 0.0f, -kNan, 1e-45f, -1.0f, kNan, -kInf});
+  const Tensor norms = norms_of({-0.0f, kInfF, 0.0f, -kNanF, 1e-45f, -1.0f, kNanF, -kInfF});
   EXPECT_EQ(rows_of(Selection::top_norm(norms, 1)), (Rows{3}));
   EXPECT_EQ(rows_of(Selection::top_norm(norms, 3)), (Rows{1, 3, 6}));
   EXPECT_EQ(rows_of(Selection::top_norm(norms, 4)), (Rows{1, 3, 4, 6}));
@@ -105,11 +104,11 @@ TEST(Select, TopNormAgreesWithAStableSort) {
 }
 
 TEST(Select, ThresholdTakesEqualNormsAndNan) {
-  const Tensor norms = norms_of({0.5f, kNan, 1.0f, 2.0f, 0.0f, kInf, -0.0f, -3.0f});
+  const Tensor norms = norms_of({0.5f, kNanF, 1.0f, 2.0f, 0.0f, kInfF, -0.0f, -3.0f});
   EXPECT_EQ(rows_of(Selection::threshold(norms, 1)), (Rows{1, 2, 3, 5}));
   EXPECT_EQ(rows_of(Selection::threshold(norms, 0)), (Rows{0, 1, 2, 3, 4, 5, 6}));
-  EXPECT_EQ(rows_of(Selection::threshold(norms, -kInf)).size(), 8u);
-  EXPECT_EQ(rows_of(Selection::threshold(norms, kInf)), (Rows{1, 5}));
+  EXPECT_EQ(rows_of(Selection::threshold(norms, -kInfF)).size(), 8u);
+  EXPECT_EQ(rows_of(Selection::threshold(norms, kInfF)), (Rows{1, 5}));
   EXPECT_EQ(Selection::threshold(norms, 1).capacity(), 8);
 }
 
@@ -259,7 +258,7 @@ TEST(SelectImportance, PointsOfTheLargestSumsAreExact) {
 
 TEST(SelectImportance, NanAndInfinityAreCertain) {
   std::vector<float> norms(50, 1.0f);
-  norms[7] = kNan, norms[20] = kInf, norms[49] = -kNan;
+  norms[7] = kNanF, norms[20] = kInfF, norms[49] = -kNanF;
   Rng rng(2);
   for (int draw = 0; draw < 50; ++draw) {
     const Selection chosen = Selection::importance(norms_of(norms), 5, rng);
@@ -305,7 +304,7 @@ TEST(SelectImportance, TinyNormsKeepAChance) {
   EXPECT_EQ(norm_weight(0x1p-126f, norm_exponent(0x1p-126f)), 0x80000000u);
   EXPECT_EQ(norm_weight(0.0f, 200), 0u);
   EXPECT_EQ(norm_weight(-1.0f, 200), 0u);
-  EXPECT_EQ(norm_weight(kInf, 200), kCertain);
+  EXPECT_EQ(norm_weight(kInfF, 200), kCertain);
 }
 
 // ---- frequencies; fixed seeds, so each of these either always passes or never ----
@@ -411,7 +410,7 @@ TEST(Select, ErrorsSayWhatToDo) {
   expect_error([&] { Selection::first(3, -1, Device::cpu()); }, {"select first", "n = -1", "0 or more"});
   expect_error([&] { Selection::first(-3, 0, Device::cpu()); }, {"select first", "-3 rows"});
   expect_error([&] { Selection::random(int64_t{1} << 31, 1, rng, Device::cpu()); }, {"2147483648 rows"});
-  expect_error([&] { Selection::threshold(norms, kNan); }, {"select threshold", "NaN"});
+  expect_error([&] { Selection::threshold(norms, kNanF); }, {"select threshold", "NaN"});
   expect_error([&] { Selection::threshold(norms, 1, {.n = number(1)}); }, {"counts.n", "expected none"});
   expect_error([&] { Selection::top_norm(Tensor(), 0); }, {"norms is undefined"});
   expect_error([&] { Selection::top_norm(norms.reshape({1, 3}), 0); }, {"f32[1, 3]", "rank 1"});
@@ -427,17 +426,11 @@ TEST(Select, ErrorsSayWhatToDo) {
 
 // ---- moving the rows ----
 
-Tensor counting(const Shape& shape) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = double(i + 1);
-  return Tensor::from(values, shape);
-}
-
 TEST(SelectedRows, GatherThenScatterByHand) {
   const Selection chosen{.indices = Tensor::from(std::vector<int32_t>{1, 3, 4, 4}, {4}),
                          .scales = Tensor::from(std::vector<float>{2, 10, 0, 0}, {4}),
                          .rows = 4};
-  const Tensor x = counting({4, 2});
+  const Tensor x = counting({4, 2}, 1);
   EXPECT_EQ(gather_selected(x, chosen).to_vector<double>(), (std::vector<double>{3, 4, 7, 8, 0, 0, 0, 0}));
   EXPECT_EQ(gather_selected(x, chosen, RowScale::selection).to_vector<double>(),
             (std::vector<double>{6, 8, 70, 80, 0, 0, 0, 0}));
@@ -449,10 +442,10 @@ TEST(SelectedRows, GatherThenScatterByHand) {
 TEST(SelectedRows, PaddingRowsAreNotReadAndWriteZeros) {
   const Selection chosen = Selection::top_norm(norms_of({1, 2, 3}), 3, {.n = number(1)});
   Tensor x = Tensor::full({3, 2}, 5, DType::f32, Device::cpu());
-  x.slice(0, 1, 3).fill(kNan);
+  x.slice(0, 1, 3).fill(kNanF);
   EXPECT_EQ(scatter_selected(x, chosen, RowScale::selection).to_vector<float>(),
             (std::vector<float>{0, 0, 0, 0, 5, 5}));
-  Tensor y = Tensor::full({3, 2}, kNan, DType::f32, Device::cpu());
+  Tensor y = Tensor::full({3, 2}, kNanF, DType::f32, Device::cpu());
   y.slice(0, 2, 3).fill(7);
   EXPECT_EQ(gather_selected(y, chosen, RowScale::selection).to_vector<float>(),
             (std::vector<float>{7, 7, 0, 0, 0, 0}));
@@ -461,7 +454,7 @@ TEST(SelectedRows, PaddingRowsAreNotReadAndWriteZeros) {
 TEST(SelectedRows, AllRowsAreTheTensorItself) {
   Rng rng(1);
   const Tensor norms = norms_of(random_norms(9, 2));
-  const Tensor x = counting({9, 4});
+  const Tensor x = counting({9, 4}, 1);
   for (const Selection& chosen :
        {Selection::first(9, 9, Device::cpu()), Selection::top_norm(norms, 9),
         Selection::random(9, 9, rng, Device::cpu()), Selection::importance(norms, 9, rng)}) {
@@ -473,10 +466,10 @@ TEST(SelectedRows, AllRowsAreTheTensorItself) {
 
 TEST(SelectedRows, ErrorsNameTheOperand) {
   const Selection chosen = Selection::first(4, 2, Device::cpu());
-  const Tensor x = counting({4, 2});
+  const Tensor x = counting({4, 2}, 1);
   expect_error([&] { gather_selected(Tensor(), chosen); }, {"gather_selected", "x is undefined"});
   expect_error([&] { gather_selected(x, Selection{}); }, {"gather_selected", "no indices"});
-  expect_error([&] { gather_selected(counting({5, 2}), chosen); }, {"f64[5, 2]", "expected 4 rows"});
+  expect_error([&] { gather_selected(counting({5, 2}, 1), chosen); }, {"f64[5, 2]", "expected 4 rows"});
   expect_error([&] { scatter_selected(x, chosen); }, {"scatter_selected", "f64[4, 2]", "expected 2 rows"});
   expect_error([&] { gather_selected(x.to(DType::i64), chosen); }, {"i64[4, 2]", "f64, f32, bf16 or f16"});
   const auto given = [&](std::vector<int32_t> rows) {
@@ -519,16 +512,16 @@ TEST(RowNorms, AreF32OfEveryDtypeAndSkipNothing) {
 
 using SelectCuda = GuardedCuda<0>;
 
-bool same_bits(const Tensor& a, const Tensor& b) {
+bool same_bytes(const Tensor& a, const Tensor& b) {
   const Tensor x = a.to(Device::cpu()).packed(), y = b.to(Device::cpu()).packed();
   return x.shape() == y.shape() && (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
 }
 
-void expect_same(const Selection& gpu, const Selection& cpu, const std::string& what) {
-  EXPECT_TRUE(same_bits(gpu.count, cpu.count))
+void expect_same_selection(const Selection& gpu, const Selection& cpu, const std::string& what) {
+  EXPECT_TRUE(same_bytes(gpu.count, cpu.count))
       << what << ": count " << gpu.count.item<int32_t>() << ", not " << cpu.count.item<int32_t>();
-  EXPECT_TRUE(same_bits(gpu.indices, cpu.indices)) << what << ": indices";
-  EXPECT_TRUE(same_bits(gpu.scales, cpu.scales)) << what << ": scales";
+  EXPECT_TRUE(same_bytes(gpu.indices, cpu.indices)) << what << ": indices";
+  EXPECT_TRUE(same_bytes(gpu.scales, cpu.scales)) << what << ": scales";
 }
 
 /// Norms of which each kind goes wrong in its own way.
@@ -549,7 +542,7 @@ std::vector<std::pair<std::string, std::vector<float>>> kinds_of_norms(int64_t r
   change("subnormal", [](size_t i, float) { return std::bit_cast<float>(uint32_t(i * 101 % 4099)); });
   change("one large", [&](size_t i, float norm) { return i == size_t(rows / 2) ? 1e30f : norm * 1e-20f; });
   change("special", [](size_t i, float norm) {
-    return i % 11 == 0 ? kNan : i % 11 == 4 ? kInf : i % 11 == 7 ? -kInf : i % 11 == 9 ? -norm : norm;
+    return i % 11 == 0 ? kNanF : i % 11 == 4 ? kInfF : i % 11 == 7 ? -kInfF : i % 11 == 9 ? -norm : norm;
   });
   return kinds;
 }
@@ -631,9 +624,9 @@ TEST_F(SelectCuda, ChoosesTheRowsOfTheCpuOnEveryVariant) {
             std::optional<ForceVariant> force;
             if (!variant.empty()) force.emplace("select", variant);
             Rng same(seed + uint64_t(n));
-            expect_same(way.choose(on_gpu, n, {}, same), cpu,
-                        way.name + " " + kind + " n=" + std::to_string(n) + " M=" + std::to_string(rows) +
-                            " variant " + variant);
+            expect_same_selection(way.choose(on_gpu, n, {}, same), cpu,
+                                  way.name + " " + kind + " n=" + std::to_string(n) +
+                                      " M=" + std::to_string(rows) + " variant " + variant);
           }
         }
       }
@@ -648,8 +641,8 @@ TEST_F(SelectCuda, CountsOnTheDeviceAreThoseOfTheCpu) {
           const ForceVariant force("select", variant);
           Rng rng(5), same(5);
           const Selection cpu = way.choose(norms, 500, {number(n), number(rows)}, rng);
-          expect_same(way.choose(on_gpu, 500, {number(n, gpu()), number(rows, gpu())}, same), cpu,
-                      way.name + " n=" + std::to_string(n) + " rows=" + std::to_string(rows));
+          expect_same_selection(way.choose(on_gpu, 500, {number(n, gpu()), number(rows, gpu())}, same), cpu,
+                                way.name + " n=" + std::to_string(n) + " rows=" + std::to_string(rows));
         }
 }
 
@@ -661,7 +654,7 @@ TEST_F(SelectCuda, NormsMayStartAnywhere) {
         const ForceVariant force("select", variant);
         Rng rng(5), same(5);
         const Selection cpu = way.choose(norms.slice(0, from, 3000), 300, {}, rng);
-        expect_same(way.choose(on_gpu.slice(0, from, 3000), 300, {}, same), cpu, way.name);
+        expect_same_selection(way.choose(on_gpu.slice(0, from, 3000), 300, {}, same), cpu, way.name);
       }
 }
 
@@ -670,7 +663,8 @@ TEST_F(SelectCuda, MillionsOfRows) {
   const Tensor norms = norms_of(random_norms(kRows, 6)), on_gpu = norms.to(gpu());
   for (const Way& way : ways()) {
     Rng rng(5), same(5);
-    expect_same(way.choose(on_gpu, kRows / 10, {}, same), way.choose(norms, kRows / 10, {}, rng), way.name);
+    expect_same_selection(way.choose(on_gpu, kRows / 10, {}, same), way.choose(norms, kRows / 10, {}, rng),
+                          way.name);
   }
 }
 
@@ -699,11 +693,11 @@ TEST_F(SelectCuda, ReplaysReadNormsAndCountsAndDrawOn) {
         fill_normal(Tensor::empty({1}, DType::f32, Device::cpu()), 0, 1, eager);  // one stream, as above
         step();
         const Selection cpu = way.choose(fresh, kN, {number(wanted), number(live)}, eager);
-        expect_same(chosen, cpu, way.name + " call " + std::to_string(call));
+        expect_same_selection(chosen, cpu, way.name + " call " + std::to_string(call));
         const Tensor x_cpu = x.to(Device::cpu());
         EXPECT_TRUE(
-            same_bits(sparse.packed(),
-                      scatter_selected(gather_selected(x_cpu, cpu, RowScale::selection), cpu).packed()))
+            same_bytes(sparse.packed(),
+                       scatter_selected(gather_selected(x_cpu, cpu, RowScale::selection), cpu).packed()))
             << way.name << " call " << call;
       }
       EXPECT_TRUE(step.is_graph());
@@ -725,10 +719,10 @@ TEST_F(SelectCuda, RowsMovedAreThoseOfTheCpu) {
               .indices = cpu.indices.to(gpu()), .scales = cpu.scales.to(gpu()), .rows = rows};
           for (const RowScale scale : {RowScale::none, RowScale::selection}) {
             const Tensor compact = gather_selected(x, cpu, scale);
-            EXPECT_TRUE(same_bits(gather_selected(x.to(gpu()), on_gpu, scale).packed(), compact.packed()))
+            EXPECT_TRUE(same_bytes(gather_selected(x.to(gpu()), on_gpu, scale).packed(), compact.packed()))
                 << dtype << " " << rows << " " << width << " " << n;
-            EXPECT_TRUE(same_bits(scatter_selected(compact.to(gpu()), on_gpu, scale).packed(),
-                                  scatter_selected(compact, cpu, scale).packed()))
+            EXPECT_TRUE(same_bytes(scatter_selected(compact.to(gpu()), on_gpu, scale).packed(),
+                                   scatter_selected(compact, cpu, scale).packed()))
                 << dtype << " " << rows << " " << width << " " << n;
           }
         }

@@ -9,21 +9,10 @@
 #include "ops/pointwise/pointwise.h"
 #include "tensor/kernels.h"
 #include "tests/errors.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-const Device kCpu = Device::cpu();
-
-Tensor counting(const Shape& shape, double first = 0) {
-  std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = first + double(i);
-  return Tensor::from(values, shape);
-}
-
-std::vector<double> values(const Tensor& x) {
-  return x.to_vector<double>();
-}
 
 TEST(Concat, JoinsInOrderByHand) {
   const Tensor y = concat({counting({2, 1}), counting({2, 2}, 10)}, -1);

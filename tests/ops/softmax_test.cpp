@@ -7,12 +7,10 @@
 
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr float kInfF = std::numeric_limits<float>::infinity();
 
 Tensor line(const std::vector<double>& values) {
   return Tensor::from(values, {1, int64_t(values.size())});

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
@@ -15,24 +14,16 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/guarded.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
 using namespace sparse24;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = INFINITY;
-
-Tensor normal(const Shape& shape, uint64_t seed, DType dtype = DType::f64) {
-  Rng rng(seed);
-  const Tensor x = Tensor::empty(shape, dtype, Device::cpu());
-  fill_normal(x, 0, 1, rng);
-  return x;
-}
-
 /// What `selection` keeps of one group.
-std::vector<double> kept(const std::vector<double>& group, const Selection24& selection = {},
-                         DType dtype = DType::f64) {
+std::vector<double> kept_of_group(const std::vector<double>& group, const Selection24& selection = {},
+                                  DType dtype = DType::f64) {
   const Tensor x = Tensor::from(group, {1, int64_t(group.size())}).to(dtype);
   return decompress24(compress24(x, Along24::features, selection)).to_vector<double>();
 }
@@ -50,22 +41,22 @@ std::vector<uint64_t> bits(const std::vector<double>& values) {
 // ---- which two ----
 
 TEST(Sparse24, NaiveKeepsTheTwoLargestAndOfTiesTheFirst) {
-  EXPECT_EQ(kept({1, -4, 3, 2}), (std::vector<double>{0, -4, 3, 0}));
-  EXPECT_EQ(kept({2, 2, 2, 2}), (std::vector<double>{2, 2, 0, 0}));
-  EXPECT_EQ(kept({1, 2, -2, 2}), (std::vector<double>{0, 2, -2, 0}));
-  EXPECT_EQ(kept({0, 0, 0, 5}), (std::vector<double>{0, 0, 0, 5}));
-  EXPECT_EQ(kept({3, 1, 2, 4}), (std::vector<double>{3, 0, 0, 4}));
-  EXPECT_EQ(kept({1, 2, 3, 4}), (std::vector<double>{0, 0, 3, 4}));
+  EXPECT_EQ(kept_of_group({1, -4, 3, 2}), (std::vector<double>{0, -4, 3, 0}));
+  EXPECT_EQ(kept_of_group({2, 2, 2, 2}), (std::vector<double>{2, 2, 0, 0}));
+  EXPECT_EQ(kept_of_group({1, 2, -2, 2}), (std::vector<double>{0, 2, -2, 0}));
+  EXPECT_EQ(kept_of_group({0, 0, 0, 5}), (std::vector<double>{0, 0, 0, 5}));
+  EXPECT_EQ(kept_of_group({3, 1, 2, 4}), (std::vector<double>{3, 0, 0, 4}));
+  EXPECT_EQ(kept_of_group({1, 2, 3, 4}), (std::vector<double>{0, 0, 3, 4}));
 }
 
 TEST(Sparse24, NanAndInfinityStayAndNegativeZeroKeepsItsSign) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-    EXPECT_TRUE(std::isnan(kept({1, kNan, 5, kInf}, {}, dtype)[1])) << dtype;
-    EXPECT_EQ(kept({1, kNan, 5, kInf}, {}, dtype)[3], kInf) << dtype;
-    EXPECT_EQ(kept({1, kNan, 5, kInf}, {}, dtype)[2], 0) << dtype;
-    EXPECT_EQ(bits(kept({0, -0.0, 0, 0}, {}, dtype)), bits({0, -0.0, 0, 0})) << dtype;
+    EXPECT_TRUE(std::isnan(kept_of_group({1, kNan, 5, kInf}, {}, dtype)[1])) << dtype;
+    EXPECT_EQ(kept_of_group({1, kNan, 5, kInf}, {}, dtype)[3], kInf) << dtype;
+    EXPECT_EQ(kept_of_group({1, kNan, 5, kInf}, {}, dtype)[2], 0) << dtype;
+    EXPECT_EQ(bits(kept_of_group({0, -0.0, 0, 0}, {}, dtype)), bits({0, -0.0, 0, 0})) << dtype;
     // A zero of either sign is no larger than another.
-    EXPECT_EQ(bits(kept({0, 0, -0.0, 3}, {}, dtype)), bits({0, 0, 0, 3})) << dtype;
+    EXPECT_EQ(bits(kept_of_group({0, 0, -0.0, 3}, {}, dtype)), bits({0, 0, 0, 3})) << dtype;
   }
 }
 
@@ -84,16 +75,18 @@ TEST(Sparse24, TheTwoLargestAgreeWithASortForAllOrders) {
 }
 
 TEST(Sparse24, FastTakesTheFirstTwo) {
-  EXPECT_EQ(kept({1, 2, 9, 9}, method(Method24::fast)), (std::vector<double>{1, 2, 0, 0}));
+  EXPECT_EQ(kept_of_group({1, 2, 9, 9}, method(Method24::fast)), (std::vector<double>{1, 2, 0, 0}));
 }
 
 TEST(Sparse24, SoftThresholdSubtractsTheThirdLargest) {
-  EXPECT_EQ(kept({-5, 1, 3, 2}, method(Method24::soft_threshold, 2)), (std::vector<double>{-6, 0, 2, 0}));
-  EXPECT_EQ(kept({4, 4, -4, 1}, method(Method24::soft_dynamic, 2)), (std::vector<double>{0, 0, 0, 0}));
+  EXPECT_EQ(kept_of_group({-5, 1, 3, 2}, method(Method24::soft_threshold, 2)),
+            (std::vector<double>{-6, 0, 2, 0}));
+  EXPECT_EQ(kept_of_group({4, 4, -4, 1}, method(Method24::soft_dynamic, 2)),
+            (std::vector<double>{0, 0, 0, 0}));
 }
 
 TEST(Sparse24, SoftScaleIsTheBestInTheMeanSquare) {
-  const Tensor x = normal({40, 24}, 3);
+  const Tensor x = drawn({40, 24}, 3);
   for (const Along24 along : {Along24::features, Along24::tokens}) {
     const double scale = soft_scale(x, along).item();
     const auto error = [&](double tried) {
@@ -122,7 +115,7 @@ TEST(Sparse24, SoftScaleIsTheBestInTheMeanSquare) {
 
 TEST(Sparse24, TheDynamicScaleIsRefreshedAtItsInterval) {
   DynamicScale24 dynamic{.interval = 3, .samples = 4};
-  const Tensor a = normal({9, 8}, 1), b = normal({9, 8}, 2);
+  const Tensor a = drawn({9, 8}, 1), b = drawn({9, 8}, 2);
   const double of_a = soft_scale(a, Along24::features, 4, true).item(),
                of_b = soft_scale(b, Along24::features, 4, true).item();
   ASSERT_NE(of_a, of_b);
@@ -189,7 +182,7 @@ TEST(Sparse24, TenThousandDrawsOfMvueAreWithinThreeSigma) {
 }
 
 TEST(Sparse24, DrawsDependOnSeedStreamAndElementAlone) {
-  const Tensor x = normal({70, 90}, 5);
+  const Tensor x = drawn({70, 90}, 5);
   const auto drawn = [&](const Tensor& of, uint64_t seed, int streams, Along24 along = Along24::features) {
     Rng rng(seed);
     for (int i = 1; i < streams; ++i) rng.reserve(Device::cpu());
@@ -211,13 +204,13 @@ TEST(Sparse24, DrawsDependOnSeedStreamAndElementAlone) {
 
 TEST(Sparse24, MvueKeepsWhatIsNotFiniteAsNaiveDoes) {
   Rng rng(1);
-  const auto y = kept({kInf, 1, 2, kNan}, Selection24::mvue(rng, Device::cpu()));
+  const auto y = kept_of_group({kInf, 1, 2, kNan}, Selection24::mvue(rng, Device::cpu()));
   EXPECT_EQ(y[0], kInf);
   EXPECT_TRUE(std::isnan(y[3]));
   // The largest and the smallest numbers there are.
   for (const double value : {3e38, 1e-44}) {
     const auto kept_ones =
-        kept({value, value, value, value}, Selection24::mvue(rng, Device::cpu()), DType::f64);
+        kept_of_group({value, value, value, value}, Selection24::mvue(rng, Device::cpu()), DType::f64);
     for (const double one : kept_ones) EXPECT_TRUE(one == 0 || std::abs(one / value - 2) < 1e-6) << one;
   }
 }
@@ -226,7 +219,7 @@ TEST(Sparse24, MvueKeepsWhatIsNotFiniteAsNaiveDoes) {
 
 TEST(Sparse24, GroupsAlongTokensAreThoseOfTheTranspose) {
   for (const auto& [tokens, features] : {std::pair<int64_t, int64_t>{5, 7}, {64, 128}, {131, 67}}) {
-    const Tensor x = normal({tokens, features}, 9);
+    const Tensor x = drawn({tokens, features}, 9);
     const Sparse24 by_tokens = compress24(x, Along24::tokens),
                    of_transpose = compress24(x.transpose(0, 1), Along24::features);
     EXPECT_EQ(by_tokens.values.to_vector<double>(), of_transpose.values.to_vector<double>());
@@ -239,7 +232,7 @@ TEST(Sparse24, GroupsAlongTokensAreThoseOfTheTranspose) {
 }
 
 TEST(Sparse24, WhatFeaturesDropTokensDoNotBringBack) {
-  const Tensor x = normal({64, 64}, 13);
+  const Tensor x = drawn({64, 64}, 13);
   const BothWays24 both = compress24_both(x);
   const auto first = decompress24(both.by_features).to_vector<double>(),
              second = decompress24(both.by_tokens).to_vector<double>(), all = x.to_vector<double>();
@@ -258,7 +251,7 @@ TEST(Sparse24, WhatFeaturesDropTokensDoNotBringBack) {
 TEST(Sparse24, BothWaysAreOneAfterTheOther) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
     for (const Method24 which : {Method24::naive, Method24::mvue, Method24::soft_threshold, Method24::fast}) {
-      const Tensor x = normal({66, 130}, 17, dtype);
+      const Tensor x = drawn({66, 130}, 17, dtype);
       Selection24 selection = method(which, 1.5f);
       selection.stream = {.seed = 5, .delta = 2};
       const BothWays24 both = compress24_both(x, selection);
@@ -271,7 +264,7 @@ TEST(Sparse24, BothWaysAreOneAfterTheOther) {
 }
 
 TEST(Sparse24, AGradientIsTakenAtThePlacesOfItsActivation) {
-  const Tensor x = normal({37, 70}, 1), dy = normal({37, 70}, 2);
+  const Tensor x = drawn({37, 70}, 1), dy = drawn({37, 70}, 2);
   for (const Along24 along : {Along24::features, Along24::tokens}) {
     const Sparse24 pattern = compress24(x, along);
     const auto y = decompress24(compress24_like(dy, pattern)).to_vector<double>(),
@@ -284,7 +277,7 @@ TEST(Sparse24, AGradientIsTakenAtThePlacesOfItsActivation) {
 TEST(Sparse24, EmptyAndOddExtentsRoundTrip) {
   for (const auto& [tokens, features] :
        {std::pair<int64_t, int64_t>{0, 0}, {0, 9}, {9, 0}, {1, 1}, {1, 6}, {63, 1}, {65, 66}}) {
-    const Tensor x = normal({tokens, features}, 21, DType::bf16);
+    const Tensor x = drawn({tokens, features}, 21, DType::bf16);
     for (const Along24 along : {Along24::features, Along24::tokens}) {
       const Sparse24 made = compress24(x, along);
       validate_elements(made, "test");
@@ -324,7 +317,7 @@ TEST(Sparse24, PaddingIsZerosAtTheFirstTwoPositions) {
 /// kernels load them.
 TEST(Sparse24, TheFragmentsAreThoseOfTheInstruction) {
   constexpr int64_t kM = 128, kK = 192, kTilesOfK = 3;
-  const Tensor x = normal({kM, kK}, 31, DType::bf16);
+  const Tensor x = drawn({kM, kK}, 31, DType::bf16);
   const Sparse24 made = compress24(x, Along24::features);
   const auto values = made.values.to_vector<float>();
   const auto metadata = made.metadata.to_vector<int32_t>();
@@ -408,7 +401,7 @@ TEST(Sparse24, TheProductIsThatOfTheMaskedMatrix) {
 }
 
 TEST(Sparse24, AWideResultIsRoundedOnce) {
-  const Tensor x = normal({12, 64}, 1, DType::bf16), b = normal({64, 9}, 2, DType::bf16);
+  const Tensor x = drawn({12, 64}, 1, DType::bf16), b = drawn({64, 9}, 2, DType::bf16);
   const Sparse24 a = compress24(x, Along24::features);
   const Tensor wide = Tensor::empty({12, 9}, DType::f32, Device::cpu()),
                narrow = Tensor::empty({12, 9}, DType::bf16, Device::cpu());
@@ -431,7 +424,7 @@ TEST(Sparse24, AnEmptySumLeavesWhatIsAdded) {
 }
 
 TEST(Sparse24, ALinearLayerKeepsWhatItMultiplied) {
-  Tensor x = normal({6, 8}, 1, DType::f32), weight = normal({3, 8}, 2, DType::f32);
+  Tensor x = drawn({6, 8}, 1, DType::f32), weight = drawn({3, 8}, 2, DType::f32);
   require_grad(x), require_grad(weight);
   Tape tape;
   const Tensor y = sparse24_linear(x, weight);
@@ -446,7 +439,7 @@ TEST(Sparse24, ALinearLayerKeepsWhatItMultiplied) {
 
 TEST(Sparse24, OperandsAreDescribedAsTheKernelsTakeThem) {
   const Device cpu = Device::cpu();
-  const Sparse24 a = compress24(normal({40, 72}, 1, DType::bf16), Along24::features);
+  const Sparse24 a = compress24(drawn({40, 72}, 1, DType::bf16), Along24::features);
   const auto described = [&](const Tensor& d, const Tensor& b, const Multiply24Options& options = {}) {
     return describe24({d, a, b, options});
   };
@@ -518,7 +511,7 @@ TEST(Sparse24, TheModelTakesLargeTilesWhereTheyFillTheGpu) {
 // ---- errors ----
 
 TEST(Sparse24, BadInputsSayWhatIsExpected) {
-  const Tensor x = normal({8, 8}, 1, DType::f32);
+  const Tensor x = drawn({8, 8}, 1, DType::f32);
   expect_error([&] { compress24(Tensor(), Along24::features); },
                {"compress24", "undefined", "[tokens, features]"});
   expect_error([&] { compress24(x.reshape({64}), Along24::features); }, {"compress24", "f32[64]"});
@@ -533,7 +526,7 @@ TEST(Sparse24, BadInputsSayWhatIsExpected) {
   expect_error([&] { DynamicScale24{.interval = 0}.next(x); }, {"an interval of 0"});
   expect_error([&] { decompress24(Sparse24{}); }, {"decompress24", "undefined"});
   const Sparse24 a = compress24(x, Along24::features);
-  expect_error([&] { compress24_like(normal({8, 4}, 1, DType::f32), a); }, {"compress24_like", "[8, 8]"});
+  expect_error([&] { compress24_like(drawn({8, 4}, 1, DType::f32), a); }, {"compress24_like", "[8, 8]"});
   const Tensor d = Tensor::empty({8, 3}, DType::f32, Device::cpu()),
                b = Tensor::zeros({8, 3}, DType::f32, Device::cpu());
   expect_error([&] { multiply24(d, a, b.to(DType::f64)); }, {"b is f64[8, 3]", "f32[8, n]"});

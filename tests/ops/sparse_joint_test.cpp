@@ -10,6 +10,7 @@
 #include "ops/swiglu/swiglu.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 // Several compressed weights in one launch: how it is cut into blocks, when weights may be read ahead, and
 // SwiGLU of two.
@@ -23,11 +24,11 @@ constexpr int kSms = 132;
 
 int64_t tiles_of(std::initializer_list<int64_t> rows) {
   int64_t tiles = 0;
-  for (const int64_t out : rows) tiles += (out + kTileRows - 1) / kTileRows;
+  for (const int64_t out : rows) tiles += (out + sparse::kTileRows - 1) / sparse::kTileRows;
   return tiles;
 }
 
-struct Expected {
+struct ExpectedBlocks {
   const char* what;
   int64_t tiles, in;
   bool swiglu;
@@ -37,7 +38,7 @@ struct Expected {
 TEST(SparseLinearPlan, IsOneWaveAtTheShapesOfLlama) {
   // A token of Llama-2-7B and of Llama-3-8B: blocks per cluster, and parts (sell) or inputs (columns) of a
   // group.
-  const Expected all[] = {
+  const ExpectedBlocks all[] = {
       {"7B q, k, v", tiles_of({4096, 4096, 4096}), 4096, false, 8, 1, 4, 512},
       {"o", tiles_of({4096}), 4096, false, 8, 1, 8, 256},
       {"7B gate, up", tiles_of({11008}), 4096, true, 4, 2, 4, 1024},
@@ -48,7 +49,7 @@ TEST(SparseLinearPlan, IsOneWaveAtTheShapesOfLlama) {
       {"one k of 8B", tiles_of({1024}), 4096, false, 8, 1, 8, 256},
       {"more than 29 clusters of 8", 36, 4096, false, 8, 1, 4, 512},
   };
-  for (const Expected& one : all) {
+  for (const ExpectedBlocks& one : all) {
     const JointPlan sell = plan_sell(one.tiles, one.in, 1, one.swiglu, kSms),
                     columns = plan_columns(one.tiles, one.in, 1, one.swiglu, kSms);
     EXPECT_STREQ(sell.lacks, "") << one.what;
@@ -155,12 +156,6 @@ TEST(SparseLinearWeight, IsConstantOnlyWhereItsArraysWereWaitedFor) {
 }
 
 // ---- SwiGLU ----
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.packed(), y = b.packed();
-  return x.shape() == y.shape() && x.dtype() == y.dtype() &&
-         (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
-}
 
 TEST(SparseLinearSwiglu, IsSwigluOfBothPartsEachUnderItsGate) {
   const Tensor gate = half_zero({37, 50}, DType::f16, 1), up = half_zero({37, 50}, DType::f16, 2);

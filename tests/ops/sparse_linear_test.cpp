@@ -12,6 +12,7 @@
 #include "runtime/parallel.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 // Compressed weights: arrays, round trips, what validate() refuses; products under gates next to dense ones.
 
@@ -37,12 +38,6 @@ Tensor random_matrix(int64_t out, int64_t in, DType dtype, double density, Rng& 
       std::memcpy(to, word + out * in + i, size_of(dtype));
     }
   return matrix;
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.packed(), y = b.packed();
-  return x.shape() == y.shape() && x.dtype() == y.dtype() &&
-         (x.bytes() == 0 || std::memcmp(x.raw(), y.raw(), x.bytes()) == 0);
 }
 
 /// N(0, 1) rounded to the dtype, with zeros.
@@ -296,7 +291,7 @@ TEST(SparseLinearWeight, NormsOfColumnsAreThoseOfTheMatrix) {
 // ---- products ----
 
 /// What a gate leaves of x, by its definition.
-Tensor by_definition(const Tensor& x, const Gate& gate) {
+Tensor gated_by_definition(const Tensor& x, const Gate& gate) {
   const Tensor y = x.clone();
   const int64_t in = x.size(1);
   for (int64_t t = 0; t < x.size(0); ++t) {
@@ -338,7 +333,7 @@ TEST(SparseLinear, EqualsTheDenseProductOfTheGatedInputs) {
                  bias = sparse_normal({out}, DType::bf16, 0, 6),
                  residual = sparse_normal({tokens, out}, DType::bf16, 0, 7);
     for (const Gate& gate : gates_of(in)) {
-      const Tensor gated = by_definition(x, gate);
+      const Tensor gated = gated_by_definition(x, gate);
       const Tensor expected =
           linear(gated.to(DType::f64), weight.to(DType::f64), bias.to(DType::f64), residual.to(DType::f64));
       for (const SparseFormat format : kFormats) {

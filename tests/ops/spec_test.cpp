@@ -14,11 +14,12 @@
 namespace tessera::ops {
 namespace {
 
-constexpr uint64_t kSeed = 11;
+constexpr uint64_t kSpecSeed = 11;
 
 std::vector<Tensor> made(const OpSpec& op, const Case& c, DType dtype, bool oracle = false) {
   const Attrs attrs = complete(op, c.attrs);
-  return make_inputs(op, op.problem(c.dims, attrs), attrs, c.placement, dtype, Device::cpu(), kSeed, oracle);
+  return make_inputs(op, op.problem(c.dims, attrs), attrs, c.placement, dtype, Device::cpu(), kSpecSeed,
+                     oracle);
 }
 
 Tensor bytes(const std::vector<uint8_t>& values) {
@@ -135,7 +136,7 @@ TEST(OpSpecs, MakingInputsWidensTheOraclesDerivedInputs) {
 TEST(OpSpecs, ValuesOfPackedBitsHaveTheDensityAndAnEmptyTail) {
   for (const double density : {0.0, 0.25, 0.5, 1.0}) {
     const InputCase packed{.shape = {50, 3}, .fill = Fill::bits, .high = 70, .density = density};
-    const auto words = input_values(packed, kSeed, 0).to_vector<int64_t>();
+    const auto words = input_values(packed, kSpecSeed, 0).to_vector<int64_t>();
     ASSERT_EQ(words.size(), 150u);
     int64_t ones = 0;
     for (size_t i = 0; i < words.size(); ++i) {
@@ -153,8 +154,8 @@ TEST(OpSpecs, ValuesOfPackedBitsHaveTheDensityAndAnEmptyTail) {
 
 TEST(OpSpecs, ValuesHaveTheirDensity) {
   const InputCase half{.shape = {4000}, .density = 0.5};
-  const auto values = input_values(half, kSeed, 0).to_vector<double>(),
-             whole = input_values({.shape = {4000}}, kSeed, 0).to_vector<double>();
+  const auto values = input_values(half, kSpecSeed, 0).to_vector<double>(),
+             whole = input_values({.shape = {4000}}, kSpecSeed, 0).to_vector<double>();
   for (size_t i = 0; i < values.size(); ++i) EXPECT_TRUE(values[i] == 0 || values[i] == whole[i]) << i;
   EXPECT_EQ(std::ranges::count(whole, 0.0), 0);
   EXPECT_NEAR(double(std::ranges::count(values, 0.0)), 2000, 6 * std::sqrt(1000.0));

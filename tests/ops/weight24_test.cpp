@@ -14,23 +14,13 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
+#include "tests/ops/tensors.h"
 
 namespace tessera::ops {
 namespace {
 
-Tensor normal(const Shape& shape, uint64_t seed, DType dtype = DType::f64) {
-  Rng rng(seed);
-  const Tensor x = Tensor::empty(shape, DType::f64, Device::cpu());
-  fill_normal(x, 0, 1, rng);
-  return x.to(dtype);
-}
-
-std::vector<double> values(const Tensor& x) {
-  return x.detach().to_vector<double>();
-}
-
 /// 1 where the mask keeps an element.
-std::vector<double> kept(const Tensor& mask, int64_t columns) {
+std::vector<double> kept_elements(const Tensor& mask, int64_t columns) {
   return values(unpack_bits(mask, columns, DType::f64));
 }
 
@@ -53,7 +43,7 @@ std::vector<std::array<bool, 16>> all_patterns() {
 }
 
 /// The mask by its definition, of a block that lies in a matrix of at least its size.
-std::vector<double> by_definition(const std::vector<double>& weight, int64_t rows, int64_t columns) {
+std::vector<double> mask_by_definition(const std::vector<double>& weight, int64_t rows, int64_t columns) {
   static const auto patterns = all_patterns();
   std::vector<double> mask(weight.size(), 0);
   for (int64_t r = 0; r < rows; r += 4)
@@ -85,9 +75,10 @@ TEST(Transposable24, IsTheBestOfAll90PatternsAndOfEqualOnesTheFirst) {
     std::vector<double> rounded = values(weight);
     for (double& value : rounded) value = std::round(value);
     weight = Tensor::from(rounded, {rows, columns});
-    const std::vector<double> expected = by_definition(rounded, rows, columns);
+    const std::vector<double> expected = mask_by_definition(rounded, rows, columns);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
-      EXPECT_EQ(kept(transposable24(weight.to(dtype)), columns), expected) << rows << " x " << columns;
+      EXPECT_EQ(kept_elements(transposable24(weight.to(dtype)), columns), expected)
+          << rows << " x " << columns;
     // Bits past the last column are zero, as of any mask.
     const std::vector<int64_t> counts = count_bits(transposable24(weight)).to_vector<int64_t>();
     for (int64_t r = 0; r < rows; ++r)
@@ -96,13 +87,14 @@ TEST(Transposable24, IsTheBestOfAll90PatternsAndOfEqualOnesTheFirst) {
   }
   const std::vector<double> first{1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1};
   for (const double value : {0.0, 2.0, -3.0})
-    EXPECT_EQ(kept(transposable24(Tensor::full({4, 4}, value, DType::f32, Device::cpu())), 4), first);
+    EXPECT_EQ(kept_elements(transposable24(Tensor::full({4, 4}, value, DType::f32, Device::cpu())), 4),
+              first);
 }
 
 TEST(Transposable24, KeepsTwoOfFourInBothDirections) {
   const int64_t rows = 36, columns = 100;
   const Tensor weight = normal({rows, columns}, 3), mask = transposable24(weight);
-  const std::vector<double> keeps = kept(mask, columns);
+  const std::vector<double> keeps = kept_elements(mask, columns);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < columns; ++c) {
       double across = 0, down = 0;
@@ -122,10 +114,10 @@ TEST(Transposable24, KeepsTwoOfFourInBothDirections) {
 TEST(Transposable24, NaNCountsAsInfinity) {
   std::vector<double> weight(16, 1);
   weight[5] = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<double> keeps = kept(transposable24(Tensor::from(weight, {4, 4})), 4);
+  const std::vector<double> keeps = kept_elements(transposable24(Tensor::from(weight, {4, 4})), 4);
   EXPECT_EQ(keeps[5], 1);
   weight[5] = -std::numeric_limits<double>::infinity();
-  EXPECT_EQ(kept(transposable24(Tensor::from(weight, {4, 4})), 4), keeps);
+  EXPECT_EQ(kept_elements(transposable24(Tensor::from(weight, {4, 4})), 4), keeps);
 }
 
 TEST(Weight24Linear, IsTheMaskedLayerAndTrainsPrunedElementsToo) {
@@ -151,7 +143,7 @@ TEST(Weight24Linear, IsTheMaskedLayerAndTrainsPrunedElementsToo) {
     ASSERT_EQ(sparse[i].size(), dense[i].size());
     for (size_t j = 0; j < sparse[i].size(); ++j) EXPECT_NEAR(sparse[i][j], dense[i][j], 1e-12) << i;
   }
-  const std::vector<double> keeps = kept(mask, in);
+  const std::vector<double> keeps = kept_elements(mask, in);
   EXPECT_LT(std::count(keeps.begin(), keeps.end(), 1.0), std::ptrdiff_t(keeps.size() * 2 / 3));
   for (const double gradient : sparse[2]) EXPECT_NE(gradient, 0);
 }
@@ -170,7 +162,7 @@ TEST(MaskedDecay24, DecaysWhatIsPruned) {
     Tensor weight = normal({8, 12}, 2, dtype);
     require_grad(weight);
     const Tensor mask = transposable24(weight);
-    const std::vector<double> w = values(weight), keeps = kept(mask, 12);
+    const std::vector<double> w = values(weight), keeps = kept_elements(mask, 12);
     double half = 0;
     for (size_t i = 0; i < w.size(); ++i) half += keeps[i] ? 0 : 0.5 * w[i] * w[i];
     Tape tape;

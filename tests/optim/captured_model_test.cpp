@@ -16,7 +16,7 @@
 namespace tessera::optim {
 namespace {
 
-std::vector<float> train(Device device, DType dtype, int micro_batches, bool captured) {
+std::vector<float> train_mlp(Device device, DType dtype, int micro_batches, bool captured) {
   Rng rng(3);
   const nn::Mlp model(136, 520, rng, device, {.out = 136, .dtype = dtype});
   AdamW optimizer(nn::parameters(model), {.lr = 1e-3});
@@ -54,7 +54,8 @@ class CapturedModelOn : public OnDevice {};
 TEST_P(CapturedModelOn, TrainsAsEagerDoesToTheBit) {
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const int micro_batches : {1, 3})
-      EXPECT_EQ(train(device(), dtype, micro_batches, true), train(device(), dtype, micro_batches, false))
+      EXPECT_EQ(train_mlp(device(), dtype, micro_batches, true),
+                train_mlp(device(), dtype, micro_batches, false))
           << dtype << ", " << micro_batches;
 }
 

@@ -13,11 +13,11 @@
 #include "runtime/capture.h"
 #include "tests/errors.h"
 #include "tests/nn/no_recorder.h"
+#include "tests/tensors.h"
 
 namespace tessera::optim {
 namespace {
 
-const Device kCpu = Device::cpu();
 const Shape kTall{9, 5}, kWide{4, 11};
 
 std::vector<nn::NamedParameter> two_matrices(DType dtype) {
@@ -26,12 +26,8 @@ std::vector<nn::NamedParameter> two_matrices(DType dtype) {
           {"norm.weight", new_parameter(3, {5}, dtype, kCpu)}};
 }
 
-Tensor gradient_of(size_t parameter, int step, const Shape& shape) {
-  return Tensor::from(numbers(100 + 10 * uint64_t(step) + parameter, shape.count()), shape);
-}
-
 /// One matrix by the formulas of the header, in f64.
-struct Reference {
+struct GaloreReference {
   GaloreOptions options;
   Tensor u, vt, m, v;
 
@@ -73,12 +69,6 @@ struct Reference {
   }
 };
 
-void expect_near(const Tensor& x, const Tensor& y, double tolerance) {
-  const std::vector<double> a = x.detach().to_vector<double>(), b = y.detach().to_vector<double>();
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance) << i;
-}
-
 TEST(Galore, IsTheFormulaForEveryProjection) {
   for (const GaloreProjection projection :
        {GaloreProjection::std, GaloreProjection::reverse_std, GaloreProjection::right, GaloreProjection::left,
@@ -95,7 +85,7 @@ TEST(Galore, IsTheFormulaForEveryProjection) {
       Galore optimizer(parameters, options);
       EXPECT_STREQ(optimizer.rule_of(0), "galore");
       EXPECT_STREQ(optimizer.rule_of(2), "adamw");
-      Reference references[2] = {{options}, {options}};
+      GaloreReference references[2] = {{options}, {options}};
       Tensor weights[2] = {parameters[0].tensor.detach().clone(), parameters[1].tensor.detach().clone()};
       for (int step = 0; step < 11; ++step) {
         const int t = reset ? step % int(reset) + 1 : step + 1;

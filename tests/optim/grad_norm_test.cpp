@@ -16,12 +16,12 @@ class GradNormOn : public OnDevice {};
 INSTANTIATE_TEST_SUITE_P(Device, GradNormOn, testing::Values("cpu", "cuda"));
 
 /// Several blocks in one parameter, one that is not full, less than one, rows with padding, nothing.
-const std::vector<Shape> kShapes{{3, 16384}, {70000}, {5}, {40, 1365}, {}, {0, 7}, {513, 1025}, {16384}};
+const std::vector<Shape> kNormShapes{{3, 16384}, {70000}, {5}, {40, 1365}, {}, {0, 7}, {513, 1025}, {16384}};
 
 std::vector<nn::NamedParameter> parameters_on(Device device, DType dtype) {
   std::vector<nn::NamedParameter> list;
-  for (size_t i = 0; i < kShapes.size(); ++i)
-    list.push_back({"p" + std::to_string(i), new_parameter(i, kShapes[i], dtype, device)});
+  for (size_t i = 0; i < kNormShapes.size(); ++i)
+    list.push_back({"p" + std::to_string(i), new_parameter(i, kNormShapes[i], dtype, device)});
   return list;
 }
 
@@ -74,7 +74,7 @@ TEST_P(GradNormOn, DoesNotDependOnWhereParametersLieInTheArena) {
   const std::vector<double> values = numbers(77, arena.count());
   arena.copy_from(Tensor::from(values, arena.shape()));
   const double norm = norm_of(device(), arena, packing.norm_blocks());
-  std::vector<size_t> order(kShapes.size());
+  std::vector<size_t> order(kNormShapes.size());
   std::iota(order.begin(), order.end(), size_t{0});
   for (int turn = 0; turn < 3; ++turn) {
     std::rotate(order.begin(), order.begin() + 3, order.end());
@@ -100,8 +100,8 @@ TEST_P(GradNormOn, BlocksCoverEveryParameterOnceAndNoneHoldsTwo) {
     Packing packing("test", parameters_on(device(), dtype));
     const auto& blocks = packing.norm_blocks();
     size_t b = 0;
-    for (size_t i = 0; i < kShapes.size(); ++i) {
-      const int64_t begin = packing.places()[i].offset, end = i + 1 < kShapes.size()
+    for (size_t i = 0; i < kNormShapes.size(); ++i) {
+      const int64_t begin = packing.places()[i].offset, end = i + 1 < kNormShapes.size()
                                                                   ? packing.places()[i + 1].offset
                                                                   : packing.make_arena().count();
       for (int64_t at = begin; at < end; at += blocks[b].elements, ++b) {

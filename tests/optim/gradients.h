@@ -27,10 +27,21 @@ inline std::vector<double> numbers(uint64_t stream, int64_t count) {
   return values;
 }
 
+/// The gradient of parameter number `parameter` in a step: numbers of its own.
+inline Tensor gradient_of(size_t parameter, int step, const Shape& shape) {
+  return Tensor::from(numbers(100 + 10 * uint64_t(step) + parameter, shape.count()), shape);
+}
+
 inline Tensor new_parameter(uint64_t stream, const Shape& shape, DType dtype, Device device) {
   Tensor tensor = Tensor::from(numbers(stream, shape.count()), shape).to(dtype).to(device);
   nn::make_parameter(tensor);
   return tensor;
+}
+
+inline void expect_near(const Tensor& x, const Tensor& y, double tolerance) {
+  const std::vector<double> a = x.detach().to_vector<double>(), b = y.detach().to_vector<double>();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance) << i;
 }
 
 /// Runs a test on the CPU and, where there is one, on a GPU.

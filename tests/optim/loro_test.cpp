@@ -8,11 +8,11 @@
 #include "ops/pointwise/pointwise.h"
 #include "optim/adamw.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 namespace tessera::optim {
 namespace {
 
-const Device kCpu = Device::cpu();
 constexpr int64_t kRank = 2, kIn = 7;
 const std::vector<int64_t> kRows{5, 3};
 
@@ -23,18 +23,8 @@ std::vector<nn::NamedParameter> factors(DType dtype) {
           {"norm.weight", new_parameter(3, {5}, dtype, kCpu)}};
 }
 
-LoroOptions options_of(int64_t every) {
+LoroOptions loro_options(int64_t every) {
   return {.lr = 0.05, .every = every, .pairs = {{"blocks.0.up.form.a", "blocks.0.up.form.b", kRows}}};
-}
-
-Tensor gradient_of(const Tensor& parameter, size_t i, int step) {
-  return Tensor::from(numbers(100 + 10 * uint64_t(step) + i, parameter.count()), parameter.shape());
-}
-
-void expect_near(const Tensor& x, const Tensor& y, double tolerance) {
-  const std::vector<double> a = x.detach().to_vector<double>(), b = y.detach().to_vector<double>();
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance) << i;
 }
 
 Tensor zeros_like(const Tensor& t) {
@@ -79,7 +69,7 @@ Tensor exact_product(const Tensor& a, const Tensor& b, const Tensor& da, const T
 TEST(Loro, TakesCheapStepsAndExactOnes) {
   for (const bool refresh : {true, false})
     for (const double scale : {-1.0, 0.5}) {
-      LoroOptions options = options_of(4);
+      LoroOptions options = loro_options(4);
       options.refresh = refresh, options.lr_scale = scale, options.weight_decay = 0.1;
       const std::vector<nn::NamedParameter> parameters = factors(DType::f64);
       const Tensor &a = parameters[0].tensor, &b = parameters[1].tensor;
@@ -90,7 +80,8 @@ TEST(Loro, TakesCheapStepsAndExactOnes) {
       Adam of_a, of_b;
       for (int step = 0; step < 9; ++step) {
         const Tensor before_a = a.detach().clone(), before_b = b.detach().clone(),
-                     ga = gradient_of(a, 0, step), gb = gradient_of(b, 1, step), da = of_a(ga), db = of_b(gb);
+                     ga = gradient_of(0, step, a.shape()), gb = gradient_of(1, step, b.shape()),
+                     da = of_a(ga), db = of_b(gb);
         arrive(a, ga), arrive(b, gb);
         EXPECT_EQ(optimizer.waits_for_host(), step % 4 == 3);
         optimizer.step();
@@ -128,7 +119,7 @@ TEST(Loro, TakesCheapStepsAndExactOnes) {
 }
 
 TEST(Loro, RefactorisationKeepsTheProduct) {
-  LoroOptions options = options_of(0);
+  LoroOptions options = loro_options(0);
   options.lr_scale = 1, options.refactor_every = 3;
   for (const DType dtype : {DType::f64, DType::bf16}) {
     const std::vector<nn::NamedParameter> parameters = factors(dtype);
@@ -142,8 +133,8 @@ TEST(Loro, RefactorisationKeepsTheProduct) {
     AdamW plain(twins, {.lr = 0.05, .weight_decay = 0});
     for (int step = 0; step < 3; ++step) {
       for (size_t i = 0; i < 2; ++i) {
-        arrive(parameters[i].tensor, gradient_of(twins[i].tensor, i, step));
-        arrive(twins[i].tensor, gradient_of(twins[i].tensor, i, step));
+        arrive(parameters[i].tensor, gradient_of(i, step, twins[i].tensor.shape()));
+        arrive(twins[i].tensor, gradient_of(i, step, twins[i].tensor.shape()));
       }
       optimizer.step(), plain.step();
       optimizer.zero_grad(), plain.zero_grad();
@@ -166,21 +157,23 @@ TEST(Loro, ASingularFactorIsAnErrorOrCounted) {
   const auto make = [](SingularFactor singular) {
     std::vector<nn::NamedParameter> parameters = factors(DType::f64);
     parameters[1].tensor.detach().slice(0, 5, 8).fill(0);  // b of the second part
-    LoroOptions options = options_of(1);
+    LoroOptions options = loro_options(1);
     options.singular = singular;
     return std::pair(parameters, Loro(parameters, options));
   };
   {
     auto [parameters, optimizer] = make(SingularFactor::error);
     const std::vector<double> before = parameters[0].tensor.detach().to_vector<double>();
-    for (size_t i = 0; i < 2; ++i) arrive(parameters[i].tensor, gradient_of(parameters[i].tensor, i, 0));
+    for (size_t i = 0; i < 2; ++i)
+      arrive(parameters[i].tensor, gradient_of(i, 0, parameters[i].tensor.shape()));
     expect_error([&, &o = optimizer] { o.step(); },
                  {"blocks.0.up.form.b", "part 1, is singular", "--factor-init", "--loro-singular cheap"});
     EXPECT_EQ(parameters[0].tensor.detach().to_vector<double>(), before);  // that of the first part, too
   }
   auto [parameters, optimizer] = make(SingularFactor::cheap);
   for (int step = 0; step < 2; ++step) {
-    for (size_t i = 0; i < 2; ++i) arrive(parameters[i].tensor, gradient_of(parameters[i].tensor, i, step));
+    for (size_t i = 0; i < 2; ++i)
+      arrive(parameters[i].tensor, gradient_of(i, step, parameters[i].tensor.shape()));
     optimizer.step();
     optimizer.zero_grad();
   }
@@ -189,14 +182,15 @@ TEST(Loro, ASingularFactorIsAnErrorOrCounted) {
 }
 
 TEST(Loro, GroupsOfTheCallerCount) {
-  LoroOptions options = options_of(0);
+  LoroOptions options = loro_options(0);
   options.lr_scale = 1;
   options.groups = {{.contains = "form.a", .lr_scale = 0}};
   const std::vector<nn::NamedParameter> parameters = factors(DType::f64);
   Loro optimizer(parameters, options);
   const std::vector<double> a = parameters[0].tensor.detach().to_vector<double>(),
                             b = parameters[1].tensor.detach().to_vector<double>();
-  for (size_t i = 0; i < 2; ++i) arrive(parameters[i].tensor, gradient_of(parameters[i].tensor, i, 0));
+  for (size_t i = 0; i < 2; ++i)
+    arrive(parameters[i].tensor, gradient_of(i, 0, parameters[i].tensor.shape()));
   optimizer.step();
   EXPECT_EQ(parameters[0].tensor.detach().to_vector<double>(), a);
   EXPECT_NE(parameters[1].tensor.detach().to_vector<double>(), b);
@@ -214,7 +208,7 @@ TEST(AdamW, BeginsItsMomentsAgain) {
       twin = fresh;
       plain = std::make_unique<AdamW>(std::vector<nn::NamedParameter>{{"w", twin}}, AdamWOptions{.lr = 0.1});
     }
-    const Tensor g = gradient_of(w, 0, step);
+    const Tensor g = gradient_of(0, step, w.shape());
     arrive(w, g), arrive(twin, g);
     optimizer.step(), plain->step();
     optimizer.zero_grad(), plain->zero_grad();
@@ -233,15 +227,15 @@ TEST(Loro, SaysWhatIsWrong) {
     expect_error([&] { Loro(factors(DType::f32), options); }, parts);
   };
   fails({}, {"no weights made of two factors", "--form low_rank"});
-  LoroOptions options = options_of(-1);
+  LoroOptions options = loro_options(-1);
   fails(options, {"every = -1"});
-  options = options_of(2);
+  options = loro_options(2);
   options.lr_scale = 0;
   fails(options, {"--loro-lr-scale", "0; expected more than 0, or -1"});
-  options = options_of(2);
+  options = loro_options(2);
   options.pairs[0].b = "blocks.0.up.form.c";
   fails(options, {"no parameters blocks.0.up.form.a and blocks.0.up.form.c"});
-  options = options_of(2);
+  options = loro_options(2);
   options.pairs[0].rows = {5, 2};
   fails(options, {"are not the factors of 2 parts of 7 rows"});
   expect_error([] { parse_singular_factor("skip"); }, {"\"skip\"", "error or cheap"});

@@ -12,11 +12,10 @@
 #include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/nn/no_recorder.h"
+#include "tests/tensors.h"
 
 namespace tessera::optim {
 namespace {
-
-const Device kCpu = Device::cpu();
 
 Tensor parameter_of(uint64_t seed, DType dtype) {
   Rng rng(seed);
@@ -54,11 +53,11 @@ BundledOptions options_of(MissingGrad missing) {
   return {.lr = 0.05, .weight_decay = 0.1, .momentum = 0.9, .missing = missing};
 }
 
-struct Case {
+struct MissingGradCase {
   const char* optimizer;
   DType dtype;
 };
-class MissingGradients : public ::testing::TestWithParam<Case> {};
+class MissingGradients : public ::testing::TestWithParam<MissingGradCase> {};
 
 /// As PyTorch has it: a parameter knows only of the steps in which its gradient arrived.
 TEST_P(MissingGradients, SkippedParametersAreThoseOfAnOptimizerOfTheirOwn) {
@@ -157,8 +156,9 @@ TEST_P(MissingGradients, ThatAreSkippedDoNotClipTheOthers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Rules, MissingGradients,
-                         ::testing::Values(Case{"adamw", DType::f32}, Case{"adamw", DType::bf16},
-                                           Case{"sgd", DType::f32}),
+                         ::testing::Values(MissingGradCase{"adamw", DType::f32},
+                                           MissingGradCase{"adamw", DType::bf16},
+                                           MissingGradCase{"sgd", DType::f32}),
                          [](const auto& info) {
                            return std::string(info.param.optimizer) + "_" + name_of(info.param.dtype);
                          });

@@ -31,7 +31,7 @@ Matrix transposed(const Matrix& a, size_t m, size_t n) {
   return t;
 }
 
-double norm_of(const Matrix& a) {
+double frobenius_norm(const Matrix& a) {
   double sum = 0;
   for (const double value : a) sum += value * value;
   return std::sqrt(sum);
@@ -40,7 +40,7 @@ double norm_of(const Matrix& a) {
 /// The iteration as the paper has it: a X + b (X X^T) X + c (X X^T)^2 X, from the left whatever the shape.
 Matrix newton_schulz(const Matrix& direction, size_t m, size_t n, int iterations) {
   Matrix x = direction;
-  const double norm = norm_of(x);
+  const double norm = frobenius_norm(x);
   for (double& value : x) value /= norm;
   for (int k = 0; k < iterations; ++k) {
     const Matrix gram = product(x, transposed(x, m, n), m, n, m), gx = product(gram, x, m, m, n),
@@ -51,7 +51,7 @@ Matrix newton_schulz(const Matrix& direction, size_t m, size_t n, int iterations
 }
 
 /// Muon's and AdamW's rules in f64.
-struct Reference {
+struct MuonReference {
   MuonOptions options;
   std::vector<double> m, v;
   void step(Matrix& w, const Matrix& g, size_t rows, size_t columns, int t, double decay) {
@@ -81,29 +81,29 @@ struct Reference {
   }
 };
 
-struct Case {
+struct MuonParameter {
   const char* name;
   Shape shape;
   bool muon;
 };
 /// Wide, tall, square; three of one shape, one of them apart; rows with padding; matrices of a group; what
 /// AdamW gets by its shape or its name.
-const std::vector<Case> kCases{{"blocks.0.up.weight", {9, 5}, true},
-                               {"blocks.0.up.bias", {9}, false},
-                               {"blocks.0.down.weight", {5, 9}, true},
-                               {"blocks.1.up.weight", {9, 5}, true},
-                               {"blocks.1.norm.weight", {5}, false},
-                               {"token.weight", {11, 5}, false},
-                               {"blocks.2.square.weight", {6, 6}, true},
-                               {"blocks.2.up.weight", {9, 5}, true},
-                               {"groups.weight", {3, 4, 7}, true},
-                               {"head.weight", {4, 6}, false},
-                               {"row.weight", {1, 8}, false}};
+const std::vector<MuonParameter> kMuonParameters{{"blocks.0.up.weight", {9, 5}, true},
+                                                 {"blocks.0.up.bias", {9}, false},
+                                                 {"blocks.0.down.weight", {5, 9}, true},
+                                                 {"blocks.1.up.weight", {9, 5}, true},
+                                                 {"blocks.1.norm.weight", {5}, false},
+                                                 {"token.weight", {11, 5}, false},
+                                                 {"blocks.2.square.weight", {6, 6}, true},
+                                                 {"blocks.2.up.weight", {9, 5}, true},
+                                                 {"groups.weight", {3, 4, 7}, true},
+                                                 {"head.weight", {4, 6}, false},
+                                                 {"row.weight", {1, 8}, false}};
 
 std::vector<nn::NamedParameter> parameters_of(DType dtype, Device device) {
   std::vector<nn::NamedParameter> list;
-  for (size_t i = 0; i < kCases.size(); ++i)
-    list.push_back({kCases[i].name, new_parameter(i, kCases[i].shape, dtype, device)});
+  for (size_t i = 0; i < kMuonParameters.size(); ++i)
+    list.push_back({kMuonParameters[i].name, new_parameter(i, kMuonParameters[i].shape, dtype, device)});
   return list;
 }
 
@@ -120,28 +120,30 @@ TEST(Muon, FiveStepsInF64EqualTheReference) {
           .lr = 0.03, .nesterov = nesterov, .scale = scale, .weight_decay = 0.2, .adamw_lr_scale = 0.5};
       const std::vector<nn::NamedParameter> list = parameters_of(DType::f64, Device::cpu());
       Muon optimizer(list, options);
-      std::vector<std::vector<Reference>> references;
+      std::vector<std::vector<MuonReference>> references;
       std::vector<Matrix> expected;
       for (size_t i = 0; i < list.size(); ++i) {
-        EXPECT_STREQ(optimizer.rule_of(i), kCases[i].muon ? "muon" : "adamw") << kCases[i].name;
-        const Shape& shape = kCases[i].shape;
-        references.push_back(std::vector<Reference>(
-            kCases[i].muon && shape.rank() == 3 ? size_t(shape[0]) : 1, Reference{options, {}, {}}));
+        EXPECT_STREQ(optimizer.rule_of(i), kMuonParameters[i].muon ? "muon" : "adamw")
+            << kMuonParameters[i].name;
+        const Shape& shape = kMuonParameters[i].shape;
+        references.push_back(
+            std::vector<MuonReference>(kMuonParameters[i].muon && shape.rank() == 3 ? size_t(shape[0]) : 1,
+                                       MuonReference{options, {}, {}}));
         expected.push_back(list[i].tensor.to_vector<double>());
       }
       for (int t = 1; t <= 5; ++t) {
         arrive_all(list, uint64_t(t));
         optimizer.step(), optimizer.zero_grad();
         for (size_t i = 0; i < list.size(); ++i) {
-          const Shape& shape = kCases[i].shape;
+          const Shape& shape = kMuonParameters[i].shape;
           const Matrix g = numbers(1000 + 50 * uint64_t(t) + i, shape.count());
           const size_t parts = references[i].size(), count = g.size() / parts;
           for (size_t part = 0; part < parts; ++part) {
             Matrix w(expected[i].begin() + long(part * count),
                      expected[i].begin() + long((part + 1) * count));
             const Matrix own(g.begin() + long(part * count), g.begin() + long((part + 1) * count));
-            const size_t rows = kCases[i].muon ? size_t(shape[-2]) : 0,
-                         columns = kCases[i].muon ? size_t(shape[-1]) : 0;
+            const size_t rows = kMuonParameters[i].muon ? size_t(shape[-2]) : 0,
+                         columns = kMuonParameters[i].muon ? size_t(shape[-1]) : 0;
             references[i][part].step(w, own, rows, columns, t, decays(list[i]) ? options.weight_decay : 0);
             std::copy(w.begin(), w.end(), expected[i].begin() + long(part * count));
           }
@@ -152,7 +154,7 @@ TEST(Muon, FiveStepsInF64EqualTheReference) {
         // Roundings of 2^-53; the iteration multiplies small differences by 3.4445 in each of five turns, and
         // those of one step reach the next.
         for (size_t k = 0; k < got.size(); ++k)
-          ASSERT_NEAR(got[k], expected[i][k], 1e-11) << kCases[i].name << " element " << k;
+          ASSERT_NEAR(got[k], expected[i][k], 1e-11) << kMuonParameters[i].name << " element " << k;
       }
     }
 }
@@ -254,7 +256,8 @@ TEST_P(MuonOn, MastersOf16BitWeightsFollowTheF64Optimizer) {
       const double iterated = device().is_cpu() ? 1e-5 : 3 * 0.015 * 0.1,
                    tolerance = iterated + (dtype == DType::f32 ? 0 : 2 * epsilon(dtype));
       for (size_t k = 0; k < got.size(); ++k)
-        ASSERT_NEAR(got[k], want[k], tolerance) << dtype << " " << kCases[i].name << " element " << k;
+        ASSERT_NEAR(got[k], want[k], tolerance)
+            << dtype << " " << kMuonParameters[i].name << " element " << k;
     }
   }
 }
@@ -341,10 +344,10 @@ TEST(Muon, StatesCoverTheParametersOfTheirRuleAlone) {
   std::vector<std::string> names;
   for_each_field(optimizer, [&](const std::string& name, auto&) { names.push_back(name); });
   std::vector<std::string> expected{"lr", "counts"};
-  for (const Case& c : kCases)
+  for (const MuonParameter& c : kMuonParameters)
     if (c.muon) expected.push_back(std::string("momentum.") + c.name);
   for (const char* const state : {"m.", "v."})
-    for (const Case& c : kCases)
+    for (const MuonParameter& c : kMuonParameters)
       if (!c.muon) expected.push_back(state + std::string(c.name));
   EXPECT_EQ(names, expected);
 }

@@ -96,14 +96,14 @@ INSTANTIATE_TEST_SUITE_P(Device, OptimizerOn, testing::Values("cpu", "cuda"));
 
 /// Shapes that meet every path of the kernels: rank 0 and 1, short dense rows, pitched odd rows, more than a
 /// chunk in one row, several rows per chunk, nothing at all.
-const std::vector<Shape> kShapes{{},        {1},     {5},        {4, 3}, {3, 5},    {6, 1365},
-                                 {2, 3, 9}, {16385}, {2, 16385}, {0, 7}, {5000, 5}, {64, 256}};
+const std::vector<Shape> kUpdateShapes{{},        {1},     {5},        {4, 3}, {3, 5},    {6, 1365},
+                                       {2, 3, 9}, {16385}, {2, 16385}, {0, 7}, {5000, 5}, {64, 256}};
 
 TEST_P(OptimizerOn, EveryShapeAndDtypeEqualsTheF64Optimizer) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     std::vector<nn::NamedParameter> list, oracle;
-    for (size_t i = 0; i < kShapes.size(); ++i) {
-      list.push_back({"p" + std::to_string(i), new_parameter(i, kShapes[i], dtype, device())});
+    for (size_t i = 0; i < kUpdateShapes.size(); ++i) {
+      list.push_back({"p" + std::to_string(i), new_parameter(i, kUpdateShapes[i], dtype, device())});
       Tensor exact = list.back().tensor.detach().to(Device::cpu()).to(DType::f64);
       nn::make_parameter(exact);
       oracle.push_back({list.back().name, exact});
@@ -111,9 +111,11 @@ TEST_P(OptimizerOn, EveryShapeAndDtypeEqualsTheF64Optimizer) {
     const AdamWOptions options{.lr = 0.01, .weight_decay = 0.1, .max_norm = 1};
     AdamW optimizer(list, options), reference(oracle, options);
     for (uint64_t t = 0; t < 5; ++t) {
-      for (size_t i = 0; i < kShapes.size(); ++i) {
+      for (size_t i = 0; i < kUpdateShapes.size(); ++i) {
         const Tensor gradient =
-            Tensor::from(numbers(100 + 50 * t + i, kShapes[i].count()), kShapes[i]).to(dtype).to(DType::f64);
+            Tensor::from(numbers(100 + 50 * t + i, kUpdateShapes[i].count()), kUpdateShapes[i])
+                .to(dtype)
+                .to(DType::f64);
         arrive(list[i].tensor, gradient);
         arrive(oracle[i].tensor, gradient);
       }
@@ -122,14 +124,14 @@ TEST_P(OptimizerOn, EveryShapeAndDtypeEqualsTheF64Optimizer) {
       // Sums of squares of the same numbers, in f64, in different orders.
       EXPECT_NEAR(optimizer.grad_norm() / reference.grad_norm(), 1, 1e-12);
     }
-    for (size_t i = 0; i < kShapes.size(); ++i) {
+    for (size_t i = 0; i < kUpdateShapes.size(); ++i) {
       const std::vector<double> got = list[i].tensor.detach().to_vector<double>(),
                                 want = oracle[i].tensor.to_vector<double>();
       // Weights below 2; five f32 steps of about ten roundings each on updates of 0.01 and one of the weight
       // a step: 5 * 2 ulp at 2 is 2.4e-6. A narrow weight is rounded once more.
       const double tolerance = 2.4e-6 + (dtype == DType::f32 ? 0 : epsilon(dtype));
       for (size_t k = 0; k < got.size(); ++k)
-        ASSERT_NEAR(got[k], want[k], tolerance) << dtype << kShapes[i] << " element " << k;
+        ASSERT_NEAR(got[k], want[k], tolerance) << dtype << kUpdateShapes[i] << " element " << k;
     }
   }
 }

@@ -5,7 +5,7 @@
 namespace tessera::pretrained {
 namespace {
 
-std::string message_of(const std::string& text, const ConfigOptions& options = {}) {
+std::string config_message(const std::string& text, const ConfigOptions& options = {}) {
   try {
     parse_config("config.json", text, options);
   } catch (const Error& error) {
@@ -183,17 +183,17 @@ TEST(Config, TokensAndDtypes) {
 
 TEST(Config, UnknownFieldsAreRefusedUnlessTheCallerKnows) {
   EXPECT_EQ(
-      message_of(with("gpt2", R"("mystery": 3)")),
+      config_message(with("gpt2", R"("mystery": 3)")),
       "config: config.json: the field \"mystery\" (3) is unknown and may change what the model "
       "computes; if it does not, take it out, by hand or with tessera convert --ignore-field \"mystery\"");
-  EXPECT_EQ(message_of(with("gpt2", R"("mystery": 3)"), {.ignored_fields = {"mystery"}}), "");
-  EXPECT_EQ(message_of(with("gpt2", R"("_name_or_path": "x", "transformers_version": "4.0")")), "");
+  EXPECT_EQ(config_message(with("gpt2", R"("mystery": 3)"), {.ignored_fields = {"mystery"}}), "");
+  EXPECT_EQ(config_message(with("gpt2", R"("_name_or_path": "x", "transformers_version": "4.0")")), "");
   // As GPT-2 XL and SmolLM were published.
-  EXPECT_EQ(message_of(with("gpt2", R"("output_past": true)")), "");
-  EXPECT_EQ(message_of(with("llama", R"("is_llama_config": true, "rope_interleaved": false)")), "");
-  EXPECT_NE(message_of(with("llama", R"("rope_interleaved": true)")).find("only false is supported"),
+  EXPECT_EQ(config_message(with("gpt2", R"("output_past": true)")), "");
+  EXPECT_EQ(config_message(with("llama", R"("is_llama_config": true, "rope_interleaved": false)")), "");
+  EXPECT_NE(config_message(with("llama", R"("rope_interleaved": true)")).find("only false is supported"),
             std::string::npos);
-  EXPECT_NE(message_of(with("llama", R"("rope_scaling": {"type": "linear", "factor": 2, "odd": 1})"))
+  EXPECT_NE(config_message(with("llama", R"("rope_scaling": {"type": "linear", "factor": 2, "odd": 1})"))
                 .find("rope_scaling: the field \"odd\""),
             std::string::npos);
 }
@@ -322,8 +322,8 @@ TEST(Config, RefusesWhatItCannotCompute) {
       {"an end token of text", with("llama", R"("eos_token_id": ["a"])"),
        "eos_token_id is not a token or a list"}};
   for (const Refused& one : refused)
-    EXPECT_NE(message_of(one.text).find(one.error), std::string::npos)
-        << one.what << ": " << message_of(one.text);
+    EXPECT_NE(config_message(one.text).find(one.error), std::string::npos)
+        << one.what << ": " << config_message(one.text);
 }
 
 template <class Model>

@@ -5,6 +5,7 @@
 
 #include "tests/parity/language_run.h"
 #include "tests/place.h"
+#include "tests/tensors.h"
 
 /// What transformers computed with small models that it wrote: the essence of
 /// tests/parity/language_parity.py, which made these files (--golden).
@@ -21,14 +22,6 @@ double largest(const Tensor& tensor) {
   return most;
 }
 
-double difference(const Tensor& a, const Tensor& b) {
-  EXPECT_EQ(a.count(), b.count());
-  const auto x = a.to_vector<double>(), y = b.to_vector<double>();
-  double most = 0;
-  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
-  return most;
-}
-
 /// Limits as there: logits and losses 1e-4 (measured 1e-6), gradients 1e-3 of the largest.
 void expect_equal(const io::NamedTensors& list, const std::string& folder) {
   const std::map<std::string, Tensor> ours(list.begin(), list.end());
@@ -42,10 +35,10 @@ void expect_equal(const io::NamedTensors& list, const std::string& folder) {
     } else if (name.starts_with("gradient.")) {
       // A bias of keys changes no softmax: its gradient is rounding.
       const double scale = largest(want);
-      EXPECT_LE(difference(ours.at(name), want), scale < 1e-6 ? 1e-6 : 1e-3 * scale) << name;
+      EXPECT_LE(largest_difference(ours.at(name), want), scale < 1e-6 ? 1e-6 : 1e-3 * scale) << name;
       ++gradients;
     } else {
-      EXPECT_LE(difference(ours.at(name), want), 1e-4) << name;
+      EXPECT_LE(largest_difference(ours.at(name), want), 1e-4) << name;
     }
   }
   EXPECT_GE(gradients, 9);  // of phi3's one block and its tables

@@ -10,8 +10,6 @@
 namespace tessera::pretrained {
 namespace {
 
-using models::kCpu;
-
 std::vector<std::string> names(const std::vector<LinearModule>& modules) {
   std::vector<std::string> list;
   for (const LinearModule& module : modules) list.push_back(module.name);

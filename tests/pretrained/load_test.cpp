@@ -3,6 +3,7 @@
 #include "tests/errors.h"
 #include "tests/io/files.h"
 #include "tests/io/torch_bytes.h"
+#include "tests/tensors.h"
 
 namespace tessera::pretrained {
 namespace {
@@ -10,9 +11,7 @@ namespace {
 using io::test::TemporaryFolder;
 using models::BertHead;
 
-const Device kCpu = Device::cpu();
-
-models::BertConfig small_bert(BertHead head) {
+models::BertConfig tiny_bert(BertHead head) {
   return {.vocabulary = 9,
           .positions = 8,
           .d_model = 4,
@@ -81,7 +80,7 @@ TEST_F(Load, WhatIsSavedLoadsTheSame) {
   save(llama, folder / "llama");
   expect_same(load_llama(folder / "llama", rng, kCpu), llama);
   for (const BertHead head : {BertHead::none, BertHead::classify, BertHead::regress, BertHead::masked_lm}) {
-    const models::Bert bert(small_bert(head), rng, kCpu);
+    const models::Bert bert(tiny_bert(head), rng, kCpu);
     const std::string name = "bert" + std::to_string(int(head));
     save(bert, folder / name);
     expect_same(load_bert(folder / name, rng, kCpu), bert);
@@ -111,7 +110,7 @@ TEST_F(Load, EveryParameterHasItsNames) {
                               rng, kCpu);
     EXPECT_EQ(elements(name_table(llama.config)), nn::count_parameters(llama));
   }
-  const models::Bert bert(small_bert(BertHead::masked_lm), rng, kCpu);
+  const models::Bert bert(tiny_bert(BertHead::masked_lm), rng, kCpu);
   EXPECT_EQ(elements(name_table(bert.config)), nn::count_parameters(bert));
 }
 
@@ -239,7 +238,7 @@ TEST_F(Load, ATiedTensorMayBeThereIfItIsTheSame) {
 
 TEST_F(Load, AClassifierBeginsFromAPretrainedEncoder) {
   // As the first BERT: norms with old names, a language head, and no classifier.
-  const models::Bert source(small_bert(BertHead::masked_lm), rng, kCpu);
+  const models::Bert source(tiny_bert(BertHead::masked_lm), rng, kCpu);
   save(source, folder / "good");
   std::map<std::string, Tensor> tensors;
   for (const auto& [modern, tensor] : tensors_in(folder / "good")) {
@@ -305,7 +304,7 @@ TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
 
 TEST_F(Load, ConvertKeepsThePoolerAndTheHeadsThatABareEncoderHasNot) {
   // As BertModel is saved: names without a prefix, a pooler; and as a pretrained one, with its heads.
-  const models::Bert source(small_bert(BertHead::none), rng, kCpu);
+  const models::Bert source(tiny_bert(BertHead::none), rng, kCpu);
   save(source, folder / "good");
   const Tensor pooler = io::test::random_bits({4, 4}, DType::f32, 3),
                bias = Tensor::full({4}, 0.25, DType::f32, kCpu);

@@ -1,6 +1,5 @@
 #include "pretrained/shares.h"
 
-#include <cmath>
 #include <cstring>
 #include <map>
 
@@ -44,7 +43,7 @@ std::vector<std::pair<std::string, LlamaConfig>> all_configs() {
 /// A model whose biases and norms are no zeros and ones: a share that is added twice shows.
 Llama whole_model(const LlamaConfig& config) {
   static Rng rng(5);
-  Llama model(config, rng, models::kCpu);
+  Llama model(config, rng, kCpu);
   for (const auto& [name, parameter] : nn::parameters(model))
     if (parameter.rank() == 1) fill_normal(parameter.detach(), 1, 0.2, rng);
   for (const auto& [name, parameter] : nn::parameters(model))  // files have no f64
@@ -65,21 +64,13 @@ void on_ranks(int size, const std::string& folder, DType dtype,
     LoadOptions options;
     options.dtype = dtype;
     options.ranks = nn::TensorParallel(ops::RankGroup(c, c));
-    main(load_llama(folder, rng, models::kCpu, options), c);
+    main(load_llama(folder, rng, kCpu, options), c);
   });
-}
-
-double largest_difference(const Tensor& a, const Tensor& b) {
-  const std::vector<double> x = a.to(DType::f64).to_vector<double>(),
-                            y = b.to(DType::f64).to_vector<double>();
-  double most = x.size() == y.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
-  return most;
 }
 
 /// All ranks have the bits of rank 0.
 void expect_equal_on_all(Communicator& c, const Tensor& tensor) {
-  const Tensor first = Tensor::empty_packed(tensor.shape(), tensor.dtype(), models::kCpu);
+  const Tensor first = Tensor::empty_packed(tensor.shape(), tensor.dtype(), kCpu);
   first.copy_from(tensor);
   c.broadcast(first, 0);
   EXPECT_EQ(largest_difference(first, tensor), 0) << "rank " << c.rank();
@@ -130,7 +121,7 @@ TEST(Shares, TheTokensAreThoseOfOneRank) {
 TEST(Shares, TheRanksHaveEachElementOnceAndNoMoreMemory) {
   for (const auto& [what, config] : all_configs()) {
     Rng rng(1);
-    const Llama whole(config, rng, models::kCpu, models::Start::blank);
+    const Llama whole(config, rng, kCpu, models::Start::blank);
     for (const int ranks : {2, 4}) {
       const LlamaConfig share = config.share(ranks);
       for (const auto& [name, parameter] : nn::parameters(whole)) {
@@ -163,11 +154,10 @@ TEST(Shares, TheRanksHaveEachElementOnceAndNoMoreMemory) {
       if (parameter.rank() == 2) sum += parameter.bytes();
     return sum;
   };
-  const size_t all = bytes(Llama(config, rng, models::kCpu, models::Start::blank));
+  const size_t all = bytes(Llama(config, rng, kCpu, models::Start::blank));
   comm::run_threads(4, [&](Communicator& c) {
     Rng own(1);
-    const Llama model(config, own, models::kCpu, models::Start::blank,
-                      nn::TensorParallel(ops::RankGroup(c, c)));
+    const Llama model(config, own, kCpu, models::Start::blank, nn::TensorParallel(ops::RankGroup(c, c)));
     const size_t padding = 2 * (4 * 8 - 19) * size_t(config.d_model) * 8;  // of 32 rows for 19 tokens, twice
     EXPECT_EQ(bytes(model) * 4, all + padding);
     EXPECT_EQ(model.make_cache(1, 8).keys(0).size(2), config.kv_heads / 4);
@@ -180,7 +170,7 @@ TEST(Shares, AreTheSameFromAFileAndFromAModel) {
   put(whole, at / "m");
   on_ranks(2, at / "m", DType::f64, [&](const Llama& model, Communicator&) {
     Rng rng(1);
-    Llama copy(whole.config, rng, models::kCpu, models::Start::blank, model.ranks);
+    Llama copy(whole.config, rng, kCpu, models::Start::blank, model.ranks);
     copy_shares(copy, whole);
     const auto read = nn::parameters(model), made = nn::parameters(copy);
     ASSERT_EQ(read.size(), made.size());
@@ -199,17 +189,16 @@ TEST(Shares, SayWhatCannotBeSharedOut) {
 
   const TemporaryFolder at;
   Rng rng(1);
-  save(models::Gpt(models::small_gpt(), rng, models::kCpu), at / "gpt", {.dtype = DType::f32});
-  put(Llama(two, rng, models::kCpu), at / "llama");
+  save(models::Gpt(models::small_gpt(), rng, kCpu), at / "gpt", {.dtype = DType::f32});
+  put(Llama(two, rng, kCpu), at / "llama");
   comm::run_threads(2, [&](Communicator& c) {
     Rng own(1);
     const nn::TensorParallel ranks(ops::RankGroup(c, c));
-    expect_error([&] { load_gpt(at / "gpt", own, models::kCpu, {.ranks = ranks}); },
+    expect_error([&] { load_gpt(at / "gpt", own, kCpu, {.ranks = ranks}); },
                  {"gpt2", "2 ranks cannot share out", "qwen3"});
-    expect_error([&] { Llama(two, own, models::kCpu, models::Start::drawn, ranks); },
-                 {"2 ranks", "starts blank"});
+    expect_error([&] { Llama(two, own, kCpu, models::Start::drawn, ranks); }, {"2 ranks", "starts blank"});
     // Training.
-    Llama model = load_llama(at / "llama", own, models::kCpu, {.ranks = ranks});
+    Llama model = load_llama(at / "llama", own, kCpu, {.ranks = ranks});
     const Tape tape;
     expect_error(
         [&] { model.loss(models::small_tokens(), models::small_targets(), models::kSmallSequences); },

@@ -10,6 +10,7 @@
 #include "pretrained/sparse_model.h"
 #include "tests/io/files.h"
 #include "tests/models/small_models.h"
+#include "tests/tensors.h"
 
 // Compressed model directories: what convert writes, models that run it, gates by the names of layers.
 
@@ -17,7 +18,6 @@ namespace tessera::pretrained {
 namespace {
 
 using io::test::TemporaryFolder;
-using models::kCpu;
 
 constexpr ops::SparseFormat kFormats[] = {ops::SparseFormat::dense_columns, ops::SparseFormat::tiled_cbc,
                                           ops::SparseFormat::tca_bme, ops::SparseFormat::sell_delta4};
@@ -42,13 +42,6 @@ template <class Model>
 Tensor logits(const Model& model) {
   const NoTape no_tape;
   return model(models::tokens_of({3, 1, 4, 1, 5, 9, 2, 6}, {2, 4})).detach().to(DType::f64);
-}
-
-double difference(const Tensor& a, const Tensor& b) {
-  double most = 0;
-  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  for (size_t i = 0; i < x.size(); ++i) most = std::max(most, std::fabs(x[i] - y[i]));
-  return most;
 }
 
 /// Calls f(what, model, load_sparse, load) with a pruned model of every kind, in f16 values.
@@ -92,11 +85,12 @@ TEST(SparseModels, OfEveryKindGiveTheLogitsOfTheDenseOnes) {
       for (const LinearModule& module :
            linear_modules(const_cast<std::remove_const_t<decltype(sparse)>&>(sparse)).all)
         if (module.ours.starts_with("blocks.")) EXPECT_STREQ(nn::name_of(module.layer->form), "compressed");
-      EXPECT_LT(difference(logits(dense), logits(sparse)), 1e-4) << what << " " << name_of(format);
+      EXPECT_LT(largest_difference(logits(dense), logits(sparse)), 1e-4) << what << " " << name_of(format);
       // And back: the same bits, but for the sign of zeros.
-      EXPECT_EQ(difference(logits(dense), logits(load_sparse(at / "sparse", rng, kCpu, options, true))), 0);
+      EXPECT_EQ(
+          largest_difference(logits(dense), logits(load_sparse(at / "sparse", rng, kCpu, options, true))), 0);
       convert_dense(at / "sparse", at / "back");
-      EXPECT_EQ(difference(logits(dense), logits(load(at / "back", rng, kCpu, options))), 0) << what;
+      EXPECT_EQ(largest_difference(logits(dense), logits(load(at / "back", rng, kCpu, options))), 0) << what;
       EXPECT_NE(message_of([&] { save(sparse, at / "again"); }).find("compressed"), std::string::npos);
     }
   });
@@ -143,10 +137,10 @@ TEST(SparseModels, GatesLeaveOutInputsOfTheirOwnModule) {
   for (const LinearModule& module : linear_modules(model).all)
     if (module.ours.starts_with("blocks.")) gates.gates[module.name] = {.kind = ops::Gate::Kind::threshold};
   make_sparse(model, {.gates = gates});
-  EXPECT_LT(difference(dense, logits(model)), 1e-5);  // a threshold of 0 leaves out zeros alone
+  EXPECT_LT(largest_difference(dense, logits(model)), 1e-5);  // a threshold of 0 leaves out zeros alone
   gates.gates[q].threshold = 1e9;
   make_sparse(model, {.gates = gates});
-  EXPECT_GT(difference(dense, logits(model)), 1e-3);
+  EXPECT_GT(largest_difference(dense, logits(model)), 1e-3);
   // The rows of q are 0, those of k are not.
   const nn::Observe scope(
       model.blocks[1], {.forward = [](const nn::LinearCall& call) {
@@ -228,7 +222,7 @@ TEST(SparseModels, ChooseByTheBreakEvenUnderAuto) {
     expect_parts(module.reason, {"less than the break-even"});
   }
   for (const LinearModule& module : linear_modules(none).all) EXPECT_TRUE(nn::is_dense(module.layer->form));
-  EXPECT_LT(difference(before, logits(none)), 1e-5);
+  EXPECT_LT(largest_difference(before, logits(none)), 1e-5);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "sparsity/gate_calibration.h"
 #include "sparsity/prune.h"
 #include "tests/io/files.h"
+#include "tests/sparsity/matrices.h"
 #include "tests/sparsity/small.h"
 
 // Pruning for gates: the least squares of one layer, and the two passes through a model.
@@ -19,15 +20,6 @@ namespace {
 using io::test::TemporaryFolder;
 using io::test::throws;
 using namespace test;
-using Matrix = std::vector<std::vector<double>>;
-
-Matrix matrix_of(const Tensor& x) {
-  const std::vector<double> values = x.clone().to_vector<double>();
-  const size_t columns = size_t(x.size(1));
-  Matrix m(size_t(x.size(0)), std::vector<double>(columns));
-  for (size_t i = 0; i < values.size(); ++i) m[i / columns][i % columns] = values[i];
-  return m;
-}
 
 /// The solution z of z a = b, row by row, by elimination.
 Matrix solve(const Matrix& a, const Matrix& b) {

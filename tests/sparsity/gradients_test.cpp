@@ -13,6 +13,7 @@
 #include "pretrained/load.h"
 #include "sparsity/gradient_tasks.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 #include "tests/train/folder.h"
 #include "train/glue_job.h"
 #include "train/language_data.h"
@@ -22,8 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using datasets::GlueTask;
-
-const Device kCpu = Device::cpu();
 
 // ---- figures of one gradient ----
 

@@ -270,7 +270,7 @@ TEST(Import, RefusesMasksOfAnotherModel) {
             std::string::npos);
   // Weights that are not related to the model's; a mask has none.
   Rng rng(99);
-  const models::Llama stranger(SmallLlama::config(), rng, models::kCpu);
+  const models::Llama stranger(SmallLlama::config(), rng, kCpu);
   pretrained::save(stranger, folder / "stranger");
   const std::string message = models.fails("stranger");
   EXPECT_NE(message.find("the weights of 'model.layers.0.self_attn.q_proj' are not those of"),

@@ -17,7 +17,6 @@ namespace {
 
 using io::test::TemporaryFolder;
 using io::test::throws;
-using models::kCpu;
 
 /// [rows, columns] in which element (r, c) is 0 where (3 r + c) % 4 == 0.
 Tensor sample(int64_t rows, int64_t columns, DType dtype = DType::f32) {

@@ -7,8 +7,6 @@
 
 namespace tessera::sparsity::test {
 
-using models::kCpu;
-
 /// A text of tokens of the small models.
 inline std::vector<int64_t> small_text(int64_t tokens) {
   std::vector<int64_t> text;

@@ -11,25 +11,20 @@
 #include "sparsity/scores.h"
 #include "tensor/random.h"
 #include "tests/io/files.h"
+#include "tests/sparsity/matrices.h"
 
 namespace tessera::sparsity {
 namespace {
 
 using io::test::throws;
-using Matrix = std::vector<std::vector<double>>;
+using test::Matrix;
+using test::matrix_of;
 
 Tensor normal(const Shape& shape, uint64_t seed) {
   Rng rng(seed);
   const Tensor x = Tensor::empty_packed(shape, DType::f32, Device::cpu());
   fill_normal(x, 0, 1, rng);
   return x;
-}
-
-Matrix matrix_of(const Tensor& x) {
-  const std::vector<double> values = x.clone().to_vector<double>();
-  Matrix m(size_t(x.size(0)), std::vector<double>(size_t(x.size(1))));
-  for (size_t i = 0; i < values.size(); ++i) m[i / size_t(x.size(1))][i % size_t(x.size(1))] = values[i];
-  return m;
 }
 
 /// Inputs that depend on each other, as those of a trained model; input 3 is dead.

@@ -11,11 +11,11 @@
 #include "tensor/print.h"
 #include "tensor/random.h"
 #include "tests/errors.h"
+#include "tests/tensors.h"
 
 namespace tessera {
 namespace {
 
-const Device kCpu = Device::cpu();
 const DType kAll[] = {DType::f64, DType::f32, DType::bf16, DType::f16,    DType::f8e4m3,
                       DType::i64, DType::i32, DType::u8,   DType::boolean};
 
@@ -23,10 +23,6 @@ Tensor counting(const Shape& shape, double first = 0) {
   std::vector<double> values(size_t(shape.count()));
   std::iota(values.begin(), values.end(), first);
   return Tensor::from(values, shape);
-}
-
-std::vector<double> values(const Tensor& x) {
-  return x.to_vector<double>();
 }
 
 // ---- construction ----

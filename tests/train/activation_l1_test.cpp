@@ -11,7 +11,7 @@
 namespace tessera::train {
 namespace {
 
-LanguageSettings small_job(double lambda, bool sparse) {
+LanguageSettings arcee_job(double lambda, bool sparse) {
   LanguageSettings job;
   job.model = models::LlamaConfig{.family = models::LlamaFamily::arcee,
                                   .vocabulary = 50,
@@ -56,8 +56,8 @@ Curve run(LanguageJob& job, int64_t first, int64_t last, bool global_order = fal
 
 TEST(ActivationL1Job, MakesActivationsSmallerAndKeepsTheLossApart) {
   for (const bool sparse : {false, true}) {
-    LanguageJob none(small_job(0, sparse), Device::cpu()), weak(small_job(1e-6, sparse), Device::cpu()),
-        strong(small_job(1, sparse), Device::cpu());
+    LanguageJob none(arcee_job(0, sparse), Device::cpu()), weak(arcee_job(1e-6, sparse), Device::cpu()),
+        strong(arcee_job(1, sparse), Device::cpu());
     const Curve plain = run(none, 0, 8), small = run(weak, 0, 8), large = run(strong, 0, 8);
     EXPECT_TRUE(plain.penalties.empty());
     EXPECT_NEAR(large.losses[0], plain.losses[0], 1e-5);  // without the penalty, which is not small
@@ -68,7 +68,7 @@ TEST(ActivationL1Job, MakesActivationsSmallerAndKeepsTheLossApart) {
 }
 
 TEST(ActivationL1Job, IsTheMeanOverMicroBatchesInEitherOrder) {
-  LanguageSettings settings = small_job(1, false);
+  LanguageSettings settings = arcee_job(1, false);
   LanguageJob first(settings, Device::cpu()), second(settings, Device::cpu());
   first.load(batch_of_step(0)), second.load(batch_of_step(1));
   Step one(first, {.graph = false}), two(second, {.graph = false});
@@ -85,13 +85,13 @@ TEST(ActivationL1Job, IsTheMeanOverMicroBatchesInEitherOrder) {
 TEST(ActivationL1Job, GoesOnToTheSameBitsAndIsPartOfTheCheckpoint) {
   const TemporaryFolder folder;
   const std::string file = (folder / "c.safetensors").string();
-  const LanguageSettings settings = small_job(0.1, true);
+  const LanguageSettings settings = arcee_job(0.1, true);
   LanguageJob whole(settings, Device::cpu()), other(settings, Device::cpu());
   run(whole, 0, 3);
   whole.checkpoint(3).save(file);
   EXPECT_EQ(other.restore(file), 3);
   EXPECT_EQ(run(whole, 3, 6).losses, run(other, 3, 6).losses);
-  LanguageJob changed(small_job(0.2, true), Device::cpu());
+  LanguageJob changed(arcee_job(0.2, true), Device::cpu());
   EXPECT_THROW(changed.restore(file), Error);
 }
 

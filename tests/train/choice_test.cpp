@@ -52,9 +52,9 @@ TEST(Choice, TheChoiceBeginsWhereTheTokensDiffer) {
 
 TEST(Choice, ScoresAreLogLikelihoods) {
   Rng rng(1);
-  const models::Gpt model(models::small_gpt(), rng, models::kCpu);
+  const models::Gpt model(models::small_gpt(), rng, kCpu);
   const std::vector<ChoiceText> texts{{{1, 2, 3, 4}, 2, 5}, {{1, 2, 6}, 2, 1}};
-  const ChoiceScores scores = score_choices(model, texts, models::kCpu);
+  const ChoiceScores scores = score_choices(model, texts, kCpu);
   const NoTape no_tape;
   const auto log_likelihood = [&](const std::vector<int64_t>& tokens, size_t first) {
     double sum = 0;

@@ -20,8 +20,8 @@ using datasets::GlueTask;
 using nlohmann::json;
 
 /// A task's files and a tokenizer of their texts, made once for all tests of a task.
-struct Made {
-  Made(GlueTask task, int64_t train, int64_t dev) {
+struct MadeTask {
+  MadeTask(GlueTask task, int64_t train, int64_t dev) {
     datasets::write_synthetic_glue(task, folder.path().string(), {.train = train, .dev = dev, .test = 20});
     tokenizer.emplace(io::Tokenizer::parse("made", train_glue_tokenizer(task, folder.path().string(), 500)));
   }
@@ -32,7 +32,7 @@ struct Made {
   std::optional<io::Tokenizer> tokenizer;
 };
 
-GlueSettings small_job(const Made& made, const char* task, int64_t width = 16) {
+GlueSettings small_glue_job(const MadeTask& made, const char* task, int64_t width = 16) {
   GlueSettings job;
   job.task = task;
   job.data = made.folder.path().string();
@@ -60,8 +60,8 @@ TrainResult train_seed(const GlueSettings& job, const GlueSet& set, const std::f
 }
 
 TEST(GlueSettings, ComesBackFromJsonExactly) {
-  const Made made(GlueTask::stsb, 8, 4);
-  GlueSettings job = small_job(made, "stsb");
+  const MadeTask made(GlueTask::stsb, 8, 4);
+  GlueSettings job = small_glue_job(made, "stsb");
   job.seed = (uint64_t(1) << 63) + 1, job.bert.dtype = DType::bf16, job.bert.attention_dropout = 0.25;
   const json out = json::parse(to_json(job).dump());
   const GlueSettings back = glue_settings_from_json(out);
@@ -71,8 +71,8 @@ TEST(GlueSettings, ComesBackFromJsonExactly) {
 }
 
 TEST(GlueSettings, EverySettingMustBeThereAndOfItsType) {
-  const Made made(GlueTask::sst2, 8, 4);
-  const json good = to_json(small_job(made, "sst2"));
+  const MadeTask made(GlueTask::sst2, 8, 4);
+  const json good = to_json(small_glue_job(made, "sst2"));
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
@@ -83,7 +83,7 @@ TEST(GlueSettings, EverySettingMustBeThereAndOfItsType) {
     EXPECT_NE(message_of([&] { glue_settings_from_json(wrong); }), "") << name;
   }
   const auto refused = [&](auto change) {
-    GlueSettings job = small_job(made, "sst2");
+    GlueSettings job = small_glue_job(made, "sst2");
     change(job);
     return message_of([&] { job.validate(); });
   };
@@ -101,9 +101,9 @@ TEST(GlueSettings, EverySettingMustBeThereAndOfItsType) {
 class Padding : public ::testing::TestWithParam<double> {};
 
 TEST_P(Padding, ChangesNothingAndRowsBehindAreNotRead) {
-  const Made made(GlueTask::rte, 24, 8);
+  const MadeTask made(GlueTask::rte, 24, 8);
   const GlueSet set = made.set(GlueTask::rte);
-  GlueSettings packed = small_job(made, "rte"), padded = packed;
+  GlueSettings packed = small_glue_job(made, "rte"), padded = packed;
   // Which probabilities are dropped does not depend on what stands after a text.
   packed.bert.attention_dropout = padded.bert.attention_dropout = GetParam();
   padded.batches = "padded";
@@ -134,10 +134,10 @@ INSTANTIATE_TEST_SUITE_P(Dropout, Padding, ::testing::Values(0.0, 0.3),
                          [](const auto& info) { return std::string(info.param > 0 ? "Some" : "None"); });
 
 /// Gradients of one batch with these slices.
-std::map<std::string, std::vector<float>> sliced_gradients(const Made& made, const GlueSet& set,
+std::map<std::string, std::vector<float>> sliced_gradients(const MadeTask& made, const GlueSet& set,
                                                            const SliceSettings& slice,
                                                            const std::string& batches) {
-  GlueSettings job = small_job(made, "rte");
+  GlueSettings job = small_glue_job(made, "rte");
   job.slice = slice, job.batches = batches;
   GlueJob session(job, Device::cpu());
   session.load(set.train.batch(std::vector<int64_t>{3, 0, 7, 5}));
@@ -151,7 +151,7 @@ std::map<std::string, std::vector<float>> sliced_gradients(const Made& made, con
 }
 
 TEST(GlueSlices, PaddingChangesNeitherTheRowsNorTheirScales) {
-  const Made made(GlueTask::rte, 24, 8);
+  const MadeTask made(GlueTask::rte, 24, 8);
   const GlueSet set = made.set(GlueTask::rte);
   for (const char* const mode : {"first", "top_norm", "threshold", "random", "importance"})
     for (const char* const rows : {"30%", "20"}) {
@@ -170,7 +170,7 @@ TEST(GlueSlices, PaddingChangesNeitherTheRowsNorTheirScales) {
 }
 
 TEST(GlueSlices, OfAllRowsAreTheDenseRunAndNoneTrainsNoSlicedWeight) {
-  const Made made(GlueTask::rte, 24, 8);
+  const MadeTask made(GlueTask::rte, 24, 8);
   const GlueSet set = made.set(GlueTask::rte);
   const auto dense = sliced_gradients(made, set, {}, "packed");
   EXPECT_EQ(sliced_gradients(made, set, {.mode = "random", .rows = "100%"}, "packed"), dense);
@@ -183,10 +183,10 @@ TEST(GlueSlices, OfAllRowsAreTheDenseRunAndNoneTrainsNoSlicedWeight) {
 }
 
 TEST(GlueSlices, TwoRunsAndOneThatIsResumedAreTheSame) {
-  const Made made(GlueTask::sst2, 64, 8);
+  const MadeTask made(GlueTask::sst2, 64, 8);
   const GlueSet set = made.set(GlueTask::sst2);
   for (const char* const mode : {"random", "importance"}) {
-    GlueSettings job = small_job(made, "sst2");
+    GlueSettings job = small_glue_job(made, "sst2");
     job.slice = {.mode = mode, .rows = "25%"};
     const auto step = [](GlueJob& session, uint64_t index) {
       session.batch(index);
@@ -226,11 +226,11 @@ TEST(GlueSlices, TwoRunsAndOneThatIsResumedAreTheSame) {
 }
 
 TEST(GlueSlices, ADenseRunWritesNothingOfThem) {
-  const Made made(GlueTask::sst2, 8, 4);
-  const json dense = to_json(small_job(made, "sst2"));
+  const MadeTask made(GlueTask::sst2, 8, 4);
+  const json dense = to_json(small_glue_job(made, "sst2"));
   for (const char* const key : {"slice", "rows", "slice_threshold", "weight_grad", "slice_layers"})
     EXPECT_FALSE(dense.contains(key)) << key;
-  GlueSettings job = small_job(made, "sst2");
+  GlueSettings job = small_glue_job(made, "sst2");
   job.slice = {.mode = "first", .rows = "5", .weight_grad = "full", .layers = "all"};
   const json stored = to_json(job);
   EXPECT_EQ(stored["slice"], "first");
@@ -239,9 +239,9 @@ TEST(GlueSlices, ADenseRunWritesNothingOfThem) {
 }
 
 TEST(GlueJob, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
-  const Made made(GlueTask::cola, 64, 8);
+  const MadeTask made(GlueTask::cola, 64, 8);
   const GlueSet set = made.set(GlueTask::cola);
-  const GlueSettings job = small_job(made, "cola");
+  const GlueSettings job = small_glue_job(made, "cola");
   GlueSettings other = job;
   other.seed = 1;
   const TemporaryFolder a, b, c;
@@ -251,8 +251,8 @@ TEST(GlueJob, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
 }
 
 TEST(GlueJob, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {
-  const Made made(GlueTask::sst2, 16, 8);
-  const GlueSettings job = small_job(made, "sst2");
+  const MadeTask made(GlueTask::sst2, 16, 8);
+  const GlueSettings job = small_glue_job(made, "sst2");
   Rng rng(99);
   models::BertConfig config = job.bert;
   config.head = models::BertHead::none;
@@ -282,8 +282,8 @@ TEST(GlueJob, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {
 }
 
 TEST(GlueJob, DecaysNeitherBiasesNorNorms) {
-  const Made made(GlueTask::sst2, 8, 4);
-  GlueJob session(small_job(made, "sst2"), Device::cpu());
+  const MadeTask made(GlueTask::sst2, 8, 4);
+  GlueJob session(small_glue_job(made, "sst2"), Device::cpu());
   int64_t decayed = 0;
   for (const nn::NamedParameter& parameter : nn::parameters(session.model())) {
     const bool plain = parameter.name.ends_with(".bias") || parameter.name.find("norm") != std::string::npos;
@@ -294,7 +294,7 @@ TEST(GlueJob, DecaysNeitherBiasesNorNorms) {
 }
 
 TEST(GlueJob, TrainsOnlyWhatItIsAskedTo) {
-  const Made made(GlueTask::sst2, 40, 8);
+  const MadeTask made(GlueTask::sst2, 40, 8);
   const GlueSet set = made.set(GlueTask::sst2);
   const auto values = [](GlueJob& job) {
     std::map<std::string, std::vector<float>> all;
@@ -304,8 +304,8 @@ TEST(GlueJob, TrainsOnlyWhatItIsAskedTo) {
     });
     return all;
   };
-  for (const std::string& trained : {"all", "biases", "head"}) {
-    GlueSettings settings = small_job(made, "sst2");
+  for (const std::string trained : {"all", "biases", "head"}) {
+    GlueSettings settings = small_glue_job(made, "sst2");
     settings.trained = trained;
     GlueJob job(settings, Device::cpu(), &set);
     const auto before = values(job);
@@ -322,7 +322,7 @@ TEST(GlueJob, TrainsOnlyWhatItIsAskedTo) {
     }
     EXPECT_GE(changed, 4) << trained;
   }
-  GlueSettings both = small_job(made, "sst2");
+  GlueSettings both = small_glue_job(made, "sst2");
   both.trained = "head", both.slice.mode = "random", both.slice.rows = "50%";
   EXPECT_NE(message_of([&] { both.validate(); }).find("--train head with --slice"), std::string::npos);
   both.trained = "tail";
@@ -330,8 +330,8 @@ TEST(GlueJob, TrainsOnlyWhatItIsAskedTo) {
 }
 
 TEST(GlueJob, RestoresOnlyItsOwnJob) {
-  const Made made(GlueTask::sst2, 8, 4);
-  const GlueSettings job = small_job(made, "sst2");
+  const MadeTask made(GlueTask::sst2, 8, 4);
+  const GlueSettings job = small_glue_job(made, "sst2");
   const std::string file = (made.folder / "c.safetensors").string();
   GlueJob(job, Device::cpu()).checkpoint(3).save(file);
   EXPECT_EQ(GlueJob(job, Device::cpu()).restore(file), 3);
@@ -347,9 +347,9 @@ class Captures : public ::testing::TestWithParam<double> {};
 
 TEST_P(Captures, TheStepOfPaddedBatches) {
   if (Device::cuda_count() == 0) GTEST_SKIP() << "no GPU";
-  const Made made(GlueTask::mnli, 64, 8);
+  const MadeTask made(GlueTask::mnli, 64, 8);
   const GlueSet set = made.set(GlueTask::mnli);
-  GlueSettings job = small_job(made, "mnli", 64);
+  GlueSettings job = small_glue_job(made, "mnli", 64);
   job.bert.hidden_dropout = job.bert.attention_dropout = GetParam();
   job.batches = "padded", job.steps = 8;
   const auto curve = [&](const GlueSettings& own, bool graph) {
@@ -378,14 +378,14 @@ INSTANTIATE_TEST_SUITE_P(Dropout, Captures, ::testing::Values(0.0, 0.1),
 // ---- the data ----
 
 TEST(GlueSet, HasTheTwoPartsOfMnliAndAFingerprint) {
-  const Made made(GlueTask::mnli, 12, 6);
+  const MadeTask made(GlueTask::mnli, 12, 6);
   const GlueSet set = made.set(GlueTask::mnli, 48, true);
   ASSERT_EQ(set.dev.size(), 2u);
   EXPECT_EQ(set.dev[1].name, "dev_mismatched");
   ASSERT_EQ(set.test.size(), 2u);
   EXPECT_EQ(set.fingerprint(), made.set(GlueTask::mnli).fingerprint());
   EXPECT_NE(set.fingerprint(), made.set(GlueTask::mnli, 5).fingerprint());  // cut texts are other texts
-  GlueJob session(small_job(made, "mnli"), Device::cpu());
+  GlueJob session(small_glue_job(made, "mnli"), Device::cpu());
   const auto values = evaluate_glue(session, set);
   std::set<std::string> names;
   for (const auto& [name, value] : values) names.insert(name);
@@ -417,7 +417,7 @@ TEST(GlueSet, RefusesPartsWithoutLabelsAndIncompleteTests) {
 }
 
 TEST(GlueTokenizer, FramesPairsAsBertDoes) {
-  const Made made(GlueTask::rte, 20, 4);
+  const MadeTask made(GlueTask::rte, 20, 4);
   const io::Encoding pair = made.tokenizer->encode_pair("the doctor", "the dog");
   EXPECT_EQ(made.tokenizer->token(pair.ids.front()), "[CLS]");
   EXPECT_EQ(made.tokenizer->token(pair.ids.back()), "[SEP]");
@@ -450,8 +450,8 @@ TEST(GlueSubmission, IsWhatTheServerTakes) {
 /// A small encoder learns this task within two seconds of one core. Three seeds reached 0.94 to 0.97; the
 /// most frequent class has 0.5.
 TEST(Learns, SentimentWellAboveTheMostFrequentClass) {
-  const Made made(GlueTask::sst2, 2000, 300);
-  GlueSettings job = small_job(made, "sst2", 32);
+  const MadeTask made(GlueTask::sst2, 2000, 300);
+  GlueSettings job = small_glue_job(made, "sst2", 32);
   job.batch = 16, job.steps = 300, job.warmup = 20, job.lr = 2e-3;
   std::map<std::string, double> scores;
   const TemporaryFolder root;
@@ -461,8 +461,8 @@ TEST(Learns, SentimentWellAboveTheMostFrequentClass) {
 
 /// Regression: eight pairs are learnt by heart. Naming their mean leaves the variance of the scores, above 1.
 TEST(Learns, ScoresByHeart) {
-  const Made made(GlueTask::stsb, 8, 8);
-  GlueSettings job = small_job(made, "stsb", 32);
+  const MadeTask made(GlueTask::stsb, 8, 8);
+  GlueSettings job = small_glue_job(made, "stsb", 32);
   job.batch = 8, job.steps = 150, job.lr = 3e-3;
   const TemporaryFolder root;
   EXPECT_LE(train_seed(job, made.set(GlueTask::stsb), root.path()).loss, 0.1);

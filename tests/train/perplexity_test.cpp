@@ -5,11 +5,10 @@
 #include <numeric>
 
 #include "models/gpt.h"
+#include "tests/tensors.h"
 
 namespace tessera::train {
 namespace {
-
-const Device kCpu = Device::cpu();
 
 models::Gpt small_gpt(Rng& rng) {
   return {{.vocabulary = 19,

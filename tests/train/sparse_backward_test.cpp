@@ -22,8 +22,8 @@ using datasets::GlueTask;
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-struct Made {
-  Made() {
+struct MadeRun {
+  MadeRun() {
     datasets::write_synthetic_glue(GlueTask::sst2, folder.path().string(),
                                    {.train = 24, .dev = 8, .test = 4});
     tokenizer.emplace(
@@ -53,8 +53,8 @@ struct Made {
 };
 
 /// The bytes of a checkpoint after the last step, of a run that stops after `stop` steps and goes on.
-std::string trained(const Made& made, const GlueSettings& settings, int64_t stop = 0,
-                    fs::path* folder = nullptr) {
+std::string end_of_run(const MadeRun& made, const GlueSettings& settings, int64_t stop = 0,
+                       fs::path* folder = nullptr) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "run");
   Progress quiet(Progress::Mode::quiet);
@@ -76,19 +76,20 @@ std::string trained(const Made& made, const GlueSettings& settings, int64_t stop
 }
 
 TEST(DropSettings, ARunThatStopsGoesOnToTheSameBytes) {
-  const Made made;
+  const MadeRun made;
   GlueSettings job = made.job();
-  const std::string dense = trained(made, job);
+  const std::string dense = end_of_run(made, job);
   for (const char* rates : {"fixed", "sensitivity"}) {
     job.drop = {.share = 0.5, .rates = rates};
-    const std::string whole = trained(made, job);
+    const std::string whole = end_of_run(made, job);
     EXPECT_NE(whole, dense);
-    for (const int64_t stop : {1, 2, 7}) EXPECT_EQ(trained(made, job, stop), whole) << rates << " " << stop;
+    for (const int64_t stop : {1, 2, 7})
+      EXPECT_EQ(end_of_run(made, job, stop), whole) << rates << " " << stop;
   }
 }
 
 TEST(DropSettings, CalibrationGivesTheRatesThatTheSensitivitiesSayAndLeavesTheRestAlone) {
-  const Made made;
+  const MadeRun made;
   GlueSettings settings = made.job();
   settings.drop = {.share = 0.4, .rates = "sensitivity"};
   GlueJob job(settings, Device::cpu(), &*made.set);
@@ -111,7 +112,7 @@ TEST(DropSettings, CalibrationGivesTheRatesThatTheSensitivitiesSayAndLeavesTheRe
 }
 
 TEST(DropSettings, SensitivitiesAreThoseOfNormsByHand) {
-  const Made made;
+  const MadeRun made;
   GlueSettings settings = made.job();
   settings.bert.hidden_dropout = settings.bert.attention_dropout = 0;
   GlueJob job(settings, Device::cpu(), &*made.set);
@@ -160,7 +161,7 @@ TEST(DropSettings, SaysWhatIsWrong) {
   EXPECT_NE(refused({.rates = "sensitivity"}).find("add --dropbp P"), std::string::npos);
   EXPECT_NE(message_of([] { DropSettings().check_given({"--dropbp-rates"}); }).find("add --dropbp P"),
             std::string::npos);
-  const Made made;
+  const MadeRun made;
   GlueSettings settings = made.job();
   settings.drop.share = 0.5;
   GlueJob job(settings, Device::cpu(), &*made.set);
@@ -180,7 +181,7 @@ GradientDistance named(const std::vector<GradientDistance>& all, const std::stri
   return {};
 }
 
-std::vector<GradientDistance> probe(const Made& made, const nn::Slice& slice, int draws) {
+std::vector<GradientDistance> probe(const MadeRun& made, const nn::Slice& slice, int draws) {
   GlueSettings settings = made.job();
   settings.bert.hidden_dropout = settings.bert.attention_dropout = 0;
   GlueJob job(settings, Device::cpu(), &*made.set);
@@ -201,7 +202,7 @@ std::vector<GradientDistance> probe(const Made& made, const nn::Slice& slice, in
 }
 
 TEST(GradientProbe, AllRowsAreTheDenseGradientAndFewOnesAreUnbiasedButNoisy) {
-  const Made made;
+  const MadeRun made;
   Rng rows(3);
   const auto all = probe(made, {.rows = ops::SelectMode::random, .share = 1.0, .rng = &rows}, 2);
   ASSERT_EQ(all.size(), 7u) << "two layers in each of three blocks, and all parameters";
@@ -235,7 +236,7 @@ TEST(GradientProbe, AllRowsAreTheDenseGradientAndFewOnesAreUnbiasedButNoisy) {
 }
 
 TEST(GradientProbe, ChangesNothingOfTheTrainingAndIsWrittenOncePerStep) {
-  const Made made;
+  const MadeRun made;
   GlueSettings job = made.job();
   job.slice = {.mode = "importance", .rows = "25%"};
   const TemporaryFolder root;
@@ -243,12 +244,12 @@ TEST(GradientProbe, ChangesNothingOfTheTrainingAndIsWrittenOncePerStep) {
   GlueSettings probed = job;
   probed.slice.probe_every = 4;
   // The settings in the checkpoints differ, nothing else.
-  const std::string plain = trained(made, job), with = trained(made, probed, 0, &file);
+  const std::string plain = end_of_run(made, job), with = end_of_run(made, probed, 0, &file);
   const auto tail = [](const std::string& bytes) { return bytes.substr(bytes.size() - 4096); };
   EXPECT_EQ(tail(plain), tail(with));
   const std::string lines = io::read_file(file.string(), 1 << 20);
   fs::path again = root / "again";
-  trained(made, probed, 6, &again);
+  end_of_run(made, probed, 6, &again);
   EXPECT_EQ(io::read_file(again.string(), 1 << 20), lines);
   std::istringstream in(lines);
   std::vector<int> steps;

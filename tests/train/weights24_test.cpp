@@ -18,7 +18,7 @@
 namespace tessera::train {
 namespace {
 
-LanguageSettings small_job(const std::string& layers = "attn,mlp") {
+LanguageSettings weights24_job(const std::string& layers = "attn,mlp") {
   LanguageSettings job;
   job.model = models::LlamaConfig{
       .vocabulary = 257, .positions = 16, .d_model = 16, .d_ff = 20, .heads = 4, .kv_heads = 2, .layers = 2};
@@ -27,7 +27,7 @@ LanguageSettings small_job(const std::string& layers = "attn,mlp") {
   return job;
 }
 
-LanguageData small_data(const TemporaryFolder& root) {
+LanguageData weights24_data(const TemporaryFolder& root) {
   const std::string folder = (root / "data").string();
   if (!std::filesystem::exists(folder)) {
     std::ofstream out(root / "a.txt");
@@ -57,8 +57,8 @@ void set_data(LanguageJob& job, const LanguageData& data) {
 
 TEST(Weights24Job, RefreshesMasksAsScheduledAndReportsTheFlipRate) {
   const TemporaryFolder root;
-  const LanguageData data = small_data(root);
-  LanguageSettings settings = small_job();
+  const LanguageData data = weights24_data(root);
+  LanguageSettings settings = weights24_job();
   settings.steps = 10, settings.sparse24.dense_first = 2, settings.sparse24.dense_last = 1;
   LanguageJob job(settings, Device::cpu());
   set_data(job, data);
@@ -79,9 +79,9 @@ TEST(Weights24Job, RefreshesMasksAsScheduledAndReportsTheFlipRate) {
 TEST(Weights24Job, GoesOnToTheSameBitsAcrossARefreshAndASwitchWithAnyNumberOfThreads) {
   const int threads = cpu_threads();
   const TemporaryFolder root;
-  const LanguageData data = small_data(root);
+  const LanguageData data = weights24_data(root);
   for (const std::string layers : {"attn", "attn,mlp"}) {
-    LanguageSettings settings = small_job(layers);
+    LanguageSettings settings = weights24_job(layers);
     settings.steps = 9, settings.sparse24.dense_first = 1, settings.sparse24.dense_last = 2;
     settings.accumulate = 2;
     const auto bytes_after = [&](int first, int last, const std::string& from) {
@@ -109,8 +109,8 @@ TEST(Weights24Job, GoesOnToTheSameBitsAcrossARefreshAndASwitchWithAnyNumberOfThr
 
 TEST(Weights24Job, AddsTheDecayToTheGradientAndLogsItApart) {
   const TemporaryFolder root;
-  const LanguageData data = small_data(root);
-  LanguageSettings settings = small_job("mlp"), other = settings;
+  const LanguageData data = weights24_data(root);
+  LanguageSettings settings = weights24_job("mlp"), other = settings;
   other.weights24.decay = 0;
   settings.accumulate = other.accumulate = 2;
   EXPECT_EQ(settings.penalties(), std::vector<std::string>{"masked_decay"});
@@ -155,10 +155,10 @@ TEST(Weights24Job, AddsTheDecayToTheGradientAndLogsItApart) {
 
 TEST(Weights24Job, ExportsWhatItEvaluates) {
   const TemporaryFolder root;
-  const LanguageData data = small_data(root);
+  const LanguageData data = weights24_data(root);
   for (const double ema : {0.0, 0.5})
     for (const bool dense_at_end : {false, true}) {
-      LanguageSettings settings = small_job();
+      LanguageSettings settings = weights24_job();
       settings.ema = ema, settings.steps = 4, settings.sparse24.dense_last = dense_at_end ? 1 : 0;
       LanguageJob job(settings, Device::cpu());
       set_data(job, data);
@@ -191,7 +191,7 @@ TEST(Weights24Job, ExportsWhatItEvaluates) {
 
 TEST(Weights24Job, RefusesWhatDoesNotGoTogether) {
   const auto refuses = [](auto&& change, const char* part) {
-    LanguageSettings job = small_job();
+    LanguageSettings job = weights24_job();
     auto& llama = std::get<models::LlamaConfig>(job.model);
     llama.family = models::LlamaFamily::arcee, llama.gated = false;
     llama.activation = ops::Activation::relu_squared;
@@ -210,7 +210,7 @@ TEST(Weights24Job, RefusesWhatDoesNotGoTogether) {
   refuses([](LanguageSettings& job) { job.keep_zeros = true, job.start = "x"; }, "--keep-zeros");
   refuses([](LanguageSettings& job) { job.sparse24.dense_first = 15, job.sparse24.dense_last = 5; },
           "none of the 20 steps");
-  LanguageSettings fits = small_job("attn");
+  LanguageSettings fits = weights24_job("attn");
   EXPECT_EQ(message_of([&] { fits.validate(); }), "");
 }
 
