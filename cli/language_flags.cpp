@@ -130,8 +130,12 @@ void LanguageFlags::set_ffn(models::LlamaConfig& model) const {
     model.d_ff = std::max<int64_t>(8, std::llround(double(model.d_ff) * ratio / 8) * 8);
 }
 
-train::LanguageSettings LanguageFlags::job() const {
+train::LanguageSettings LanguageFlags::job(const train::Given& given) const {
   train::LanguageSettings job = job_;
+    job.factors.check_given(given);
+    job.check_optimizer_flags(given);
+    job.sparse24.check_given(given, job.weights24.on());
+    job.weights24.check_given(given);
   try {
     train::apply_size(job.model, size_);
     std::visit(

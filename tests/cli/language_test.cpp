@@ -481,6 +481,34 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   }
 }
 
+TEST(PlanAndBench, RefuseFlagsWithoutEffectAsTrainingDoes) {
+  const Workplace at;
+  put_texts(at);
+  const std::string sizes =
+      " --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 --batch 2 --vocab-size 100 ";
+  struct Idle {
+    const char *flags, *says;
+    bool llama;
+  };
+  for (const Idle& idle : {Idle{"--rank 4", "--rank is for weights made of factors|--form is dense", false},
+                           {"--form low_rank --rank 4 --alpha 2", "--alpha is for --form sltrain", false},
+                           {"--weights-24-every 5", "--weights-24-every needs --weights-24", false},
+                           {"--dense-share 0.1", "--dense-share needs --sparse24", true},
+                           {"--dense-first 2", "--dense-first needs --sparse24 or --weights-24", true}})
+    for (const std::string model : {"gpt", "llama"}) {
+      if (idle.llama && model == "gpt") continue;
+      const Outcome train = run(at, "train " + model + kFromText + " " + idle.flags);
+      EXPECT_EQ(train.code, 2) << train.err;
+      EXPECT_TRUE(holds_all(train.err, idle.says)) << train.err;
+      for (const std::string& command :
+           {"plan " + model, "bench step " + model + " --device cpu --seconds 0.01"}) {
+        const Outcome other = run(at, command + sizes + idle.flags);
+        EXPECT_EQ(other.code, 2) << command << " " << idle.flags;
+        EXPECT_EQ(other.err, train.err) << command << " " << idle.flags;
+      }
+    }
+}
+
 TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {
   const Workplace at;
   put_texts(at);
