@@ -43,7 +43,8 @@ struct LanguageSettings : TrainingSettings {
   int64_t batch = 16;       // sequences per micro-batch
   bool documents = false;   // sequences end where documents do; see datasets::TokenWindowsOptions
   double beta2 = 0.95;
-  /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
+  /// Of embeddings and residual branches. A LLaMA is made by it; a GPT by its config.json, which has it too:
+  /// here it says what was asked, for reports. 0 where `start`, or an earlier version, defined the model.
   double dropout = 0;
   double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
   Sparse24Settings sparse24;

@@ -394,6 +394,20 @@ TEST(TrainLanguageRuns, ATomlFileGivesSeveralTextsAndOneNameOfAFlag) {
   EXPECT_TRUE(holds_all(twice.err, "twice.toml|\"n-head\" is given twice")) << twice.err;
 }
 
+TEST(TrainLanguageRuns, RunsOfAGptAreToldApartByTheirDropout) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --steps 2 --name a --dropout 0.25" + kFromText));
+  expect_success(run(at, "train gpt --steps 2 --name b" + kFromText));
+  const json job = json::parse(at.get("runs/a/run.json")).at("job");
+  EXPECT_EQ(job.at("dropout"), 0.25);
+  EXPECT_EQ(job.at("model").at("resid_pdrop"), 0.25);
+  EXPECT_EQ(json::parse(at.get("runs/b/run.json")).at("job").at("dropout"), 0);
+  const std::string groups = said(at, "report runs/a runs/b --by dropout");
+  EXPECT_TRUE(holds_all(groups, "\n0.25  |\n0.0  ")) << groups;
+  expect_success(run(at, "train gpt --resume runs/a --steps 3 --device cpu --quiet"));
+}
+
 TEST(TrainLanguageRuns, ADivergedRunSaysSoAndEndsWithOne) {
   const Workplace at;
   put_texts(at);

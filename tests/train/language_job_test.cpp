@@ -379,6 +379,10 @@ TEST(LanguageJob, DropoutOfALlamaIsOfTheJobAndNotOfItsFolder) {
   LanguageSettings gpt = small_job();
   gpt.dropout = 0.25;
   EXPECT_NE(message_of([&] { gpt.validate(); }).find("dropout is 0.25"), std::string::npos);
+  std::get<models::GptConfig>(gpt.model).residual_dropout = 0.25;
+  EXPECT_EQ(language_settings_from_json(to_json(gpt)).dropout, 0.25);
+  gpt.dropout = 0;  // as earlier versions wrote it
+  EXPECT_EQ(language_settings_from_json(to_json(gpt)).dropout, 0);
 }
 
 TEST(LanguageJob, AveragesAreWhatIsEvaluatedSavedAndRestored) {
