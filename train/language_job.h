@@ -121,8 +121,8 @@ struct BestEvaluation {
   /// The next one. A loss that is not finite is never the best.
   void add(int64_t at, double loss);
 };
-/// As the curve has it: a run that goes on needs no other record.
-BestEvaluation best_evaluation(const RunFolder& run);
+/// As the curve has it up to the step `last`: a run that goes on needs no other record.
+BestEvaluation best_evaluation(const RunFolder& run, int64_t last = LanguageSettings::kLargest);
 
 /// The tokens that a sample begins with: the prompt's, or the one that ends documents, behind which a new one
 /// begins. Throws if they are more than a training sequence has.
