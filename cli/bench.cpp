@@ -10,6 +10,7 @@
 #include "bench/op_bench.h"
 #include "bench/step_bench.h"
 #include "cli/language_flags.h"
+#include "cli/setting_flags.h"
 #include "cli/tnp_flags.h"
 #include "cli/train_run.h"
 #include "cli/variant_flag.h"
@@ -238,9 +239,9 @@ struct LanguageStepArgs {
   StepFlags step;
 };
 
-int bench_language(const LanguageStepArgs& args) {
+int bench_language(const LanguageStepArgs& args, const train::Given& given) {
   bench::LanguageStepOptions options;
-  options.settings = args.flags.job();
+  options.settings = args.flags.job(given);
   return args.step.run(options, bench::bench_language_step);
 }
 
@@ -253,7 +254,9 @@ void add_bench_language(CLI::App& step, Action& action, bool llama) {
   args->flags.add_sizes(*command, llama ? "130m" : "small", false);
   args->flags.add_vocabulary(*command);
   args->step.add_to(*command);
-  command->callback([&action, args] { action = [args] { return bench_language(*args); }; });
+  command->callback([&action, args, command] {
+    action = [args, command] { return bench_language(*args, given_flags(*command)); };
+  });
 }
 
 void add_bench_step(CLI::App& bench, Action& action) {

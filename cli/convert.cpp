@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "cli/setting_flags.h"
 #include "runtime/interrupt.h"
 #include "sparsity/chain.h"
 
@@ -32,12 +33,9 @@ void print_layers(const pretrained::SparseConversion& done) {
   }
 }
 
-int compress(const ConvertArgs& args, std::optional<DType> dtype) {
-  const auto done =
-      sparsity::convert(args.from, args.to, ops::parse_sparse_format(args.format),
-                        {.dtype = dtype,
-                         .calibration = args.gates,
-                         .config = {.ignored_fields = {args.ignored.begin(), args.ignored.end()}}});
+int compress(const ConvertArgs& args, std::optional<DType> dtype, const pretrained::ConfigOptions& config) {
+  const auto done = sparsity::convert(args.from, args.to, ops::parse_sparse_format(args.format),
+                                      {.dtype = dtype, .calibration = args.gates, .config = config});
   print_layers(done);
   if (done.negative_zeros > 0) fmt::print("{} weights of -0 became 0\n", done.negative_zeros);
   fmt::print("{} layers as {} in {}: {:.1f} MB, {:.1f} MB dense ({:.2f}x); fingerprint {}\n",
@@ -47,22 +45,24 @@ int compress(const ConvertArgs& args, std::optional<DType> dtype) {
   return 0;
 }
 
-int convert(const ConvertArgs& args) {
+int convert(const ConvertArgs& args, const train::Given& given) {
+  const bool compresses = !args.format.empty() && args.format != "dense";
   pretrained::SaveOptions options{.shard_bytes = uint64_t(args.shard_megabytes) * 1'000'000};
   const InterruptGuard interrupts(kGivingUp);
   if (!args.dtype.empty()) options.dtype = parse_dtype(args.dtype);
   if (args.format == "dense" && options.dtype)
     throw UsageError("--format dense restores the weights bit for bit; leave out --dtype");
-  if (!args.gates.empty() && (args.format.empty() || args.format == "dense"))
+  if (!args.gates.empty() && !compresses)
     throw UsageError(
         "--gates: only a compressed model takes gates; give --format tiled-cbc, sell-delta4, tca-bme or "
         "dense-columns");
-  if (!args.format.empty() && args.format != "dense") return compress(args, options.dtype);
+  if (compresses && given.contains("--shard-mb"))
+    throw UsageError("--shard-mb: a compressed model is one file, of any size; leave it out");
+  const pretrained::ConfigOptions config{.ignored_fields = {args.ignored.begin(), args.ignored.end()}};
+  if (compresses) return compress(args, options.dtype, config);
   const pretrained::Conversion done =
-      args.format == "dense"
-          ? pretrained::convert_dense(args.from, args.to, options.shard_bytes)
-          : pretrained::convert(args.from, args.to, options,
-                                {.ignored_fields = {args.ignored.begin(), args.ignored.end()}});
+      args.format == "dense" ? pretrained::convert_dense(args.from, args.to, options.shard_bytes, config)
+                             : pretrained::convert(args.from, args.to, options, config);
   fmt::print("{} tensors, {:.1f} MB in {}\n", done.tensors, double(done.bytes) / 1e6, args.to);
   constexpr size_t kShown = 10;
   for (size_t i = 0; i < std::min(kShown, done.ignored.size()); ++i)
@@ -100,7 +100,9 @@ void add_convert(CLI::App& app, Action& action) {
       .add_option("--ignore-field", args->ignored,
                   "Unknown field of config.json to ignore and leave out; may be repeated")
       ->allow_extra_args(false);
-  command.callback([&action, args] { action = [args] { return convert(*args); }; });
+  command.callback([&action, args, &command] {
+    action = [args, &command] { return convert(*args, given_flags(command)); };
+  });
 }
 
 }  // namespace tessera::cli

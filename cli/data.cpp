@@ -19,6 +19,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// "3 documents (1 of them empty)": without text in this part, as short documents are in one of the parts.
+std::string documents_text(uint64_t documents, uint64_t empty) {
+  return fmt::format("{} documents{}", documents, empty > 0 ? fmt::format(" ({} of them empty)", empty) : "");
+}
+
 struct TokenizeArgs {
   std::vector<std::string> text;
   std::string tokenizer, out;
@@ -37,8 +42,8 @@ int run_tokenize(const TokenizeArgs& args) {
   files.publish();
   tell_invalid(done.invalid, done.bytes);
   for (const auto& [name, part] : {std::pair("train", done.train), std::pair("validation", done.validation)})
-    fmt::print("{}: {} tokens of {} documents in {} shards\n", name, part.tokens, part.documents,
-               part.shards);
+    fmt::print("{}: {} tokens, {}, {} shards\n", name, part.tokens,
+               documents_text(part.documents, part.empty_documents), part.shards);
   const std::optional<int32_t> end = tokenizer.special().eos;
   fmt::print("{} bytes of {} files; documents end with {}; tokenizer {}\n", done.bytes, args.text.size(),
              end ? "token " + std::to_string(*end) + " (" + tokenizer.token(*end) + ")" : "no token",
@@ -54,12 +59,13 @@ int run_info(const std::vector<std::string>& paths, bool json) {
     all.push_back({{"file", path},
                    {"tokens", info.tokens},
                    {"documents", info.documents},
+                   {"empty_documents", shard.empty_documents()},
                    {"vocab_size", info.vocab_size},
                    {"end_token", info.end_token},
                    {"fingerprint", info.fingerprint}});
     if (!json)
-      fmt::print("{}: {} tokens, {} documents, vocabulary {}, tokenizer {}, checksum good\n", path,
-                 info.tokens, info.documents, info.vocab_size, info.fingerprint);
+      fmt::print("{}: {} tokens, {}, vocabulary {}, tokenizer {}, checksum good\n", path, info.tokens,
+                 documents_text(info.documents, shard.empty_documents()), info.vocab_size, info.fingerprint);
   }
   if (json) fmt::print("{}\n", io::json_text(all, 2));
   return 0;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "cli/setting_flags.h"
 #include "runtime/error.h"
@@ -130,9 +129,13 @@ void LanguageFlags::set_ffn(models::LlamaConfig& model) const {
     model.d_ff = std::max<int64_t>(8, std::llround(double(model.d_ff) * ratio / 8) * 8);
 }
 
-train::LanguageSettings LanguageFlags::job() const {
+train::LanguageSettings LanguageFlags::job(const train::Given& given) const {
   train::LanguageSettings job = job_;
   try {
+    job.factors.check_given(given);
+    job.check_optimizer_flags(given);
+    job.sparse24.check_given(given, job.weights24.on());
+    job.weights24.check_given(given);
     train::apply_size(job.model, size_);
     std::visit(
         [&](auto& model) {
@@ -150,7 +153,7 @@ train::LanguageSettings LanguageFlags::job() const {
             set_ffn(model);
           } else {
             model.tied = !untied_;
-            model.embedding_dropout = model.residual_dropout = std::exchange(job.dropout, 0.0);
+            model.embedding_dropout = model.residual_dropout = job.dropout;
           }
         },
         job.model);

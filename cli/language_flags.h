@@ -16,8 +16,9 @@ class LanguageFlags {
   /// Every setting of a training run: data, model, optimizer and schedule.
   void add_training(CLI::App& command, const char* default_size);
   /// The sizes that the flags say: those of --size, and what else is given in their place; not the precision.
-  /// Throws UsageError for sizes that do not fit each other.
-  train::LanguageSettings job() const;
+  /// Throws UsageError for sizes that do not fit each other, and for flags that have no effect without
+  /// another.
+  train::LanguageSettings job(const train::Given& given) const;
 
   /// Of train: what the job does not hold.
   train::LanguageText text;

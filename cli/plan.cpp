@@ -4,6 +4,7 @@
 
 #include "cli/commands.h"
 #include "cli/language_flags.h"
+#include "cli/setting_flags.h"
 #include "cli/tnp_flags.h"
 #include "plan/plan.h"
 #include "plan/ranks.h"
@@ -221,8 +222,8 @@ struct LanguagePlanArgs : PlaceFlags {
   LanguageFlags flags;
 };
 
-int run_language_plan(const LanguagePlanArgs& args) {
-  train::LanguageSettings job = args.flags.job();
+int run_language_plan(const LanguagePlanArgs& args, const train::Given& given) {
+  train::LanguageSettings job = args.flags.job(given);
   job.set_precision(args.flags.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   const plan::Forms forms = job.forms();
@@ -277,7 +278,9 @@ void add_language_plan(CLI::App& plan, Action& action, bool llama) {
   args->flags.add_sizes(*command, llama ? "130m" : "small");
   args->flags.add_vocabulary(*command);
   args->PlaceFlags::add_to(*command);
-  command->callback([&action, args] { action = [args] { return run_language_plan(*args); }; });
+  command->callback([&action, args, command] {
+    action = [args, command] { return run_language_plan(*args, given_flags(*command)); };
+  });
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRe
     return 128 + end.signal;
   }
   if (!leads) return 0;
-  const fs::path page = group.write_results(end.results, flags.json);
+  const fs::path page = group.write_results(end, request.device, flags.json);
   fmt::print("\n{}report: {}\n", train::format_seeds(end.results),
              fs::absolute(page).lexically_normal().string());
   return 0;

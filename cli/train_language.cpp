@@ -5,7 +5,6 @@
 #include "cli/language_flags.h"
 #include "cli/train_run.h"
 #include "pretrained/config.h"
-#include "runtime/error.h"
 #include "train/language_run.h"
 
 namespace tessera::cli {
@@ -48,18 +47,10 @@ class LanguageCommand : public train::LanguageRecipe {
         throw UsageError(std::string(of_samples) + ": with --sample-tokens 0 there are no samples");
     if (watch.patience > 0 && eval_every == 0)
       throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
-    try {
-      flags.settings().factors.check_given(given);
-      flags.settings().check_optimizer_flags(given);
-    } catch (const Error& error) {
-      throw UsageError(error.what());
-    }
     note_evaluation(given);
-    flags.settings().sparse24.check_given(given, flags.settings().weights24.on());
-    flags.settings().weights24.check_given(given);
     text = flags.text, epochs = flags.epochs, minutes = flags.minutes;
     if (!flags.settings().data.empty()) check_kept_text("--data", fs::absolute(flags.settings().data));
-    settings_ = flags.job();
+    settings_ = flags.job(given);
     settings_.set_precision(flags.precision.on(device));
     if (settings_.start.empty()) return;
     const std::string path = settings_.start;

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "io/checksum.h"
 #include "io/file.h"
@@ -209,6 +210,12 @@ void TokenShard::read(uint64_t begin, std::span<int64_t> to) const {
 
 std::span<const uint64_t> TokenShard::ends() const {
   return {mapping_->ends, size_t(mapping_->info.documents)};
+}
+
+uint64_t TokenShard::empty_documents() const {
+  uint64_t empty = 0, begin = 0;
+  for (const uint64_t end : ends()) empty += std::exchange(begin, end) == end ? 1 : 0;
+  return empty;
 }
 
 std::vector<uint64_t> TokenShard::borders(uint64_t begin, uint64_t end) const {

@@ -65,6 +65,7 @@ class TokenShard {
   std::vector<uint64_t> borders(uint64_t begin, uint64_t end) const;
   /// The place after the last token of each document, also of those without tokens.
   std::span<const uint64_t> ends() const;
+  uint64_t empty_documents() const;
 
  private:
   struct Mapping;

@@ -4,6 +4,7 @@
 #include <exception>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "datasets/tokens.h"
 #include "io/file.h"
@@ -29,7 +30,7 @@ class PartWriter {
   void add(const std::vector<int32_t>& document) {
     writer_.add(document);
     done_.tokens += document.size();
-    done_.documents += document.empty() ? 0 : 1;
+    empty_documents_ += document.empty() ? 1 : 0;
     if (int64_t(writer_.tokens()) >= shard_tokens_) write();
   }
   TokenizedPart finish() {
@@ -38,10 +39,15 @@ class PartWriter {
   }
 
  private:
-  void write() { writer_.write((fs::path(folder_) / shard_name(name_, done_.shards++)).string()); }
+  void write() {
+    done_.documents += writer_.documents();
+    done_.empty_documents += std::exchange(empty_documents_, 0);
+    writer_.write((fs::path(folder_) / shard_name(name_, done_.shards++)).string());
+  }
   std::string name_, folder_;
   int64_t shard_tokens_;
   TokenShardWriter writer_;
+  uint64_t empty_documents_ = 0;  // of the shard that fills
   TokenizedPart done_;
 };
 

@@ -19,7 +19,7 @@ struct TokenizeOptions {
 };
 
 struct TokenizedPart {
-  uint64_t tokens = 0, documents = 0;
+  uint64_t tokens = 0, documents = 0, empty_documents = 0;  // of the shards; the empty ones are among all
   int64_t shards = 0;
 };
 struct Tokenized {

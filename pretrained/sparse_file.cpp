@@ -286,12 +286,13 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
   return compressor.done;
 }
 
-Conversion convert_dense(const std::string& from, const std::string& to, uint64_t shard_bytes) {
+Conversion convert_dense(const std::string& from, const std::string& to, uint64_t shard_bytes,
+                         const ConfigOptions& config_options) {
   check(is_sparse_folder(from), "convert: --format dense: ", from, " has no ", kSparseFile,
         "; its weights are dense already");
   check(!is_sparse_folder(to), "convert: ", to, " has weights already, in ", kSparseFile,
         "; name another folder");
-  const Config config = read_config(from);
+  const Config config = read_config(from, config_options);
   const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
   const SparseFile file(from);
   check_fits(table, file);
@@ -313,7 +314,7 @@ Conversion convert_dense(const std::string& from, const std::string& to, uint64_
   io::check_no_weights(to);
   io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
   io::save_weights(files.path(), weights, shard_bytes);
-  copy_companions(from, files.path(), {}, {});
+  copy_companions(from, files.path(), {}, config_options.ignored_fields);
   files.publish();
   return done;
 }

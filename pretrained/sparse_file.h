@@ -94,6 +94,6 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
 
 /// The reverse: a dense model with the same bits, as convert() writes it.
 Conversion convert_dense(const std::string& from, const std::string& to,
-                         uint64_t shard_bytes = uint64_t{5'000'000'000});
+                         uint64_t shard_bytes = uint64_t{5'000'000'000}, const ConfigOptions& config = {});
 
 }  // namespace tessera::pretrained

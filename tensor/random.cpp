@@ -1,6 +1,9 @@
 #include "tensor/random.h"
-#include "runtime/has_cuda.h"
 
+#include <cmath>
+#include <limits>
+
+#include "runtime/has_cuda.h"
 #include "tensor/random_kernels.h"
 
 namespace tessera {
@@ -19,17 +22,41 @@ void fill(const Tensor& tensor, const RandomFill& fill) {
   if constexpr (kCuda) random_fill_cuda(tensor, fill);
 }
 
+/// The largest number below `high` among those of the dtype T that an f32 holds.
+template <class T>
+float largest_below(double high) {
+  float largest = float(high);
+  if (largest >= high) largest = std::nextafter(largest, -std::numeric_limits<float>::infinity());
+  if constexpr (sizeof(T) == 2) {
+    T rounded(largest);
+    // The next one down has the next smaller magnitude, or, of negative numbers, the next larger.
+    if (float(rounded) > largest) rounded.bits = uint16_t(rounded.bits + (rounded.bits >> 15 ? 1 : -1));
+    largest = float(rounded);
+  }
+  return largest;
+}
+
 }  // namespace
 
 void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng) {
   check_floating(tensor, "fill_uniform");
   check(low <= high, "fill_uniform: [", low, ", ", high, ") is empty");
-  fill(tensor, {RandomFill::Kind::uniform, rng.reserve(tensor.device()), float(low), float(high - low), 0});
+  float most = float(high);  // the only number of [high, high)
+  if (low < high)
+    dispatch_floating(tensor.dtype(), "fill_uniform", [&]<class T>() { most = largest_below<T>(high); });
+  fill(tensor, {.kind = RandomFill::Kind::uniform,
+                .stream = rng.reserve(tensor.device()),
+                .shift = float(low),
+                .scale = float(high - low),
+                .most = most});
 }
 
 void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng) {
   check_floating(tensor, "fill_normal");
-  fill(tensor, {RandomFill::Kind::normal, rng.reserve(tensor.device()), float(mean), float(deviation), 0});
+  fill(tensor, {.kind = RandomFill::Kind::normal,
+                .stream = rng.reserve(tensor.device()),
+                .shift = float(mean),
+                .scale = float(deviation)});
 }
 
 void fill_integers(const Tensor& tensor, int64_t high, Rng& rng) {
@@ -39,7 +66,7 @@ void fill_integers(const Tensor& tensor, int64_t high, Rng& rng) {
   check(tensor.dtype() == DType::i64 || high <= int64_t(1) << 31, "fill_integers: [0, ", high,
         ") has numbers that an i32 does not hold");
   check(high >= 1, "fill_integers: [0, ", high, ") is empty");
-  fill(tensor, {RandomFill::Kind::integer, rng.reserve(tensor.device()), 0, 0, high});
+  fill(tensor, {.kind = RandomFill::Kind::integer, .stream = rng.reserve(tensor.device()), .high = high});
 }
 
 void random_fill_cpu(const Tensor& tensor, const RandomFill& fill) {

@@ -8,8 +8,8 @@ namespace tessera {
 /// Fill a tensor with random numbers of one stream of `rng`, addressed by the element's row-major index: the
 /// same on the CPU and on a GPU (normals within the last bits of log and cos), whatever the layout. Floating
 /// dtypes; values are made in f32.
-/// Of [low, high), rounded to the dtype: high itself occurs, in 16 bits once in some 500 numbers. Throws
-/// unless the dtype is floating.
+/// Of [low, high), rounded to the dtype; what rounding would raise to high becomes the largest number of the
+/// dtype below it. Throws unless the dtype is floating.
 void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng);
 void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng);
 /// Integers in [0, high) in an i64 or i32 tensor, which holds high - 1; high >= 1.

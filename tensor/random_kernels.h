@@ -13,6 +13,7 @@ struct RandomFill {
   Kind kind;
   RandomStream stream;
   float shift, scale;
+  float most;  // of a uniform fill: rounding does not raise a number above it
   int64_t high;
 };
 
@@ -24,8 +25,10 @@ TESSERA_HD T random_element(const RandomFill& fill, uint64_t index) {
     const uint64_t word = uint64_t(bits.word[0]) << 32 | bits.word[1];
     return T(word % uint64_t(fill.high));
   } else {
-    if (fill.kind == RandomFill::Kind::uniform)
-      return convert<T>(fill.shift + fill.scale * uniform_half_open(bits.word[0]));
+    if (fill.kind == RandomFill::Kind::uniform) {
+      const float value = fill.shift + fill.scale * uniform_half_open(bits.word[0]);
+      return convert<T>(value > fill.most ? fill.most : value);
+    }
     const float radius = std::sqrt(-2.0f * std::log(uniform_open(bits.word[0])));
     const float angle = 6.28318530717958647692f * uniform_half_open(bits.word[1]);
     return convert<T>(fill.shift + fill.scale * radius * std::cos(angle));

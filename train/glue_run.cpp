@@ -51,6 +51,18 @@ int ranks_of(const RunRequest& request) {
   return request.world ? request.world->size() : 1;
 }
 
+/// Of several runs of one job: the seconds of all, and the mean pace.
+TrainResult together(const std::vector<TrainResult>& runs) {
+  TrainResult all;
+  double tokens = 0;  // of a step, times the runs
+  for (const TrainResult& run : runs) {
+    all.seconds += run.seconds, all.ms_per_step += run.ms_per_step / double(runs.size());
+    tokens += run.tokens_per_s * run.ms_per_step;
+  }
+  if (all.ms_per_step > 0) all.tokens_per_s = tokens / (double(runs.size()) * all.ms_per_step);
+  return all;
+}
+
 fs::path predictions_of(const RunFolder& run) {
   return run.path() / "predictions";
 }
@@ -346,17 +358,21 @@ std::string GlueGroup::header() const {
   return text;
 }
 
-fs::path GlueGroup::write_results(const SeedResults& results, const std::string& file) const {
+fs::path GlueGroup::write_results(const SeedsEnd& end, Device device, const std::string& file) const {
   const fs::path page = folder_->path() / "report.html";
-  write_seeds_report(page, fmt::format("BERT on {}", set_->info().folder), results, settings_of(settings_));
-  const json summary = {{"config", to_json(settings_)},
-                        {"build", report::build_facts()},
-                        {"run", folder_->path().string()},
-                        {"seeds", count_},
-                        {"metrics", to_json(results)}};
-  const std::string text = io::json_text(summary, 2) + "\n";
-  io::write_file((folder_->path() / "summary.json").string(), text);
-  if (!file.empty()) io::write_file(file, text);
+  write_seeds_report(page, fmt::format("BERT on {}", set_->info().folder), end.results,
+                     settings_of(settings_));
+  json summary = {{"config", to_json(settings_)},
+                  {"build", report::build_facts()},
+                  {"run", folder_->path().string()},
+                  {"seeds", count_},
+                  {"metrics", to_json(end.results)}};
+  io::write_file((folder_->path() / "summary.json").string(), io::json_text(summary, 2) + "\n");
+  if (file.empty()) return page;
+  // The times are those of this call, so the folder's summary has none.
+  if (!end.trained.empty())
+    summary.update(costs_json(GlueRecipe(*this, settings_.seed), together(end.trained), device));
+  io::write_file(file, io::json_text(summary, 2) + "\n");
   return page;
 }
 

@@ -57,9 +57,9 @@ class GlueGroup {
   Say say = [](const std::string&) {};
   /// The seeds as run_seeds takes them.
   SeedGroup seeds() const;
-  /// Writes the page and summary.json of all seeds; the summary also to `file`, unless that is "". Returns
-  /// the page's path.
-  std::filesystem::path write_results(const SeedResults& results, const std::string& file) const;
+  /// Writes the page and summary.json of all seeds; the summary also to `file`, unless that is "", with the
+  /// times of the seeds that were trained now. Returns the page's path.
+  std::filesystem::path write_results(const SeedsEnd& end, Device device, const std::string& file) const;
   /// Writes a trained encoder as a Hugging Face model directory, with the tokenizer that goes with it.
   void save_model(const models::Bert& model, const std::filesystem::path& folder) const;
 

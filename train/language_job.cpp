@@ -134,7 +134,9 @@ void LanguageSettings::validate() const {
   check(!sparse24.on() || !factors.factorizes(), family(), ": --sparse24 with --form ", factors.form,
         "; 2:4 activations need dense weights, so leave one of them out");
   plan::count_parameters(model, forms());  // throws for a rank that is too large
-  check(dropout == 0 || is_llama(), family(), ": dropout is ", dropout, "; the model says it itself");
+  if (const auto* const gpt = std::get_if<models::GptConfig>(&model))
+    check(dropout == 0 || dropout == gpt->residual_dropout, family(), ": dropout is ", dropout,
+          "; the model's config.json has ", gpt->residual_dropout, " (resid_pdrop), by which it is made");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
   check(activation_l1 >= 0 && std::isfinite(activation_l1), family(), ": activation_l1 (--activation-l1) is ",
         activation_l1, "; expected a finite number of at least 0");

@@ -43,7 +43,8 @@ struct LanguageSettings : TrainingSettings {
   int64_t batch = 16;       // sequences per micro-batch
   bool documents = false;   // sequences end where documents do; see datasets::TokenWindowsOptions
   double beta2 = 0.95;
-  /// Of embeddings and residual branches of a LLaMA, whose config.json has no field for it; a GPT's has.
+  /// Of embeddings and residual branches. A LLaMA is made by it; a GPT by its config.json, which has it too:
+  /// here it says what was asked, for reports. 0 where `start`, or an earlier version, defined the model.
   double dropout = 0;
   double ema = 0;  // decay of the averages of the weights (optim::Ema); 0: none
   Sparse24Settings sparse24;
@@ -120,8 +121,8 @@ struct BestEvaluation {
   /// The next one. A loss that is not finite is never the best.
   void add(int64_t at, double loss);
 };
-/// As the curve has it: a run that goes on needs no other record.
-BestEvaluation best_evaluation(const RunFolder& run);
+/// As the curve has it up to the step `last`: a run that goes on needs no other record.
+BestEvaluation best_evaluation(const RunFolder& run, int64_t last = LanguageSettings::kLargest);
 
 /// The tokens that a sample begins with: the prompt's, or the one that ends documents, behind which a new one
 /// begins. Throws if they are more than a training sequence has.

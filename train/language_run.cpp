@@ -107,17 +107,12 @@ void LanguageRecipe::check_not_over(const RunFolder& run) const {
 /// The model of the lowest held-out loss is exported from its checkpoint, which a run without --export best
 /// has not kept.
 void LanguageRecipe::check_export(const RunFolder& run) const {
-  const std::vector<StepRecord> records = run.metrics();
-  if (watch.exported != "best" || records.empty()) return;
-  const io::CheckpointFolder kept(run.checkpoints().string());
-  const std::vector<int64_t> steps = kept.steps();
-  BestEvaluation best;  // evaluations behind the newest checkpoint are made again
-  for (const StepRecord& record : records)
-    if (const auto nll = record.values.find("eval_nll");
-        nll != record.values.end() && !steps.empty() && record.step <= steps.front())
-      best.add(record.step, nll->second);
-  check(best.step == 0 || std::ranges::find(steps, best.step) != steps.end(),
-        "train: --export best: the lowest held-out loss was after step ", best.step,
+  if (watch.exported != "best") return;
+  const std::vector<int64_t> steps = io::CheckpointFolder(run.checkpoints().string()).steps();
+  if (steps.empty()) return;
+  const int64_t best = best_evaluation(run, steps.front()).step;  // those behind the newest are made again
+  check(best == 0 || std::ranges::find(steps, best) != steps.end(),
+        "train: --export best: the lowest held-out loss was after step ", best,
         ", whose checkpoint was not kept; resume with --export last");
 }
 

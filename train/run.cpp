@@ -270,24 +270,19 @@ class Run {
   }
 
   void write_summary() const {
-    json throughput = recipe_.throughput(result_);
-    throughput["tokens_per_s"] = result_.tokens_per_s;
     const Device device = request_.device;
-    const json out = {{"config", recipe_.job().settings_json()},
-                      {"build", report::build_facts()},
-                      {"device", device.name()},
-                      {"gpu", device.info().name},
-                      {"run", folder_->path().string()},
-                      {"steps", result_.step},
-                      {"outcome", result_.outcome == Outcome::finished ? "finished" : "interrupted"},
-                      {"loss", result_.loss},
-                      {"skipped_steps", result_.skipped},
-                      {"loss_scale", result_.loss_scale > 0 ? json(result_.loss_scale) : json()},
-                      {"evaluation", result_.evaluation},
-                      {"timing_s", {{"total", result_.seconds}}},
-                      {"throughput", throughput},
-                      {"avg_step_ms", result_.ms_per_step},
-                      {"peak_mem_bytes", device.allocator().stats().reserved_peak}};
+    json out = {{"config", recipe_.job().settings_json()},
+                {"build", report::build_facts()},
+                {"device", device.name()},
+                {"gpu", device.info().name},
+                {"run", folder_->path().string()},
+                {"steps", result_.step},
+                {"outcome", result_.outcome == Outcome::finished ? "finished" : "interrupted"},
+                {"loss", result_.loss},
+                {"skipped_steps", result_.skipped},
+                {"loss_scale", result_.loss_scale > 0 ? json(result_.loss_scale) : json()},
+                {"evaluation", result_.evaluation}};
+    out.update(costs_json(recipe_, result_, device));
     io::write_file(request_.summary, io::json_text(out, 2) + "\n");
   }
 
@@ -304,6 +299,15 @@ class Run {
 };
 
 }  // namespace
+
+json costs_json(const Recipe& recipe, const TrainResult& result, Device device) {
+  json throughput = recipe.throughput(result);
+  throughput["tokens_per_s"] = result.tokens_per_s;
+  return {{"timing_s", {{"total", result.seconds}}},
+          {"throughput", throughput},
+          {"avg_step_ms", result.ms_per_step},
+          {"peak_mem_bytes", device.allocator().stats().reserved_peak}};
+}
 
 RunEnd run_recipe(Recipe& recipe, const RunRequest& request) {
   return Run(recipe, request).run();

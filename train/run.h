@@ -67,6 +67,9 @@ struct RunRequest {
   std::function<void(const std::string& text)> say = [](const std::string&) {};
 };
 
+/// The entries of a summary about time and memory: timing_s, throughput, avg_step_ms, peak_mem_bytes.
+nlohmann::json costs_json(const Recipe& recipe, const TrainResult& result, Device device);
+
 struct RunEnd {
   RunFolder folder;
   int64_t first_step = 0;

@@ -32,8 +32,9 @@ int agreed(const dist::World* world, int value) {
   return int(world->host().largest(value));
 }
 
-/// Trains the seed, or completes what it left. Returns the signal that interrupted it, or 0.
-int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request) {
+/// Trains the seed, which adds to `trained`, or completes what it left. Returns the signal that interrupted
+/// it, or 0.
+int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request, std::vector<TrainResult>& trained) {
   const fs::path path = group.folder_of(seed);
   std::error_code ignored;
   const bool begun = fs::exists(path / "run.json", ignored);
@@ -46,6 +47,7 @@ int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request) {
   if (trains) {
     const RunEnd end = run_recipe(*recipe, request);
     group.ended(*recipe, end);
+    trained.push_back(end.result);
     return signal_of(end);
   }
   const RunFolder folder = RunFolder::open(path);
@@ -100,7 +102,7 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
   try {
     for (uint64_t seed = group.first_seed; seed < group.first_seed + uint64_t(group.count); ++seed) {
       try {
-        end.signal = run_seed(group, seed, request);
+        end.signal = run_seed(group, seed, request, end.trained);
         end.in_run = end.signal != 0;
       } catch (const Interrupted& interrupted) {
         if (seed == group.first_seed && !request.name.empty()) throw;  // nothing is there that could go on

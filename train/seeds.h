@@ -34,9 +34,10 @@ struct SeedGroup {
 };
 
 struct SeedsEnd {
-  int signal = 0;       // that interrupted them; 0: all have finished
-  bool in_run = false;  // it came within a run, which has its RunEnd
-  SeedResults results;  // if all have finished
+  int signal = 0;                    // that interrupted them; 0: all have finished
+  bool in_run = false;               // it came within a run, which has its RunEnd
+  SeedResults results;               // if all have finished
+  std::vector<TrainResult> trained;  // of the seeds that this call trained
 };
 
 /// Trains the seeds that are not done, one after the other, and completes those that are; `request`: of each,

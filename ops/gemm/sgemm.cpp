@@ -1,10 +1,14 @@
 #include <cblas.h>
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <mutex>
+#include <sstream>
+#include <vector>
 
 #include "ops/gemm/sgemm_internal.h"
 #include "runtime/error.h"
+#include "runtime/parallel.h"
 
 namespace tessera::ops {
 namespace {
@@ -40,9 +44,31 @@ Shared& shared() {
   return one;
 }
 
+/// OpenBLAS maps a buffer for each call that runs at the same time, keeps it, and tries again for ever if the
+/// system refuses (blas_memory_alloc in driver/others/memory.c). So the first call of a process maps as many
+/// buffers as its loops have threads, in the same way, and unmaps them. Throws OutOfMemory if one is refused.
+void check_buffers() {
+  constexpr size_t kBuffer = size_t{128} << 20;  // BUFFER_SIZE of DYNAMIC_ARCH builds; others have less
+  const int threads = cpu_threads();
+  std::vector<void*> buffers;
+  for (void* buffer = nullptr; int(buffers.size()) < threads; buffers.push_back(buffer)) {
+    buffer = ::mmap(nullptr, kBuffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffer == MAP_FAILED) break;
+  }
+  for (void* const buffer : buffers) ::munmap(buffer, kBuffer);
+  if (int(buffers.size()) == threads) return;
+  std::ostringstream text;
+  text << "out of memory on cpu: OpenBLAS needs a buffer of " << (kBuffer >> 20) << " MiB for each of "
+       << threads << (threads == 1 ? " thread" : " threads") << ", and the system gives " << buffers.size()
+       << " of them; raise the limit of the process (ulimit -v), or set TESSERA_THREADS to fewer threads";
+  throw OutOfMemory(text.str(), __FILE__, __LINE__);
+}
+
 }  // namespace
 
 OneBlasThread::OneBlasThread() : build_(openblas_get_parallel()) {
+  static const bool fits = (check_buffers(), true);  // tried again at the next call if it throws
+  (void)fits;
   if (build_ == OPENBLAS_OPENMP) {
     before_ = openmp().get();
     if (before_ != 1) openmp().set(1);

@@ -16,6 +16,9 @@ struct SgemmOperand {
 /// The settings of the program are restored afterwards. OpenBLAS's build with POSIX threads knows only one
 /// number of threads per process: GEMMs that a program runs itself meanwhile use one thread too,
 /// and it must not change the number meanwhile.
+///
+/// The first one of a process throws OutOfMemory if there is no room for the buffers that OpenBLAS takes for
+/// as many concurrent calls as cpu_threads(): OpenBLAS would wait for them for ever.
 class OneBlasThread {
  public:
   OneBlasThread();

@@ -90,6 +90,22 @@ TEST(TrainBert, SeveralSeedsEndInOneTableAndOneFolder) {
   EXPECT_EQ(done.out.find("trained"), std::string::npos) << done.out;
 }
 
+TEST(TrainBert, TheSummaryHasTheTimesOfTheRunsThatWereTrained) {
+  const Workplace at;
+  make_data(at);
+  said(at, "train bert --task sst2 --data glue --seeds 2 --steps 4 --name g --json out.json" + kSmall);
+  const json out = json::parse(at.get("out.json"));
+  EXPECT_GT(out.at("timing_s").at("total").get<double>(), 0);
+  const double step = out.at("avg_step_ms");
+  EXPECT_GT(step, 0);
+  EXPECT_NEAR(out.at("throughput").at("texts_per_s").get<double>(), 4e3 / step, 1e-6 * 4e3 / step);
+  EXPECT_GT(out.at("throughput").at("tokens_per_s").get<double>(), 0);
+  EXPECT_GT(out.at("peak_mem_bytes").get<int64_t>(), 0);
+  said(at, "train bert --resume runs/g --device cpu --quiet --json out.json");
+  for (const char* key : {"timing_s", "avg_step_ms", "throughput"})
+    EXPECT_FALSE(json::parse(at.get("out.json")).contains(key)) << key << " of a group that was finished";
+}
+
 TEST(TrainBert, AFinishedGroupWritesWhatItIsAskedForLater) {
   const Workplace at;
   make_data(at);

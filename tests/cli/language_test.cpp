@@ -394,6 +394,20 @@ TEST(TrainLanguageRuns, ATomlFileGivesSeveralTextsAndOneNameOfAFlag) {
   EXPECT_TRUE(holds_all(twice.err, "twice.toml|\"n-head\" is given twice")) << twice.err;
 }
 
+TEST(TrainLanguageRuns, RunsOfAGptAreToldApartByTheirDropout) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --steps 2 --name a --dropout 0.25" + kFromText));
+  expect_success(run(at, "train gpt --steps 2 --name b" + kFromText));
+  const json job = json::parse(at.get("runs/a/run.json")).at("job");
+  EXPECT_EQ(job.at("dropout"), 0.25);
+  EXPECT_EQ(job.at("model").at("resid_pdrop"), 0.25);
+  EXPECT_EQ(json::parse(at.get("runs/b/run.json")).at("job").at("dropout"), 0);
+  const std::string groups = said(at, "report runs/a runs/b --by dropout");
+  EXPECT_TRUE(holds_all(groups, "\n0.25  |\n0.0  ")) << groups;
+  expect_success(run(at, "train gpt --resume runs/a --steps 3 --device cpu --quiet"));
+}
+
 TEST(TrainLanguageRuns, ADivergedRunSaysSoAndEndsWithOne) {
   const Workplace at;
   put_texts(at);
@@ -479,6 +493,34 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
     EXPECT_GT(planned, 0.75 * live) << model;
     EXPECT_LT(planned, 1.25 * live) << model;
   }
+}
+
+TEST(PlanAndBench, RefuseFlagsWithoutEffectAsTrainingDoes) {
+  const Workplace at;
+  put_texts(at);
+  const std::string sizes =
+      " --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 --batch 2 --vocab-size 100 ";
+  struct Idle {
+    const char *flags, *says;
+    bool llama;
+  };
+  for (const Idle& idle : {Idle{"--rank 4", "--rank is for weights made of factors|--form is dense", false},
+                           {"--form low_rank --rank 4 --alpha 2", "--alpha is for --form sltrain", false},
+                           {"--weights-24-every 5", "--weights-24-every needs --weights-24", false},
+                           {"--dense-share 0.1", "--dense-share needs --sparse24", true},
+                           {"--dense-first 2", "--dense-first needs --sparse24 or --weights-24", true}})
+    for (const std::string model : {"gpt", "llama"}) {
+      if (idle.llama && model == "gpt") continue;
+      const Outcome train = run(at, "train " + model + kFromText + " " + idle.flags);
+      EXPECT_EQ(train.code, 2) << train.err;
+      EXPECT_TRUE(holds_all(train.err, idle.says)) << train.err;
+      for (const std::string& command :
+           {"plan " + model, "bench step " + model + " --device cpu --seconds 0.01"}) {
+        const Outcome other = run(at, command + sizes + idle.flags);
+        EXPECT_EQ(other.code, 2) << command << " " << idle.flags;
+        EXPECT_EQ(other.err, train.err) << command << " " << idle.flags;
+      }
+    }
 }
 
 TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {

@@ -150,6 +150,7 @@ TEST(SparseCommands, RefuseWhatCannotRun) {
   refused("convert c d", 1, "is compressed; --format dense");
   refused("convert m d --format dense", 1, "dense already");
   refused("convert c d --format dense --dtype f16", 2, "leave out --dtype");
+  refused("convert m d --format tca-bme --shard-mb 1", 2, "--shard-mb|one file|leave it out");
   refused("convert m c --format tca-bme", 1, "has weights already");
   refused("convert m c", 1, "has weights already");
   refused("convert m m --format tca-bme", 1, "m");
@@ -166,6 +167,20 @@ void put_broken(const Workplace& at, Change&& change) {
   std::string bytes = at.get("c/sparse.safetensors");
   change(bytes);
   at.put("b/sparse.safetensors", bytes);
+}
+
+TEST(SparseCommands, AFieldIsLeftOutOnTheWayBackToDenseWeightsToo) {
+  const Workplace at;
+  if (const std::string why = put_sparse(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  json config = json::parse(at.get("c/config.json"));
+  const json plain = config;
+  config["note"] = {{"of", "the author"}};
+  at.put("c/config.json", config.dump());
+  const Outcome refused = run(at, "convert c d --format dense");
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_TRUE(holds_all(refused.err, "note")) << refused.err;
+  said(at, "convert c d --format dense --ignore-field note");
+  EXPECT_EQ(json::parse(at.get("d/config.json")), plain);
 }
 
 TEST(SparseCommands, RefuseDamagedFiles) {

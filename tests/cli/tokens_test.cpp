@@ -84,6 +84,37 @@ TEST(TokenCommands, CharactersBytesAndGlue) {
   EXPECT_EQ(first_line(at.get("g/SST-2/train.tsv")), "sentence\tlabel");
 }
 
+TEST(TokenCommands, CountDocumentsAndTheEmptyOnesAlike) {
+  const Workplace at;
+  at.put("a.txt", some_text());
+  at.put("one.txt", "x");  // too short to hold out a part of it
+  said(at, "tokenizer train --text a.txt --kind byte --out t.json");
+  const auto made = [&](const std::string& more) {
+    return said(at, "data tokenize --tokenizer t.json --text " + more);
+  };
+  const std::string usual = made("a.txt one.txt a.txt --out d");
+  EXPECT_TRUE(holds_all(usual,
+                        "train: | tokens, 3 documents, 1 shards\nvalidation: |"
+                        " tokens, 3 documents (1 of them empty), 1 shards\n"))
+      << usual;
+  const std::string shards = " d/train-00000.tokens d/validation-00000.tokens";
+  const std::string info = said(at, "data info" + shards);
+  EXPECT_TRUE(holds_all(info,
+                        "d/train-00000.tokens: | tokens, 3 documents, vocabulary|"
+                        "d/validation-00000.tokens: | tokens, 3 documents (1 of them empty), vocabulary"))
+      << info;
+  const json of_parts = json::parse(said(at, "data info --json" + shards));
+  for (const size_t part : {0, 1}) {
+    EXPECT_EQ(of_parts[part].at("documents"), 3);
+    EXPECT_EQ(of_parts[part].at("empty_documents"), part);
+  }
+  // Those of the shards are counted, and documents without tokens make none.
+  const std::string cut = made("a.txt a.txt one.txt --out e --shard-tokens 1");
+  EXPECT_TRUE(holds_all(cut, " tokens, 3 documents, 3 shards\n| tokens, 2 documents, 2 shards\n")) << cut;
+  const std::string whole = made("a.txt a.txt --out f --validation 0");
+  EXPECT_TRUE(holds_all(whole, "validation: 0 tokens, 0 documents, 0 shards\n")) << whole;
+}
+
 TEST(TokenCommands, SayWhatIsWrong) {
   const Workplace at;
   at.put("bad.json", "{\"model\":3}");

@@ -109,8 +109,8 @@ TEST(Weights24Training, RefusesWhatMakesNoSense) {
     std::string says;
   };
   const Bad all[] = {{train + "--weights-24 all", 2, "--weights-24"},
-                     {train + "--weights-24-every 5", 1, "--weights-24-every|needs --weights-24"},
-                     {train + "--weights-24-decay 1", 1, "--weights-24-decay|needs --weights-24"},
+                     {train + "--weights-24-every 5", 2, "--weights-24-every|needs --weights-24"},
+                     {train + "--weights-24-decay 1", 2, "--weights-24-decay|needs --weights-24"},
                      {train + "--weights-24 mlp --weights-24-every 0", 2, "--weights-24-every"},
                      {train + "--weights-24 mlp --weights-24-decay -1", 2, "--weights-24-decay"},
                      {train + "--weights-24 mlp --dense-first 2 --dense-last 2", 2, "none of the 4 steps"},

@@ -89,7 +89,7 @@ int64_t peak_addresses(int pid) {
 
 TEST(LaunchFaults, ARankWithoutMemoryIsTheCauseOnAll) {
   // What a small run takes is enough to start in; a step of 100,000 tasks is planned to take 640 MiB.
-  // KiB beyond that: OpenBLAS asks for 128 MiB at its first product, for ever if it gets none.
+  // KiB beyond that: OpenBLAS takes 128 MiB at its first product, whose lack would be another error.
   constexpr int64_t kBeyond = 262144;
   int64_t enough = 0;
   {

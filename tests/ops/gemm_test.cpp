@@ -1,10 +1,15 @@
 #include "ops/gemm/gemm.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include "runtime/parallel.h"
 #include "runtime/rng.h"
@@ -39,6 +44,48 @@ std::vector<double> expected(const Tensor& d, const Tensor& a, const Tensor& b, 
       result[size_t(i * n + j)] = alpha * sum + (accumulate ? in_d[size_t(i * n + j)] : 0);
     }
   return result;
+}
+
+/// While it lives, this process gets no more than `more` bytes of addresses besides those that it has.
+class AddressLimit {
+ public:
+  explicit AddressLimit(int64_t more) {
+    std::ifstream status("/proc/self/status");
+    int64_t kib = 0;
+    for (std::string word; kib == 0 && status >> word;)
+      if (word == "VmSize:") status >> kib;
+    ::getrlimit(RLIMIT_AS, &before_);
+    const rlimit limit{rlim_t(kib) * 1024 + rlim_t(more), before_.rlim_max};
+    ::setrlimit(RLIMIT_AS, &limit);
+  }
+  ~AddressLimit() { ::setrlimit(RLIMIT_AS, &before_); }
+  AddressLimit(const AddressLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+TEST(GemmDeathTest, WithoutRoomForOpenBlasItSaysSoAndCanBeTriedAgain) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process, in which OpenBLAS holds no buffer yet
+  const auto with_little_room = [](int threads, int64_t room) {
+    set_cpu_threads(threads);
+    const Tensor a = numbers({64, 64}, DType::f32, 1), d = numbers({64, 64}, DType::f32, 2);
+    try {
+      const AddressLimit limit(room);
+      multiply(d, a, a);
+    } catch (const OutOfMemory& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+    multiply(d, a, a);
+    std::_Exit(d.to_vector<double>() == expected(d, a, a, 1, false) ? 0 : 1);
+  };
+  const std::string refused = "^out of memory on cpu: OpenBLAS needs a buffer of 128 MiB for each of ",
+                    next = " of them; [^\n]*TESSERA_THREADS[^\n]*\n$";
+  EXPECT_EXIT(with_little_room(1, int64_t{64} << 20), testing::ExitedWithCode(0),
+              refused + "1 thread, and the system gives 0" + next);
+  EXPECT_EXIT(with_little_room(2, int64_t{192} << 20), testing::ExitedWithCode(0),
+              refused + "2 threads, and the system gives 1" + next);
+  EXPECT_EXIT(with_little_room(1, int64_t{192} << 20), testing::ExitedWithCode(0), "^$");
 }
 
 // Small integers: every partial sum is exact in f32, so plain loops and OpenBLAS (80 x 70 x 65 is above its

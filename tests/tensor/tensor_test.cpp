@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -282,6 +283,31 @@ TEST(RandomFills, RefuseWhatTheyCannotFill) {
   int64_t largest = 0;
   for (const int64_t word : wide.to_vector<int64_t>()) largest = std::max(largest, word);
   EXPECT_GT(largest, int64_t(1) << 38);
+}
+
+TEST(RandomFills, UniformsStayBelowTheirUpperEnd) {
+  Rng rng(2);
+  const double wide = double(int64_t{1} << 24);  // f32 has every second number from there on
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (const auto& [low, high] : {std::pair(0.0, 1.0),
+                                    {-1.0, 1.0},
+                                    {-2.0, -1.0},
+                                    {-1.0, 0.0},
+                                    {1.0, 2.0},
+                                    {wide, wide + 8},
+                                    {wide, wide + 7}}) {
+      if (low == wide && size_of(dtype) == 2) continue;
+      const Tensor x = Tensor::empty({1 << 16}, dtype, Device::cpu());
+      fill_uniform(x, low, high, rng);
+      const auto [least, most] = std::ranges::minmax(values(x));
+      EXPECT_GE(least, low) << dtype << " [" << low << ", " << high << ")";
+      EXPECT_LT(most, high) << dtype << " [" << low << ", " << high << ")";
+      // The numbers next to high occur: one in 500 draws or more of them is rounded to the last one.
+      if (size_of(dtype) == 2) EXPECT_GE(most, high - 2 * epsilon(dtype)) << dtype << " " << high;
+    }
+  const Tensor same = Tensor::empty({100}, DType::bf16, Device::cpu());
+  fill_uniform(same, 3, 3, rng);
+  for (const double value : values(same)) EXPECT_EQ(value, 3);
 }
 
 TEST(Tensor, AnUndefinedTensorIsSaidToBe) {

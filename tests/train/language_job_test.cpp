@@ -379,6 +379,10 @@ TEST(LanguageJob, DropoutOfALlamaIsOfTheJobAndNotOfItsFolder) {
   LanguageSettings gpt = small_job();
   gpt.dropout = 0.25;
   EXPECT_NE(message_of([&] { gpt.validate(); }).find("dropout is 0.25"), std::string::npos);
+  std::get<models::GptConfig>(gpt.model).residual_dropout = 0.25;
+  EXPECT_EQ(language_settings_from_json(to_json(gpt)).dropout, 0.25);
+  gpt.dropout = 0;  // as earlier versions wrote it
+  EXPECT_EQ(language_settings_from_json(to_json(gpt)).dropout, 0);
 }
 
 TEST(LanguageJob, AveragesAreWhatIsEvaluatedSavedAndRestored) {
@@ -572,6 +576,8 @@ TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
   EXPECT_EQ(best.since, 3);
   EXPECT_EQ(best.step, result.step - 6);
   EXPECT_EQ(best.evaluations, result.step / 2);
+  EXPECT_EQ(best_evaluation(run, best.step + 3).since, 1) << "evaluations after that step are left out";
+  EXPECT_LT(best_evaluation(run, best.step - 1).step, best.step);
   EXPECT_GT(result.evaluation.at("eval_nll"), best.nll);
   EXPECT_EQ(run.samples().back().step, result.step) << "the end of the run, as the last step is";
   // Of the checkpoints the newest and the best are there, and the best one is the model of that evaluation.
