@@ -155,10 +155,10 @@ class Run {
                     .gradients = options_.zero > 1});
   }
 
-  /// On GPUs sums next to the backward pass gained nothing (docs/several_gpus.md): they must be asked for.
   void choose_for_gpu() {
     if (!world_ || !request_.device.is_cuda()) return;
-    if (!request_.given.contains("--bucket-mb")) options_.bucket_mb = usual_bucket_mb(request_.device);
+    if (!request_.given.contains("--bucket-mb"))
+      options_.bucket_mb = usual_bucket_mb(request_.device, world_->size());
   }
 
   void set_order() {

@@ -324,8 +324,8 @@ class Trainer {
 
 }  // namespace
 
-double usual_bucket_mb(Device device) {
-  return device.is_cuda() ? 0 : TrainerOptions().bucket_mb;
+double usual_bucket_mb(Device device, int ranks) {
+  return device.is_cuda() && ranks > 2 ? 0 : TrainerOptions().bucket_mb;
 }
 
 SettingList TrainerOptions::list() {

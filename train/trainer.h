@@ -11,9 +11,9 @@
 
 namespace tessera::train {
 
-/// TrainerOptions::bucket_mb of several ranks that are told none: on GPUs, where only the plain sum after the
-/// backward pass has run yet, that.
-double usual_bucket_mb(Device device);
+/// TrainerOptions::bucket_mb of so many ranks that are told none. On more than two GPUs 0: there buckets do
+/// not run next to the backward pass.
+double usual_bucket_mb(Device device, int ranks);
 
 struct TrainerOptions {
   int64_t steps = 1000;       // of the whole run

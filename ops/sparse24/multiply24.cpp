@@ -47,7 +47,7 @@ void run_decompressed(const Multiply24Call& call) {
 }
 
 Reason lacks_sm90(const Described24& problem, const Gpu& gpu) {
-  const Gemm24& g = problem.gemm;
+  const SparseGemm24& g = problem.gemm;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (size_of(g.dtype) != 2) return "bf16 or f16";
@@ -58,7 +58,7 @@ Reason lacks_sm90(const Described24& problem, const Gpu& gpu) {
 
 void run_sm90(const Multiply24Call& call) {
   if constexpr (kCuda) {
-    const Gemm24 gemm = describe24(call).gemm;
+    const SparseGemm24 gemm = describe24(call).gemm;
     const Device device = call.d.device();
     const int tile = choose24(gemm, Gpu(device)).tile;
     // The kernels add to d what lies as d does.
@@ -127,7 +127,7 @@ Multiply24Call checked(const Tensor& d, const Sparse24& a, const Tensor& b,
 }  // namespace
 
 std::string describe_problem(const Described24& problem) {
-  const Gemm24& g = problem.gemm;
+  const SparseGemm24& g = problem.gemm;
   return text_of("a 2:4 matrix ", g.dtype, "[", g.m, ", ", g.k, "] times [", g.k, ", ", g.n, "]");
 }
 

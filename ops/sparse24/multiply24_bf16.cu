@@ -2,6 +2,6 @@
 
 namespace tessera::ops {
 
-template void multiply24_sm90<bf16>(const Gemm24& gemm, int tile, Device device);
+template void multiply24_sm90<bf16>(const SparseGemm24& gemm, int tile, Device device);
 
 }  // namespace tessera::ops

@@ -53,7 +53,7 @@ Described24 describe24(const Multiply24Call& call) {
   const auto raw = [](const Tensor& x) { return x.defined() ? x.raw() : nullptr; };
   const bool by_m = options.bias.defined() && options.bias.rank() == 2;
   Described24 made;
-  Gemm24& g = made.gemm;
+  SparseGemm24& g = made.gemm;
   g.m = a.m(), g.n = b.size(1), g.k = a.k();
   g.dtype = a.dtype(), g.wide = d.dtype() != a.dtype(), g.a_across = a.along == Along24::tokens;
   g.values = a.values.raw(), g.metadata = a.metadata.raw();
@@ -75,7 +75,7 @@ Described24 describe24(const Multiply24Call& call) {
   return made;
 }
 
-Choice24 choose24(const Gemm24& g, const Gpu& gpu, int forced) {
+Choice24 choose24(const SparseGemm24& g, const Gpu& gpu, int forced) {
   const Costs24& c = kCosts;
   Choice24 best;
   for (int index = 0; index < int(std::size(kTiles24)); ++index) {
@@ -95,7 +95,7 @@ Choice24 choose24(const Gemm24& g, const Gpu& gpu, int forced) {
   return best;
 }
 
-double decompressed24_seconds(const Gemm24& g, const Gpu& gpu) {
+double decompressed24_seconds(const SparseGemm24& g, const Gpu& gpu) {
   Gemm dense{.m = g.m, .n = g.n, .k = g.k, .in = g.dtype, .out = g.wide ? DType::f32 : g.dtype};
   dense.transpose_a = g.a_across, dense.transpose_b = g.b_k_major;
   dense.lda = row_pitch(g.a_across ? g.m : g.k, g.dtype),

@@ -11,7 +11,7 @@
 namespace tessera::ops {
 
 /// The GEMM as the kernels take it.
-struct Gemm24 {
+struct SparseGemm24 {
   int64_t m = 0, n = 0, k = 0;
   DType dtype = DType::bf16;
   bool wide = false;      // d is f32
@@ -33,7 +33,7 @@ struct Gemm24 {
 
 /// A call as the kernels take it, and what its operands lack for that.
 struct Described24 {
-  Gemm24 gemm;
+  SparseGemm24 gemm;
   const char* lacks = "";
 };
 Described24 describe24(const Multiply24Call& call);
@@ -51,12 +51,12 @@ struct Choice24 {
   double seconds = 0;
 };
 /// `forced`: the index of a tile; -1: the best by the model.
-Choice24 choose24(const Gemm24& gemm, const Gpu& gpu, int forced = -1);
+Choice24 choose24(const SparseGemm24& gemm, const Gpu& gpu, int forced = -1);
 /// What decompressing A and the dense GEMM are expected to take.
-double decompressed24_seconds(const Gemm24& gemm, const Gpu& gpu);
+double decompressed24_seconds(const SparseGemm24& gemm, const Gpu& gpu);
 
 /// Runs tile `tile`. T: bf16 or f16.
 template <class T>
-void multiply24_sm90(const Gemm24& gemm, int tile, Device device);
+void multiply24_sm90(const SparseGemm24& gemm, int tile, Device device);
 
 }  // namespace tessera::ops

@@ -10,7 +10,7 @@ namespace tessera::ops {
 namespace {
 
 template <class Tile, class Out>
-void launch24(const Gemm24& g, Device device) {
+void launch24(const SparseGemm24& g, Device device) {
   using T = typename Tile::T;
   using Epilogue = Sparse24Store<Tile, Out>;
   const Sparse24Operands operands{
@@ -41,7 +41,7 @@ void launch24(const Gemm24& g, Device device) {
 }
 
 template <class T, gpu::TileOrder kB, int kIndex = 0>
-void run24(const Gemm24& g, int tile, Device device) {
+void run24(const SparseGemm24& g, int tile, Device device) {
   if constexpr (kIndex < int(std::size(kTiles24))) {
     constexpr Tile24 kShape = kTiles24[kIndex];
     using Tile = Sparse24Tile<T, kB, kShape.rows / 2, kShape.columns, kShape.stages, kShape.cluster>;
@@ -55,7 +55,7 @@ void run24(const Gemm24& g, int tile, Device device) {
 }  // namespace
 
 template <class T>
-void multiply24_sm90(const Gemm24& g, int tile, Device device) {
+void multiply24_sm90(const SparseGemm24& g, int tile, Device device) {
   using enum gpu::TileOrder;
   if (g.b_k_major)
     run24<T, k_major>(g, tile, device);

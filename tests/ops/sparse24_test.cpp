@@ -445,21 +445,21 @@ TEST(Sparse24, OperandsAreDescribedAsTheKernelsTakeThem) {
   };
   const Tensor d = Tensor::empty({40, 24}, DType::bf16, cpu), b = Tensor::empty({72, 24}, DType::bf16, cpu),
                rows = Tensor::empty({24, 72}, DType::bf16, cpu);
-  const Gemm24 plain = described(d, b).gemm;
+  const SparseGemm24 plain = described(d, b).gemm;
   EXPECT_EQ(std::vector<int64_t>({plain.m, plain.n, plain.k}), std::vector<int64_t>({40, 24, 72}));
   EXPECT_FALSE(plain.b_k_major || plain.turned || plain.by_threads || plain.wide || plain.accumulate);
   EXPECT_EQ(plain.ldb, b.layout().stride(0));
   EXPECT_EQ(plain.ldd, d.layout().stride(0));
-  const Gemm24 k_major = described(d, rows.transpose(0, 1)).gemm;
+  const SparseGemm24 k_major = described(d, rows.transpose(0, 1)).gemm;
   EXPECT_TRUE(k_major.b_k_major);
   EXPECT_EQ(k_major.ldb, rows.layout().stride(0));
   const Tensor turned = Tensor::empty({24, 40}, DType::f32, cpu);
-  const Gemm24 across = described(turned.transpose(0, 1), b, {.accumulate = true}).gemm;
+  const SparseGemm24 across = described(turned.transpose(0, 1), b, {.accumulate = true}).gemm;
   EXPECT_TRUE(across.turned && across.wide && across.accumulate && !across.by_threads);
   EXPECT_EQ(across.ldd, turned.layout().stride(0));
   // A bias along m or n, a residual that d becomes first.
   const Tensor by_m = Tensor::empty({40, 1}, DType::bf16, cpu), by_n = Tensor::empty({24}, DType::bf16, cpu);
-  const Gemm24 biased = described(d, b, {.bias = by_m, .residual = d}).gemm;
+  const SparseGemm24 biased = described(d, b, {.bias = by_m, .residual = d}).gemm;
   EXPECT_EQ(biased.bias_m, by_m.raw());
   EXPECT_EQ(biased.bias_n, nullptr);
   EXPECT_TRUE(biased.accumulate);
