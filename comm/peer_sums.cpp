@@ -27,7 +27,7 @@ constexpr size_t kReceived = size_t{64} << 20;
 /// Parts of a range begin at multiples of so many elements.
 constexpr int64_t kElements = 256;
 
-/// Behind the received values: the other rank sets `arrived` when they are complete and `returned` when it
+/// After the received values: the other rank sets `arrived` when they are complete and `returned` when it
 /// has added its own part, and may be sent further values. A stream waits for a flag and clears it, so that
 /// the launches of a graph, which write constants, can use it again. `one` is what is copied to a flag of the
 /// other.

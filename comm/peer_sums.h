@@ -9,7 +9,7 @@
 namespace tessera::comm {
 
 /// Sums over two ranks of ranges of one tensor, for GPUs that reach each other's memory. The bytes are moved
-/// by the GPUs' copy engines and waited for by their streams; only the additions take multiprocessors.
+/// by the GPUs' copy engines and waited for by their streams; only the additions take SMs.
 /// Kernels that compute at the same time keep all of theirs, where the kernels of a communicator hold some
 /// for as long as the links are busy.
 ///

@@ -120,6 +120,30 @@ TEST(LaunchTrain, WhatCannotBeSpreadIsRefused) {
   expect_parts(said.err, {"cannot be spread over ranks", "adamw or sgd"});
 }
 
+TEST(LaunchTrain, CopiesBetweenGpusNeedGpus) {
+  const Folder folder;
+  const Said said =
+      train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 --rank-exchange peer");
+  EXPECT_EQ(said.end.code, 1);
+  expect_parts(said.err, {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
+}
+
+TEST(LaunchTrain, CopiesBetweenTwoGpusHaveTheBitsOfOne) {
+  if (Device::cuda_count() < 2) GTEST_SKIP() << "this machine has no two GPUs";
+  const Folder folder;
+  const std::string line =
+      "tnp --m 16 --n 16 --batch-size 4 --d-model 64 --n-head 4 --layers 2 --d-ff 128 "
+      "--accumulate 4 --order global --steps 12 --warmup 2 --quiet --device cuda --runs " +
+      folder / "runs" + " --name ";
+  ASSERT_EQ(train(folder, 1, line + "alone").end.code, 0);
+  for (const std::string how : {"0", "0.05", "0.05 --graph off", "0.05 --zero 1"}) {
+    fs::remove_all(folder.path / "runs" / "two");
+    const Said said = train(folder, 2, line + "two --rank-exchange peer --bucket-mb " + how);
+    EXPECT_EQ(said.end.code, 0) << said.err;
+    EXPECT_TRUE(checkpoint(folder, "two", 12) == checkpoint(folder, "alone", 12)) << how;
+  }
+}
+
 TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
   const Folder folder;
   const std::string flags =
