@@ -7,6 +7,7 @@
 #include <random>
 #include <thread>
 
+#include "runtime/device.h"
 #include "tests/dist/launched_train.h"
 #include "tests/errors.h"
 
