@@ -42,6 +42,7 @@
 #include "comm/lane.h"
 #include "comm/nccl.h"
 #include "comm/peer_memory.h"
+#include "comm/peer_sums.h"
 #include "comm/recorded.h"
 #include "comm/row_split.h"
 #include "comm/tcp.h"

@@ -244,7 +244,8 @@ TEST(HeldOut, ADocumentWithoutATrainingOrHeldOutPartMovesNoOther) {
        .validation = 0.2},
       folder);
   EXPECT_EQ(done.train.documents, 3u);
-  EXPECT_EQ(done.validation.documents, 2u);
+  EXPECT_EQ(done.validation.documents, 3u);
+  EXPECT_EQ(done.validation.empty_documents, 1u);
   const LanguageData data(folder, folder, 16, false);
   const HeldOut all = held_out(data, 1 << 20);
   EXPECT_TRUE(all.continued);
