@@ -22,11 +22,15 @@ inline std::vector<double> values_if_defined(const Tensor& x) {
   return x.defined() ? values(x) : std::vector<double>();
 }
 
-/// The largest |a[i] - b[i]|; infinity if the sizes differ.
+/// The largest |a[i] - b[i]|; infinity if the sizes differ, or if one of them alone is not a number
+/// somewhere.
 inline double largest_difference(const Tensor& a, const Tensor& b) {
   const auto x = values(a), y = values(b);
   double most = x.size() == y.size() ? 0 : INFINITY;
-  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) most = std::max(most, std::abs(x[i] - y[i]));
+  for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
+    if (std::isnan(x[i]) != std::isnan(y[i])) return INFINITY;
+    if (!std::isnan(x[i]) && x[i] != y[i]) most = std::max(most, std::abs(x[i] - y[i]));
+  }
   return most;
 }
 
