@@ -62,8 +62,7 @@ void StepFlags::add_to(CLI::App& command) {
       ->default_str("");
   command
       .add_option("--rank-exchange", exchange,
-                  "Who sums gradients on GPUs: communicator: NCCL; peer: copies between two GPUs' memory;\n"
-                  "auto: peer if it can")
+                  "Gradient sums of two GPUs: NCCL (communicator), copies (peer); auto: peer if possible")
       ->check(CLI::IsMember({"auto", "communicator", "peer"}));
   command
       .add_option("--zero", zero,
