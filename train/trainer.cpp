@@ -351,7 +351,7 @@ SettingList TrainerOptions::list() {
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
   list.add("rank_exchange", rank_exchange,
-           "Gradient sums of two GPUs: NCCL (communicator), copies (peer); auto: peer if possible")
+           "Gradient sums of two GPUs: NCCL (communicator), copies (peer); auto: peer if it can")
       .one_of({"auto", "communicator", "peer"})
       .absent_means("auto");
   list.add("zero", zero, "ZeRO stage: 0: off; 1: shard moments and master weights; 2: shard gradients, too")
