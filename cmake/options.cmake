@@ -1,7 +1,7 @@
 # What a builder may choose. Everything has a default that works.
 option(TESSERA_BUILD_TESTS "Build tests and examples" ${PROJECT_IS_TOP_LEVEL})
 set(TESSERA_CUDA "AUTO" CACHE STRING "CUDA kernels: AUTO (if a toolkit of 12.8 or newer is found), ON, OFF")
-# -real: without PTX, since that of 90a runs on no other GPU and would double the size of the program
+# -real: without PTX, which for 90a runs on no other GPU
 set(TESSERA_CUDA_ARCHITECTURES "90a-real" CACHE STRING "GPU architectures, as in CMAKE_CUDA_ARCHITECTURES")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(cpu x86-64-v3)  # AVX2 and FMA: any server or desktop since about 2013

@@ -13,6 +13,7 @@
 
 #include "comm/deadline.h"
 #include "runtime/cuda.h"
+#include "runtime/device.h"
 #endif
 
 namespace tessera::comm {
@@ -54,7 +55,8 @@ struct PeerSums::State {
         received(Tensor::zeros({int64_t(kReceived + kFlags * kFlagBytes) / int64_t(size_of(arena.dtype()))},
                                arena.dtype(), arena.device())),
         arenas(host, arena),
-        blocks(host, received) {
+        blocks(host, received),
+        done(arena.device()) {
     const Device device = arena.device();
     const unsigned one = 1;
     check(cudaMemcpyAsync(flag(1 - other, kOne), &one, sizeof(one), cudaMemcpyHostToDevice, device.stream()));
@@ -63,7 +65,10 @@ struct PeerSums::State {
     host.barrier();  // the flags are clear
   }
   ~State() {
-    if (std::uncaught_exceptions() > 0) release();
+    try {
+      if (std::uncaught_exceptions() > 0) release();
+    } catch (const std::exception&) {  // the device has failed: nothing waits on it any more
+    }
     cudaStreamDestroy(releases);
   }
 
@@ -115,16 +120,14 @@ struct PeerSums::State {
       wait(kReturned);
       own += kept, own_left -= kept, theirs += sent, their_left -= sent;
     } while (own_left > 0 || their_left > 0);
-    last = stream();
+    if (!arena.device().capturing()) done.record(stream());  // a graph is launched on the device's own stream
   }
 
   /// The other rank raises no flag any more: what waits for one goes on.
   void release() const {
     const unsigned one = 1;
     for (const Deadline deadline; !deadline.passed(); std::this_thread::yield()) {
-      if (cudaStreamQuery(last) != cudaErrorNotReady &&
-          cudaStreamQuery(arena.device().stream()) != cudaErrorNotReady)
-        return;
+      if (done.done() && is_done(cudaStreamQuery(arena.device().stream()))) return;
       for (const Flag which : {kArrived, kReturned})
         cudaMemcpyAsync(flag(1 - other, which), &one, sizeof(one), cudaMemcpyHostToDevice, releases);
     }
@@ -146,7 +149,7 @@ struct PeerSums::State {
   const Tensor received;  // values, then flags
   const PeerMemory arenas, blocks;
   cudaStream_t releases = nullptr;
-  cudaStream_t last = nullptr;
+  Event done;  // of the last call outside a graph; its stream may be gone by then
 };
 
 std::string PeerSums::lacks(const Communicator& host, const Tensor& arena) {

@@ -65,6 +65,12 @@ class Trainer {
         folder_(run.checkpoints().string(), int(options.keep)) {
     result_.step = first_step;
     note_skips();
+    if (job.device().is_cuda() && options.world && options.world->size() == 2 && options.world->leads() &&
+        options.zero < 2 && options.rank_exchange == "auto" &&
+        step_.exchange() == dist::Exchange::communicator)
+      tell(
+          "tessera: the two GPUs cannot sum gradients by copies, so NCCL does (--rank-exchange peer says "
+          "why)\n");
   }
 
   TrainResult run() {

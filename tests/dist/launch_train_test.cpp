@@ -113,20 +113,21 @@ TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
   EXPECT_TRUE(checkpoint(folder, "z2", 12) == checkpoint(folder, "alone", 12));
 }
 
-TEST(LaunchTrain, WhatCannotBeSpreadIsRefused) {
+/// Two ranks on the CPU that are told what the optimizer or the device cannot do.
+void expect_refused(const std::string& flags, std::initializer_list<const char*> parts) {
   const Folder folder;
-  const Said said =
-      train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 --optimizer muon --zero 1");
+  const Said said = train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 " + flags);
   EXPECT_EQ(said.end.code, 1);
-  expect_parts(said.err, {"cannot be spread over ranks", "adamw or sgd"});
+  expect_parts(said.err, parts);
+}
+
+TEST(LaunchTrain, WhatCannotBeSpreadIsRefused) {
+  expect_refused("--optimizer muon --zero 1", {"cannot be spread over ranks", "adamw or sgd"});
 }
 
 TEST(LaunchTrain, CopiesBetweenGpusNeedGpus) {
-  const Folder folder;
-  const Said said =
-      train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 --rank-exchange peer");
-  EXPECT_EQ(said.end.code, 1);
-  expect_parts(said.err, {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
+  expect_refused("--rank-exchange peer",
+                 {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
 }
 
 TEST(LaunchTrain, CopiesBetweenTwoGpusHaveTheBitsOfOne) {
