@@ -1,7 +1,12 @@
 # The library of the operators has no symbol of their declarations; the library of the declarations has some, so this can fail.
 function(symbols library result)
-  execute_process(COMMAND ${NM} -C ${library} OUTPUT_VARIABLE text ERROR_QUIET COMMAND_ERROR_IS_FATAL ANY)
-  string(REGEX MATCHALL "[^\n]*(ops::OpSpec|_specs\\(\\))[^\n]*" found "${text}")
+  execute_process(COMMAND ${NM} -C ${library} COMMAND grep -E "ops::OpSpec|_specs\\(\\)"
+    OUTPUT_VARIABLE text ERROR_QUIET RESULTS_VARIABLE codes)
+  list(GET codes 0 listed)
+  if(NOT listed EQUAL 0)
+    message(FATAL_ERROR "${NM} ${library} failed: ${codes}")
+  endif()
+  string(REGEX MATCHALL "[^\n]+" found "${text}")
   list(LENGTH found count)
   list(SUBLIST found 0 3 first)
   set(${result} ${count} PARENT_SCOPE)
