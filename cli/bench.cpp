@@ -62,7 +62,7 @@ void StepFlags::add_to(CLI::App& command) {
       ->default_str("");
   command
       .add_option("--rank-exchange", exchange,
-                  "Gradient sums of two GPUs: NCCL (communicator), copies (peer); auto: peer if it can")
+                  "Gradient sums of GPUs: NCCL (communicator), copies (peer); auto: peer if it can")
       ->check(CLI::IsMember({"auto", "communicator", "peer"}));
   command
       .add_option("--zero", zero,

@@ -43,11 +43,12 @@ struct StepFlags {
     const dist::World world = join_job(device);
     world.told([&] {
       options.device = device_of(device, world.place());
-      options.ranks = {
-          .world = &world,
-          .bucket_mb = bucket_mb < 0 ? train::usual_bucket_mb(options.device, world.size()) : bucket_mb,
-          .exchange = dist::parse_exchange(exchange),
-          .zero = zero};
+      options.ranks = {.world = &world,
+                       .bucket_mb = bucket_mb < 0
+                                        ? train::usual_bucket_mb(options.device, world, exchange, zero)
+                                        : bucket_mb,
+                       .exchange = dist::parse_exchange(exchange),
+                       .zero = zero};
       std::vector<bench::Record> records = measure(options);
       if (world.leads()) publish(std::move(records), json);
       if (world.size() > 1) world.host().barrier();

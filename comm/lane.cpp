@@ -146,8 +146,11 @@ class HostWay : public Lane::Way {
 /// A stream of its own, whose blocks the GPU prefers to those of the computation: the links should not wait.
 class StreamWay : public Lane::Way {
  public:
-  StreamWay(const Communicator& communicator, Device device)
-      : communicator_(communicator), device_(device), beside_(communicator.size() == 2), reached_(device) {
+  StreamWay(const Communicator& communicator, Device device, bool peers)
+      : communicator_(communicator),
+        device_(device),
+        beside_(peers || communicator.size() == 2),
+        reached_(device) {
     device.activate();
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
@@ -240,9 +243,10 @@ class StreamWay : public Lane::Way {
 
 #endif
 
-std::unique_ptr<Lane::Way> way_of(const Communicator& communicator, [[maybe_unused]] Device device) {
+std::unique_ptr<Lane::Way> way_of(const Communicator& communicator, [[maybe_unused]] Device device,
+                                  [[maybe_unused]] bool peers) {
 #if defined(TESSERA_WITH_CUDA)
-  if (device.is_cuda()) return std::make_unique<StreamWay>(communicator, device);
+  if (device.is_cuda()) return std::make_unique<StreamWay>(communicator, device, peers);
 #endif
   return std::make_unique<HostWay>(communicator);
 }
@@ -250,7 +254,7 @@ std::unique_ptr<Lane::Way> way_of(const Communicator& communicator, [[maybe_unus
 }  // namespace
 
 Lane::Lane(const Communicator& communicator, Device device, const PeerSums* peers)
-    : rank_(communicator.rank()), peers_(peers), way_(way_of(communicator, device)) {}
+    : rank_(communicator.rank()), peers_(peers), way_(way_of(communicator, device, peers != nullptr)) {}
 Lane::~Lane() = default;
 
 namespace {

@@ -16,8 +16,8 @@ namespace tessera::comm {
 ///
 /// On the CPU a thread of its own makes the calls, on copies of the tensors, which are as large as the
 /// largest of them. On a GPU they are issued to a stream of their own; within a graph that is being captured
-/// they become branches of it. More than two ranks on GPUs add up in memory of the compute stream: there the
-/// calls run in line.
+/// they become branches of it. Sums of a communicator over more than two GPUs need memory of the compute
+/// stream: there the calls run in line.
 class Lane {
  public:
   /// `peers`, if not null, makes the sums in place of the communicator and outlives this.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <exception>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "comm/peer_memory.h"
 #include "comm/status.h"
@@ -22,17 +24,16 @@ namespace tessera::comm {
 
 namespace {
 
-/// Bytes that a rank sets aside for the other's values: ranges of which a rank owns more go in several
-/// rounds.
+/// Bytes that a rank sets aside for the others' values, equally many for each of them: ranges of which a rank
+/// owns more go in several rounds.
 constexpr size_t kReceived = size_t{64} << 20;
-/// Parts of a range begin at multiples of so many elements.
+/// Parts of a range, and the memory for another rank's values, begin at multiples of so many elements.
 constexpr int64_t kElements = 256;
 
-/// After the received values: the other rank sets `arrived` when they are complete and `returned` when it
-/// has added its own part, and may be sent further values. A stream waits for a flag and clears it, so that
-/// the launches of a graph, which write constants, can use it again. `one` is what is copied to a flag of the
-/// other.
-enum Flag : size_t { kArrived, kReturned, kOne, kFlags };
+/// After the received values: of each other rank one flag that it sets when its values are complete, and one
+/// that it sets when it has returned its sums and may be sent further values. A stream waits for a flag and
+/// clears it, so that the launches of a graph, which write constants, can use it again.
+enum Flag : size_t { kArrived, kReturned, kFlags };
 constexpr size_t kFlagBytes = 256;  // each on lines of its own
 
 using StreamMemory = CUresult(CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned);
@@ -50,16 +51,21 @@ StreamMemory* stream_memory() {
 
 struct PeerSums::State {
   State(const Communicator& host, const Tensor& arena)
-      : other(1 - host.rank()),
+      : rank(host.rank()),
+        ranks(host.size()),
         arena(arena),
-        received(Tensor::zeros({int64_t(kReceived + kFlags * kFlagBytes) / int64_t(size_of(arena.dtype()))},
+        slot(int64_t(kReceived / size_of(arena.dtype())) / (ranks - 1) / kElements * kElements),
+        received(Tensor::zeros({int64_t(kReceived + (kFlags * size_t(ranks) + 1) * kFlagBytes) /
+                                int64_t(size_of(arena.dtype()))},
                                arena.dtype(), arena.device())),
         arenas(host, arena),
         blocks(host, received),
         done(arena.device()) {
+    // From the next rank on, so that not all send to the same one first.
+    for (int i = 1; i < ranks; ++i) others.push_back((rank + i) % ranks);
     const Device device = arena.device();
     const unsigned one = 1;
-    check(cudaMemcpyAsync(flag(1 - other, kOne), &one, sizeof(one), cudaMemcpyHostToDevice, device.stream()));
+    check(cudaMemcpyAsync(raised(), &one, sizeof(one), cudaMemcpyHostToDevice, device.stream()));
     device.synchronize();
     check(cudaStreamCreateWithFlags(&releases, cudaStreamNonBlocking));
     host.barrier();  // the flags are clear
@@ -72,10 +78,17 @@ struct PeerSums::State {
     cudaStreamDestroy(releases);
   }
 
-  std::byte* flag(int rank, Flag which) const { return blocks.of(rank) + kReceived + which * kFlagBytes; }
+  /// On rank `at`, the flag that `from` raises.
+  std::byte* flag(int at, Flag which, int from) const {
+    return blocks.of(at) + kReceived + (which * size_t(ranks) + size_t(from)) * kFlagBytes;
+  }
+  /// What is copied to a flag of another rank.
+  std::byte* raised() const { return flag(rank, kFlags, 0); }
   std::byte* arena_at(int rank, int64_t element) const {
     return arenas.of(rank) + element * int64_t(size_of(arena.dtype()));
   }
+  /// On rank `at`, the first element of the memory for the values of `from`.
+  int64_t slot_of(int at, int from) const { return (from < at ? from : from - 1) * slot; }
   cudaStream_t stream() const { return arena.device().stream(); }
 
   void copy(void* to, const void* from, int64_t elements) const {
@@ -83,53 +96,82 @@ struct PeerSums::State {
     if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));
   }
 
-  void raise(Flag which) const {
-    check(cudaMemcpyAsync(flag(other, which), flag(1 - other, kOne), sizeof(unsigned),
-                          cudaMemcpyDeviceToDevice, stream()));
+  void raise(Flag which, int at) const {
+    check(cudaMemcpyAsync(flag(at, which, rank), raised(), sizeof(unsigned), cudaMemcpyDeviceToDevice,
+                          stream()));
   }
 
+  /// For that flag of every other rank.
   void wait(Flag which) const {
-    const auto address = reinterpret_cast<CUdeviceptr>(flag(1 - other, which));
-    CUstreamBatchMemOpParams steps[2] = {};
-    steps[0].waitValue.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
-    steps[0].waitValue.address = address;
-    steps[0].waitValue.value = 1;
-    steps[0].waitValue.flags = CU_STREAM_WAIT_VALUE_EQ;
-    steps[1].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
-    steps[1].writeValue.address = address;
-    steps[1].writeValue.value = 0;
-    const CUresult result = stream_memory()(stream(), 2, steps, 0);
+    std::vector<CUstreamBatchMemOpParams> steps(2 * others.size());
+    for (size_t i = 0; i < others.size(); ++i) {
+      const auto address = reinterpret_cast<CUdeviceptr>(flag(rank, which, others[i]));
+      auto& wait = steps[i].waitValue;
+      auto& write = steps[others.size() + i].writeValue;
+      wait.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32;
+      wait.address = address;
+      wait.value = 1;
+      wait.flags = CU_STREAM_WAIT_VALUE_EQ;
+      write.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+      write.address = address;
+      write.value = 0;
+    }
+    const CUresult result = stream_memory()(stream(), unsigned(steps.size()), steps.data(), 0);
     check(result == CUDA_SUCCESS, "peer sums: cuStreamBatchMemOp: CUDA driver error ", int(result));
   }
 
-  /// Elements [begin, middle) of the arena are rank 0's, [middle, end) rank 1's. `returns`: sums go to both.
-  void sum(int64_t begin, int64_t middle, int64_t end, bool returns) {
-    const int64_t most = int64_t(kReceived / size_of(arena.dtype()));
-    int64_t own = begin, theirs = middle, own_left = middle - begin, their_left = end - middle;
-    if (other == 0) std::swap(own, theirs), std::swap(own_left, their_left);
-    do {
-      const int64_t kept = std::min(own_left, most), sent = std::min(their_left, most);
-      copy(blocks.of(other), arena_at(1 - other, theirs), sent);
-      raise(kArrived);
-      wait(kArrived);
-      if (kept > 0) {
-        accumulate(arena.slice(0, own, own + kept), received.slice(0, 0, kept));
-        if (returns) copy(arena_at(other, own), arena_at(1 - other, own), kept);
+  /// Elements of the arena from begin[r] to begin[r + 1] are those of rank r. `returns`: sums go to all.
+  void sum(const std::vector<int64_t>& begin, bool returns) {
+    int64_t rounds = 1;
+    for (int r = 0; r < ranks; ++r)
+      rounds = std::max(rounds, (begin[size_t(r) + 1] - begin[size_t(r)] + slot - 1) / slot);
+    for (int64_t round = 0; round < rounds; ++round) {
+      const auto range_of = [&](int r) {
+        const int64_t first = begin[size_t(r)] + round * slot;
+        return std::pair(first, std::clamp<int64_t>(begin[size_t(r) + 1] - first, 0, slot));
+      };
+      for (const int to : others) {
+        const auto [first, count] = range_of(to);
+        copy(blocks.of(to) + slot_of(to, rank) * int64_t(size_of(arena.dtype())), arena_at(rank, first),
+             count);
+        raise(kArrived, to);
       }
-      raise(kReturned);
+      wait(kArrived);
+      const auto [first, count] = range_of(rank);
+      if (count > 0) add_received(arena.slice(0, first, first + count));
+      for (const int to : others) {
+        if (returns) copy(arena_at(to, first), arena_at(rank, first), count);
+        raise(kReturned, to);
+      }
       wait(kReturned);
-      own += kept, own_left -= kept, theirs += sent, their_left -= sent;
-    } while (own_left > 0 || their_left > 0);
+    }
     if (!arena.device().capturing()) done.record(stream());  // a graph is launched on the device's own stream
   }
 
-  /// The other rank raises no flag any more: what waits for one goes on.
+  /// own = the sum of all ranks' values by the tree of Communicator. Additions commute: what holds this
+  /// rank's own value takes the other term.
+  void add_received(const Tensor& own) const {
+    std::vector<Tensor> parts;
+    for (int r = 0; r < ranks; ++r) {
+      const int64_t first = slot_of(rank, r);
+      parts.push_back(r == rank ? own : received.slice(0, first, first + own.count()));
+    }
+    size_t mine = size_t(rank);
+    for (size_t step = 1; step < parts.size(); step *= 2)
+      for (size_t i = 0; i + step < parts.size(); i += 2 * step) {
+        if (i + step == mine) std::swap(parts[mine], parts[i]), mine = i;
+        accumulate(parts[i], parts[i + step]);
+      }
+  }
+
+  /// The other ranks raise no flag any more: what waits for one goes on.
   void release() const {
     const unsigned one = 1;
     for (const Deadline deadline; !deadline.passed(); std::this_thread::yield()) {
       if (done.done() && is_done(cudaStreamQuery(arena.device().stream()))) return;
       for (const Flag which : {kArrived, kReturned})
-        cudaMemcpyAsync(flag(1 - other, which), &one, sizeof(one), cudaMemcpyHostToDevice, releases);
+        for (const int from : others)
+          cudaMemcpyAsync(flag(rank, which, from), &one, sizeof(one), cudaMemcpyHostToDevice, releases);
     }
   }
 
@@ -144,17 +186,18 @@ struct PeerSums::State {
     return begin;
   }
 
-  const int other;  // rank
+  const int rank, ranks;
+  std::vector<int> others;
   const Tensor arena;
+  const int64_t slot;     // elements received from a rank in a round
   const Tensor received;  // values, then flags
   const PeerMemory arenas, blocks;
   cudaStream_t releases = nullptr;
   Event done;  // of the last call outside a graph; its stream may be gone by then
 };
 
-std::string PeerSums::lacks(const Communicator& host, const Tensor& arena) {
-  if (host.size() != 2) return "sums over copy engines are of two ranks";
-  const std::string reason = PeerMemory::lacks(host, arena.device());
+std::string PeerSums::lacks(const Communicator& host, Device device) {
+  const std::string reason = PeerMemory::lacks(host, device);
   if (!reason.empty()) return reason;
   return host.largest(stream_memory() ? 0 : 1) ? "the CUDA driver has no cuStreamBatchMemOp" : "";
 }
@@ -165,19 +208,24 @@ PeerSums::~PeerSums() = default;
 
 void PeerSums::all_reduce(const Tensor& x) const {
   const StatusScope status(Call(Kind::all_reduce, x));
-  const int64_t begin = state_->begin_of(x), end = begin + x.count();
-  state_->sum(begin, std::min(end, begin + (x.count() / 2 + kElements - 1) / kElements * kElements), end,
-              true);
+  const int64_t begin = state_->begin_of(x), ranks = state_->ranks;
+  const int64_t part = (x.count() + ranks * kElements - 1) / (ranks * kElements) * kElements;
+  std::vector<int64_t> bounds;
+  for (int64_t r = 0; r <= ranks; ++r) bounds.push_back(begin + std::min(r * part, x.count()));
+  state_->sum(bounds, true);
   x.bump_version();
 }
 
 void PeerSums::reduce_parts(const Tensor& x, std::span<const int64_t> ends) const {
   const StatusScope status(Call(Kind::reduce_parts, x));
-  const int64_t begin = state_->begin_of(x);
-  check(ends.size() == 2 && ends[0] >= 0 && ends[0] <= ends[1] && ends[1] == x.count(),
-        "reduce_parts: ", describe(x), " in ", ends.size(), " parts; expected two ends that rise to ",
-        x.count());
-  state_->sum(begin, begin + ends[0], begin + ends[1], false);
+  std::vector<int64_t> bounds{0};
+  bounds.insert(bounds.end(), ends.begin(), ends.end());
+  check(bounds.size() == size_t(state_->ranks) + 1 && std::ranges::is_sorted(bounds) &&
+            bounds.back() == x.count(),
+        "reduce_parts: ", describe(x), " in ", ends.size(), " parts; expected ", state_->ranks,
+        " ends that rise to ", x.count());
+  for (int64_t& bound : bounds) bound += state_->begin_of(x);
+  state_->sum(bounds, false);
   x.bump_version();
 }
 
@@ -185,7 +233,7 @@ void PeerSums::reduce_parts(const Tensor& x, std::span<const int64_t> ends) cons
 
 struct PeerSums::State {};
 
-std::string PeerSums::lacks(const Communicator&, const Tensor&) {
+std::string PeerSums::lacks(const Communicator&, Device) {
   return "this build has no CUDA";
 }
 PeerSums::PeerSums(const Communicator&, const Tensor&) {

@@ -55,7 +55,7 @@ struct DataParallel::State {
         bucket_of(parameters.size()) {
     if (options.exchange != Exchange::communicator) {
       const std::string lacks = ring ? "gradients are spread over the ranks (--zero 2)"
-                                     : comm::PeerSums::lacks(world.host(), gradients);
+                                     : comm::PeerSums::lacks(world.host(), gradients.device());
       check(lacks.empty() || options.exchange == Exchange::automatic,
             "data parallel: gradients cannot be summed by copies between GPUs: ", lacks,
             "; let the communicator sum them (--rank-exchange communicator)");

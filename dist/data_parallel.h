@@ -12,7 +12,7 @@
 namespace tessera::dist {
 
 /// Who sums gradients: NCCL, or the ranks' GPUs by copies to each other's memory (comm::PeerSums), which
-/// takes two GPUs that reach each other and gradients that are not spread. The bits are the same.
+/// takes GPUs of one machine that reach each other and gradients that are not spread. The bits are the same.
 enum class Exchange : uint8_t { automatic, communicator, peer };
 const char* name_of(Exchange exchange);
 Exchange parse_exchange(std::string_view name);  // throws, naming the choices

@@ -78,7 +78,7 @@ add_test(NAME package COMMAND ${CMAKE_COMMAND}
 set_tests_properties(package PROPERTIES LABELS package TIMEOUT 300)
 
 # Errors planted into formulas must be caught by the checks of their operator: each revision plants an eighth of them (tools/mutants: all).
-set(mutants ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR} --one-in ${TESSERA_MUTANTS_ONE_IN})
+set(mutants ${Python3_EXECUTABLE} ${root}/tools/mutants ${CMAKE_BINARY_DIR} --passed --one-in ${TESSERA_MUTANTS_ONE_IN})
 add_test(NAME mutants COMMAND ${mutants})
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)  # it uses them all
 set_tests_properties(mutants PROPERTIES LABELS slow TIMEOUT 3600 PROCESSORS ${cores})

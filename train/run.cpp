@@ -158,7 +158,7 @@ class Run {
   void choose_for_gpu() {
     if (!world_ || !request_.device.is_cuda()) return;
     if (!request_.given.contains("--bucket-mb"))
-      options_.bucket_mb = usual_bucket_mb(request_.device, world_->size());
+      options_.bucket_mb = usual_bucket_mb(request_.device, *world_, options_.rank_exchange, options_.zero);
   }
 
   void set_order() {

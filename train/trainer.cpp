@@ -65,12 +65,11 @@ class Trainer {
         folder_(run.checkpoints().string(), int(options.keep)) {
     result_.step = first_step;
     note_skips();
-    if (job.device().is_cuda() && options.world && options.world->size() == 2 && options.world->leads() &&
-        options.zero < 2 && options.rank_exchange == "auto" &&
-        step_.exchange() == dist::Exchange::communicator)
+    if (job.device().is_cuda() && options.world && options.world->size() > 1 && options.world->leads() &&
+        options.world->place().local_size == options.world->size() && options.zero < 2 &&
+        options.rank_exchange == "auto" && step_.exchange() == dist::Exchange::communicator)
       tell(
-          "tessera: the two GPUs cannot sum gradients by copies, so NCCL does (--rank-exchange peer says "
-          "why)\n");
+          "tessera: the GPUs cannot sum gradients by copies, so NCCL does (--rank-exchange peer says why)\n");
   }
 
   TrainResult run() {
@@ -330,8 +329,10 @@ class Trainer {
 
 }  // namespace
 
-double usual_bucket_mb(Device device, int ranks) {
-  return device.is_cuda() && ranks > 2 ? 0 : TrainerOptions().bucket_mb;
+double usual_bucket_mb(Device device, const dist::World& world, std::string_view rank_exchange,
+                       int64_t zero) {
+  const bool copies = rank_exchange != "communicator" && zero < 2 && world.place().local_size == world.size();
+  return device.is_cuda() && !copies ? 0 : TrainerOptions().bucket_mb;
 }
 
 SettingList TrainerOptions::list() {
@@ -357,7 +358,7 @@ SettingList TrainerOptions::list() {
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
   list.add("rank_exchange", rank_exchange,
-           "Gradient sums of two GPUs: NCCL (communicator), copies (peer); auto: peer if it can")
+           "Gradient sums of GPUs: NCCL (communicator), copies (peer); auto: peer if it can")
       .one_of({"auto", "communicator", "peer"})
       .absent_means("auto");
   list.add("zero", zero, "ZeRO stage: 0: off; 1: shard moments and master weights; 2: shard gradients, too")

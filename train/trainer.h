@@ -11,9 +11,9 @@
 
 namespace tessera::train {
 
-/// TrainerOptions::bucket_mb of so many ranks that are told none. On more than two GPUs 0: there buckets do
-/// not run next to the backward pass.
-double usual_bucket_mb(Device device, int ranks);
+/// TrainerOptions::bucket_mb of a job that is told none, with these values of rank_exchange and zero. 0 on
+/// GPUs whose sums are NCCL's: its kernels take SMs from those of the backward pass.
+double usual_bucket_mb(Device device, const dist::World& world, std::string_view rank_exchange, int64_t zero);
 
 struct TrainerOptions {
   int64_t steps = 1000;       // of the whole run

@@ -1,6 +1,7 @@
 #if defined(TESSERA_PROGRAM)  // a build without the command has nothing to launch
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <map>
@@ -130,7 +131,7 @@ TEST(LaunchTrain, CopiesBetweenGpusNeedGpus) {
                  {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
 }
 
-TEST(LaunchTrain, CopiesBetweenTwoGpusHaveTheBitsOfOne) {
+TEST(LaunchTrain, CopiesBetweenGpusHaveTheBitsOfOne) {
   if (Device::cuda_count() < 2) GTEST_SKIP() << "this machine has no two GPUs";
   const Folder folder;
   const std::string line =
@@ -138,12 +139,26 @@ TEST(LaunchTrain, CopiesBetweenTwoGpusHaveTheBitsOfOne) {
       "--accumulate 4 --order global --steps 12 --warmup 2 --quiet --device cuda --runs " +
       folder / "runs" + " --name ";
   ASSERT_EQ(train(folder, 1, line + "alone").end.code, 0);
-  for (const std::string how : {"0", "0.05", "0.05 --graph off", "0.05 --zero 1"}) {
-    fs::remove_all(folder.path / "runs" / "two");
-    const Said said = train(folder, 2, line + "two --rank-exchange peer --bucket-mb " + how);
-    EXPECT_EQ(said.end.code, 0) << said.err;
-    EXPECT_TRUE(checkpoint(folder, "two", 12) == checkpoint(folder, "alone", 12)) << how;
-  }
+  for (int ranks = 2; ranks <= std::min(4, Device::cuda_count()); ranks *= 2)
+    for (const std::string how : {"0", "0.05", "0.05 --graph off", "0.05 --zero 1"}) {
+      fs::remove_all(folder.path / "runs" / "several");
+      const Said said = train(folder, ranks, line + "several --rank-exchange peer --bucket-mb " + how);
+      EXPECT_EQ(said.end.code, 0) << said.err;
+      EXPECT_TRUE(checkpoint(folder, "several", 12) == checkpoint(folder, "alone", 12))
+          << ranks << ' ' << how;
+    }
+}
+
+TEST(LaunchTrain, CopiesBetweenThreeGpusHaveTheBitsOfNccl) {
+  if (Device::cuda_count() < 3) GTEST_SKIP() << "this machine has no three GPUs";
+  const Folder folder;
+  const std::string line =
+      "tnp --m 16 --n 16 --batch-size 4 --d-model 64 --n-head 4 --layers 2 --d-ff 128 --order world "
+      "--steps 12 --warmup 2 --quiet --device cuda --runs " +
+      folder / "runs" + " --rank-exchange ";
+  for (const std::string how : {"communicator", "peer"})
+    ASSERT_EQ(train(folder, 3, line + how + " --name " + how).end.code, 0);
+  EXPECT_TRUE(checkpoint(folder, "peer", 12) == checkpoint(folder, "communicator", 12));
 }
 
 TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
