@@ -26,12 +26,12 @@ class PartWriter {
         folder_(folder),
         shard_tokens_(shard_tokens),
         writer_(tokenizer.vocab_size(), tokenizer.fingerprint(), end_token) {}
-  /// One without tokens too, so that the documents of both parts have the same numbers.
+  /// One without tokens too, so that the documents of both parts have the same numbers; it begins no shard.
   void add(const std::vector<int32_t>& document) {
+    if (!document.empty() && int64_t(writer_.tokens()) >= shard_tokens_) write();
     writer_.add(document);
     done_.tokens += document.size();
     empty_documents_ += document.empty() ? 1 : 0;
-    if (int64_t(writer_.tokens()) >= shard_tokens_) write();
   }
   TokenizedPart finish() {
     if (writer_.tokens() > 0) write();
