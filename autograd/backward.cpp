@@ -67,8 +67,16 @@ GradTarget Backward::target(int input) {
   Pass::touch(inputs_[size_t(input)]);
   if (is_alias(state)) return view_target(input);
   if (!state.grad.defined() || !is_writable(state)) return {};
-  if (!is_empty(state)) fill_gaps(state);
-  return {state.grad, !is_empty(state)};
+  if (is_empty(state)) return is_shared(input) ? GradTarget() : GradTarget{state.grad};
+  fill_gaps(state);
+  return {state.grad, true};
+}
+
+bool Backward::is_shared(int input) const {
+  const auto& root = root_of(inputs_[size_t(input)]);
+  for (size_t other = 0; other < inputs_.size(); ++other)
+    if (int(other) != input && inputs_[other] && root_of(inputs_[other]) == root) return true;
+  return false;
 }
 
 GradTarget Backward::view_target(int input) {

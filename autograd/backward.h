@@ -74,8 +74,9 @@ class Backward {
   /// For kernels that can write or add in place (a GEMM with beta): the leaf's buffer, a result's gradient
   /// whose memory was given to it, a view's part of its base's gradient, and whether it holds something to
   /// add to; an undefined tensor if there is none, then make one. Only if needs(input). Write all of it, then
-  /// call `written`. One tensor may be several inputs: their targets are then the same memory, except that a
-  /// part that holds nothing is given out only if no other input of the entry lies in it.
+  /// call `written`. One tensor may be several inputs: memory that holds something to add to is then given
+  /// out for each of them, but memory that holds nothing only if no other input of the entry lies in it,
+  /// whose gradient could overwrite what the kernel writes.
   GradTarget target(int input);
   /// The tensor that the kernel has written: the target, or one of the caller's, which is given.
   void written(int input, const GradTarget& target);
@@ -97,6 +98,8 @@ class Backward {
   static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)());
   void pass(GradState& from, std::initializer_list<int> inputs);
   GradTarget view_target(int input);
+  /// Whether the gradient of another input of the entry lies in the same root's.
+  bool is_shared(int input) const;
   std::span<const std::shared_ptr<GradState>> inputs_;
   std::span<const std::shared_ptr<GradState>> outputs_;
   bool checked_ = false;  // the finite check looks at gradients after each entry

@@ -24,6 +24,18 @@ class LeafCollector {
     return inside;
   }
   const std::vector<std::shared_ptr<GradState>>& leaves() const { return tape_.states_; }
+  /// Backward begins at results of the second run: refuses what is not made inside the function.
+  void check_outputs(const std::vector<Tensor>& outputs) const {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      const auto& state = outputs[i].grad_state();
+      check(!state || state->tape != 0, "checkpoint: output ", i, " of the function is ",
+            describe(outputs[i]), ", a parameter as it is; use it outside of the checkpointed function");
+      check(!state || state->tape == tape_.id_, "checkpoint: output ", i, " of the function is ",
+            describe(outputs[i]),
+            ", which belongs to another tape; pass it as an input of the checkpointed function, or detach() "
+            "it");
+    }
+  }
 
  private:
   Tape tape_;
@@ -31,33 +43,79 @@ class LeafCollector {
 
 namespace {
 
-thread_local bool t_recomputing = false;
+/// A run of a checkpointed function: the first one notes what state it reads in `log`, the second one takes
+/// it from there, in order.
+class FunctionRun {
+ public:
+  enum class Number { first, second };
+  FunctionRun(Number number, std::vector<Tensor>& log)
+      : number_(number), log_(log), outer_(std::exchange(current_, this)) {}
+  ~FunctionRun() { current_ = outer_; }
+  FunctionRun(const FunctionRun&) = delete;
 
-struct Recomputing {
-  Recomputing() : outer(std::exchange(t_recomputing, true)) {}
-  ~Recomputing() { t_recomputing = outer; }
-  Recomputing(const Recomputing&) = delete;
-  bool outer;
+  /// The innermost second run decides; every first run inside it notes what it gave.
+  static Tensor state(const Tensor& now) {
+    FunctionRun* const second = innermost_second();
+    if (second)
+      check(second->next_ < second->log_.size(),
+            "checkpoint: the recomputation reads more state of layers than the forward pass did; a "
+            "checkpointed function must do the same each time");
+    Tensor value = second ? second->log_[second->next_++] : now;
+    if (current_ && !second && now.defined()) value = now.detach().clone();
+    for (FunctionRun* noting = current_; noting && noting != second; noting = noting->outer_)
+      noting->log_.push_back(value);
+    return value;
+  }
+  static FunctionRun* innermost_second() {
+    FunctionRun* run = current_;
+    while (run && run->number_ == Number::first) run = run->outer_;
+    return run;
+  }
+  static int depth() {
+    int depth = 0;
+    for (const FunctionRun* run = current_; run; run = run->outer_) ++depth;
+    return depth;
+  }
+
+ private:
+  static constinit thread_local FunctionRun* current_;
+  Number number_;
+  std::vector<Tensor>& log_;
+  size_t next_ = 0;
+  FunctionRun* outer_;
 };
+
+constinit thread_local FunctionRun* FunctionRun::current_ = nullptr;
 
 }  // namespace
 
 bool recomputing() {
-  return t_recomputing;
+  return FunctionRun::innermost_second() != nullptr;
+}
+
+Tensor state_of_first_run(const Tensor& state) {
+  return FunctionRun::state(state);
+}
+
+int checkpoint_depth() {
+  return FunctionRun::depth();
 }
 
 std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& inputs, Site site) {
   const CallScope call(site);
   if (!Tape::innermost()) return f(inputs);
   std::vector<RandomStream> streams;
+  std::vector<Tensor> states;  // of layers
   std::vector<Tensor> outputs;
   std::vector<Tensor> leaves;  // empty tensors that carry the leaves' states
   {
     LeafCollector collector;
     const RandomReplay record(RandomReplay::Mode::record, streams);
+    FunctionRun run(FunctionRun::Number::first, states);
     std::vector<Tensor> inside;
     for (const Tensor& input : inputs) inside.push_back(collector.stand_in(input));
     outputs = f(inside);
+    collector.check_outputs(outputs);
     for (const auto& state : collector.leaves()) {
       Tensor carrier;
       carrier.set_grad_state(state);
@@ -81,8 +139,8 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
   for (const Tensor& input : inputs) saved.emplace_back(input);
   Tape::innermost()->record(
       "checkpoint", entry_inputs, entry_outputs,
-      [f = std::move(f), saved = std::move(saved), streams = std::move(streams), on_tape,
-       scale = Tape::innermost()->loss_scale()](Backward& b) mutable {
+      [f = std::move(f), saved = std::move(saved), streams = std::move(streams), states = std::move(states),
+       on_tape, scale = Tape::innermost()->loss_scale()](Backward& b) mutable {
         Tape tape({.loss_scale = scale});
         std::vector<Tensor> again;
         for (size_t i = 0; i < saved.size(); ++i)
@@ -90,7 +148,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
         std::vector<Tensor> results, grads;
         {
           const RandomReplay replay(RandomReplay::Mode::replay, streams);
-          const Recomputing second_run;
+          FunctionRun run(FunctionRun::Number::second, states);
           std::vector<Tensor> outputs = f(again);
           for (size_t i = 0, n = 0; i < outputs.size(); ++i) {
             if (!on_tape[i]) continue;

@@ -1,5 +1,6 @@
 #include "autograd/gradcheck.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "runtime/philox.h"
@@ -29,6 +30,8 @@ double project(const GradcheckFunction& f, const std::vector<Tensor>& inputs, ui
 
 GradcheckResult gradcheck(const GradcheckFunction& f, const std::vector<Tensor>& inputs,
                           const std::vector<bool>& differentiable, const GradcheckOptions& options) {
+  check(differentiable.empty() || differentiable.size() == inputs.size(), "gradcheck: differentiable has ",
+        differentiable.size(), " entries for ", inputs.size(), " inputs; expected one each, or none");
   std::vector<Tensor> leaves;
   std::vector<bool> wanted;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -42,6 +45,8 @@ GradcheckResult gradcheck(const GradcheckFunction& f, const std::vector<Tensor>&
       require_grad(leaves[i]);
     }
   }
+  check(std::ranges::find(wanted, true) != wanted.end(), "gradcheck: no input is f64",
+        differentiable.empty() ? "" : " and differentiable", "; only such inputs are perturbed");
   {
     Tape tape;
     const std::vector<Tensor> outputs = f(leaves);

@@ -206,8 +206,10 @@ void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> gra
           : state                   ? " is a result of another tape"
                                     : " is not a result of this tape: no input of its computation requires a "
                                       "gradient, or it was detached");
-    check(grads[i].shape() == results[i].shape() && grads[i].device() == results[i].device(),
-          "backward: gradient ", describe(grads[i]), " for a result ", describe(results[i]));
+    check(grads[i].defined() && is_floating(grads[i].dtype()) && grads[i].shape() == results[i].shape() &&
+              grads[i].device() == results[i].device(),
+          "backward: gradient ", describe(grads[i]), " for a result ", describe(results[i]),
+          "; expected a floating tensor of its shape on its device");
   }
   spent_ = true;
   if (options_.loss_scale.defined()) note_use(options_.loss_scale);

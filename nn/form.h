@@ -68,7 +68,7 @@ struct Sparse24 {
   std::string order = "none";  // of tokens, for ops::token_order24, or "none"
   uint64_t seed = 0;           // of that order
   // Of the first layer's form alone.
-  Tensor counts;                        // i32 [hidden]: of the last recorded call
+  Tensor counts;                        // i32 [hidden]: of the last recorded call; zeros if no GEMM is split
   mutable ops::DynamicScale24 dynamic;  // of soft_dynamic
   mutable Tensor tokens;                // the order of as many tokens as the last call had
 };

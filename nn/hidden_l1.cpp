@@ -2,21 +2,27 @@
 
 #include <utility>
 
-#include "autograd/tape.h"
+#include "autograd/checkpoint.h"
 #include "ops/pointwise/pointwise.h"
 
 namespace tessera::nn {
 
 constinit thread_local HiddenL1* HiddenL1::current_ = nullptr;
 
-HiddenL1::HiddenL1() : outer_(std::exchange(current_, this)) {}
+HiddenL1::HiddenL1()
+    : outer_(std::exchange(current_, this)), checkpoint_depth_(tessera::checkpoint_depth()) {}
 
 HiddenL1::~HiddenL1() {
   current_ = outer_;
 }
 
 bool HiddenL1::wanted() {
-  return current_ && Tape::innermost();
+  if (!current_ || !Tape::innermost()) return false;
+  check(current_->checkpoint_depth_ == tessera::checkpoint_depth(),
+        "nn::HiddenL1 does not work inside checkpoint(): what a recomputed network adds is no result of the "
+        "tape; begin the scope inside the checkpointed function and return its sum() as an output, or do not "
+        "checkpoint the network");
+  return true;
 }
 
 void HiddenL1::add(const Tensor& mean) {

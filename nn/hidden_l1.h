@@ -15,7 +15,8 @@ namespace tessera::nn {
 /// ```
 ///
 /// A network is then one ops::mlp_sparse24, with all its GEMMs dense unless its form says otherwise; the
-/// gradient of the penalty is part of that operator's backward pass. Scopes nest; the innermost counts.
+/// gradient of the penalty is part of that operator's backward pass. Scopes nest; the innermost counts. A
+/// network inside a function that is given to checkpoint() cannot add to a scope outside it: that throws.
 class HiddenL1 {
  public:
   HiddenL1();
@@ -26,13 +27,15 @@ class HiddenL1 {
   /// was.
   const Tensor& sum() const { return sum_; }
 
-  /// For layers: whether a recorded network has to give it, and how it does.
+  /// For layers: whether a recorded network has to give it, and how it does. Throws inside a checkpointed
+  /// function if the scope began outside.
   static bool wanted();
   static void add(const Tensor& mean);
 
  private:
   static constinit thread_local HiddenL1* current_;
   HiddenL1* outer_;
+  int checkpoint_depth_;  // where the scope began
   Tensor sum_;
 };
 

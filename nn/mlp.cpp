@@ -1,5 +1,6 @@
 #include "nn/mlp.h"
 
+#include "autograd/checkpoint.h"
 #include "nn/compressed_internal.h"
 #include "nn/drop_bp.h"
 #include "nn/hidden_l1.h"
@@ -48,9 +49,21 @@ Tensor Mlp::sparse24(const Tensor& x, const Tensor& residual, const Sparse24& fo
     return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
   ops::MlpSparse24 how = call_of(form, x);
   how.l1 = HiddenL1::wanted();
+  // A recomputation takes the columns and the scale of the first run, and leaves the form's state alone.
+  if (how.splits()) how.previous = state_of_first_run(form.counts);
+  const bool again = recomputing(), scales = how.method == ops::Method24::soft_dynamic;
+  ops::DynamicScale24 fixed;
+  if (again && scales) {
+    fixed = {.step = 1, .scale = state_of_first_run({})};  // not refreshed at this step
+    how.dynamic = &fixed;
+  }
   const ops::MlpSparse24Result result =
       ops::mlp_sparse24(x, up.weight, down.weight, how, up.bias, down.bias, residual);
-  form.counts.copy_from(result.counts);
+  if (!again) {
+    if (scales) state_of_first_run(form.dynamic.scale);
+    // Nothing else reads them, and on several ranks each would store its own.
+    if (form.how.splits()) form.counts.copy_from(result.counts);
+  }
   if (how.l1) HiddenL1::add(result.l1);
   return result.y;
 }

@@ -64,24 +64,32 @@ void for_each(Model& model, F&& f) {
 
 namespace detail {
 
+/// Whether two tensors are one: the same parameter, or, without gradients (frozen ones), the same elements.
+inline bool are_tied(const Tensor& a, const Tensor& b) {
+  if (requires_grad(a) || requires_grad(b)) return a.grad_state() == b.grad_state();
+  return a.shares_storage(b) && a.raw() == b.raw() && a.dtype() == b.dtype() && a.shape() == b.shape() &&
+         a.layout().strides == b.layout().strides;
+}
+
 /// Replaces every tensor of the model by convert(tensor); tied tensors stay tied, parameters stay parameters.
 template <class Model, class Convert>
 void replace_tensors(Model& model, Convert&& convert) {
-  std::map<std::shared_ptr<GradState>, Tensor> moved;  // keeps the old states alive: none gets an old address
+  // By storage: tensors that others share, and what became of them. They stay alive: none gets their address.
+  std::multimap<const void*, std::pair<Tensor, Tensor>> moved;
   for_each_field(model, [&](const std::string&, auto& leaf) {
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>) {
       if (!leaf.defined()) return;
-      if (const auto known = moved.find(leaf.grad_state()); known != moved.end()) {
-        leaf = known->second;
+      const Tensor old = leaf;
+      for (auto [at, end] = moved.equal_range(old.storage().get()); at != end; ++at) {
+        if (!are_tied(at->second.first, old)) continue;
+        leaf = at->second.second;
         return;
       }
-      Tensor next = convert(leaf.detach());
-      if (next.shares_storage(leaf)) return;
-      if (requires_grad(leaf)) {
-        make_parameter(next);
-        moved.emplace(leaf.grad_state(), next);
-      }
+      Tensor next = convert(old.detach());
+      if (next.shares_storage(old)) return;
+      if (requires_grad(old)) make_parameter(next);
       leaf = next;
+      if (old.storage().use_count() > 1) moved.emplace(old.storage().get(), std::pair(old, next));
     }
   });
 }

@@ -335,10 +335,24 @@ void Optimizer::zero_grad() const {
   if (const auto made = ring()) made->forget();
 }
 
+/// Whether the gradient of that parameter has arrived since zero_grad(). Throws if it lies elsewhere than in
+/// this optimizer's memory, which a step reads.
+bool Optimizer::has_gradient(size_t parameter) const {
+  const auto& [name, tensor] = parameters()[parameter];
+  const Tensor arrived = grad(tensor);
+  if (!arrived.defined()) return false;
+  const Buffers& buffers = *state_->buffers;
+  check(ring() || arrived.raw() == buffers.packing.view(buffers.gradients, parameter).raw(), buffers.name,
+        ": the gradient of ", name,
+        " belongs to another optimizer of the same parameters, made later (or set_grad_buffer moved it); "
+        "take one optimizer per parameter, and make it last");
+  return true;
+}
+
 void Optimizer::complete_gradients() const {
   const Buffers& buffers = *state_->buffers;
   for (size_t i = 0; !ring() && i < parameters().size(); ++i)
-    if (!grad(parameters()[i].tensor).defined()) buffers.packing.view(buffers.gradients, i).fill(0);
+    if (!has_gradient(i)) buffers.packing.view(buffers.gradients, i).fill(0);
   state_->complete = true;
 }
 
@@ -507,7 +521,7 @@ void Optimizer::State::upload_arrived(const std::vector<uint8_t>& table) {
 std::vector<uint8_t> Optimizer::arrivals() const {
   std::vector<uint8_t> table;
   for (size_t i = 0; i < parameters().size(); ++i)
-    table.push_back(grad(parameters()[i].tensor).defined() ? uint8_t(1 + state_->buffers->rule_of[i]) : 0);
+    table.push_back(has_gradient(i) ? uint8_t(1 + state_->buffers->rule_of[i]) : 0);
   return table;
 }
 
@@ -551,7 +565,7 @@ void Optimizer::step() {
   const auto slots = ring();
   bool arrived = slots && slots->arrived();
   for (size_t i = 0; i < list.size(); ++i) {
-    if (grad(list[i].tensor).defined())
+    if (has_gradient(i))
       arrived = true;
     else if (!state_->complete && !slots)
       packing.view(buffers.gradients, i).fill(0);

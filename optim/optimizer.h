@@ -92,7 +92,8 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 class Optimizer {
  public:
   /// `name` is for messages. At most kMostRules rules, each of which at most one optimizer has. Throws if a
-  /// parameter has no rule, or its group names one that is missing.
+  /// parameter has no rule, or its group names one that is missing. Gradients of its parameters arrive in its
+  /// memory from then on: step() of an earlier optimizer of the same parameters throws.
   Optimizer(const char* name, std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
             std::vector<RuleUse> rules);
   Optimizer(Optimizer&&) = default;
@@ -215,6 +216,7 @@ class Optimizer {
   void spread_states(const Sharding& sharding, const std::vector<RuleUse>& rules);
   void measure(const StepArgs& args, const PrepareOptions& prepare) const;
   void check_whole() const;
+  bool has_gradient(size_t parameter) const;
   std::vector<uint8_t> arrivals() const;
   void check_missing(const OptimizerOptions& options, const std::vector<RuleUse>& rules) const;
   void make_gradients();

@@ -69,15 +69,15 @@ struct Segment {
 
 /// Large free blocks, smallest first; ties by address, so that the choice does not depend on history.
 struct BySize {
-  bool operator()(const Block* a, const Block* b) const {
+  bool operator()(const MemoryBlock* a, const MemoryBlock* b) const {
     return a->bytes != b->bytes ? a->bytes < b->bytes : a->data < b->data;
   }
 };
 
 class MemoryPool {
  public:
-  std::array<std::vector<Block*>, kClasses> free_small;
-  std::set<Block*, BySize> free_large;
+  std::array<std::vector<MemoryBlock*>, kClasses> free_small;
+  std::set<MemoryBlock*, BySize> free_large;
   std::vector<std::unique_ptr<Segment>> segments;
   Segment* carving = nullptr;
   int64_t live = 0;        // blocks in use
@@ -85,10 +85,10 @@ class MemoryPool {
   bool abandoned = false;  // the graphs it served are gone
   // Of a graph's pool: its blocks in use with their number in order of allocation, those that keep()
   // returned, and which of these were freed since.
-  std::unordered_map<const Block*, uint64_t> numbers;
+  std::unordered_map<const MemoryBlock*, uint64_t> numbers;
   uint64_t next_number = 0;
-  std::unordered_set<const Block*> kept;
-  std::vector<Block*> retired;
+  std::unordered_set<const MemoryBlock*> kept;
+  std::vector<MemoryBlock*> retired;
 };
 
 struct Allocator::State {
@@ -100,13 +100,13 @@ struct Allocator::State {
   std::shared_ptr<MemoryPool> active;  // of active_thread alone; null: no graph is being captured
   std::thread::id active_thread;
   using Fences = std::vector<std::pair<const void*, std::shared_ptr<const Fence>>>;  // by stream
-  std::unordered_map<const Block*, Fences> fences;
+  std::unordered_map<const MemoryBlock*, Fences> fences;
   // Freed, but in use by work that goes on: by the first stream of their fences, where work ends in order.
-  std::map<const void*, std::deque<std::pair<Block*, Fences>>> waiting;
+  std::map<const void*, std::deque<std::pair<MemoryBlock*, Fences>>> waiting;
   AllocatorStats stats;
   std::unordered_map<const char*, size_t> tags;  // by literal's address; merged by text when reported
   size_t guard = 0;
-  std::unordered_set<Block*> guarded;
+  std::unordered_set<MemoryBlock*> guarded;
   std::string damage;  // first damaged guard band, for check_guards()
 
   uint64_t stream_of_this_thread() const { return source.mark ? StreamOfThread::current() : 0; }
@@ -138,7 +138,7 @@ struct Allocator::State {
     for (auto queue = waiting.begin(); queue != waiting.end();) {
       auto& blocks = queue->second;
       while (!blocks.empty() && has_ended(blocks.front().second, wait)) {
-        Block* const block = blocks.front().first;
+        MemoryBlock* const block = blocks.front().first;
         MemoryPool* const pool = block->segment->pool;
         blocks.pop_front();
         give_back(block);
@@ -148,7 +148,7 @@ struct Allocator::State {
     }
   }
 
-  std::string find_damage(const Block* block) const noexcept try {
+  std::string find_damage(const MemoryBlock* block) const noexcept try {
     std::vector<unsigned char> band(block->guard);
     // After the payload the band starts at the byte after what was asked for.
     const char* const data = static_cast<const char*>(block->data);
@@ -180,10 +180,10 @@ struct Allocator::State {
     return pool->segments.back().get();
   }
 
-  Block* take_small(MemoryPool* pool, int size_class) {
+  MemoryBlock* take_small(MemoryPool* pool, int size_class) {
     auto& list = pool->free_small[size_t(size_class)];
     if (!list.empty()) {
-      Block* const block = list.back();
+      MemoryBlock* const block = list.back();
       list.pop_back();
       return block;
     }
@@ -193,7 +193,7 @@ struct Allocator::State {
       if (!segment) return nullptr;
       pool->carving = segment;
     }
-    auto* block = new Block;
+    auto* block = new MemoryBlock;
     block->data = pool->carving->base + pool->carving->carved;
     block->bytes = bytes;
     block->segment = pool->carving;
@@ -202,24 +202,24 @@ struct Allocator::State {
     return block;
   }
 
-  Block* take_large(MemoryPool* pool, size_t bytes) {
-    Block wanted;
+  MemoryBlock* take_large(MemoryPool* pool, size_t bytes) {
+    MemoryBlock wanted;
     wanted.bytes = bytes;
     auto found = pool->free_large.lower_bound(&wanted);
-    Block* block = nullptr;
+    MemoryBlock* block = nullptr;
     if (found != pool->free_large.end()) {
       block = *found;
       pool->free_large.erase(found);
     } else {
       Segment* const segment = new_segment(pool, round_up(bytes, kSegmentBytes), false);
       if (!segment) return nullptr;
-      block = new Block;
+      block = new MemoryBlock;
       block->data = segment->base;
       block->bytes = segment->bytes;
       block->segment = segment;
     }
     if (block->bytes - bytes >= kLargestClass) {
-      auto* rest = new Block;
+      auto* rest = new MemoryBlock;
       rest->data = static_cast<char*>(block->data) + bytes;
       rest->bytes = block->bytes - bytes;
       rest->segment = block->segment;
@@ -235,10 +235,10 @@ struct Allocator::State {
   }
 
   /// A segment of its own, which is in no pool's list.
-  Block* take_alone(MemoryPool* pool, size_t bytes) {
+  MemoryBlock* take_alone(MemoryPool* pool, size_t bytes) {
     void* const base = source.allocate(bytes);
     if (!base) return nullptr;
-    auto block = std::make_unique<Block>();
+    auto block = std::make_unique<MemoryBlock>();
     block->segment = new Segment{.pool = pool, .base = static_cast<char*>(base), .bytes = bytes};
     block->data = base;
     block->bytes = bytes;
@@ -248,10 +248,10 @@ struct Allocator::State {
     return block.release();
   }
 
-  Block* take(MemoryPool* pool, size_t bytes) {
-    Block* const block = !source.caches           ? take_alone(pool, bytes)
-                         : bytes <= kLargestClass ? take_small(pool, class_of(bytes))
-                                                  : take_large(pool, round_up(bytes, kAlign));
+  MemoryBlock* take(MemoryPool* pool, size_t bytes) {
+    MemoryBlock* const block = !source.caches           ? take_alone(pool, bytes)
+                               : bytes <= kLargestClass ? take_small(pool, class_of(bytes))
+                                                        : take_large(pool, round_up(bytes, kAlign));
     if (!block) return nullptr;
     block->is_free = false;
     block->crosses = false;
@@ -262,7 +262,7 @@ struct Allocator::State {
     return block;
   }
 
-  void give_back(Block* block) {
+  void give_back(MemoryBlock* block) {
     MemoryPool* const pool = block->segment->pool;
     block->segment->live -= 1;
     pool->live -= 1;
@@ -282,7 +282,7 @@ struct Allocator::State {
       pool->free_small[size_t(block->size_class)].push_back(block);
       return;
     }
-    if (Block* const before = block->previous; before && before->is_free) {
+    if (MemoryBlock* const before = block->previous; before && before->is_free) {
       pool->free_large.erase(before);
       before->bytes += block->bytes;
       before->next = block->next;
@@ -290,7 +290,7 @@ struct Allocator::State {
       delete block;
       block = before;
     }
-    if (Block* const after = block->next; after && after->is_free) {
+    if (MemoryBlock* const after = block->next; after && after->is_free) {
       pool->free_large.erase(after);
       block->bytes += after->bytes;
       block->next = after->next;
@@ -306,17 +306,17 @@ struct Allocator::State {
       if (segment->live == 0) unused.insert(segment.get());
     if (unused.empty()) return;
     for (auto& list : pool->free_small)
-      std::erase_if(list, [&](Block* block) {
+      std::erase_if(list, [&](MemoryBlock* block) {
         if (!unused.contains(block->segment)) return false;
         delete block;
         return true;
       });
-    std::erase_if(pool->free_large, [&](Block* block) {
+    std::erase_if(pool->free_large, [&](MemoryBlock* block) {
       if (!unused.contains(block->segment)) return false;
       delete block;
       return true;
     });
-    std::erase_if(pool->retired, [&](Block* block) {
+    std::erase_if(pool->retired, [&](MemoryBlock* block) {
       if (!unused.contains(block->segment)) return false;
       delete block;
       return true;
@@ -375,7 +375,7 @@ Allocator::~Allocator() {
   release_cached();
 }
 
-Block* Allocator::allocate(size_t bytes) {
+MemoryBlock* Allocator::allocate(size_t bytes) {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
   state.stats.requests += 1;
@@ -389,7 +389,7 @@ Block* Allocator::allocate(size_t bytes) {
   if (bytes > SIZE_MAX / 2) state.fail_out_of_memory(bytes);
   const size_t needed = std::max<size_t>(bytes + 2 * guard, 1);
   state.collect(false);
-  Block* block = state.take(pool, needed);
+  MemoryBlock* block = state.take(pool, needed);
   if (!block && !pool->of_graph) {
     state.collect(true);
     state.release_all_segments();
@@ -416,7 +416,7 @@ Block* Allocator::allocate(size_t bytes) {
   return block;
 }
 
-void Allocator::free(Block* block) noexcept {
+void Allocator::free(MemoryBlock* block) noexcept {
   if (!block) return;
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
@@ -449,7 +449,7 @@ void Allocator::free(Block* block) noexcept {
   state.drop_pool_if_done(pool);
 }
 
-void Allocator::hold(Block* block, const void* stream, std::shared_ptr<const Fence> fence) {
+void Allocator::hold(MemoryBlock* block, const void* stream, std::shared_ptr<const Fence> fence) {
   const std::lock_guard lock(state_->mutex);
   State::Fences& held = state_->fences[block];
   const auto known =
@@ -461,7 +461,7 @@ void Allocator::hold(Block* block, const void* stream, std::shared_ptr<const Fen
   }
 }
 
-void Allocator::crosses(Block* block) {
+void Allocator::crosses(MemoryBlock* block) {
   const std::lock_guard lock(state_->mutex);
   block->crosses = true;
 }
@@ -545,7 +545,7 @@ void Allocator::check_guards() {
   {
     const std::lock_guard lock(state_->mutex);
     damage = std::exchange(state_->damage, "");
-    for (const Block* block : state_->guarded)
+    for (const MemoryBlock* block : state_->guarded)
       if (damage.empty()) damage = state_->find_damage(block);
   }
   check(damage.empty(), "allocator on ", state_->source.name, ": ", damage);

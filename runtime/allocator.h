@@ -67,15 +67,15 @@ class Fence {
 };
 
 /// A piece of memory handed out by an Allocator. `data` is aligned to 256 bytes.
-struct Block {
+struct MemoryBlock {
   void* data = nullptr;
   size_t bytes = 0;  // usable size, at least the requested size
   // The other members belong to the allocator.
   size_t asked = 0;
   size_t guard = 0;                   // bytes of each guard band; `data` points after the first
   struct Segment* segment = nullptr;  // that it was carved from
-  Block* previous = nullptr;          // neighbours in the segment (large blocks)
-  Block* next = nullptr;
+  MemoryBlock* previous = nullptr;    // neighbours in the segment (large blocks)
+  MemoryBlock* next = nullptr;
   int size_class = -1;  // -1: a large block
   bool is_free = false;
   bool crosses = false;  // see Allocator::crosses
@@ -101,7 +101,7 @@ struct MemorySource {
 
 /// A block that was allocated while a pool was active and was still in use when the pool became inactive.
 struct KeptBlock {
-  const Block* block = nullptr;
+  const MemoryBlock* block = nullptr;
   void* data = nullptr;
   size_t bytes = 0;  // requested
 };
@@ -115,15 +115,15 @@ class Allocator {
   /// At least `bytes` bytes (0 gives an empty block). Throws OutOfMemory, leaving live blocks as they were,
   /// after it has returned cached memory to the driver and tried once more (not for a graph's pool, whose
   /// free blocks may be written by the graph).
-  Block* allocate(size_t bytes);
-  void free(Block* block) noexcept;
+  MemoryBlock* allocate(size_t bytes);
+  void free(MemoryBlock* block) noexcept;
   /// Work on `stream` that reads or writes the block ends at `fence`: once freed, the block is handed out
   /// again only after that. A later fence on the same stream replaces the earlier one. For memory whose reuse
   /// the block's stream does not order: the host's, and what another stream uses.
-  void hold(Block* block, const void* stream, std::shared_ptr<const Fence> fence);
+  void hold(MemoryBlock* block, const void* stream, std::shared_ptr<const Fence> fence);
   /// The device's own stream uses this block of another stream: once freed, it is handed out again only after
   /// the work issued there until then.
-  void crosses(Block* block);
+  void crosses(MemoryBlock* block);
 
   AllocatorStats stats() const;
   /// {free, total} bytes of the device.

@@ -86,11 +86,12 @@ bool StreamScope::foreign_capture() const {
 #endif
 }
 
-void StreamScope::uses(Allocator& allocator, Block* block, std::shared_ptr<const void> owner) {
+void StreamScope::uses(Allocator& allocator, MemoryBlock* block, std::shared_ptr<const void> owner) {
   if (used_blocks_.insert(block).second) used_.push_back({&allocator, block, std::move(owner)});
 }
 
-void use_block(Device device, Allocator& allocator, Block* block, const std::shared_ptr<const void>& owner) {
+void use_block(Device device, Allocator& allocator, MemoryBlock* block,
+               const std::shared_ptr<const void>& owner) {
   if (device.is_cpu()) return;
   if (StreamScope* const scope = StreamScope::current(device)) {
     scope->uses(allocator, block, owner);

@@ -41,13 +41,13 @@ class StreamScope {
   /// Whether another program captures a graph on the stream.
   bool foreign_capture() const;
   /// `owner` owns `block`, which belongs to another stream and which the scope's work uses.
-  void uses(Allocator& allocator, Block* block, std::shared_ptr<const void> owner);
+  void uses(Allocator& allocator, MemoryBlock* block, std::shared_ptr<const void> owner);
 
  private:
   friend class Device;
   struct Used {
     Allocator* allocator;
-    Block* block;
+    MemoryBlock* block;
     std::shared_ptr<const void> owner;
   };
   Device device_;
@@ -57,12 +57,13 @@ class StreamScope {
   StreamOfThread mark_;
   StreamScope* outer_;
   std::vector<Used> used_;
-  std::unordered_set<const Block*> used_blocks_;
+  std::unordered_set<const MemoryBlock*> used_blocks_;
   unsigned* counters_ = nullptr;  // on loan from the device, once asked for
 };
 
 /// The work that this thread issues next uses `block` of `device`, which `owner` owns. Tensor calls it for
 /// blocks of other streams.
-void use_block(Device device, Allocator& allocator, Block* block, const std::shared_ptr<const void>& owner);
+void use_block(Device device, Allocator& allocator, MemoryBlock* block,
+               const std::shared_ptr<const void>& owner);
 
 }  // namespace tessera

@@ -64,9 +64,12 @@ BlockInputs inputs_of(const Model& model, const BlockWalk<Model>& walk,
 std::vector<double> thresholds_of(const Histogram& histogram, const std::vector<double>& shares,
                                   ThresholdRule rule) {
   std::vector<double> thresholds;
-  for (const double share : shares)
-    thresholds.push_back(rule == ThresholdRule::symmetric ? std::max(0.0, histogram.quantile(0.5 + share / 2))
-                                                          : histogram.magnitude_quantile(share));
+  for (const double share : shares) {
+    const double found = share == 0                         ? 0  // no gates, whatever the median
+                         : rule == ThresholdRule::symmetric ? histogram.quantile(0.5 + share / 2)
+                                                            : histogram.magnitude_quantile(share);
+    thresholds.push_back(std::max(0.0, found));
+  }
   return thresholds;
 }
 

@@ -17,7 +17,8 @@ struct Convert {
 };
 template <class To, class From>
 struct Accumulate {
-  __device__ To operator()(To y, From x) const { return To(float(y) + float(x)); }
+  using Sum = std::conditional_t<std::is_same_v<To, double>, double, float>;
+  __device__ To operator()(To y, From x) const { return To(Sum(y) + Sum(x)); }
 };
 
 }  // namespace
@@ -33,6 +34,9 @@ void copy_cuda(const Tensor& y, const Tensor& x) {
 }
 
 void accumulate_cuda(const Tensor& y, const Tensor& x) {
+  // f64 is summed alone, such as the partial sums of a gradient norm over ranks.
+  if (y.dtype() == DType::f64 && x.dtype() == DType::f64)
+    return gpu::elementwise<double, double, double>(y, Accumulate<double, double>{}, y, x);
   dispatch_floating_cuda(y.dtype(), "accumulate", [&]<class To>() {
     dispatch_floating_cuda(x.dtype(), "accumulate", [&]<class From>() {
       gpu::elementwise<To, To, From>(y, Accumulate<To, From>{}, y, x);

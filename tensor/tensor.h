@@ -24,7 +24,7 @@ struct Storage {
 
   Device device;
   Allocator* allocator;
-  Block* block;
+  MemoryBlock* block;
   size_t bytes;
   uint64_t version = 0;
   // Of rows that Tensor::empty pitched: row_bytes of elements and then padding, up to the next row after
@@ -39,8 +39,9 @@ struct Storage {
 /// undefined.
 ///
 /// `empty` pitches rows: in a tensor of rank 2 or more whose rows are 16 bytes or longer, each row starts on
-/// a 16-byte boundary, from 2 KiB on a 128-byte boundary, so that no width is slow on a GPU; shorter rows
-/// stay dense. Kernels take a row stride. Data that leaves the process (files) is packed.
+/// a 16-byte boundary, and one of 256 bytes or more on a 128-byte boundary where that adds at most a quarter,
+/// so that no width is slow on a GPU; shorter rows stay dense. Kernels take a row stride. Data that leaves
+/// the process (files) is packed.
 ///
 /// The view functions (slice, select, transpose, permute, reshape, expand) do not record gradients: on a
 /// tensor that is on the tape they throw and name the recorded operator to use instead (ops::slice, ...).

@@ -82,8 +82,6 @@ void backward(Backward& b, bool adds, const Kept& kept) {
       GradTarget& other = dweight.grad.dtype() == wide ? dbias : dweight;
       other = {Tensor::empty({from.size(-1)}, wide, from.device()), false};
     }
-    if (dweight.grad.defined() && dbias.grad.defined() && dweight.grad.raw() == dbias.grad.raw())
-      dbias.grad = Tensor::empty_like(dweight.grad);  // one leaf is both: its second gradient is added
     const Tensor &mean = kept.mean.get(), &rstd = kept.rstd.get();
     NormBackward norm{dx,   dropped, dweight.grad, dbias.grad, dy,   dsum,
                       from, scale,   mean,         rstd,       drop, kept.mask.get()};

@@ -5,18 +5,21 @@ namespace tessera::ops {
 namespace {
 
 /// Which of the `parameters` optional inputs are there is the dimension "P": 0 none, 1 weight, 2 both, 3 bias
-/// alone.
+/// alone. Without "R", x has rank 1.
 Problem norm_problem(const Dims& d, int parameters, bool adds, bool drops = false) {
-  const int64_t rows = d.at("R"), width = d.at("C"), given = d.contains("P") ? d.at("P") : parameters;
+  const bool is_vector = !d.contains("R");
+  const int64_t rows = is_vector ? 1 : d.at("R"), width = d.at("C"),
+                given = d.contains("P") ? d.at("P") : parameters;
   const bool weight = given == 1 || given == 2, bias = given >= 2 && parameters == 2;
   const double n = double(rows) * double(width);
-  Problem problem{.inputs = {{.shape = {rows, width}}},
+  const Shape shape = is_vector ? Shape{width} : Shape{rows, width};
+  Problem problem{.inputs = {{.shape = shape}},
                   // Mean, square, scale, weight and bias; backward two dot products, dx and two sums.
                   .forward_flops = (3 + 2 * parameters + adds + drops) * n,
                   .backward_flops = (7 + 2 * double(given) + adds + drops) * n,
                   .forward_elements = (adds ? 4 : 2) * n + double(given) * double(width),
                   .backward_elements = (3 + adds + drops) * n + 2 * double(given) * double(width)};
-  if (adds) problem.inputs.push_back({.shape = {rows, width}});
+  if (adds) problem.inputs.push_back({.shape = shape});
   problem.inputs.push_back({.shape = {width}, .fill = weight ? Fill::normal : Fill::absent});
   if (parameters == 2)
     problem.inputs.push_back({.shape = {width}, .fill = bias ? Fill::normal : Fill::absent});
@@ -48,6 +51,7 @@ std::vector<Case> norm_cases(int parameters) {
       {.dims = {{"R", 5}, {"C", 9001}}, .placement = Placement::strided, .gradcheck = false},
       {.dims = {{"R", 4099}, {"C", 67}}, .gradcheck = false}};
   if (parameters == 2) list.push_back({.dims = {{"R", 6}, {"C", 9}, {"P", 3}}});
+  list.push_back({.dims = {{"C", 6}}, .attrs = {{"eps", 0.5}}});  // x has the parameters' shape
   return list;
 }
 

@@ -100,6 +100,56 @@ TEST(Checkpoint, RefusesAResultThatIsNotAnInput) {
   EXPECT_TRUE(grad(x).defined());
 }
 
+TEST(Checkpoint, RefusesALeafThatIsReturnedAsItIs) {
+  const Tensor x = leaf({1, 2}), weight = leaf({3, 4});
+  Tape tape;
+  expect_error([&] { checkpoint([&](const Tensor&) { return weight; }, x); },
+               {"checkpoint: output 0", "f64[2]", "a parameter as it is"});
+  const Tensor h = ops::silu(x);
+  expect_error([&] { checkpoint([&](const Tensor&) { return h; }, x); },
+               {"checkpoint: output 0", "belongs to another tape", "as an input"});
+  EXPECT_EQ(Tape::innermost(), &tape) << "the error leaves the tape as it was";
+}
+
+/// A layer that multiplies by a number that each call changes.
+struct CountingLayer {
+  Tensor state = Tensor::full({1}, 1, DType::f64, kCpu);
+  Tensor operator()(const Tensor& x) const {
+    const Tensor now = state_of_first_run(state);
+    const Tensor y = ops::mul(x, ops::mul(x, now.detach().clone()));
+    if (!recomputing()) state.copy_from(ops::scale(state, 3));
+    return y;
+  }
+};
+
+TEST(Checkpoint, StateOfLayersIsThatOfTheFirstRun) {
+  struct Run {
+    std::vector<double> y, dx, state;
+  };
+  const auto run = [](int depth) {
+    const CountingLayer layer;
+    const Tensor x = leaf({1, -2});
+    Tape tape;
+    const auto inner = [&](const Tensor& t) { return layer(layer(t)); };
+    const auto outer = [&](const Tensor& t) {
+      const Tensor h = layer(t);
+      return layer(depth > 1 ? checkpoint(inner, h) : inner(h));
+    };
+    EXPECT_EQ(checkpoint_depth(), 0);
+    const Tensor y = layer(depth > 0 ? checkpoint(outer, x) : outer(x));
+    tape.backward(ops::sum(y));
+    return Run{values(y.detach()), values(grad(x)), values(layer.state)};
+  };
+  const Run plain = run(0);
+  EXPECT_EQ(plain.state, (std::vector<double>{243})) << "five calls";
+  for (const int depth : {1, 2}) {
+    const Run again = run(depth);
+    EXPECT_EQ(again.y, plain.y);
+    EXPECT_EQ(again.dx, plain.dx);
+    EXPECT_EQ(again.state, plain.state);
+  }
+}
+
 TEST(Checkpoint, NoticesThatAnInputWasWritten) {
   const Tensor x = leaf({1, 2});
   Tape tape;

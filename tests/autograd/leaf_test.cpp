@@ -9,6 +9,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
+#include "tensor/kernels.h"
 #include "tests/autograd/leaves.h"
 #include "tests/errors.h"
 
@@ -516,6 +517,28 @@ TEST(FailedPass, CostsNoCopyUnlessItAdds) {
     requests[pass] = kCpu.allocator().stats().requests - before;
   }
   EXPECT_EQ(requests[2], requests[1] + 1);
+}
+
+TEST(Leaf, ThatIsTwoInputsOfAnEntryHasNoTargetBeforeItsGradientArrives) {
+  const Tensor x = leaf({1, 2}), other = leaf({3, 4}), buffer = Tensor::full({2}, 9, DType::f64, kCpu);
+  set_grad_buffer(x, buffer);
+  for (const Tensor& second : {x, other}) {
+    zero_grad(x);
+    Tape tape;
+    Tensor y = x.detach().clone();
+    tape.record("both", {&x, &second}, {&y}, [&](Backward& b) {
+      EXPECT_EQ(b.target(0).grad.defined(), second.grad_state() == other.grad_state());
+      b.accumulate(1, b.grad());
+      const GradTarget target = b.target(0);
+      EXPECT_TRUE(target.grad.shares_storage(buffer));
+      EXPECT_EQ(target.accumulate, second.grad_state() == x.grad_state());
+      if (!target.accumulate) target.grad.fill(0);
+      accumulate(target.grad, b.grad());
+      b.written(0, target);
+    });
+    tape.backward(std::vector{y}, std::vector{Tensor::full({2}, 1, DType::f64, kCpu)});
+    EXPECT_EQ(values(grad(x)), std::vector<double>(2, second.grad_state() == x.grad_state() ? 2 : 1));
+  }
 }
 
 }  // namespace

@@ -411,6 +411,33 @@ TEST(Checkpoint, GivesTheSameGradientAndKeepsOnlyTheInput) {
   EXPECT_EQ(run(true), run(false));
 }
 
+TEST(Tape, RefusesGradientsOfResultsThatAreNone) {
+  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const std::vector<Tensor> results{ops::sum(x)};
+  const auto given = [&](const Tensor& gradient) {
+    return [&, gradient] { tape.backward(results, std::vector{gradient}); };
+  };
+  expect_error(given(Tensor()), {"backward: gradient", "for a result f64[]", "expected a floating tensor"});
+  expect_error(given(Tensor::full({}, 1, DType::i64, Device::cpu())), {"backward: gradient i64[]"});
+  expect_error(given(Tensor::full({1}, 1, DType::f64, Device::cpu())), {"backward: gradient f64[1]"});
+  given(Tensor::full({}, 3, DType::f64, Device::cpu()))();
+  EXPECT_EQ(grad(x).to_vector<double>(), std::vector<double>(3, 3));
+}
+
+TEST(Gradcheck, SaysWhichInputsItNeeds) {
+  const auto f = [](const std::vector<Tensor>& in) { return std::vector{ops::silu(in[0])}; };
+  const Tensor narrow = Tensor::full({2}, 1, DType::f32, Device::cpu()), wide = narrow.to(DType::f64);
+  expect_error([&] { gradcheck(f, {narrow}); }, {"gradcheck: no input is f64; only such"});
+  expect_error([&] { gradcheck(f, {wide}, {false}); }, {"gradcheck: no input is f64 and differentiable"});
+  expect_error(
+      [&] {
+        gradcheck(f, {wide}, {true, true});
+      },
+      {"gradcheck: differentiable has 2 entries for 1"});
+}
+
 TEST(Gradcheck, CatchesAWrongDerivative) {
   const auto wrong = [](const std::vector<Tensor>& in) {
     Tensor y = ops::silu(in[0].detach());

@@ -12,18 +12,19 @@ namespace {
 
 const std::string kMeasure = " --data glue --batch-size 4 --max-length 24 --batches 2 --device cpu";
 
-void train_for_gradients(const Workplace& at) {
+void train_for_gradients(const Workplace& at, const std::string& further = "") {
   said(at, "data glue --out glue --train 24 --dev 8 --test 4 --task sst2");
   said(at,
        "train bert --task sst2 --data glue --scratch --layers 2 --d-model 8 --n-head 1 --d-ff 8 --vocab-size "
        "300 "
        "--batch-size 4 --max-length 24 --lr 1e-3 --device cpu --quiet --seeds 1 --steps 3 --save-model "
-       "--name g");
+       "--name g" +
+           further);
 }
 
-TEST(SparsityGradients, OfAModelAndOfTheCheckpointThatItIsFrom) {
+void expect_checkpoint_as_model(const std::string& further) {
   const Workplace at;
-  train_for_gradients(at);
+  train_for_gradients(at, further);
   const std::string line = "sparsity gradients --model runs/g/seed-0 --task sst2 --no-dropout --out ";
   const std::string of_model = said(at, line + "a" + kMeasure);
   EXPECT_TRUE(holds_all(of_model, "bert.encoder.layer.1.attention.self.query|bert.pooler.dense|page: a/grad"))
@@ -35,6 +36,15 @@ TEST(SparsityGradients, OfAModelAndOfTheCheckpointThatItIsFrom) {
     EXPECT_EQ(at.get("a" + std::string(file)), at.get("b" + std::string(file))) << file;
   }
   EXPECT_EQ(nlohmann::json::parse(at.get("b/gradients.json")).at("tasks").size(), 1u);
+}
+
+TEST(SparsityGradients, OfAModelAndOfTheCheckpointThatItIsFrom) {
+  expect_checkpoint_as_model("");
+}
+
+/// The zeros are none of the run's own slice, nor the layers those that it drops.
+TEST(SparsityGradients, OfACheckpointOfASlicedRunAreWhole) {
+  expect_checkpoint_as_model(" --slice first --rows 2 --slice-layers all --dropbp 0.5");
 }
 
 TEST(SparsityGradients, RefuseWhatMakesNoSense) {

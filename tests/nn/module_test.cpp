@@ -75,6 +75,22 @@ TEST(Module, TiedTensorsAreListedOnceAndStayTied) {
   EXPECT_TRUE(model.out.weight.shares_storage(model.blocks[0].norm.weight));
 }
 
+TEST(Module, FrozenTiedTensorsStayTied) {
+  Rng rng(1);
+  Model model(rng);
+  model.out.weight = model.blocks[0].norm.weight;
+  freeze(model, [](const std::string&) { return true; });
+  EXPECT_FALSE(requires_grad(model.out.weight));
+  const Tensor whole = Tensor::zeros({8}, DType::f32, Device::cpu());
+  model.embed.bias = whole.slice(0, 0, 4),
+  model.out.bias = whole.slice(0, 4, 8);  // one storage, but not tied
+  to(model, DType::f64);
+  EXPECT_TRUE(model.out.weight.shares_storage(model.blocks[0].norm.weight));
+  EXPECT_EQ(model.out.weight.dtype(), DType::f64);
+  EXPECT_NE(model.embed.bias.raw(), model.out.bias.raw());
+  EXPECT_FALSE(model.blocks[1].norm.weight.shares_storage(model.blocks[0].norm.weight));
+}
+
 TEST(Module, ConversionKeepsParametersAndValues) {
   Rng rng(1);
   Model model(rng);

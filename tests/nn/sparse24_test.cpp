@@ -4,11 +4,12 @@
 
 #include <algorithm>
 
-#include "autograd/tape.h"
+#include "autograd/checkpoint.h"
 #include "nn/hidden_l1.h"
 #include "nn/observe.h"
 #include "ops/mlp/mlp.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
 #include "tests/errors.h"
 #include "tests/nn/random.h"
 
@@ -61,6 +62,78 @@ TEST(Sparse24Form, KeepsTheCountsOfTheLastRecordedCall) {
   EXPECT_EQ(values(recorded(mlp, other)), values(ops::mlp_sparse24(other, mlp.up.weight, mlp.down.weight,
                                                                    {.dense_share = 0.1, .previous = counts})
                                                      .y));
+}
+
+/// Losses and gradients of some steps, and the form's state after each.
+std::vector<std::vector<double>> train_24(const ops::MlpSparse24& how, bool recompute) {
+  Rng rng(1), choices(2);
+  Mlp mlp = squared(rng);
+  Sparse24 form{.how = how};
+  form.how.rng = &choices;
+  form.dynamic.interval = 3;
+  set_sparse24(mlp, form);
+  std::vector<std::vector<double>> seen;
+  for (uint64_t step = 0; step < 4; ++step) {
+    zero_grad(mlp);
+    Tape tape;
+    const auto twice = [&](const Tensor& x) { return mlp(mlp(x)); };
+    const Tensor x = random({16, 12}, 2 + step), y = recompute ? checkpoint(twice, x) : twice(x);
+    const Tensor loss = ops::sum(ops::mul(y, y));
+    tape.backward(loss);
+    seen.push_back({loss.item<double>()});
+    for (const Tensor& weight : {mlp.up.weight, mlp.down.weight}) seen.push_back(values(grad(weight)));
+    const Sparse24& now = *sparse24_of(mlp);
+    seen.push_back(values(now.counts));
+    seen.push_back({double(now.dynamic.step), values(now.dynamic.scale)[0]});
+  }
+  return seen;
+}
+
+TEST(Sparse24Form, IsRecomputedWithTheColumnsAndTheScaleOfTheFirstRun) {
+  using ops::Method24;
+  const ops::MlpSparse24 split{.dense_share = 0.2};
+  ops::MlpSparse24 dynamic = split, drawn = split;
+  dynamic.method = Method24::soft_dynamic;
+  drawn.method = Method24::mvue;
+  for (const ops::MlpSparse24& how : {split, dynamic, drawn}) {
+    SCOPED_TRACE(name_of(how.method));
+    const auto plain = train_24(how, false), again = train_24(how, true);
+    EXPECT_EQ(again, plain);
+    EXPECT_EQ(plain.back()[0], how.method == Method24::soft_dynamic ? 8 : 0) << "two calls a step";
+  }
+}
+
+TEST(Sparse24Form, KeepsNoCountsThatNoGemmReads) {
+  Rng rng(1);
+  Mlp mlp = squared(rng);
+  constexpr ops::Gemm24 kSparse = ops::Gemm24::sparse;
+  set_sparse24(mlp, {.how = {.y = kSparse, .dx = kSparse, .dup = kSparse, .ddown = kSparse}});
+  recorded(mlp, random({16, 12}, 2));
+  EXPECT_EQ(values(sparse24_of(mlp)->counts), std::vector<double>(40, 0));
+}
+
+TEST(HiddenL1, DoesNotWorkAroundACheckpointButInsideOne) {
+  Rng rng(1);
+  const Mlp mlp = squared(rng);
+  const Tensor x = random({16, 12}, 2);
+  Tape tape;
+  {
+    const HiddenL1 hidden;
+    expect_error([&] { checkpoint([&](const Tensor& t) { return mlp(t); }, x); },
+                 {"nn::HiddenL1 does not work inside checkpoint()", "return its sum() as an output"});
+  }
+  const auto with_penalty = [&](const std::vector<Tensor>& in) {
+    const HiddenL1 hidden;
+    const Tensor y = mlp(in[0]);
+    return std::vector{y, hidden.sum()};
+  };
+  const std::vector<Tensor> both = checkpoint(with_penalty, {x});
+  tape.backward(both[1]);
+  const std::vector<double> again = values(grad(mlp.up.weight));
+  zero_grad(mlp);
+  Tape plain;
+  plain.backward(with_penalty({x})[1]);
+  EXPECT_EQ(again, values(grad(mlp.up.weight)));
 }
 
 TEST(Sparse24Form, IsStateOfTheModel) {

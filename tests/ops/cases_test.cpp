@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -15,6 +16,7 @@
 
 /// Every case of every operator, checked in the ways that its one declaration allows:
 ///   gradcheck  f64 backward against central differences (CPU)
+///   aliases    f64 gradients of one leaf that is several inputs, in a buffer that it has already (CPU)
 ///   tf32       on the CPU: operators that honour f32_math(), by the computed tolerance
 ///   dtype      each CPU dtype against the f64 oracle on the same rounded inputs, outputs and gradients,
 ///              within cpu_tolerance
@@ -118,6 +120,83 @@ TEST_P(OpCases, Gradcheck) {
         },
         inputs, differentiable);
     EXPECT_TRUE(result.ok) << result.message << " (" << result.worst << " times the tolerance)";
+  });
+}
+
+/// Inputs that one tensor can be at once: each two of one shape and kind of values, and all of them. None is
+/// made from another input, or another from it.
+std::vector<std::vector<size_t>> alike_inputs(const OpSpec& op, const Problem& problem,
+                                              const std::vector<Tensor>& inputs) {
+  const auto is_free = [&](size_t i) {
+    return inputs[i].defined() && op.inputs[i].has_gradient() && !op.inputs[i].is_derived() &&
+           std::ranges::none_of(op.inputs, [&](const InputSpec& other) {
+             return std::ranges::find(other.from, op.inputs[i].name) != other.from.end();
+           });
+  };
+  std::vector<std::vector<size_t>> groups;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    std::vector<size_t> all{i};
+    for (size_t j = i + 1; is_free(i) && j < inputs.size(); ++j) {
+      if (!is_free(j) || inputs[i].shape() != inputs[j].shape() ||
+          problem.inputs[i].fill != problem.inputs[j].fill)
+        continue;
+      groups.push_back({i, j});
+      all.push_back(j);
+    }
+    if (all.size() > 2) groups.push_back(all);
+  }
+  return groups;
+}
+
+/// One leaf in place of the inputs of `group`: its gradient is the sum of theirs, in a buffer that it has
+/// before the first pass, and is added to by the second one.
+void expect_sum_of_gradients(const OpSpec& op, const Attrs& attrs, std::vector<Tensor> inputs,
+                             const std::vector<size_t>& group) {
+  Tensor leaf = inputs[group[0]].detach();
+  for (const size_t i : group) inputs[i] = leaf;
+  const auto grads = make_gradients(op, run_with_gradients(op, inputs, attrs, {}).outputs, DType::f64,
+                                    Device::cpu(), true, kCaseSeed);
+  const Results apart = run_with_gradients(op, inputs, attrs, grads);
+  Tensor sum = Tensor::zeros(leaf.shape(), DType::f64, Device::cpu());
+  double largest = 1;
+  for (const size_t i : group) {
+    if (apart.gradients.empty() || !apart.gradients[i].defined()) return;
+    sum = add(sum, apart.gradients[i]);
+    largest = std::max(largest, compare(sum, apart.gradients[i]).reference);
+  }
+  require_grad(leaf);
+  set_grad_buffer(leaf, Tensor::full(leaf.shape(), NAN, DType::f64, Device::cpu()));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (std::ranges::find(group, i) != group.end()) {
+      inputs[i] = leaf;
+    } else if (inputs[i].defined() && op.inputs[i].has_gradient()) {
+      require_grad(inputs[i]);
+    }
+  }
+  for (const int pass : {1, 2}) {
+    Tape tape;
+    const std::vector<Tensor> outputs = op.run(inputs, attrs);
+    std::vector<Tensor> results, used;
+    for (size_t n = 0; n < outputs.size(); ++n)
+      if (op.outputs[n].differentiable && requires_grad(outputs[n]))
+        results.push_back(outputs[n]), used.push_back(grads[n]);
+    tape.backward(results, used);
+    const Errors errors = compare(grad(leaf), scale(sum, pass));
+    EXPECT_LE(errors.largest, 1e-12 * largest) << "pass " << pass << ": element " << errors.at;
+  }
+}
+
+TEST_P(OpCases, OneLeafThatIsSeveralInputsGetsTheSumOfTheirGradients) {
+  for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
+    if (!c.gradcheck) return;
+    const auto inputs =
+        make_inputs(op(), problem, attrs, c.placement, DType::f64, Device::cpu(), kCaseSeed, true);
+    for (const std::vector<size_t>& group : alike_inputs(op(), problem, inputs)) {
+      std::string names;
+      for (const size_t i : group) names += " " + op().inputs[i].name;
+      SCOPED_TRACE("one leaf as" + names);
+      expect_sum_of_gradients(op(), attrs, inputs, group);
+    }
   });
 }
 

@@ -8,6 +8,7 @@
 #include "optim/adamw.h"
 #include "optim/sgd.h"
 #include "runtime/capture.h"
+#include "tests/errors.h"
 
 namespace tessera::optim {
 namespace {
@@ -432,6 +433,24 @@ TEST(Optimizer, RefusesWhatItCannotTrain) {
   Tensor turned = Tensor::zeros({3, 4}, DType::f32, Device::cpu()).transpose(0, 1);
   nn::make_parameter(turned);
   EXPECT_NE(message([&] { AdamW({{"turned", turned}}); }).find("no rows"), std::string::npos);
+}
+
+TEST(Optimizer, SaysThatALaterOneTookItsGradients) {
+  for (const MissingGrad missing : {MissingGrad::zero, MissingGrad::skip}) {
+    Tensor weight = new_parameter(1, {4}, DType::f32, Device::cpu());
+    const std::vector<nn::NamedParameter> parameters{{"w", weight}};
+    AdamW first(parameters, {.lr = 0.1, .missing = missing});
+    { Sgd later(parameters, {.lr = 0.1}); }
+    first.step();  // nothing arrived, which may be
+    const std::vector<double> before = weight.detach().to_vector<double>();
+    arrive(weight, Tensor::from(numbers(9, 4), {4}));
+    expect_error([&] { first.step(); }, {"the gradient of w belongs to another optimizer"});
+    expect_error([&] { first.complete_gradients(); }, {"the gradient of w belongs to another optimizer"});
+    EXPECT_EQ(weight.detach().to_vector<double>(), before);
+    AdamW again(parameters, {.lr = 0.1});
+    again.step();
+    EXPECT_NE(weight.detach().to_vector<double>(), before);
+  }
 }
 
 TEST(Optimizer, NoParametersAreNoWork) {

@@ -58,7 +58,7 @@ struct TestMemory {
   }
 };
 
-char* bytes_of(Block* block) {
+char* bytes_of(MemoryBlock* block) {
   return static_cast<char*>(block->data);
 }
 
@@ -66,23 +66,23 @@ TEST(Allocator, BlocksAreAlignedDisjointAndLargeEnough) {
   TestMemory memory;
   {
     Allocator allocator(memory.source());
-    std::vector<Block*> blocks;
+    std::vector<MemoryBlock*> blocks;
     for (size_t bytes : {size_t(0), size_t(1), size_t(255), size_t(256), size_t(257), size_t(320),
                          size_t(321), size_t(1000), size_t(4097), kMiB - 1, kMiB, kMiB + 1, 3 * kMiB + 7}) {
-      Block* const block = allocator.allocate(bytes);
+      MemoryBlock* const block = allocator.allocate(bytes);
       EXPECT_GE(block->bytes, bytes);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(block->data) % 256, 0u) << bytes;
       blocks.push_back(block);
     }
     std::map<char*, size_t> ranges;
-    for (Block* block : blocks) ranges[bytes_of(block)] = block->bytes;
+    for (MemoryBlock* block : blocks) ranges[bytes_of(block)] = block->bytes;
     char* end = nullptr;
     for (const auto& [begin, size] : ranges) {
       EXPECT_GE(begin, end);
       end = begin + size;
     }
-    for (Block* block : blocks) std::memset(block->data, 1, block->asked);
-    for (Block* block : blocks) allocator.free(block);
+    for (MemoryBlock* block : blocks) std::memset(block->data, 1, block->asked);
+    for (MemoryBlock* block : blocks) allocator.free(block);
   }
   EXPECT_TRUE(memory.out.empty());
 }
@@ -91,7 +91,7 @@ TEST(Allocator, SizeClassesWasteAtMostAQuarterAndItsRounding) {
   TestMemory memory;
   Allocator allocator(memory.source());
   for (size_t bytes = 1; bytes <= kMiB; bytes += bytes < 5000 ? 1 : 997) {
-    Block* const block = allocator.allocate(bytes);
+    MemoryBlock* const block = allocator.allocate(bytes);
     // Four classes to a doubling: at most a quarter more; then up to the alignment of 256.
     EXPECT_LE(block->bytes, std::max<size_t>(256, bytes + bytes / 4 + 255)) << bytes;
     allocator.free(block);
@@ -101,11 +101,11 @@ TEST(Allocator, SizeClassesWasteAtMostAQuarterAndItsRounding) {
 TEST(Allocator, AFreedSmallBlockServesItsClassAgain) {
   TestMemory memory;
   Allocator allocator(memory.source());
-  Block* const first = allocator.allocate(1000);
+  MemoryBlock* const first = allocator.allocate(1000);
   void* const place = first->data;
   allocator.free(first);
-  Block* const other = allocator.allocate(5000);
-  Block* const again = allocator.allocate(990);
+  MemoryBlock* const other = allocator.allocate(5000);
+  MemoryBlock* const again = allocator.allocate(990);
   EXPECT_EQ(again->data, place);
   EXPECT_EQ(memory.calls, 1u);
   allocator.free(other);
@@ -115,9 +115,9 @@ TEST(Allocator, AFreedSmallBlockServesItsClassAgain) {
 TEST(Allocator, LargeBlocksAreTheBestFitSplitAndMerged) {
   TestMemory memory;
   Allocator allocator(memory.source());
-  Block* const twelve = allocator.allocate(12 * kMiB);
-  Block* const eight = allocator.allocate(8 * kMiB);
-  Block* const sixteen = allocator.allocate(16 * kMiB);
+  MemoryBlock* const twelve = allocator.allocate(12 * kMiB);
+  MemoryBlock* const eight = allocator.allocate(8 * kMiB);
+  MemoryBlock* const sixteen = allocator.allocate(16 * kMiB);
   char* const eight_at = bytes_of(eight);
   char* const twelve_at = bytes_of(twelve);
   allocator.free(twelve);
@@ -125,19 +125,19 @@ TEST(Allocator, LargeBlocksAreTheBestFitSplitAndMerged) {
   allocator.free(sixteen);
   EXPECT_EQ(memory.calls, 3u);
 
-  Block* const six = allocator.allocate(6 * kMiB);  // best fit: 8, split
+  MemoryBlock* const six = allocator.allocate(6 * kMiB);  // best fit: 8, split
   EXPECT_EQ(bytes_of(six), eight_at);
   EXPECT_EQ(six->bytes, 6 * kMiB);
-  Block* const two = allocator.allocate(2 * kMiB);  // the rest of it
+  MemoryBlock* const two = allocator.allocate(2 * kMiB);  // the rest of it
   EXPECT_EQ(bytes_of(two), eight_at + 6 * kMiB);
-  Block* const nine = allocator.allocate(9 * kMiB);
+  MemoryBlock* const nine = allocator.allocate(9 * kMiB);
   EXPECT_EQ(bytes_of(nine), twelve_at);
   allocator.free(six);
   allocator.free(two);  // merges with the one before
-  Block* const whole = allocator.allocate(8 * kMiB);
+  MemoryBlock* const whole = allocator.allocate(8 * kMiB);
   EXPECT_EQ(bytes_of(whole), eight_at);
   EXPECT_EQ(memory.calls, 3u);
-  for (Block* block : {nine, whole}) allocator.free(block);
+  for (MemoryBlock* block : {nine, whole}) allocator.free(block);
   allocator.release_cached();
   EXPECT_TRUE(memory.out.empty());
 }
@@ -145,16 +145,16 @@ TEST(Allocator, LargeBlocksAreTheBestFitSplitAndMerged) {
 TEST(Allocator, MergesWithBothNeighbours) {
   TestMemory memory;
   Allocator allocator(memory.source());
-  Block* const big = allocator.allocate(12 * kMiB);
+  MemoryBlock* const big = allocator.allocate(12 * kMiB);
   char* const base = bytes_of(big);
   allocator.free(big);
-  Block* parts[3];
-  for (Block*& part : parts) part = allocator.allocate(4 * kMiB);
+  MemoryBlock* parts[3];
+  for (MemoryBlock*& part : parts) part = allocator.allocate(4 * kMiB);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(bytes_of(parts[i]), base + size_t(i) * 4 * kMiB);
   allocator.free(parts[0]);
   allocator.free(parts[2]);
   allocator.free(parts[1]);
-  Block* const again = allocator.allocate(12 * kMiB);
+  MemoryBlock* const again = allocator.allocate(12 * kMiB);
   EXPECT_EQ(bytes_of(again), base);
   EXPECT_EQ(memory.calls, 1u);
   allocator.free(again);
@@ -163,14 +163,14 @@ TEST(Allocator, MergesWithBothNeighbours) {
 TEST(Allocator, StatisticsAndTags) {
   TestMemory memory;
   Allocator allocator(memory.source());
-  Block *outer, *inner;
+  MemoryBlock *outer, *inner;
   {
     const MemoryTag weights("weights");
     outer = allocator.allocate(2 * kMiB);
     const MemoryTag other("activations");
     inner = allocator.allocate(4 * kMiB);
   }
-  Block* const plain = allocator.allocate(100);
+  MemoryBlock* const plain = allocator.allocate(100);
   AllocatorStats stats = allocator.stats();
   ASSERT_EQ(stats.by_tag.size(), 3u);
   EXPECT_EQ(stats.by_tag[0], (std::pair<std::string, size_t>("activations", 4 * kMiB)));
@@ -201,7 +201,7 @@ TEST(Allocator, OutOfMemorySaysWhatWasAskedWhoHoldsWhatAndWhatToTry) {
   memory.limit = 20 * kMiB;
   Allocator allocator(memory.source());
   const MemoryTag tag("weights");
-  Block* const held = allocator.allocate(16 * kMiB);
+  MemoryBlock* const held = allocator.allocate(16 * kMiB);
   try {
     allocator.allocate(5 * kMiB);
     FAIL() << "expected OutOfMemory";
@@ -222,9 +222,9 @@ TEST(Allocator, ReturnsWhatItCachesAndTriesOnceMore) {
   TestMemory memory;
   memory.limit = 16 * kMiB;
   Allocator allocator(memory.source());
-  Block* const small = allocator.allocate(10 * kMiB);
+  MemoryBlock* const small = allocator.allocate(10 * kMiB);
   allocator.free(small);
-  Block* const large = allocator.allocate(14 * kMiB);  // fits only once the 10 MiB are back
+  MemoryBlock* const large = allocator.allocate(14 * kMiB);  // fits only once the 10 MiB are back
   EXPECT_EQ(memory.reserved, 14 * kMiB);
   allocator.free(large);
 }
@@ -241,15 +241,15 @@ TEST(Allocator, AnyFailingCallOfTheSourceLeavesAWorkingAllocator) {
     bool failed = false;
     {
       Allocator allocator(memory.source());
-      std::vector<Block*> live;
+      std::vector<MemoryBlock*> live;
       for (const size_t bytes : script) {
-        Block* block = nullptr;
+        MemoryBlock* block = nullptr;
         try {
           block = allocator.allocate(bytes);
         } catch (const OutOfMemory&) {
           failed = true;
           size_t held = 0;
-          for (const Block* other : live) held += other->bytes;
+          for (const MemoryBlock* other : live) held += other->bytes;
           EXPECT_EQ(allocator.stats().allocated, held);
           block = allocator.allocate(bytes);  // the refusals are over
         }
@@ -260,7 +260,7 @@ TEST(Allocator, AnyFailingCallOfTheSourceLeavesAWorkingAllocator) {
           live.erase(live.begin());
         }
       }
-      for (Block* block : live) allocator.free(block);
+      for (MemoryBlock* block : live) allocator.free(block);
       EXPECT_EQ(allocator.stats().allocated, 0u);
       allocator.release_cached();
       EXPECT_EQ(allocator.stats().reserved, 0u);
@@ -278,16 +278,16 @@ TEST(Allocator, AThousandOutOfMemoryCyclesLeakNothing) {
   memory.limit = 64 * kMiB;
   {
     Allocator allocator(memory.source());
-    Block* const held = allocator.allocate(10 * kMiB);
+    MemoryBlock* const held = allocator.allocate(10 * kMiB);
     for (int cycle = 0; cycle < 1000; ++cycle) {
-      std::vector<Block*> live;
+      std::vector<MemoryBlock*> live;
       EXPECT_THROW(
           {
             for (size_t bytes = 100;; bytes = bytes * 3 % (7 * kMiB) + 50)
               live.push_back(allocator.allocate(bytes));
           },
           OutOfMemory);
-      for (Block* block : live) allocator.free(block);
+      for (MemoryBlock* block : live) allocator.free(block);
       ASSERT_EQ(allocator.stats().allocated, held->bytes);
       ASSERT_EQ(allocator.stats().reserved, memory.reserved);
     }
@@ -316,7 +316,7 @@ TEST(AllocatorGuard, CatchesAPlantedOverrunBeforeAndBehindLiveAndFreed) {
         Allocator allocator(memory.source());
         allocator.set_guard(512);
         const MemoryTag tag("planted");
-        Block* const block = allocator.allocate(bytes);
+        MemoryBlock* const block = allocator.allocate(bytes);
         std::memset(block->data, 0, bytes);  // all of the payload is the caller's
         EXPECT_EQ(guard_message(allocator), "");
         bytes_of(block)[at] = 0;
@@ -340,7 +340,7 @@ TEST(AllocatorGuard, PoisonIsNanAndComesBackWithEveryBlock) {
   Allocator allocator(memory.source());
   allocator.set_guard(256);
   for (int round = 0; round < 2; ++round) {
-    Block* const block = allocator.allocate(4096);
+    MemoryBlock* const block = allocator.allocate(4096);
     for (int i = 0; i < 1024; ++i) {
       float value;
       std::memcpy(&value, bytes_of(block) + 4 * i, 4);
@@ -350,7 +350,7 @@ TEST(AllocatorGuard, PoisonIsNanAndComesBackWithEveryBlock) {
     allocator.free(block);
   }
   allocator.set_guard(0);
-  Block* const plain = allocator.allocate(4096);
+  MemoryBlock* const plain = allocator.allocate(4096);
   EXPECT_EQ(plain->guard, 0u);
   allocator.free(plain);
 }
@@ -364,7 +364,7 @@ TEST(AllocatorGuard, AFailingFillOrReadIsReportedNotFatal) {
     EXPECT_THROW(allocator.allocate(100), Error);
     EXPECT_EQ(allocator.stats().allocated, 0u);
     memory.fill_throws = false;
-    Block* const block = allocator.allocate(100);
+    MemoryBlock* const block = allocator.allocate(100);
     memory.read_throws = true;
     allocator.free(block);
     EXPECT_NE(guard_message(allocator).find("could not be read"), std::string::npos);
@@ -377,12 +377,12 @@ TEST(AllocatorGuard, AFailingFillOrReadIsReportedNotFatal) {
 TEST(MemoryPool, LivesUntilHandleAndBlocksAreGone) {
   TestMemory memory;
   Allocator allocator(memory.source());
-  Block* const common = allocator.allocate(3 * kMiB);
+  MemoryBlock* const common = allocator.allocate(3 * kMiB);
   for (const bool handle_first : {true, false}) {
     auto pool = allocator.make_pool();
     allocator.activate_pool(pool);
-    Block* const large = allocator.allocate(3 * kMiB);
-    Block* const small = allocator.allocate(100);
+    MemoryBlock* const large = allocator.allocate(3 * kMiB);
+    MemoryBlock* const small = allocator.allocate(100);
     allocator.activate_pool(nullptr);
     EXPECT_EQ(memory.out.size(), 3u);
     if (handle_first) {
@@ -408,19 +408,19 @@ TEST(MemoryPool, LivesUntilHandleAndBlocksAreGone) {
 TEST(MemoryPool, SharesNothingWithTheCommonPool) {
   TestMemory memory;
   Allocator allocator(memory.source());
-  Block* const cached = allocator.allocate(4 * kMiB);
+  MemoryBlock* const cached = allocator.allocate(4 * kMiB);
   void* const cached_at = cached->data;
   allocator.free(cached);
   auto pool = allocator.make_pool();
   allocator.activate_pool(pool);
-  Block* const inside = allocator.allocate(4 * kMiB);
+  MemoryBlock* const inside = allocator.allocate(4 * kMiB);
   EXPECT_NE(inside->data, cached_at);
   allocator.activate_pool(nullptr);
   void* const inside_at = inside->data;
   allocator.free(inside);
-  Block* const outside = allocator.allocate(4 * kMiB);
+  MemoryBlock* const outside = allocator.allocate(4 * kMiB);
   EXPECT_EQ(outside->data, cached_at);
-  Block* const second = allocator.allocate(4 * kMiB);
+  MemoryBlock* const second = allocator.allocate(4 * kMiB);
   EXPECT_NE(second->data, inside_at);
   allocator.free(outside);
   allocator.free(second);
@@ -431,8 +431,8 @@ TEST(MemoryPool, IsTheActivatingThreadsAlone) {
   Allocator allocator(memory.source());
   auto pool = allocator.make_pool();
   allocator.activate_pool(pool);
-  Block* const inside = allocator.allocate(4 * kMiB);
-  Block* other = nullptr;
+  MemoryBlock* const inside = allocator.allocate(4 * kMiB);
+  MemoryBlock* other = nullptr;
   std::string refused;
   std::thread([&] {
     other = allocator.allocate(4 * kMiB);
@@ -445,7 +445,7 @@ TEST(MemoryPool, IsTheActivatingThreadsAlone) {
   allocator.free(other);
   pool.reset();
   EXPECT_EQ(memory.out.size(), 1u) << "the other thread's block was never the pool's";
-  Block* const again = allocator.allocate(4 * kMiB);
+  MemoryBlock* const again = allocator.allocate(4 * kMiB);
   EXPECT_EQ(again->data, other_at);
   allocator.free(again);
 }
@@ -456,9 +456,9 @@ TEST(MemoryPool, WhatIsKeptIsNotHandedOutAgain) {
     Allocator allocator(memory.source());
     auto pool = allocator.make_pool();
     allocator.activate_pool(pool);
-    Block* const first = allocator.allocate(bytes);
-    Block* const temporary = allocator.allocate(bytes);
-    Block* const second = allocator.allocate(bytes);
+    MemoryBlock* const first = allocator.allocate(bytes);
+    MemoryBlock* const temporary = allocator.allocate(bytes);
+    MemoryBlock* const second = allocator.allocate(bytes);
     allocator.free(temporary);
     allocator.activate_pool(nullptr);
     const std::vector<KeptBlock> kept = allocator.keep(pool);
@@ -472,13 +472,13 @@ TEST(MemoryPool, WhatIsKeptIsNotHandedOutAgain) {
     EXPECT_TRUE(allocator.in_use(kept[1]));
 
     allocator.activate_pool(pool);
-    std::vector<Block*> later;
+    std::vector<MemoryBlock*> later;
     for (int i = 0; i < 5; ++i) {
       later.push_back(allocator.allocate(bytes));
       for (const KeptBlock& one : kept) EXPECT_NE(later.back()->data, one.data);
     }
     allocator.activate_pool(nullptr);
-    for (Block* const block : later) allocator.free(block);
+    for (MemoryBlock* const block : later) allocator.free(block);
     allocator.free(second);
     EXPECT_FALSE(memory.out.empty());
     pool.reset();
@@ -505,20 +505,20 @@ TEST(HeldBlock, IsHandedOutAgainOnlyAfterItsWork) {
     Allocator allocator(memory.source());
     const auto fence = std::make_shared<TestFence>();
     const int stream = 0;
-    Block* const block = allocator.allocate(bytes);
+    MemoryBlock* const block = allocator.allocate(bytes);
     void* const at = block->data;
     allocator.hold(block, &stream, fence);
     allocator.free(block);
     EXPECT_EQ(allocator.stats().allocated, 0u);
-    Block* const other = allocator.allocate(bytes);
+    MemoryBlock* const other = allocator.allocate(bytes);
     EXPECT_NE(other->data, at);
     allocator.release_cached();
     EXPECT_TRUE(memory.out.contains(at) || bytes < kMiB) << "the device still reads it";
     fence->ended = true;
-    Block* const again = allocator.allocate(bytes);
+    MemoryBlock* const again = allocator.allocate(bytes);
     EXPECT_EQ(again->data, at);
     allocator.free(again);  // its new owner had no copy
-    Block* const third = allocator.allocate(bytes);
+    MemoryBlock* const third = allocator.allocate(bytes);
     EXPECT_EQ(third->data, at);
     allocator.free(third);
     allocator.free(other);
@@ -531,14 +531,14 @@ TEST(HeldBlock, WaitsForTheLastWorkOfEachStream) {
   std::array<std::shared_ptr<TestFence>, 3> fences;
   for (auto& fence : fences) fence = std::make_shared<TestFence>();
   const int streams[2] = {};
-  Block* const block = allocator.allocate(100);
+  MemoryBlock* const block = allocator.allocate(100);
   void* const at = block->data;
   allocator.hold(block, &streams[0], fences[0]);
   allocator.hold(block, &streams[1], fences[1]);
   allocator.hold(block, &streams[0], fences[2]);  // after fences[0], which counts no more
   EXPECT_EQ(fences[0].use_count(), 1);
   allocator.free(block);
-  std::vector<Block*> others;
+  std::vector<MemoryBlock*> others;
   const auto reused = [&] {
     others.push_back(allocator.allocate(100));
     return others.back()->data == at;
@@ -548,7 +548,7 @@ TEST(HeldBlock, WaitsForTheLastWorkOfEachStream) {
   EXPECT_FALSE(reused());
   fences[1]->ended = true;
   EXPECT_TRUE(reused());
-  for (Block* const other : others) allocator.free(other);
+  for (MemoryBlock* const other : others) allocator.free(other);
 }
 
 TEST(HeldBlock, IsWaitedForBeforeMemoryRunsOut) {
@@ -558,11 +558,11 @@ TEST(HeldBlock, IsWaitedForBeforeMemoryRunsOut) {
   const auto fence = std::make_shared<TestFence>(), last = std::make_shared<TestFence>();
   fence->ends_when_asked = last->ends_when_asked = 5;
   const int stream = 0;
-  Block* const block = allocator.allocate(4 * kMiB);
+  MemoryBlock* const block = allocator.allocate(4 * kMiB);
   void* const at = block->data;
   allocator.hold(block, &stream, fence);
   allocator.free(block);
-  Block* const again = allocator.allocate(4 * kMiB);
+  MemoryBlock* const again = allocator.allocate(4 * kMiB);
   EXPECT_EQ(again->data, at);
   EXPECT_TRUE(fence->ended);
   allocator.hold(again, &stream, last);
@@ -591,7 +591,7 @@ TEST(Streams, ABlockReturnsToTheStreamItWasAllocatedFor) {
   for (const size_t bytes : {size_t(100), 3 * kMiB}) {
     StreamMemory memory;
     Allocator allocator(memory.source());
-    Block* block = nullptr;
+    MemoryBlock* block = nullptr;
     {
       const StreamOfThread scope(7);
       block = allocator.allocate(bytes);
@@ -599,14 +599,14 @@ TEST(Streams, ABlockReturnsToTheStreamItWasAllocatedFor) {
     }
     void* const at = block->data;
     allocator.free(block);  // by a thread of stream 0
-    Block* const own = allocator.allocate(bytes);
+    MemoryBlock* const own = allocator.allocate(bytes);
     EXPECT_NE(own->data, at) << "the work of stream 7 may go on";
     {
       const StreamOfThread other(8);
-      Block* const elsewhere = allocator.allocate(bytes);
+      MemoryBlock* const elsewhere = allocator.allocate(bytes);
       EXPECT_NE(elsewhere->data, at);
       const StreamOfThread same(7);
-      Block* const again = allocator.allocate(bytes);
+      MemoryBlock* const again = allocator.allocate(bytes);
       EXPECT_EQ(again->data, at) << "stream order";
       allocator.free(again);
       allocator.free(elsewhere);
@@ -621,7 +621,7 @@ TEST(Streams, HostMemoryBelongsToNone) {
   TestMemory memory;
   Allocator allocator(memory.source());
   const StreamOfThread scope(7);
-  Block* const block = allocator.allocate(100);
+  MemoryBlock* const block = allocator.allocate(100);
   EXPECT_EQ(block->stream, 0u);
   allocator.free(block);
 }
@@ -633,14 +633,14 @@ TEST(Streams, ABlockUsedByTheOwnStreamReturnsAfterItsWork) {
     source.caches = caches;
     Allocator allocator(source);
     const StreamOfThread scope(7);
-    Block* const block = allocator.allocate(3 * kMiB);
+    MemoryBlock* const block = allocator.allocate(3 * kMiB);
     void* const at = block->data;
     allocator.crosses(block);
     EXPECT_TRUE(memory.marks.empty()) << "work until it is freed counts";
     memory.captures = true;
     allocator.free(block);
     const auto reused = [&] {
-      Block* const other = allocator.allocate(3 * kMiB);
+      MemoryBlock* const other = allocator.allocate(3 * kMiB);
       const bool same = other->data == at || !memory.out.contains(at);
       allocator.free(other);
       allocator.release_cached();
@@ -660,15 +660,15 @@ TEST(Streams, OneThatIsBusyHoldsUpNoOther) {
   Allocator allocator(memory.source());
   const int streams[2] = {};
   const auto busy = std::make_shared<TestFence>(), done = std::make_shared<TestFence>();
-  Block* const first = allocator.allocate(100);
-  Block* const second = allocator.allocate(3 * kMiB);
+  MemoryBlock* const first = allocator.allocate(100);
+  MemoryBlock* const second = allocator.allocate(3 * kMiB);
   void* const at = second->data;
   allocator.hold(first, &streams[0], busy);
   allocator.hold(second, &streams[1], done);
   allocator.free(first);
   allocator.free(second);
   done->ended = true;
-  Block* const again = allocator.allocate(3 * kMiB);
+  MemoryBlock* const again = allocator.allocate(3 * kMiB);
   EXPECT_EQ(again->data, at);
   allocator.free(again);
   busy->ended = true;
@@ -679,8 +679,8 @@ TEST(Streams, MemoryOfAnotherProgramIsAskedForBlockByBlock) {
   MemorySource source = memory.source();
   source.caches = false;
   Allocator allocator(source);
-  Block* const small = allocator.allocate(100);
-  Block* const large = allocator.allocate(3 * kMiB);
+  MemoryBlock* const small = allocator.allocate(100);
+  MemoryBlock* const large = allocator.allocate(3 * kMiB);
   EXPECT_EQ(memory.out.size(), 2u);
   EXPECT_EQ(allocator.stats().reserved, memory.reserved);
   allocator.free(small);
@@ -697,7 +697,7 @@ TEST(Allocator, AHundredThousandRandomEventsKeepFragmentationSmall) {
   TestMemory memory;
   Allocator allocator(memory.source());
   std::mt19937_64 random(7);
-  std::vector<std::pair<Block*, unsigned char>> live;
+  std::vector<std::pair<MemoryBlock*, unsigned char>> live;
   size_t asked = 0, asked_peak = 0;
   const auto size = [&] {
     // Log-uniform from 64 B to 32 MiB, as activations and their small companions are.
@@ -706,7 +706,7 @@ TEST(Allocator, AHundredThousandRandomEventsKeepFragmentationSmall) {
   for (int event = 0; event < 100'000; ++event) {
     if (live.empty() || (live.size() < 200 && random() % 2 == 0)) {
       const size_t bytes = size();
-      Block* const block = allocator.allocate(bytes);
+      MemoryBlock* const block = allocator.allocate(bytes);
       const auto mark = static_cast<unsigned char>(event);
       bytes_of(block)[0] = bytes_of(block)[bytes - 1] = char(mark);
       live.emplace_back(block, mark);

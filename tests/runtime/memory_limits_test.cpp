@@ -143,7 +143,7 @@ TEST_F(Limits, BindTheAllocator) {
   put(top + "/memory.swap.max", "0\n");
   put("proc/self/statm", "0 0\n");
   Allocator allocator(host_memory([limits = MemoryLimits(root)] { return limits.within_reach(); }));
-  Block* const held = allocator.allocate(48 * kLimitUnit);
+  MemoryBlock* const held = allocator.allocate(48 * kLimitUnit);
   EXPECT_THROW(allocator.allocate(48 * kLimitUnit), OutOfMemory);
   allocator.free(held);
 }

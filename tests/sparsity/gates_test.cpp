@@ -143,6 +143,20 @@ TEST(GateCalibration, ThresholdsLeaveOutTheirShareOfTheText) {
     }
 }
 
+TEST(GateCalibration, AShareOfNothingLeavesNothingOut) {
+  const Samples samples = small_samples(4);
+  for (const ThresholdRule rule : {ThresholdRule::symmetric, ThresholdRule::magnitude}) {
+    SmallGpt small;
+    GateOptions options = quick(false);
+    options.rule = rule;
+    const Calibration found = calibrate(small.model, samples, options);
+    for (const CalibratedLayer& layer : found.layers) {
+      EXPECT_EQ(found.gate(layer, 0).threshold, 0) << layer.name;
+      EXPECT_GT(found.gate(layer, 0.9).threshold, 0) << layer.name;
+    }
+  }
+}
+
 TEST(GateCalibration, SymmetricThresholdsAreQuantilesOfTheNumbersThemselves) {
   const Samples samples = small_samples(8);
   SmallGpt small;

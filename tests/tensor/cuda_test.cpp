@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/capture.h"
+#include "tensor/kernels.h"
 #include "tensor/random.h"
 #include "tensor/tensor.h"
 #include "tests/errors.h"
@@ -66,6 +67,22 @@ TEST_F(CudaTensor, BroadcastsAndEmptiesAcrossDevices) {
   EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2}));
   EXPECT_EQ(counting_up_to_100({0, 3}).to(gpu).to_vector<double>().size(), 0u);
   EXPECT_EQ(counting_up_to_100({1}).expand({5}).to(gpu).to_vector<double>(), std::vector<double>(5, 0.0));
+}
+
+TEST_F(CudaTensor, F64IsAddedToF64InF64AndToNothingElse) {
+  const Tensor x = counting_up_to_100({3, 5}),
+               tiny = Tensor::full({3, 5}, 0x1p-40, DType::f64, Device::cpu());
+  const Tensor y = x.to(gpu), expected = x.clone();
+  accumulate(y, tiny.to(gpu));
+  accumulate(expected, tiny);
+  EXPECT_EQ(y.to_vector<double>(), expected.to_vector<double>());
+  const Tensor wide = Tensor::full({7, 5}, 3, DType::f64, gpu);  // rows with gaps, such as parts of an arena
+  accumulate(wide.slice(0, 0, 6, 2), y);
+  EXPECT_EQ(wide.at({2, 4}).item<double>(), 12 + 0x1p-40);
+  EXPECT_EQ(wide.at({1, 4}).item<double>(), 3);
+  const Tensor narrow = x.to(DType::f32).to(gpu);
+  for (const auto& [to, from] : {std::pair(y, narrow), std::pair(narrow, y)})
+    expect_error([&, to, from] { accumulate(to, from); }, {"accumulate: dtype f64 is not supported"});
 }
 
 TEST_F(CudaTensor, PinnedMemoryIsCopiedInStreamOrder) {
