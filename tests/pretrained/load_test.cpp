@@ -302,6 +302,15 @@ TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
       std::string::npos);
 }
 
+TEST_F(Load, ConvertCopiesTheFilesOfATokenizer) {
+  save(gpt, folder / "from");
+  for (const std::string name : {"spiece.model", "added_tokens.json", "chat_template.jinja"})
+    io::write_file((folder / "from") + "/" + name, name);
+  convert(folder / "from", folder / "out");
+  for (const std::string name : {"spiece.model", "added_tokens.json", "chat_template.jinja"})
+    EXPECT_EQ(io::read_file((folder / "out") + "/" + name, 100), name);
+}
+
 TEST_F(Load, ConvertKeepsThePoolerAndTheHeadsThatABareEncoderHasNot) {
   // As BertModel is saved: names without a prefix, a pooler; and as a pretrained one, with its heads.
   const models::Bert source(tiny_bert(BertHead::none), rng, kCpu);
