@@ -83,7 +83,7 @@ TokenizerFile parse_vocab_and_merges(const std::string& vocab_path, std::string_
 /// BERT's vocab.txt: one token per line.
 TokenizerFile parse_vocab_txt(const std::string& path, std::string_view text,
                               const TokenizerConfig& config = {});
-/// A post-processor that puts `before` in front of each text and `after` behind it (-1: nothing).
+/// A post-processor that puts `before` in front of each text and `after` after it (-1: nothing).
 nlohmann::json frame_processor(int32_t before, int32_t after);
 
 /// A small JSON file: depth at most 64, no key twice, at most 65,536 values.
