@@ -13,6 +13,7 @@
 #include "io/utf8.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
+#include "train/language_data.h"
 
 namespace tessera::cli {
 namespace {
@@ -37,8 +38,7 @@ int run_tokenize(const TokenizeArgs& args) {
   io::AtomicFolder files(args.out, io::AtomicFolder::Existing::merge);
   const datasets::Tokenized done = datasets::tokenize_files(args.text, tokenizer, files.path(), args.options);
   // The tokenizer stays with its tokens: training on them needs it for decoding.
-  if (const fs::path file = tokenizer.path(); file.extension() == ".json" && file.filename() != "vocab.json")
-    io::write_file(files.path() + "/tokenizer.json", io::read_file(file.string(), datasets::kLargestText));
+  train::copy_tokenizer(args.tokenizer, files.path());
   files.publish();
   tell_invalid(done.invalid, done.bytes);
   for (const auto& [name, part] : {std::pair("train", done.train), std::pair("validation", done.validation)})

@@ -55,9 +55,9 @@ struct Text {
 class Writer {
  public:
   Writer(const GenerateArgs& args, const LanguageFolder& language, const io::Tokenizer& tokenizer,
-         const dist::World& world, size_t count)
-      : args_(args), language_(language), tokenizer_(tokenizer), world_(world) {
-    for (size_t i = 0; i < count; ++i) texts.emplace_back(tokenizer, args.stops);
+         const dist::World& world, const std::vector<int64_t>& rooms)
+      : args_(args), language_(language), tokenizer_(tokenizer), world_(world), rooms_(rooms) {
+    for (size_t i = 0; i < rooms.size(); ++i) texts.emplace_back(tokenizer, args.stops);
   }
 
   bool take(size_t number, int64_t token) {
@@ -76,6 +76,9 @@ class Writer {
     if (tokenizer_.has(int32_t(token))) give(text, text.stops.next(text.stream.next(int32_t(token))));
     if (text.stops.found()) text.end = "stop text";
     if (interrupted_) text.end = "interrupted";
+    const int64_t room = rooms_[number];
+    if (text.end == "length" && room < args_.most_tokens && int64_t(text.tokens.size()) == room)
+      text.end = "last position";
     return text.end == "length";
   }
   void finish() {
@@ -93,6 +96,8 @@ class Writer {
     std::fflush(stdout);
   }
 
+  bool leads() const { return world_.leads(); }
+
   std::vector<Text> texts;
   std::vector<Clock::time_point> times;  // of the first text's tokens
 
@@ -108,6 +113,7 @@ class Writer {
   const LanguageFolder& language_;
   const io::Tokenizer& tokenizer_;
   const dist::World& world_;
+  const std::vector<int64_t> rooms_;                  // new tokens that each text has positions for
   size_t last_ = std::numeric_limits<size_t>::max();  // text that got a token; a new step when it falls
   bool interrupted_ = false;
 };
@@ -148,6 +154,21 @@ nlohmann::json sparse_layers(LanguageFolder& language, const models::Generator::
   return sparse_json(language.sparse, counts);
 }
 
+/// Says which texts ended at the model's last position.
+void tell_full(const GenerateArgs& args, const LanguageFolder& language, const Writer& writer,
+               const models::Generator::Texts& given) {
+  for (size_t i = 0; i < writer.texts.size(); ++i) {
+    const Text& text = writer.texts[i];
+    if (text.end != "last position" || !writer.leads()) continue;
+    const std::string which = writer.texts.size() > 1 ? fmt::format("text {} ", i + 1) : "";
+    train::tell(
+        fmt::format("tessera: {}stopped after {} of {} new tokens: with the {} of the prompt they fill "
+                    "all {} {} of the model\n",
+                    which, text.tokens.size(), args.most_tokens, given[std::min(i, given.size() - 1)].size(),
+                    longest_of(language), limit_of(language)));
+  }
+}
+
 void check_flags_of_ranks(const GenerateArgs& args) {
   if (args.parallel.ranks == 1) return;
   if (args.griffin) throw UsageError("--griffin: of a model on one rank; leave --tensor-parallel out");
@@ -174,17 +195,23 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
   for (const std::string& prompt : prompts) given.push_back(tokens_of(prompt, language, tokenizer));
   size_t longest = 0;
   for (const auto& tokens : given) longest = std::max(longest, tokens.size());
-  const int64_t positions = longest_of(language), room = positions - int64_t(longest) + 1;
-  check(room >= 1, "generate: the prompt has ", longest, " tokens; the model of ", language.path, " has ",
-        positions, " ", limit_of(language));
-  Writer writer(args, language, tokenizer, world, count);
+  const int64_t positions = longest_of(language);
+  check(int64_t(longest) <= positions, "generate: the prompt has ", longest, " tokens; the model of ",
+        language.path, " has ", positions, " ", limit_of(language));
+  std::vector<int64_t> rooms;
+  int64_t capacity = 0;  // of the longest text, without its last token, which is never run
+  for (size_t i = 0; i < count; ++i) {
+    const int64_t prompt = int64_t(given[std::min(i, given.size() - 1)].size());
+    rooms.push_back(positions - prompt + 1);
+    capacity = std::max(capacity, prompt + std::min(args.most_tokens, rooms.back()) - 1);
+  }
+  Writer writer(args, language, tokenizer, world, rooms);
   bool was_graph = false;
   const InterruptGuard guard;
   Clock::time_point begin;
   if (args.most_tokens > 0)
     std::visit(
         [&](auto& model) {
-          const int64_t capacity = int64_t(longest) + std::min(args.most_tokens, room) - 1;
           models::Generator generator =
               args.griffin
                   ? models::Generator(sparsity::griffin(model, int64_t(count), capacity, *args.griffin))
@@ -199,17 +226,7 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
         },
         language.model);
   writer.finish();
-  if (room < args.most_tokens && std::ranges::any_of(writer.texts, [&](const Text& text) {
-        return text.end == "length" && int64_t(text.tokens.size()) == room;
-      })) {
-    for (Text& text : writer.texts)
-      if (text.end == "length") text.end = "last position";
-    if (world.leads())
-      train::tell(fmt::format(
-          "tessera: stopped after {} of {} new tokens: with the {} of the prompt they fill all {} "
-          "{} of the model\n",
-          room, args.most_tokens, longest, positions, limit_of(language)));
-  }
+  tell_full(args, language, writer, given);
 
   const auto milliseconds = [](auto duration) {
     return std::chrono::duration<double, std::milli>(duration).count();

@@ -4,6 +4,7 @@
 #include "datasets/tokenize.h"
 #include "datasets/tokens.h"
 #include "io/text_file.h"
+#include "train/language_data.h"
 
 namespace tessera::cli {
 
@@ -35,9 +36,9 @@ LanguageTokens tokens_of_shards(const char* command, const LanguageFolder& langu
     tokens.ids.resize(before + shard.info().tokens);
     shard.read(0, std::span(tokens.ids).subspan(before));
   }
-  const io::Tokenizer tokenizer = io::Tokenizer::load(data);
+  const io::Tokenizer tokenizer = io::Tokenizer::load(train::tokenizer_folder(data, language.path));
   check(tokenizer.fingerprint() == fingerprint, command, ": the shards of ", data,
-        " were not made by its tokenizer.json");
+        " were not made by the tokenizer ", tokenizer.path());
   const std::string own = io::Tokenizer::load(language.path).fingerprint();
   check(own == fingerprint, command, ": the shards of ", data, " come from the tokenizer ", fingerprint,
         ", the model in ", language.path, " has ", own, ": tokenize the text again, with the model's");

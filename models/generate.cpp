@@ -30,8 +30,15 @@ struct Generator::State {
     ops::sample(choices, model.step(choices.next, model.cache), sampling);
   }
 
-  /// Makes token `number` of each text, 1 or more.
+  int64_t prompt_length(const Texts& prompts, int64_t text) const {
+    return int64_t(prompts[prompts.size() == 1 ? 0 : size_t(text)].size());
+  }
+
+  /// Makes token `number` of each text, 1 or more. Texts that have filled the cache have ended; they
+  /// overwrite their last token while the others go on.
   void issue_step(const Texts& prompts, const GenerateOptions& options, int64_t number) {
+    for (int64_t b = 0; b < batch(); ++b)
+      if (prompt_length(prompts, b) + number > model.cache.capacity()) model.cache.reopen(b);
     const bool replays = options.graph && model.repeats && model.device.is_cuda();
     if (replays) {
       if (!captured || captured_sampling != options.sampling) {
@@ -80,7 +87,8 @@ struct Generator::State {
     Texts texts;
     for (int64_t b = 0; b < batch(); ++b) {
       texts.push_back(prompts[prompts.size() == 1 ? 0 : size_t(b)]);
-      texts.back().insert(texts.back().end(), history + b * most, history + b * most + count);
+      const int64_t held = std::min(count, model.cache.capacity() - prompt_length(prompts, b));
+      texts.back().insert(texts.back().end(), history + b * most, history + b * most + held);
     }
     return texts;
   }
@@ -131,7 +139,10 @@ Texts Generator::operator()(const Texts& prompts, const GenerateOptions& options
   }
   const int64_t capacity = state.model.cache.capacity();
   check(given <= capacity, "generate: the prompt has ", given, " tokens; there is room for ", capacity);
-  const int64_t room = std::min(options.most_tokens, capacity - given + 1);
+  std::vector<int64_t> rooms;  // new tokens of each text
+  for (int64_t b = 0; b < state.batch(); ++b)
+    rooms.push_back(std::min(options.most_tokens, capacity - state.prompt_length(prompts, b) + 1));
+  const int64_t room = *std::ranges::max_element(rooms);
   Texts texts(size_t(state.batch()));
   if (room == 0) return texts;
   std::vector<bool> ended(texts.size(), false);
@@ -145,8 +156,9 @@ Texts Generator::operator()(const Texts& prompts, const GenerateOptions& options
       if (ended[b]) continue;
       texts[b].push_back(tokens[b]);
       const bool goes_on = !on_token || on_token(int64_t(b), tokens[b]);
-      ended[b] = !goes_on || std::find(options.stop_tokens.begin(), options.stop_tokens.end(), tokens[b]) !=
-                                 options.stop_tokens.end();
+      ended[b] = !goes_on || int64_t(texts[b].size()) == rooms[b] ||
+                 std::find(options.stop_tokens.begin(), options.stop_tokens.end(), tokens[b]) !=
+                     options.stop_tokens.end();
     }
     if (std::all_of(ended.begin(), ended.end(), [](bool end) { return end; })) break;
     if (!ahead && more) state.issue_step(prompts, options, number + 1);

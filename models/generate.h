@@ -76,7 +76,7 @@ class Generator {
   using OnToken = std::function<bool(int64_t text, int64_t token)>;
   /// `prompts`: one for each text, or one for all. Returns the new tokens of each; text b draws with the
   /// numbers choice_number(seed, i, b). options.on_token is not called. Throws for an empty prompt, one that
-  /// is too long, and a logit that is NaN; a text ends early where capacity or positions end.
+  /// is too long, and a logit that is NaN; a text ends early where its own tokens fill the capacity.
   Texts operator()(const Texts& prompts, const GenerateOptions& options, const OnToken& on_token = {});
 
   /// Whether the last call replayed a graph.

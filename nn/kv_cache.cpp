@@ -1,5 +1,7 @@
 #include "nn/kv_cache.h"
 
+#include <algorithm>
+
 #include "nn/attention.h"
 #include "ops/attention/head_padding.h"
 #include "ops/decode_attention/decode_attention.h"
@@ -86,6 +88,12 @@ void KvCache::advance(int64_t tokens) {
   check(tokens >= 0 && tokens <= capacity_ - length_, "KvCache: ", length_ + tokens,
         " tokens are more than its capacity of ", capacity_);
   length_ += tokens;
+}
+
+void KvCache::reopen(int64_t sequence) {
+  check(0 <= sequence && sequence < batch_, "KvCache: there is no sequence ", sequence, " of ", batch_);
+  lengths_.slice(0, sequence, sequence + 1).fill(double(capacity_ - 1));
+  length_ = std::min(length_, capacity_ - 1);
 }
 
 void KvCache::truncate(int64_t length) {

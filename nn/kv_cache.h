@@ -57,6 +57,10 @@ class KvCache {
   /// Keeps the first `length` tokens of each sequence; all must have as many.
   void truncate(int64_t length);
 
+  /// Of a full sequence whose further tokens do not matter: it keeps its first capacity - 1 tokens, and the
+  /// next pass of one token overwrites its last one, while the other sequences grow.
+  void reopen(int64_t sequence);
+
   void fields(auto&& visit) { visit("keys", keys_), visit("values", values_), visit("length", length_); }
 
   Tensor rope_table;  // of the positions below capacity, if queries and keys are rotated by them and they

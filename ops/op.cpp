@@ -251,8 +251,8 @@ void check_inputs(const OpSpec& op, const std::vector<Tensor>& inputs) {
             inputs[i].dtype(), "; expected ", listed(spec.dtypes));
     } else {
       check(inputs[i].dtype() == first->dtype(), op.name, ": input \"", spec.name, "\" is ",
-            inputs[i].dtype(), ", but \"", op.inputs[0].name, "\" is ", first->dtype(),
-            "; floating inputs share one dtype");
+            inputs[i].dtype(), ", but \"", op.inputs[size_t(first - inputs.data())].name, "\" is ",
+            first->dtype(), "; floating inputs share one dtype");
     }
     if (!device_of) device_of = &inputs[i];
     check(inputs[i].device() == device_of->device(), op.name, ": input \"", spec.name, "\" is on ",

@@ -9,10 +9,19 @@ namespace tessera::pretrained {
 namespace {
 
 /// What a folder holds besides weights that its user needs.
-constexpr const char* kCompanions[] = {"config.json", "generation_config.json",  "tokenizer.json",
-                                       "vocab.json",  "tokenizer_config.json",   "merges.txt",
-                                       "vocab.txt",   "special_tokens_map.json", "tokenizer.model",
-                                       "LICENSE",     "added_tokens.json"};
+constexpr const char* kCompanions[] = {"config.json",
+                                       "generation_config.json",
+                                       "tokenizer.json",
+                                       "vocab.json",
+                                       "tokenizer_config.json",
+                                       "merges.txt",
+                                       "vocab.txt",
+                                       "special_tokens_map.json",
+                                       "tokenizer.model",
+                                       "LICENSE",
+                                       "added_tokens.json",
+                                       "spiece.model",
+                                       "chat_template.jinja"};
 
 /// A config.json that says what the weights are now, since loaders believe it, and has no field
 /// that was to be ignored, since other programs would not.

@@ -24,6 +24,14 @@ std::string text_of(const Shape& shape) {
   return text.str();
 }
 
+/// Whether only the number of rows is another one: classes of a head.
+bool differs_in_rows(const Shape& a, const Shape& b) {
+  if (a.rank() != b.rank() || a.rank() == 0 || a[0] == b[0]) return false;
+  for (int64_t d = 1; d < a.rank(); ++d)
+    if (a[d] != b[d]) return false;
+  return true;
+}
+
 /// BERT's first files called a norm's weight gamma and its bias beta.
 std::string modern(const std::string& name) {
   const auto renamed = [&](const char* old_end, const char* end) {
@@ -50,7 +58,8 @@ std::string name_of_other(const NameTable& table, const std::string& in_file) {
   return is_start_of(name) ? name : is_start_of(full) ? full : "";
 }
 
-Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head) {
+Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head,
+                    bool fresh_classes) {
   std::map<std::string, const NameRule::Part*> wanted;
   for (const NameRule& rule : table.rules)
     for (const NameRule::Part& part : rule.parts) wanted.emplace(part.theirs, &part);
@@ -77,6 +86,12 @@ Matched match_names(const NameTable& table, const io::WeightSource& source, bool
       const auto found = matched.names.find(part.theirs);
       if (found != matched.names.end()) {
         const io::WeightEntry& entry = source.entry(found->second);
+        if (fresh_classes && rule.is_head && differs_in_rows(entry.shape, part.shape)) {
+          matched.report.fresh.push_back(rule.ours);
+          matched.report.ignored.push_back(entry.name);
+          matched.names.erase(found);
+          continue;
+        }
         if (entry.shape != part.shape)
           wrong.push_back("mis-shaped  " + shown(entry.name) + " " + text_of(entry.shape) + ", expected " +
                           text_of(part.shape));
@@ -142,7 +157,7 @@ Model load(const char* what, const std::string& folder, Rng& rng, Device device,
   if (options.dtype) wanted.dtype = *options.dtype;
   const io::WeightSource source(folder);
   const NameTable plain = name_table(wanted), table = config.cola ? with_cola(plain, *config.cola) : plain;
-  const Matched matched = match_names(table, source, options.fresh_head);
+  const Matched matched = match_names(table, source, options.fresh_head, options.fresh_classes);
   if constexpr (std::is_same_v<Model, models::Llama>) {
     if (options.ranks.shares()) {
       check(!config.cola, "load: ", folder, " has factors (cola) in place of weights, which ",

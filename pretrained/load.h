@@ -14,6 +14,9 @@ struct LoadOptions {
   /// A head (classifier, masked language head) that the file lacks keeps its initial values; else it is
   /// missing.
   bool fresh_head = true;
+  /// A layer of the head that the file has for another number of classes keeps its initial values too; else
+  /// it is mis-shaped. For training on another task.
+  bool fresh_classes = false;
   /// Of a llama: the ranks that share it out. Each calls load_llama and reads its own rows alone (of layers
   /// whose inputs are shared out, and of torch.save, the host reads whole tensors, one at a time).
   nn::TensorParallel ranks = {};
@@ -32,7 +35,8 @@ struct Matched {
   std::map<std::string, std::string> names;  // theirs in the table -> in the file
   LoadReport report;
 };
-Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head);
+Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head,
+                    bool fresh_classes = false);
 
 /// What transformers calls a tensor `in_file` of a head or pooler that the model of the table has not; "" for
 /// one of the model, a buffer or a stranger.
@@ -79,7 +83,8 @@ struct Conversion {
 /// another dtype if there is one, and without the fields that may be ignored) and of the tokenizer's files.
 /// With a config.json of a known model, the names are its own, checked as loading does; otherwise they are
 /// kept. Heads and poolers that config.json's architecture does not use are converted too. Integer tensors
-/// keep their dtype. One shard in memory at a time.
+/// keep their dtype. Throws if finite weights would become infinite in the new dtype. One shard in memory at
+/// a time.
 Conversion convert(const std::string& from, const std::string& to, const SaveOptions& options = {},
                    const ConfigOptions& config = {});
 

@@ -4,6 +4,7 @@
 #include "nn/low_rank.h"
 #include "pretrained/companions_internal.h"
 #include "pretrained/load.h"
+#include "pretrained/narrowed_internal.h"
 #include "pretrained/sparse_file.h"
 
 namespace tessera::pretrained {
@@ -103,8 +104,8 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
   const auto add = [&](const std::string& theirs, const std::string& in_file) {
     const io::WeightEntry& entry = source.entry(in_file);
     const DType dtype = options.dtype && is_floating(entry.dtype) ? *options.dtype : entry.dtype;
-    weights.push_back(
-        {{theirs, dtype, entry.shape}, [&source, in_file, dtype] { return source.load(in_file).to(dtype); }});
+    weights.push_back({{theirs, dtype, entry.shape},
+                       [&source, in_file, dtype] { return narrowed(source.load(in_file), dtype, in_file); }});
     done.tensors += 1;
     done.bytes += uint64_t(entry.shape.count()) * size_of(dtype);
   };

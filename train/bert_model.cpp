@@ -4,9 +4,11 @@ namespace tessera::train {
 
 models::Bert load_bert_as(const models::BertConfig& config, const std::string& folder, Rng& rng,
                           Device device, pretrained::LoadReport* report) {
-  models::Bert model = pretrained::load_bert(
-      folder, rng, device, {.config = {.head = config.head, .labels = config.labels}, .dtype = config.dtype},
-      report);
+  models::Bert model = pretrained::load_bert(folder, rng, device,
+                                             {.config = {.head = config.head, .labels = config.labels},
+                                              .dtype = config.dtype,
+                                              .fresh_classes = config.head != models::BertHead::masked_lm},
+                                             report);
   // Dropout may be the run's own; everything else is what the folder says.
   model.config.hidden_dropout = config.hidden_dropout;
   model.config.attention_dropout = config.attention_dropout;

@@ -44,6 +44,29 @@ models::BertConfig bert_config(const std::string& path, const std::string& text,
   return *bert;
 }
 
+void check_label_order(const std::string& path, const std::string& text, datasets::GlueTask task) {
+  const datasets::GlueInfo& info = datasets::glue_info(task);
+  const json config = json::parse(text);
+  const json names = config.value("id2label", json::object());
+  std::vector<std::string> theirs, ours(info.labels.begin(), info.labels.end());
+  for (size_t i = 0; i < names.size(); ++i) {
+    const json name = names.value(std::to_string(i), json());
+    if (!name.is_string()) return;
+    theirs.push_back(name.get<std::string>());
+    for (char& c : theirs.back()) c = char(std::tolower(static_cast<unsigned char>(c)));
+  }
+  if (theirs == ours || !std::ranges::is_permutation(theirs, ours)) return;
+  const auto listed = [](const std::vector<std::string>& labels) {
+    std::string all;
+    for (const std::string& label : labels) all += (all.empty() ? "" : ", ") + label;
+    return all;
+  };
+  fail_at(Site::here(), "bert: ", path, ": the classes of id2label are ", listed(theirs),
+          ", those of the task ", info.name, " are ", listed(ours),
+          ": reorder the rows of the classifier and id2label, or name the classes LABEL_0, LABEL_1, ... to "
+          "train the classifier as it is");
+}
+
 SettingList GlueSettings::list() {
   SettingList list;
   list.group("Data");

@@ -63,6 +63,10 @@ GlueSettings glue_settings_from_json(const nlohmann::json& json);
 /// a BERT or RoBERTa.
 models::BertConfig bert_config(const std::string& path, const std::string& text, datasets::GlueTask task);
 
+/// Throws, naming both orders, if id2label of a config.json names the task's classes (in any case) in another
+/// order than the task numbers them: a classifier of that file would give each class another's number.
+void check_label_order(const std::string& path, const std::string& text, datasets::GlueTask task);
+
 /// Model and optimizer on a device, and the batch under way.
 class GlueJob : public Job {
  public:

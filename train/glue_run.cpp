@@ -180,6 +180,8 @@ void GlueGroup::settle(const GlueStart& start, const RunRequest& request) {
   } else {
     s.bert = bert_config(s.model + "/config.json", io::read_file(s.model + "/config.json", kLargestFile),
                          info.task);
+    check_label_order(s.model + "/config.json", io::read_file(s.model + "/config.json", kLargestFile),
+                      info.task);
     tokenizer_ = io::Tokenizer::load(s.model);
   }
   if (given.contains("--dropout"))

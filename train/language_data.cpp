@@ -36,6 +36,8 @@ std::string bert_tokenizer_config() {
 
 namespace {
 
+constexpr uint64_t kLargestConfig = 1 << 20;
+
 /// Of a tokenizer for language models: one special token.
 std::string language_tokenizer_config() {
   const std::string end = "<|endoftext|>";
@@ -79,7 +81,8 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
 void copy_tokenizer(const std::string& from, const std::string& folder) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(from);  // complains of what is none
   const fs::path file = tokenizer.path();
-  std::vector<std::string> names = {"tokenizer_config.json", "special_tokens_map.json"};
+  std::vector<std::string> names = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                                    "chat_template.jinja"};
   if (file.filename() == "vocab.json") names.insert(names.end(), {"vocab.json", "merges.txt"});
   io::make_folder(folder);
   const auto copy = [&](const fs::path& source, const std::string& name) {
@@ -94,6 +97,40 @@ void copy_tokenizer(const std::string& from, const std::string& folder) {
                                            : "vocab.txt");
 }
 
+std::string tokenizer_folder(const std::string& data, const std::string& model) {
+  return io::Tokenizer::is_in(data) || model.empty() ? data : model;
+}
+
+void keep_base_configs(const std::string& model, const std::string& folder) {
+  if (!io::Tokenizer::is_in(model)) return;
+  const io::Tokenizer base = io::Tokenizer::load(model), own = io::Tokenizer::load(folder);
+  if (base.fingerprint() != own.fingerprint() || base.special().eos != own.special().eos) return;
+  const fs::path to = fs::path(folder) / kBaseFolder;
+  io::make_folder(to.string());
+  for (const char* const name : {"config.json", "generation_config.json"}) {
+    std::error_code ignored;
+    const fs::path file = fs::path(model) / name;
+    if (fs::is_regular_file(file, ignored))
+      io::write_file((to / name).string(), io::read_file(file.string(), kLargestConfig));
+  }
+}
+
+namespace {
+
+void check_end_token(const datasets::TokenWindows& windows, const io::Tokenizer& tokenizer,
+                     const std::string& folder) {
+  const int64_t own = tokenizer.special().eos.value_or(-1);
+  for (const datasets::TokenShard& shard : windows.shards()) {
+    const int64_t end = shard.info().end_token;
+    check(end < 0 || end == own, "train: documents in the shards of ", folder, " end with token ", end,
+          ", but the end token of the tokenizer ", tokenizer.path(), " is ",
+          own < 0 ? "missing" : std::to_string(own),
+          "; give the tokenizer that made them, with its tokenizer_config.json, or tokenize the text again");
+  }
+}
+
+}  // namespace
+
 LanguageData::LanguageData(const std::string& shards, const std::string& tokenizer, int64_t length,
                            bool documents, int64_t stride)
     : tokenizer_(io::Tokenizer::load(tokenizer)), length_(length), documents_(documents) {
@@ -101,10 +138,12 @@ LanguageData::LanguageData(const std::string& shards, const std::string& tokeniz
       .length = length, .documents = documents, .fingerprint = tokenizer_.fingerprint()};
   options.stride = stride;
   train_ = std::make_unique<datasets::TokenWindows>(datasets::shard_paths(shards, "train"), options);
+  check_end_token(*train_, tokenizer_, shards);
   options.length = 1, options.stride = 0;  // of what is held out, windows are cut elsewhere: held_out()
   if (fs::exists(fs::path(shards) / datasets::shard_name("validation", 0)))
     validation_ =
         std::make_unique<datasets::TokenWindows>(datasets::shard_paths(shards, "validation"), options);
+  if (validation_) check_end_token(*validation_, tokenizer_, shards);
 }
 
 namespace {

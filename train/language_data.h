@@ -37,12 +37,23 @@ std::string bert_tokenizer_config();
 /// it and belongs to it.
 void copy_tokenizer(const std::string& from, const std::string& folder);
 
+/// The folder whose tokenizer made the shards in `data`: `data` itself, or `model` ("": none) if no tokenizer
+/// lies next to the shards.
+std::string tokenizer_folder(const std::string& data, const std::string& model);
+
+/// Copies config.json and generation_config.json of the model that a run starts from to kBaseFolder of
+/// `folder`, for export_language; copies nothing if the tokenizer in `folder` is not the model's (by its
+/// tokens and end token).
+inline constexpr const char* kBaseFolder = "base";
+void keep_base_configs(const std::string& model, const std::string& folder);
+
 /// Both parts, opened.
 class LanguageData {
  public:
   /// `shards`: folder of the shards; `tokenizer`: folder of the tokenizer, which must be theirs. `stride`:
   /// that of the training part (datasets::TokenWindowsOptions). There is no validation part if there are no
-  /// shards of it. Throws for less than one window of the training part.
+  /// shards of it. Throws for less than one window of the training part, and for shards whose documents end
+  /// with another token than the tokenizer's end token.
   LanguageData(const std::string& shards, const std::string& tokenizer, int64_t length, bool documents,
                int64_t stride = 0);
 

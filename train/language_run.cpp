@@ -139,13 +139,15 @@ void LanguageRecipe::make_data(const std::string& own) {
     settings_.data = fs::absolute(given).lexically_normal().string();
     check(fs::is_directory(settings_.data), "train: --data: ", given,
           " is not a directory; tessera data tokenize makes one from text");
-    copy_tokenizer(!text.tokenizer.empty() ? text.tokenizer : settings_.data, own);
+    copy_tokenizer(
+        !text.tokenizer.empty() ? text.tokenizer : tokenizer_folder(settings_.data, settings_.start), own);
   } else {
     LanguageText own_text = text;
     if (own_text.tokenizer.empty() && !settings_.start.empty()) own_text.tokenizer = settings_.start;
     const datasets::Tokenized done = write_language_data(own_text, own);
     on_invalid(done.invalid, done.bytes);
   }
+  if (!settings_.start.empty()) keep_base_configs(settings_.start, own);
   const int64_t tokens = io::Tokenizer::load(own).vocab_size();
   std::visit(
       [&](auto& model) {

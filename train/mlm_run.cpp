@@ -111,7 +111,9 @@ void MlmRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
 /// Shards and tokenizer in the run's folder, or the tokenizer alone if the shards lie elsewhere.
 void MlmRecipe::make_data(const std::string& own) {
   LanguageText text = text_.text;
-  if (text.tokenizer.empty()) text.tokenizer = !settings_.data.empty() ? settings_.data : settings_.model;
+  if (text.tokenizer.empty())
+    text.tokenizer =
+        settings_.data.empty() ? settings_.model : tokenizer_folder(settings_.data, settings_.model);
   if (!settings_.data.empty()) {
     check(fs::is_directory(settings_.data), "mlm: --data: ", settings_.data,
           " is not a directory; tessera data tokenize makes one from text");

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,15 +55,36 @@ struct TokenizerFile {
   bool has_vocabulary = false;
 };
 
+/// What the files next to a vocabulary say about it: tokenizer_config.json, special_tokens_map.json (for
+/// roles that the first leaves out) and added_tokens.json. A tokenizer.json has all but the roles in itself.
+struct TokenizerConfig {
+  std::string path;                                  // of tokenizer_config.json, for messages
+  nlohmann::json fields = nlohmann::json::object();  // {} if there is no file
+  nlohmann::json added = nlohmann::json::object();   // of added_tokens.json: numbers by token
+  /// The text of the token with a role ("eos_token"); none if it has no text or the role is not named.
+  std::optional<std::string> token(const std::string& role) const;
+  /// The added tokens, in the order of their numbers: those listed, and those with a role, which `find` looks
+  /// up in the vocabulary (-1: not there, which is no added token then).
+  std::vector<AddedToken> added_tokens(const std::function<int32_t(const std::string&)>& find) const;
+};
+/// Reads the files of `folder`; "": none.
+TokenizerConfig read_tokenizer_config(const std::string& folder);
+
 /// A vocab.json, into the vocabulary of `file`, which has its path.
 void parse_vocab_json(TokenizerFile& file, std::string_view text);
 /// A tokenizer.json.
 TokenizerFile parse_tokenizer_json(const std::string& path, std::string_view text);
-/// The pair vocab.json and merges.txt; RoBERTa's if it has <s>, </s>, <pad>, <unk> and <mask>, else GPT-2's.
+/// The pair vocab.json and merges.txt; RoBERTa's if it has <s>, </s>, <pad>, <unk> and <mask> (unless
+/// `config` says GPT2Tokenizer), else GPT-2's, with bos_token in front where `config` says add_bos_token
+/// (OPT).
 TokenizerFile parse_vocab_and_merges(const std::string& vocab_path, std::string_view vocab,
-                                     const std::string& merges_path, std::string_view merges);
-/// BERT's vocab.txt: a token a line.
-TokenizerFile parse_vocab_txt(const std::string& path, std::string_view text, bool lower_case);
+                                     const std::string& merges_path, std::string_view merges,
+                                     const TokenizerConfig& config = {});
+/// BERT's vocab.txt: one token per line.
+TokenizerFile parse_vocab_txt(const std::string& path, std::string_view text,
+                              const TokenizerConfig& config = {});
+/// A post-processor that puts `before` in front of each text and `after` after it (-1: nothing).
+nlohmann::json frame_processor(int32_t before, int32_t after);
 
 /// A small JSON file: depth at most 64, no key twice, at most 65,536 values.
 nlohmann::json parse_small_json(const std::string& path, std::string_view text);

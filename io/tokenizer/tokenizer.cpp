@@ -63,6 +63,46 @@ void Tokenizer::append_plain(std::string_view text, bool at_start, std::vector<i
   }
 }
 
+/// SentencePiece's tokens of the text between added ones. Each stretch begins as a text does, with a blank,
+/// unless "legacy" is false.
+void Tokenizer::append_pieces(std::string_view text, std::vector<int32_t>& ids) const {
+  if (core_->raw_added.empty()) {
+    core_->sentencepiece->encode(text, ids);
+    return;
+  }
+  for (const Segment& segment : core_->raw_added.split(text)) {
+    const std::string_view part = text.substr(segment.begin, segment.end - segment.begin);
+    if (segment.token >= 0)
+      ids.push_back(segment.token);
+    else if (segment.begin > 0 && core_->sentencepiece_inside)
+      core_->sentencepiece_inside->encode(part, ids);
+    else
+      core_->sentencepiece->encode(part, ids);
+  }
+}
+
+std::string Tokenizer::decode_pieces(std::span<const int32_t> ids, bool skip_special) const {
+  std::string text;
+  std::vector<int32_t> pieces;
+  const auto add_pieces = [&] {
+    if (pieces.empty()) return;
+    const bool is_inside = !text.empty() && core_->sentencepiece_inside;
+    text += (is_inside ? core_->sentencepiece_inside : core_->sentencepiece)->decode(pieces);
+    pieces.clear();
+  };
+  for (const int32_t id : ids) {
+    const auto added = core_->added_by_id.find(id);
+    if (added == core_->added_by_id.end()) {
+      pieces.push_back(id);
+    } else if (!skip_special || !added->second->special) {
+      add_pieces();
+      text += added->second->content;
+    }
+  }
+  add_pieces();
+  return text;
+}
+
 void Tokenizer::append(std::string_view text, std::vector<int32_t>& ids) const {
   std::string repaired;
   if (unicode::valid_prefix(text) < text.size()) {
@@ -70,7 +110,7 @@ void Tokenizer::append(std::string_view text, std::vector<int32_t>& ids) const {
     text = repaired;
   }
   if (core_->sentencepiece) {
-    core_->sentencepiece->encode(text, ids);
+    append_pieces(text, ids);
     return;
   }
   for (const Segment& segment : core_->raw_added.split(text)) {
@@ -137,7 +177,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
   for (const int32_t id : ids)
     check(has(id), "tokenizer: ", path(), ": there is no token ", id, "; there are ", token_count(),
           " below ", vocab_size());
-  if (core_->sentencepiece) return core_->sentencepiece->decode(ids);
+  if (core_->sentencepiece) return decode_pieces(ids, skip_special);
   std::vector<std::string> tokens;
   for (const int32_t id : ids)
     if (!skip_special || !is_special(id)) tokens.push_back(token(id));
@@ -153,32 +193,32 @@ int64_t Tokenizer::token_count() const {
 }
 
 bool Tokenizer::has(int32_t id) const {
+  if (core_->added_by_id.contains(id)) return true;
   if (core_->sentencepiece) return id >= 0 && id < core_->sentencepiece->size();
-  return core_->file.vocabulary.has(id) || core_->added_by_id.contains(id);
+  return core_->file.vocabulary.has(id);
 }
 
 std::string Tokenizer::token(int32_t id) const {
   check(has(id), "tokenizer: ", path(), ": there is no token ", id);
-  if (core_->sentencepiece) return core_->sentencepiece->piece(id);
   const auto added = core_->added_by_id.find(id);
-  return added != core_->added_by_id.end() ? added->second->content
-                                           : std::string(core_->file.vocabulary.token(id));
+  if (added != core_->added_by_id.end()) return added->second->content;
+  if (core_->sentencepiece) return core_->sentencepiece->piece(id);
+  return std::string(core_->file.vocabulary.token(id));
 }
 
 std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
-  if (!core_->sentencepiece) {
-    const auto added = core_->added_by_text.find(token);
-    if (added != core_->added_by_text.end()) return added->second;
-  }
+  const auto added = core_->added_by_text.find(token);
+  if (added != core_->added_by_text.end()) return added->second;
   const int32_t id =
       core_->sentencepiece ? core_->sentencepiece->id_of(token) : core_->file.vocabulary.find(token);
   return id < 0 ? std::nullopt : std::optional(id);
 }
 
 bool Tokenizer::is_special(int32_t id) const {
-  if (core_->sentencepiece) return has(id) && core_->sentencepiece->is_control(id);
   const auto added = core_->added_by_id.find(id);
-  return added != core_->added_by_id.end() && added->second->special;
+  if (added != core_->added_by_id.end() && added->second->special) return true;
+  return core_->sentencepiece && id >= 0 && id < core_->sentencepiece->size() &&
+         core_->sentencepiece->is_control(id);
 }
 
 const SpecialTokens& Tokenizer::special() const {
@@ -210,7 +250,7 @@ std::string Tokenizer::decode_open(std::span<const int32_t> ids, bool& open) con
     for (size_t end = ids.size(); end > 0 && byte_of_token(token(ids[end - 1])) >= 0; --end)
       bytes.insert(0, 1, char(byte_of_token(token(ids[end - 1]))));
     missing = unicode::open_end(bytes);
-    text = decode(ids.first(ids.size() - missing));
+    text = decode(ids.first(ids.size() - missing), false);
   } else {
     std::vector<std::string> tokens;
     for (const int32_t id : ids) tokens.push_back(token(id));

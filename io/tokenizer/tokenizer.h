@@ -16,6 +16,10 @@
 ///   vocab.txt               BERT's
 ///   *.model                 of SentencePiece (LLaMA-2, T5), by its library
 ///
+/// Next to a vocabulary that is no tokenizer.json, tokenizer_config.json, special_tokens_map.json and
+/// added_tokens.json say which tokens are special, which are added, and what stands around a text
+/// (add_bos_token, add_eos_token); next to any, which token ends a text (eos_token).
+///
 /// The tokens are those of the library `tokenizers` (0.23) and of SentencePiece, one for one; the fields
 /// `truncation` and `padding` of a tokenizer.json are the caller's business. Bytes that are no UTF-8 are read
 /// as U+FFFD, one for each maximal part of an ill-formed sequence, as Python's errors="replace" does.
@@ -35,8 +39,8 @@ struct EncodeOptions {
   int64_t max_length = 0;  // truncate to this many tokens, special ones included, longer text first; 0: off
 };
 
-/// Numbers of the tokens with a role; from tokenizer_config.json if that file is there, else by their usual
-/// names.
+/// Numbers of the tokens with a role; from tokenizer_config.json or special_tokens_map.json if they are
+/// there, else by their usual names (of a .model: as it says).
 struct SpecialTokens {
   std::optional<int32_t> bos, eos, pad, unk, cls, sep, mask;
 };
@@ -46,6 +50,8 @@ class Tokenizer {
  public:
   /// A file named above, or a folder with one (the first in the order above).
   static Tokenizer load(const std::string& path);
+  /// Whether `folder` has the files of one.
+  static bool is_in(const std::string& folder);
   /// From the text of a tokenizer.json; `name` is for messages.
   static Tokenizer parse(const std::string& name, std::string_view json);
   /// From the bytes of a SentencePiece model.
@@ -87,12 +93,16 @@ class Tokenizer {
   class Cache;
   explicit Tokenizer(std::shared_ptr<const Core> core);
   static std::shared_ptr<Core> build(struct TokenizerFile file);
-  static void find_special(Core& core, const std::string& folder);
+  static std::shared_ptr<Core> build_sentencepiece(const std::string& name, std::string_view bytes,
+                                                   const struct TokenizerConfig& config);
+  static void find_special(Core& core, const struct TokenizerConfig& config);
   friend class TokenStream;
   /// As decode, without a character at the end whose last bytes are missing (then `open`); other bytes that
   /// are no UTF-8 may stay.
   std::string decode_open(std::span<const int32_t> ids, bool& open) const;
   void append(std::string_view text, std::vector<int32_t>& ids) const;
+  void append_pieces(std::string_view text, std::vector<int32_t>& ids) const;
+  std::string decode_pieces(std::span<const int32_t> ids, bool skip_special) const;
   void append_plain(std::string_view text, bool at_start, std::vector<int32_t>& ids) const;
   std::shared_ptr<const Core> core_;
   std::unique_ptr<Cache> cache_;

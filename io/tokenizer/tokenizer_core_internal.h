@@ -19,6 +19,13 @@ struct Tokenizer::Core {
   PreTokenizer pre_tokenizer;
   std::optional<TokenModel> model;
   std::unique_ptr<SentencePiece> sentencepiece;  // instead of the others
+  /// The same without a blank in front of a text, for text after an added token ("legacy": false); null: the
+  /// first serves there too.
+  std::unique_ptr<SentencePiece> sentencepiece_inside;
+  /// Fills added_by_id, added_by_text, end and count from file.added; `find` and `text` are those of the
+  /// model's vocabulary. Throws if two tokens share a number or one has two.
+  void index_added(const std::function<int32_t(const std::string&)>& find,
+                   const std::function<std::optional<std::string>(int32_t)>& text);
   PostProcessor post_processor;
   Decoder decoder;
   AddedMatcher raw_added, normalized_added;

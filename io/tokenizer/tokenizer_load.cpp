@@ -10,8 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kLargestConfig = 16 << 20;
-
 struct Name {
   std::optional<int32_t> SpecialTokens::*role;
   const char* key;
@@ -30,14 +28,23 @@ const std::vector<Name>& roles() {
   return names;
 }
 
+void add_sized(Xxh3& hash, std::string_view text) {
+  const uint64_t size = text.size();
+  hash.add(&size, sizeof size);
+  hash.add(text);
+}
+
+void add_token(Xxh3& hash, const AddedToken& token) {
+  hash.add(&token.id, sizeof token.id);
+  add_sized(hash, token.content);
+  add_sized(hash, std::string{char(token.special), char(token.single_word), char(token.lstrip),
+                              char(token.rstrip), char(token.normalized)});
+}
+
 /// What decides the tokens, independent of a file's layout.
 std::string fingerprint_of(const TokenizerFile& file) {
   Xxh3 hash;
-  const auto add = [&hash](std::string_view text) {
-    const uint64_t size = text.size();
-    hash.add(&size, sizeof size);
-    hash.add(text);
-  };
+  const auto add = [&hash](std::string_view text) { add_sized(hash, text); };
   for (int32_t id = 0; id < file.vocabulary.end(); ++id)
     if (file.vocabulary.has(id)) {
       hash.add(&id, sizeof id);
@@ -47,14 +54,20 @@ std::string fingerprint_of(const TokenizerFile& file) {
     add(file.merges.left(rank));
     add(file.merges.right(rank));
   }
-  for (const AddedToken& token : file.added) {
-    hash.add(&token.id, sizeof token.id);
-    add(token.content);
-    add(std::string{char(token.special), char(token.single_word), char(token.lstrip), char(token.rstrip),
-                    char(token.normalized)});
-  }
+  for (const AddedToken& token : file.added) add_token(hash, token);
   for (const char* part : {"model", "normalizer", "pre_tokenizer", "post_processor", "decoder"})
     add(file.settings.contains(part) ? file.settings[part].dump() : "null");
+  return hash.digits();
+}
+
+/// Of a SentencePiece model alone, that of its bytes.
+std::string fingerprint_of_pieces(std::string_view bytes, const std::vector<AddedToken>& added,
+                                  const TokenizerConfig& config) {
+  Xxh3 hash;
+  hash.add(bytes);
+  for (const AddedToken& token : added) add_token(hash, token);
+  for (const char* const key : {"add_bos_token", "add_eos_token", "legacy"})
+    if (config.fields.contains(key)) hash.add(key + config.fields[key].dump());
   return hash.digits();
 }
 
@@ -63,6 +76,29 @@ std::string read(const std::string& path) {
 }
 
 }  // namespace
+
+void Tokenizer::Core::index_added(const std::function<int32_t(const std::string&)>& find,
+                                  const std::function<std::optional<std::string>(int32_t)>& text) {
+  for (size_t i = 0; i < file.added.size(); ++i) {
+    const AddedToken& token = file.added[i];
+    if (token.content.empty()) continue;
+    const std::string where = file.path + ": added_tokens[" + std::to_string(i) + "]";
+    const int32_t known = find(token.content);
+    check(known < 0 || known == token.id, "tokenizer: ", where, ": \"", shown(token.content),
+          "\" has the number ", token.id, ", but ", known, " in model.vocab");
+    const std::optional<std::string> other = known < 0 ? text(token.id) : std::nullopt;
+    check(!other, "tokenizer: ", where, ": \"", shown(token.content), "\" has the number ", token.id,
+          ", which is \"", shown(other.value_or("")), "\" in model.vocab");
+    const auto [by_id, is_new] = added_by_id.emplace(token.id, &token);
+    check(is_new || by_id->second->content == token.content, "tokenizer: ", where, ": \"",
+          shown(token.content), "\" and \"", shown(by_id->second->content), "\" both have the number ",
+          token.id);
+    check(added_by_text.emplace(token.content, token.id).first->second == token.id, "tokenizer: ", where,
+          ": \"", shown(token.content), "\" has two numbers");
+    end = std::max(end, int64_t{token.id} + 1);
+    count += known < 0 && is_new ? 1 : 0;
+  }
+}
 
 std::shared_ptr<Tokenizer::Core> Tokenizer::build(TokenizerFile parsed) {
   auto core = std::make_shared<Core>();
@@ -85,25 +121,10 @@ std::shared_ptr<Tokenizer::Core> Tokenizer::build(TokenizerFile parsed) {
 
   core->end = file.vocabulary.end();
   core->count = file.vocabulary.count();
-  for (size_t i = 0; i < file.added.size(); ++i) {
-    const AddedToken& token = file.added[i];
-    if (token.content.empty()) continue;
-    const std::string where = file.path + ": added_tokens[" + std::to_string(i) + "]";
-    const int32_t known = file.vocabulary.find(token.content);
-    check(known < 0 || known == token.id, "tokenizer: ", where, ": \"", shown(token.content),
-          "\" has the number ", token.id, ", but ", known, " in model.vocab");
-    check(known >= 0 || !file.vocabulary.has(token.id), "tokenizer: ", where, ": \"", shown(token.content),
-          "\" has the number ", token.id, ", which is \"",
-          shown(std::string(file.vocabulary.token(token.id))), "\" in model.vocab");
-    const auto [by_id, is_new] = core->added_by_id.emplace(token.id, &token);
-    check(is_new || by_id->second->content == token.content, "tokenizer: ", where, ": \"",
-          shown(token.content), "\" and \"", shown(by_id->second->content), "\" both have the number ",
-          token.id);
-    check(core->added_by_text.emplace(token.content, token.id).first->second == token.id,
-          "tokenizer: ", where, ": \"", shown(token.content), "\" has two numbers");
-    core->end = std::max(core->end, int64_t{token.id} + 1);
-    core->count += known < 0 && is_new ? 1 : 0;
-  }
+  const auto text_of = [&](int32_t id) {
+    return file.vocabulary.has(id) ? std::optional(std::string(file.vocabulary.token(id))) : std::nullopt;
+  };
+  core->index_added([&](const std::string& text) { return file.vocabulary.find(text); }, text_of);
   core->raw_added = AddedMatcher(file.added, false, core->normalizer);
   core->normalized_added = AddedMatcher(file.added, true, core->normalizer);
   const auto known = [&](int64_t id) {
@@ -114,25 +135,20 @@ std::shared_ptr<Tokenizer::Core> Tokenizer::build(TokenizerFile parsed) {
   return core;
 }
 
-void Tokenizer::find_special(Core& core, const std::string& folder) {
+void Tokenizer::find_special(Core& core, const TokenizerConfig& config) {
   const auto find = [&core](const std::string& text) -> std::optional<int32_t> {
     if (const auto found = core.added_by_text.find(text); found != core.added_by_text.end())
       return found->second;
     const int32_t id = core.sentencepiece ? core.sentencepiece->id_of(text) : core.file.vocabulary.find(text);
     return id >= 0 ? std::optional(id) : std::nullopt;
   };
-  nlohmann::json config = nlohmann::json::object();
-  const std::string path = folder.empty() ? "" : (fs::path(folder) / "tokenizer_config.json").string();
-  std::error_code ignored;
-  if (!path.empty() && fs::exists(path, ignored))
-    config = parse_small_json(path, read_file(path, kLargestConfig));
-  const Settings settings(config, path + ": ");
   for (const Name& name : roles()) {
     std::optional<int32_t>& id = core.special.*name.role;
-    if (settings.has(name.key)) {
-      const Settings value = settings.at(name.key);
-      id = find(value.json().is_object() ? value.text("content") : value.text());
+    if (const auto text = config.token(name.key)) {
+      const std::optional<int32_t> named = find(*text);
+      if (named || !core.sentencepiece) id = named;
     }
+    if (core.sentencepiece) continue;  // says itself which they are
     for (const char* usual : name.usual)
       if (!id) id = find(usual);
   }
@@ -140,11 +156,17 @@ void Tokenizer::find_special(Core& core, const std::string& folder) {
 
 Tokenizer Tokenizer::parse(const std::string& name, std::string_view json) {
   const std::shared_ptr<Core> core = build(parse_tokenizer_json(name, json));
-  find_special(*core, "");
+  find_special(*core, {});
   return Tokenizer(core);
 }
 
 Tokenizer Tokenizer::parse_sentencepiece(const std::string& name, std::string_view bytes) {
+  return Tokenizer(build_sentencepiece(name, bytes, {}));
+}
+
+std::shared_ptr<Tokenizer::Core> Tokenizer::build_sentencepiece(const std::string& name,
+                                                                std::string_view bytes,
+                                                                const TokenizerConfig& config) {
   check_sentencepiece(name, bytes);
   auto core = std::make_shared<Core>();
   core->file.path = name;
@@ -152,34 +174,53 @@ Tokenizer Tokenizer::parse_sentencepiece(const std::string& name, std::string_vi
   const SentencePiece& pieces = *core->sentencepiece;
   core->end = core->count = pieces.size();
   core->kind = "SentencePiece";
-  Xxh3 hash;
-  hash.add(bytes);
-  core->fingerprint = hash.digits();
+  core->file.added = config.added_tokens([&](const std::string& text) { return pieces.id_of(text); });
+  for (AddedToken& token : core->file.added) token.normalized = false;  // SentencePiece normalizes its part
+  const auto text_of = [&](int32_t id) {
+    return id < pieces.size() ? std::optional(pieces.piece(id)) : std::nullopt;
+  };
+  core->index_added([&](const std::string& text) { return pieces.id_of(text); }, text_of);
+  core->raw_added = AddedMatcher(core->file.added, false, core->normalizer);
+  const Settings says(config.fields, config.path + ": ");
+  if (!core->raw_added.empty() && !says.flag("legacy", true)) {
+    // A second normalizer_spec of the model's message is merged into the first: add_dummy_prefix is false.
+    constexpr std::string_view kNoPrefix("\x1A\x02\x18\x00", 4);
+    core->sentencepiece_inside = std::make_unique<SentencePiece>(name, std::string(bytes).append(kNoPrefix));
+  }
   const auto id = [](int32_t value) { return value >= 0 ? std::optional(value) : std::nullopt; };
   core->special = {
       .bos = id(pieces.bos()), .eos = id(pieces.eos()), .pad = id(pieces.pad()), .unk = id(pieces.unk())};
+  find_special(*core, config);
   // As LLaMA's tokenizer: the beginning before each text if the model has it; else, as T5's, the end after.
-  nlohmann::json single = nlohmann::json::array(), pair, special = nlohmann::json::object();
-  const auto text = [](const char* id, int type) {
-    return nlohmann::json{{"Sequence", {{"id", id}, {"type_id", type}}}};
-  };
   const bool has_bos = core->special.bos.has_value();
-  const std::optional<int32_t> around = has_bos ? core->special.bos : core->special.eos;
-  const auto mark = [](int type) {
-    return nlohmann::json{{"SpecialToken", {{"id", "mark"}, {"type_id", type}}}};
-  };
-  special["mark"] = {{"ids", around ? nlohmann::json{*around} : nlohmann::json::array()}};
-  if (has_bos) {
-    single = {mark(0), text("A", 0)};
-    pair = {mark(0), text("A", 0), mark(1), text("B", 1)};
-  } else {
-    single = {text("A", 0), mark(0)};
-    pair = {text("A", 0), mark(0), text("B", 1), mark(1)};
-  }
-  const nlohmann::json processor = {
-      {"type", "TemplateProcessing"}, {"single", single}, {"pair", pair}, {"special_tokens", special}};
+  const bool before = says.flag("add_bos_token", has_bos), after = says.flag("add_eos_token", !has_bos);
+  const nlohmann::json processor = frame_processor(before ? core->special.bos.value_or(-1) : -1,
+                                                   after ? core->special.eos.value_or(-1) : -1);
   core->post_processor = PostProcessor(Settings(processor, name), [](int64_t) { return true; });
-  return Tokenizer(core);
+  core->fingerprint = fingerprint_of_pieces(bytes, core->file.added, config);
+  return core;
+}
+
+namespace {
+
+/// A file's name in a folder, and what it holds.
+bool has_file(const fs::path& folder, const char* name) {
+  std::error_code ignored;
+  return fs::exists(folder / name, ignored);
+}
+bool has_pair(const fs::path& folder) {
+  return has_file(folder, "vocab.json") && has_file(folder, "merges.txt");
+}
+bool has_pieces(const fs::path& folder) {
+  return has_file(folder, "tokenizer.model") || has_file(folder, "spiece.model");
+}
+
+}  // namespace
+
+bool Tokenizer::is_in(const std::string& folder) {
+  std::error_code ignored;
+  return fs::is_directory(folder, ignored) && (has_file(folder, "tokenizer.json") || has_pair(folder) ||
+                                               has_file(folder, "vocab.txt") || has_pieces(folder));
 }
 
 Tokenizer Tokenizer::load(const std::string& path) {
@@ -187,28 +228,22 @@ Tokenizer Tokenizer::load(const std::string& path) {
   const bool is_folder = fs::is_directory(path, ignored);
   const fs::path folder = is_folder ? fs::path(path) : fs::path(path).parent_path();
   const auto beside = [&](const char* name) { return (folder / name).string(); };
-  const auto there = [&](const char* name) { return fs::exists(folder / name, ignored); };
   const std::string name = fs::path(path).filename().string();
+  const auto config = [&] { return read_tokenizer_config(folder.empty() ? "." : folder.string()); };
   std::shared_ptr<Core> core;
-  if (is_folder ? there("tokenizer.json") : name.ends_with(".json") && name != "vocab.json") {
+  if (is_folder ? has_file(folder, "tokenizer.json") : name.ends_with(".json") && name != "vocab.json") {
     const std::string file = is_folder ? beside("tokenizer.json") : path;
     core = build(parse_tokenizer_json(file, read(file)));
-  } else if (is_folder ? there("vocab.json") && there("merges.txt")
-                       : name == "vocab.json" || name == "merges.txt") {
+  } else if (is_folder ? has_pair(folder) : name == "vocab.json" || name == "merges.txt") {
     const std::string vocab = beside("vocab.json"), merges = beside("merges.txt");
-    core = build(parse_vocab_and_merges(vocab, read(vocab), merges, read(merges)));
-  } else if (is_folder ? there("vocab.txt") : name.ends_with(".txt")) {
+    core = build(parse_vocab_and_merges(vocab, read(vocab), merges, read(merges), config()));
+  } else if (is_folder ? has_file(folder, "vocab.txt") : name.ends_with(".txt")) {
     const std::string file = is_folder ? beside("vocab.txt") : path;
-    bool lower_case = true;  // as BertTokenizer without a word
-    if (const std::string config = beside("tokenizer_config.json"); fs::exists(config, ignored)) {
-      const nlohmann::json json = parse_small_json(config, read_file(config, kLargestConfig));
-      lower_case = Settings(json, config + ": ").flag("do_lower_case", true);
-    }
-    core = build(parse_vocab_txt(file, read(file), lower_case));
-  } else if (is_folder ? there("tokenizer.model") || there("spiece.model") : name.ends_with(".model")) {
-    const std::string file =
-        !is_folder ? path : beside(there("tokenizer.model") ? "tokenizer.model" : "spiece.model");
-    return parse_sentencepiece(file, read(file));
+    core = build(parse_vocab_txt(file, read(file), config()));
+  } else if (is_folder ? has_pieces(folder) : name.ends_with(".model")) {
+    const bool has_usual = has_file(folder, "tokenizer.model");
+    const std::string file = !is_folder ? path : beside(has_usual ? "tokenizer.model" : "spiece.model");
+    return Tokenizer(build_sentencepiece(file, read(file), config()));
   } else {
     fail_at(
         Site::here(), "tokenizer: ", path,
@@ -218,7 +253,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
             ? " is no tokenizer.json, vocab.json, merges.txt, vocab.txt or .model file by its name"
             : " is neither a file nor a folder; check the name");
   }
-  find_special(*core, folder.empty() ? "." : folder.string());
+  find_special(*core, config());
   return Tokenizer(core);
 }
 

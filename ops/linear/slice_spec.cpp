@@ -21,17 +21,27 @@ std::optional<Slice> slice_of(const char* op, const Attrs& attrs, Rng& rng) {
   const std::string& mode = attrs.word("slice");
   const int64_t rows = attrs.integer("rows");
   const double share = attrs.number("share"), threshold = attrs.number("threshold");
+  const std::string& weight_grad = attrs.word("weight_grad");
   if (mode == "none") {
-    check(rows == 0 && share == 0 && threshold == 0, op, ": ",
-          rows         ? "rows"
-          : share != 0 ? "share"
-                       : "threshold",
+    check(rows == 0 && share == 0 && threshold == 0 && weight_grad == "slice", op, ": ",
+          rows             ? "rows"
+          : share != 0     ? "share"
+          : threshold != 0 ? "threshold"
+                           : "weight_grad",
           " is of a slice; set slice=first, top_norm, ", "threshold, random or importance as well");
     return std::nullopt;
   }
-  Slice slice{.rows = parse_select_mode(mode),
-              .weight_grad = parse_weight_grad(attrs.word("weight_grad")),
-              .rng = &rng};
+  Slice slice{.rows = parse_select_mode(mode), .weight_grad = parse_weight_grad(weight_grad), .rng = &rng};
+  // In the words of the attributes, before Slice::validate says the rest.
+  check(rows >= 0, op, ": rows is ", rows, "; expected 1 or more rows of the slice, or 0 with a share");
+  if (slice.rows == SelectMode::threshold) {
+    check(rows == 0 && share == 0, op, ": ", rows ? "rows" : "share",
+          " is given, but with slice=threshold the threshold decides how many rows there are; leave it out");
+  } else {
+    check(threshold == 0, op, ": threshold is of slice=threshold, but slice is ", mode, "; leave it out");
+    check(rows == 0 || share == 0, op, ": rows is ", rows, " and share ", share, "; give one of the two");
+    check(rows != 0 || share != 0, op, ": slice=", mode, " needs a number of rows; set rows or share");
+  }
   if (rows != 0) slice.n = rows;
   if (share != 0) slice.share = share;
   if (threshold != 0 || slice.rows == SelectMode::threshold) slice.threshold = threshold;

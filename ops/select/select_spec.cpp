@@ -86,6 +86,18 @@ std::vector<Case> select_benches() {
   return benches;
 }
 
+/// What Selection refuses too, but by the names of its own arguments.
+void check_counts(const std::vector<Tensor>& in, const Attrs& attrs) {
+  const std::string& mode = attrs.word("mode");
+  for (const auto& [name, i] : {std::pair{"device_n", 1}, {"device_rows", 2}}) {
+    const Tensor& count = in[size_t(i)];
+    check(!count.defined() || (count.rank() == 1 && count.count() == 1), "select ", mode, ": input \"", name,
+          "\" is ", describe(count), "; expected [1]");
+  }
+  check(mode != "threshold" || !in[1].defined(),
+        "select threshold: input \"device_n\" is given; expected none (the threshold decides how many)");
+}
+
 OpSpec select_spec() {
   return {
       .name = "select",
@@ -113,6 +125,7 @@ OpSpec select_spec() {
                   {"count", "[1]", false, {DType::i32}}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            check_counts(in, attrs);
             const SelectionCounts counts{to_i32("select", "device_n", in[1]),
                                          to_i32("select", "device_rows", in[2])};
             const Selection chosen = selected(in[0], counts, attrs);

@@ -77,6 +77,8 @@ void put_operator_files(const Workplace& at) {
                {"keys", ramp({1, 3, 1, 2})},
                {"values", ramp({1, 3, 1, 2})}});
   ASSERT_EQ(::mkfifo((at / "pipe").c_str(), 0600), 0);
+  put_tensors(at, "linear.safetensors", {{"x", ramp({2, 3})}, {"weight", ramp({4, 3})}});
+  put_tensors(at, "factor.safetensors", {{"a", ramp({2, 2}, DType::f64)}, {"shift", ramp({2})}});
   put_tensors(at, "linear_half.safetensors", {{"x", ramp({2, 3})}});
   put_tensors(at, "linear_shape.safetensors", {{"x", ramp({2, 3})}, {"weight", ramp({4, 5})}});
   put_tensors(at, "linear_dtype.safetensors", {{"x", ramp({2, 3})}, {"weight", ramp({4, 3}, DType::bf16)}});
@@ -134,16 +136,28 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op linear --in linear_half.safetensors --out o", "linear|\"weight\"|[out, in]|missing"},
     {"op linear --in linear_shape.safetensors --out o", "linear|weight [4, 5]|expected [out, 3]"},
     {"op linear --in linear_dtype.safetensors --out o", "linear|\"weight\"|bf16|f32"},
+    {"op linear --in linear.safetensors --out o --set weight_grad=none",
+     "linear: weight_grad is of a slice; set slice=first"},
+    {"op linear --in linear.safetensors --out o --set slice=first",
+     "linear: slice=first needs a number of rows; set rows or share"},
+    {"op linear --in linear.safetensors --out o --set slice=first --set rows=-1", "linear: rows is -1"},
+    {"op linear --in linear.safetensors --out o --set slice=first --set rows=1 --set share=0.5",
+     "linear: rows is 1 and share 0.5; give one of the two"},
+    {"op linear --in linear.safetensors --out o --set slice=first --set rows=1 --set threshold=2",
+     "linear: threshold is of slice=threshold, but slice is first"},
+    {"op linear --in linear.safetensors --out o --set slice=threshold --set rows=1",
+     "linear: rows is given, but with slice=threshold"},
+    {"op inverse_factor --in factor.safetensors --out o", "\"shift\" is f32, but \"a\" is f64"},
     {"op gather_rows --in gather_float.safetensors --out o", "gather_rows|\"indices\"|f32|i64 or i32"},
     {"op gather_rows --in gather_far.safetensors --out o", "gather_rows|7|2"},
     {"op select --in norms.safetensors --out o --set n=4", "select top_norm|n = 4|at most 3"},
     {"op select --in norms.safetensors --out o --set n=-1", "select top_norm|n = -1|0 or more"},
     {"op select --in norms_square.safetensors --out o", "select top_norm|f32[2, 3]|rank 1"},
     {"op select --in norms_float.safetensors --out o", "select|\"device_n\"|f32|i64 or i32"},
-    {"op select --in norms_two.safetensors --out o", "select top_norm|counts.n|i32[2]|expected i32 [1]"},
+    {"op select --in norms_two.safetensors --out o", "select top_norm|\"device_n\" is i64[2]|expected [1]"},
     {"op select --in norms_far.safetensors --out o", "device_rows|4294967296|i32"},
     {"op select --in norms_n.safetensors --out o --set mode=threshold",
-     "select threshold|counts.n|expected none"},
+     "select threshold|\"device_n\" is given|expected none"},
     {"op gather_selected --in chosen_back.safetensors --out o",
      "gather_selected|index 0 at position 1|ascending"},
     {"op gather_selected --in chosen_far.safetensors --out o", "indices|4294967297|i32"},

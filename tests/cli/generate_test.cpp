@@ -63,6 +63,29 @@ TEST(Generate, SaysThatTheModelHasNoMorePositions) {
   EXPECT_EQ(json::parse(at.get("out.json"))["texts"][0]["end"], "length");
 }
 
+TEST(Generate, ATextEndsAtItsOwnLastPosition) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  const std::string flags = "--max-tokens 100 --greedy --prompt ";
+  const json alone = made(at, flags + "A");
+  const Outcome both = run(at, kGo + flags + std::string(62, 'b') + " --prompt A");
+  ASSERT_EQ(both.code, 0) << both.err;
+  EXPECT_TRUE(holds_all(both.err,
+                        "text 1 stopped after 3 of 100 new tokens|62 of the prompt|"
+                        "text 2 stopped after 64 of 100 new tokens|1 of the prompt"))
+      << both.err;
+  const json texts = json::parse(at.get("out.json"))["texts"];
+  EXPECT_EQ(texts[0]["tokens"].size(), 3u);
+  EXPECT_EQ(texts[1]["tokens"].size(), 64u);
+  EXPECT_EQ(texts[1]["tokens"], alone["texts"][0]["tokens"]);
+  EXPECT_EQ(texts[0]["end"], "last position");
+  // A text that had positions for all its tokens did not end at the last one.
+  const json few = made(at, "--max-tokens 20 --greedy --prompt " + std::string(62, 'b') + " --prompt A");
+  EXPECT_EQ(few["texts"][0]["end"], "last position");
+  EXPECT_EQ(few["texts"][1]["end"], "length");
+  EXPECT_EQ(few["texts"][1]["tokens"].size(), 20u);
+}
+
 TEST(Generate, SamplesAndPromptsOfDifferentLengthsAreEachAlone) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;

@@ -261,6 +261,36 @@ TEST(TrainLanguageRuns, FromShardsWithDocumentsApart) {
   EXPECT_TRUE(holds_all(other.err, "fingerprint|tokenize the text again")) << other.err;
 }
 
+TEST(TrainLanguageRuns, TheEndTokenIsTheOneOfTheTokenizersConfig) {
+  const Workplace at;
+  put_texts(at);
+  fs::create_directories(at / "chat");
+  expect_success(run(at, "tokenizer train --kind byte --text a.txt --out chat/tokenizer.json"));
+  json tokenizer = json::parse(at.get("chat/tokenizer.json"));
+  json end = tokenizer.at("added_tokens").at(0);
+  end["id"] = 257, end["content"] = "<|im_end|>";
+  tokenizer["added_tokens"].push_back(end);
+  at.put("chat/tokenizer.json", tokenizer.dump());
+  at.put("chat/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+  EXPECT_TRUE(holds_all(said(at, "data tokenize --text a.txt b.txt --tokenizer chat --out d"),
+                        "documents end with token 257"));
+  EXPECT_EQ(at.get("d/tokenizer_config.json"), at.get("chat/tokenizer_config.json"));
+  expect_success(run(at, "train gpt --data d --steps 2 --name a" + kModel));
+  EXPECT_EQ(json::parse(at.get("runs/a/model/config.json")).at("eos_token_id"), 257);
+  // A tokenizer that lost its config would stop at another token than the one that was trained.
+  fs::remove(at / "d/tokenizer_config.json");
+  const Outcome other = run(at, "train gpt --data d --steps 2 --name b" + kModel);
+  EXPECT_EQ(other.code, 1);
+  EXPECT_TRUE(holds_all(other.err, "end with token 257|data/tokenizer.json is 0|tokenizer_config.json"))
+      << other.err;
+  // Shards without a tokenizer are those of the model's.
+  fs::remove(at / "d/tokenizer.json");
+  expect_success(run(at,
+                     "train gpt --data d --model runs/a/model --steps 2 --name c --device cpu --length 16 "
+                     "--batch 2 --quiet --sample-tokens 0"));
+  EXPECT_EQ(json::parse(at.get("runs/c/model/config.json")).at("eos_token_id"), 257);
+}
+
 TEST(TrainLanguageRuns, EpochsAndMinutesAreSteps) {
   const Workplace at;
   put_texts(at);

@@ -57,6 +57,12 @@ TEST(Perplexity, ShardsAreTheTextTheyWereMadeOf) {
   EXPECT_GT(from_shards["tokens"], 100);
   EXPECT_GT(from_shards["bits_per_byte"], 1);
   EXPECT_EQ(from_shards["predicted"], 15 * from_shards["windows"].get<int>());
+  // Without a tokenizer next to them, they are read with the model's.
+  fs::remove(at / "d/tokenizer.json");
+  const json with_models =
+      json::parse(said(at, "eval ppl --device cpu --model m --data d --length 16 --json"));
+  EXPECT_EQ(with_models["nats_per_token"], from_shards["nats_per_token"]);
+  EXPECT_EQ(with_models["bytes"], from_shards["bytes"]);
 }
 
 TEST(Perplexity, ShardsOfAnotherTokenizerAreRefused) {

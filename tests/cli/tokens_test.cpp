@@ -84,6 +84,23 @@ TEST(TokenCommands, CharactersBytesAndGlue) {
   EXPECT_EQ(first_line(at.get("g/SST-2/train.tsv")), "sentence\tlabel");
 }
 
+TEST(TokenCommands, KeepsEveryFileOfATokenizerWithItsTokens) {
+  const Workplace at;
+  at.put("a.txt", some_text());
+  said(at, "tokenizer train --text a.txt --kind byte --out t.json");
+  fs::create_directories(at / "old");
+  at.put("old/vocab.json", json::parse(at.get("t.json")).at("model").at("vocab").dump());
+  at.put("old/merges.txt", "#version: 0.2\n");
+  at.put("old/tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
+  at.put("old/added_tokens.json", R"({"<|im_end|>": 257})");
+  const Outcome made = run(at, "data tokenize --text a.txt --tokenizer old --out d");
+  if (lacks_library(made)) GTEST_SKIP() << "skipped: " << made.err;
+  EXPECT_EQ(made.code, 0) << made.err;
+  EXPECT_TRUE(holds_all(made.out, "documents end with token 257 (<|im_end|>)")) << made.out;
+  for (const char* name : {"vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json"})
+    EXPECT_EQ(at.get(std::string("d/") + name), at.get(std::string("old/") + name)) << name;
+}
+
 TEST(TokenCommands, CountDocumentsAndTheEmptyOnesAlike) {
   const Workplace at;
   at.put("a.txt", some_text());

@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   try {
     if (zero == std::string_view::npos)
-      is_sound(io::parse_vocab_txt("vocab.txt", text, true));
+      is_sound(io::parse_vocab_txt("vocab.txt", text));
     else
       is_sound(io::parse_vocab_and_merges("vocab.json", text.substr(0, zero), "merges.txt",
                                           text.substr(zero + 1)));

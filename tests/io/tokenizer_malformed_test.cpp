@@ -271,7 +271,7 @@ TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {
            {"a c\n", "joins \"c\", which is not in the vocabulary"}})
     EXPECT_NE(pair(good, merges).find(error), std::string::npos) << merges << pair(good, merges);
   const auto lines = [](const std::string& text) {
-    return message_of([&] { parse_vocab_txt("vocab.txt", text, true); });
+    return message_of([&] { parse_vocab_txt("vocab.txt", text); });
   };
   EXPECT_NE(lines("[UNK]\n\n[CLS]\n").find("line 2 is empty"), std::string::npos);
   EXPECT_NE(lines("a\nb\n").find("has no [UNK]"), std::string::npos);

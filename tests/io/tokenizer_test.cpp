@@ -135,6 +135,112 @@ TEST(Tokenizer, VocabularyOfLinesGivesTheSameTokens) {
   EXPECT_EQ(cased.special().pad, cased.id_of("[SEP]"));
 }
 
+Ids joined(std::initializer_list<Ids> parts) {
+  Ids all;
+  for (const Ids& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+TEST(Tokenizer, OldPairHasTheTokensOfItsConfig) {
+  if (lacks_library(data("gpt2.json"))) GTEST_SKIP() << "skipped: no PCRE2";
+  const TemporaryFolder folder;
+  const Tokenizer whole = Tokenizer::load(data("gpt2.json"));
+  const int32_t end = int32_t(whole.vocab_size()), pad = end + 1, added = end + 2;
+  nlohmann::json vocab = nlohmann::json::parse(get_raw(data("gpt2.json")))["model"]["vocab"];
+  vocab["</s>"] = end, vocab["<pad>"] = pad;
+  put_raw(folder / "vocab.json", vocab.dump());
+  put_raw(folder / "merges.txt", "#version: 0.2\n");
+  const Tokenizer bare = Tokenizer::load(folder.path());
+  put_raw(folder / "tokenizer_config.json",
+          R"({"bos_token": "</s>", "eos_token": {"content": "</s>"}, "add_bos_token": true})");
+  put_raw(folder / "special_tokens_map.json", R"({"pad_token": "<pad>", "eos_token": "<pad>"})");
+  put_raw(folder / "added_tokens.json", R"({"<call>": )" + std::to_string(added) + "}");
+  // As OPT's: the end token begins each text, and is itself where a text names it.
+  const Tokenizer opt = Tokenizer::load(folder.path());
+  const Ids hi = bare.encode("Hi").ids, x = bare.encode("x").ids;
+  EXPECT_EQ(opt.encode("Hi</s>x").ids, joined({{end}, hi, {end}, x}));
+  EXPECT_EQ(opt.encode("Hi<call>x<pad>").ids, joined({{end}, hi, {added}, x, {pad}}));
+  EXPECT_EQ(opt.encode("Hi", {.special = false}).ids, hi);
+  EXPECT_EQ(opt.special().eos, std::optional(end));
+  EXPECT_EQ(opt.special().pad, std::optional(pad));
+  EXPECT_TRUE(opt.is_special(pad));
+  EXPECT_FALSE(opt.is_special(added));
+  EXPECT_NE(opt.fingerprint(), bare.fingerprint());
+  const auto refused = [&](const std::string& config) {
+    put_raw(folder / "tokenizer_config.json", config);
+    return message_of([&] { Tokenizer::load(folder.path()); });
+  };
+  EXPECT_NE(refused(R"({"add_bos_token": true})").find("add_bos_token is true, but there is no bos_token"),
+            std::string::npos);
+  EXPECT_NE(
+      refused(R"({"add_bos_token": true, "bos_token": "<x>"})").find("bos_token is \"<x>\", which is not"),
+      std::string::npos);
+  EXPECT_NE(
+      refused(R"({"added_tokens_decoder": {"x": {"content": "y"}}})").find("the key \"x\" is no number"),
+      std::string::npos);
+}
+
+TEST(Tokenizer, SentencePieceHasTheTokensOfItsConfig) {
+  if (lacks_library(data("sp_bpe.model"))) GTEST_SKIP() << "skipped: no SentencePiece";
+  const TemporaryFolder folder;
+  const Tokenizer bare = Tokenizer::load(data("sp_bpe.model"));
+  const int32_t end = int32_t(bare.vocab_size());
+  put_raw(folder / "tokenizer.model", get_raw(data("sp_bpe.model")));
+  EXPECT_EQ(Tokenizer::load(folder.path()).fingerprint(), bare.fingerprint());
+  put_raw(folder / "added_tokens.json",
+          R"({"<|im_end|>": )" + std::to_string(end) + R"(, "<note>": )" + std::to_string(end + 1) + "}");
+  const auto with = [&](const std::string& more) {
+    put_raw(folder / "tokenizer_config.json", R"({"eos_token": "<|im_end|>")" + more + "}");
+    return Tokenizer::load(folder.path());
+  };
+  const Ids hi = bare.encode("Hi", {.special = false}).ids, x = bare.encode("x", {.special = false}).ids;
+  const Tokenizer chat = with(R"(, "add_bos_token": false)");
+  const Ids ids = joined({hi, {end}, x});
+  EXPECT_EQ(chat.encode("Hi<|im_end|>x").ids, ids);
+  EXPECT_EQ(chat.encode("Hi<note>x").ids, joined({hi, {end + 1}, x}));
+  EXPECT_EQ(chat.special().eos, std::optional(end));
+  EXPECT_EQ(chat.special().bos, bare.special().bos);
+  EXPECT_EQ(chat.vocab_size(), end + 2);
+  EXPECT_EQ(chat.token(end), "<|im_end|>");
+  EXPECT_EQ(chat.id_of("<|im_end|>"), std::optional(end));
+  EXPECT_EQ(chat.decode(ids, false), "Hi<|im_end|>x");
+  for (const bool skips : {false, true}) {
+    TokenStream stream(chat, skips);
+    std::string streamed;
+    for (const int32_t id : ids) streamed += stream.next(id);
+    EXPECT_EQ(streamed + stream.finish(), chat.decode(ids, skips));
+  }
+  EXPECT_NE(chat.fingerprint(), bare.fingerprint());
+  EXPECT_EQ(with("").encode("Hi<|im_end|>").ids, joined({{*bare.special().bos}, hi, {end}}));
+  EXPECT_EQ(with(R"(, "add_eos_token": true)").encode("Hi").ids, joined({{*bare.special().bos}, hi, {end}}));
+  // Without the old ways, only a text's beginning gets a blank in front.
+  const Tokenizer modern = with(R"(, "legacy": false)");
+  const Ids inside = modern.encode("Hi<|im_end|>x", {.special = false}).ids;
+  EXPECT_TRUE(std::equal(hi.begin(), hi.end(), inside.begin()));
+  EXPECT_EQ(bare.token(inside.at(hi.size() + 1)), "x");
+  EXPECT_EQ(modern.decode(inside, false), "Hi<|im_end|>x");
+}
+
+TEST(Tokenizer, VocabularyOfLinesKeepsAccentsAndChineseWordsAsItsConfigSays) {
+  if (lacks_library(data("bert.json"))) GTEST_SKIP() << "skipped: no utf8proc";
+  const TemporaryFolder folder;
+  nlohmann::json file = nlohmann::json::parse(get_raw(data("bert.json")));
+  std::vector<std::string> lines(file["model"]["vocab"].size());
+  for (const auto& [token, id] : file["model"]["vocab"].items()) lines[id.get<size_t>()] = token;
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  put_raw(folder / "vocab.txt", text);
+  put_raw(folder / "tokenizer_config.json", R"({"strip_accents": false, "tokenize_chinese_chars": false})");
+  file["normalizer"] = {{"type", "BertNormalizer"},
+                        {"lowercase", true},
+                        {"strip_accents", false},
+                        {"handle_chinese_chars", false}};
+  const std::string words = "\xC3\x84pfel sch\xC3\xB6n \xE4\xB8\x96\xE7\x95\x8C";
+  const Ids ids = Tokenizer::load(folder.path()).encode(words).ids;
+  EXPECT_EQ(ids, Tokenizer::parse("whole", file.dump()).encode(words).ids);
+  EXPECT_NE(ids, Tokenizer::load(data("bert.json")).encode(words).ids);
+}
+
 TEST(Tokenizer, CutsPairsTheLongerFirst) {
   if (lacks_library(data("bert.json"))) GTEST_SKIP() << "skipped: no utf8proc";
   const Tokenizer tokenizer = Tokenizer::load(data("bert.json"));

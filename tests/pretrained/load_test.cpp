@@ -1,5 +1,7 @@
 #include "pretrained/load.h"
 
+#include <limits>
+
 #include "tests/errors.h"
 #include "tests/io/files.h"
 #include "tests/io/torch_bytes.h"
@@ -300,6 +302,58 @@ TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
   EXPECT_NE(
       message_of([&] { convert(from, folder / "out"); }).find("already; weights in two files are ambiguous"),
       std::string::npos);
+}
+
+TEST_F(Load, AClassifierOfOtherClassesIsDrawnForAnotherTask) {
+  const models::Bert three(tiny_bert(BertHead::classify), rng, kCpu);
+  save(three, folder / "three");
+  LoadOptions two{.config = {.head = BertHead::classify, .labels = 2}};
+  EXPECT_NE(message_of([&] {
+              load_bert(folder / "three", rng, kCpu, two);
+            }).find("mis-shaped  classifier.weight [3, 4], expected [2, 4]"),
+            std::string::npos);
+  two.fresh_classes = true;
+  LoadReport report;
+  const models::Bert model = load_bert(folder / "three", rng, kCpu, two, &report);
+  EXPECT_EQ(report.fresh, (std::vector<std::string>{"classifier.out.weight", "classifier.out.bias"}));
+  EXPECT_EQ(report.ignored, (std::vector<std::string>{"classifier.weight", "classifier.bias"}));
+  EXPECT_EQ(model.classifier->out.weight.shape(), (Shape{2, 4}));
+  EXPECT_TRUE(io::test::same(model.classifier->dense.weight, three.classifier->dense.weight));
+  EXPECT_TRUE(io::test::same(model.blocks[0].norm1.weight, three.blocks[0].norm1.weight));
+  // With as many classes it stays.
+  two.config.labels = 3;
+  const models::Bert same = load_bert(folder / "three", rng, kCpu, two, &report);
+  EXPECT_TRUE(report.fresh.empty());
+  EXPECT_TRUE(io::test::same(same.classifier->out.weight, three.classifier->out.weight));
+}
+
+TEST_F(Load, ConvertRefusesADtypeThatMakesFiniteWeightsInfinite) {
+  const auto file = [&](const std::string& name, const std::vector<float>& values) {
+    const std::string path = folder / (name + ".safetensors");
+    io::save_safetensors(path, io::NamedTensors{{"w", Tensor::from(values, {int64_t(values.size())})}});
+    return path;
+  };
+  const std::string large = file("large", {1, -70000, 65520, 65519});
+  const std::string error = message_of([&] { convert(large, folder / "out", {.dtype = DType::f16}); });
+  EXPECT_NE(error.find("'w' has 2 finite values that f16 would make infinite, such as -70000; bf16 or f32"),
+            std::string::npos)
+      << error;
+  EXPECT_FALSE(io::test::fs::exists(folder / "out/model.safetensors"));
+  convert(large, folder / "wide", {.dtype = DType::bf16});
+  // What is infinite in the file, and the largest that f16 rounds to a number, pass.
+  convert(file("edge", {65519, -std::numeric_limits<float>::infinity()}), folder / "edge",
+          {.dtype = DType::f16});
+  EXPECT_EQ(io::WeightSource(folder / "edge").load("w").to(DType::f32).to_vector<float>(),
+            (std::vector<float>{65504, -std::numeric_limits<float>::infinity()}));
+}
+
+TEST_F(Load, ConvertCopiesTheFilesOfATokenizer) {
+  save(gpt, folder / "from");
+  for (const std::string name : {"spiece.model", "added_tokens.json", "chat_template.jinja"})
+    io::write_file((folder / "from") + "/" + name, name);
+  convert(folder / "from", folder / "out");
+  for (const std::string name : {"spiece.model", "added_tokens.json", "chat_template.jinja"})
+    EXPECT_EQ(io::read_file((folder / "out") + "/" + name, 100), name);
 }
 
 TEST_F(Load, ConvertKeepsThePoolerAndTheHeadsThatABareEncoderHasNot) {

@@ -281,6 +281,36 @@ TEST(GlueJob, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {
             std::string::npos);
 }
 
+TEST(GlueJob, BeginsWithTheEncoderOfAClassifierOfOtherClasses) {
+  const MadeTask made(GlueTask::sst2, 16, 8);
+  GlueSettings job = small_glue_job(made, "sst2");
+  Rng rng(99);
+  models::BertConfig config = job.bert;
+  config.labels = 3;
+  const models::Bert three(config, rng, Device::cpu());
+  job.model = (made.folder / "model").string();
+  pretrained::save(three, job.model);
+  GlueJob two(job, Device::cpu());
+  EXPECT_EQ(two.loaded().fresh, (std::vector<std::string>{"classifier.out.weight", "classifier.out.bias"}));
+  EXPECT_EQ(two.model().classifier->out.weight.size(0), 2);
+  EXPECT_EQ(two.model().classifier->dense.weight.detach().to_vector<float>(),
+            three.classifier->dense.weight.detach().to_vector<float>());
+}
+
+TEST(GlueJob, RefusesNamedClassesInAnotherOrder) {
+  const auto message = [](const std::string& names) {
+    return message_of([&] { check_label_order("c.json", R"({"id2label": )" + names + "}", GlueTask::mnli); });
+  };
+  const std::string error = message(R"({"0": "CONTRADICTION", "1": "NEUTRAL", "2": "ENTAILMENT"})");
+  for (const char* part :
+       {"c.json", "contradiction, neutral, entailment", "mnli are entailment, neutral, contradiction"})
+    EXPECT_NE(error.find(part), std::string::npos) << error;
+  for (const char* names : {R"({"0": "entailment", "1": "neutral", "2": "contradiction"})",
+                            R"({"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"})", R"({"0": "a", "1": "b"})",
+                            R"({"1": "a"})", "{}"})
+    EXPECT_EQ(message(names), "");
+}
+
 TEST(GlueJob, DecaysNeitherBiasesNorNorms) {
   const MadeTask made(GlueTask::sst2, 8, 4);
   GlueJob session(small_glue_job(made, "sst2"), Device::cpu());

@@ -201,6 +201,29 @@ TEST(LanguageData, RefusesShardsOfAnotherTokenizer) {
   EXPECT_NE(error.find("fingerprint"), std::string::npos) << error;
 }
 
+TEST(LanguageData, RefusesATokenizerWithAnotherEndToken) {
+  const TemporaryFolder root;
+  small_data(root);
+  put(root / "data/tokenizer_config.json", R"({"eos_token": "a"})");
+  const std::string error = message_of([&] { small_data(root); });
+  EXPECT_NE(error.find("end with token 0"), std::string::npos) << error;
+  EXPECT_NE(error.find("tokenizer.json is " +
+                       std::to_string(*io::Tokenizer::load((root / "data").string()).special().eos)),
+            std::string::npos)
+      << error;
+}
+
+TEST(LanguageData, ComesFromTheModelsTokenizerIfNoneLiesNextToTheShards) {
+  const TemporaryFolder root;
+  small_data(root);
+  const std::string data = (root / "data").string(), model = (root / "model").string();
+  copy_tokenizer(data, model);
+  EXPECT_EQ(tokenizer_folder(data, model), data);
+  std::filesystem::remove(root / "data/tokenizer.json");
+  EXPECT_EQ(tokenizer_folder(data, model), model);
+  EXPECT_EQ(tokenizer_folder(data, ""), data);
+}
+
 /// The text of a stretch's targets, and of what stands before them.
 std::pair<std::string, std::string> text_of(const LanguageData& data, const HeldOut::Stretch& stretch) {
   const std::vector<int32_t> tokens(stretch.tokens.begin(), stretch.tokens.end());
@@ -471,6 +494,36 @@ TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
     EXPECT_EQ(loss_of(again, tokens), loss_of(first, tokens));
     EXPECT_NE(loss_of(drawn, tokens), loss_of(first, tokens));
   }
+}
+
+TEST(LanguageExport, KeepsTheEndTokensOfTheModelThatItBeganWith) {
+  const TemporaryFolder root;
+  const LanguageData data = small_data(root);
+  const std::string base = (root / "base").string(), own = (root / "data").string();
+  copy_tokenizer(own, base);
+  put(root / "base/config.json", R"({"eos_token_id": [0, 5, 7], "bos_token_id": 3})");
+  put(root / "base/generation_config.json", R"({"eos_token_id": 9, "top_p": 0.9})");
+  keep_base_configs(base, own);
+  LanguageJob session(small_job(), Device::cpu());
+  const std::filesystem::path folder = root / "model";
+  export_language(session, data, own, folder.string());
+  const pretrained::Config config = pretrained::read_config(folder.string());
+  EXPECT_EQ(config.end_tokens, (std::vector<int64_t>{0, 5, 7}));
+  EXPECT_EQ(config.first_token, std::optional<int64_t>(3));
+  // Documents ended with token 0, so the model makes it, whatever ended a text before.
+  const json generation = json::parse(get(folder / "generation_config.json"));
+  EXPECT_EQ(generation, json::parse(R"({"eos_token_id": [0, 9], "bos_token_id": 0, "top_p": 0.9})"));
+}
+
+TEST(LanguageExport, DoesNotKeepTheEndTokensOfAnotherTokenizer) {
+  const TemporaryFolder root;
+  small_data(root);
+  const std::string base = (root / "base").string(), own = (root / "data").string();
+  copy_tokenizer(own, base);
+  put(root / "base/config.json", R"({"eos_token_id": [0, 5, 7]})");
+  put(root / "base/tokenizer_config.json", R"({"eos_token": "a"})");
+  keep_base_configs(base, own);
+  EXPECT_FALSE(std::filesystem::exists(root / "data" / kBaseFolder));
 }
 
 TEST(LanguageExport, ReplacesTheOldOneOnlyWhenItIsComplete) {

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+
+#include "tensor/tensor.h"
+
+namespace tessera::pretrained {
+
+/// The weights `name` in another floating dtype. Throws, with the number of them and the largest, if finite
+/// values would become infinite.
+Tensor narrowed(const Tensor& tensor, DType dtype, const std::string& name);
+
+}  // namespace tessera::pretrained
