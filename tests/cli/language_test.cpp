@@ -394,6 +394,18 @@ TEST(TrainLanguageRuns, ATomlFileGivesSeveralTextsAndOneNameOfAFlag) {
   EXPECT_TRUE(holds_all(twice.err, "twice.toml|\"n-head\" is given twice")) << twice.err;
 }
 
+TEST(TrainLanguageRuns, TheCommandLineWinsOverAnExcludedFlagOfTheConfig) {
+  const Workplace at;
+  put_texts(at);
+  at.put("run.toml", "epochs = 30\nname = \"a\"\n");
+  expect_success(run(at, "train gpt --config run.toml --steps 2" + kFromText));
+  EXPECT_EQ(steps_logged(at, "runs/a"), 2);
+  at.put("both.toml", "epochs = 30\nsteps = 2\n");
+  const Outcome both = run(at, "train gpt --config both.toml" + kFromText);
+  EXPECT_EQ(both.code, 2);
+  EXPECT_TRUE(holds_all(both.err, "both.toml:2: |\"steps\" and \"epochs\" exclude each other")) << both.err;
+}
+
 TEST(TrainLanguageRuns, RunsOfAGptAreToldApartByTheirDropout) {
   const Workplace at;
   put_texts(at);
