@@ -113,8 +113,11 @@ ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& te
 void apply_config(CLI::App& command, const std::string& path);
 /// Throws unless lines could be appended to a file there: known before the work, not after it.
 void check_writable(const std::string& path);
-/// Throws if the file to write is one of those that are read: the input would be gone.
+/// Throws if the file to write is one of those that are read, or a file that is there in a folder that is
+/// read (a model, a run): the input would be gone. Empty names are skipped.
 void check_not_input(const std::string& out, const std::vector<std::string>& inputs);
+/// The values of these flags, as far as the command has them and they are given.
+std::vector<std::string> values_given(const CLI::App& command, const std::vector<const char*>& flags);
 /// Throws unless a whole file could be put there, as a new one or in place of a regular one (io::AtomicFile).
 void check_replaceable(const std::string& path);
 

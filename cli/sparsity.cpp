@@ -78,6 +78,7 @@ struct CompareArgs {
 int run_compare(const CompareArgs& args) {
   const InterruptGuard interrupts(kGivingUp);
   if (!args.json.empty()) check_replaceable(args.json);
+  check_not_input(args.json, {args.a, args.b});
   sparsity::AnalyzeOptions options;
   args.selection.apply(options);
   const auto all = sparsity::compare(args.a, args.b, options);
@@ -173,6 +174,7 @@ int run_page(const PageArgs& args) {
   const ResultKind& kind = kind_of(fs::path(args.result) / sparsity::kPatternsFile);
   const std::string out = args.out.empty() ? (fs::path(args.result) / kind.page).string() : args.out;
   check_replaceable(out);
+  check_not_input(out, {(fs::path(args.result) / sparsity::kPatternsFile).string()});
   report::Database database = open_result(args.result);
   io::write_file(out, kind.html(database));
   fmt::print("{}\n", out);

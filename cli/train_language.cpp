@@ -82,7 +82,6 @@ void add_train_language(CLI::App& train, Action& action, bool llama) {
   command->callback([&action, model, run, command] {
     action = [model, run, command] {
       apply_config(*command, run->config);
-      check_not_input(run->json, model->flags.text.files);
       model->eval_every = run->options.eval_every;
       return run_train(*model, *run, *command, model->flags.settings().list());
     };

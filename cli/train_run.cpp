@@ -81,6 +81,8 @@ void check_run_flags(const RunFlags& flags, const CLI::App& command) {
     if (const CLI::Option* option = command.get_option_no_throw(other);
         !flags.resume.empty() && option && option->count() > 0)
       throw UsageError(std::string("--resume continues a run where it is; ") + other + " cannot go with it");
+  check_not_input(flags.json, values_given(command, {"--config", "--resume", "--text", "--data",
+                                                     "--tokenizer", "--model"}));
 }
 
 // ---- the run ----

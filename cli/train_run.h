@@ -36,7 +36,8 @@ inline constexpr const char* kLaunchedVariable = "TESSERA_LAUNCHED";
 /// As a shell reads it back.
 std::string quoted(const std::string& text);
 
-/// Throws a UsageError for a --name that is no plain name, and for what cannot go with --resume.
+/// Throws a UsageError for a --name that is no plain name, and for what cannot go with --resume; an Error if
+/// --json would replace an input.
 void check_run_flags(const RunFlags& flags, const CLI::App& command);
 /// What an InterruptGuard of a training says when the first signal arrives.
 extern const char* const kStopping;

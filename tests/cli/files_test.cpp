@@ -247,6 +247,38 @@ TEST(Output, IsNeverAnInput) {
   }
 }
 
+TEST(Output, IsNeverAFileOfAnInputFolder) {
+  const Workplace at;
+  at.put("r/run.json", "{}"), at.put("m/config.json", "{}"), at.put("m/model.safetensors", "w");
+  at.put("c.toml", "quiet = true\n"), at.put("text", "some text\n"), at.put("items", "{}\n");
+  fs::create_symlink("m", at / "link");
+  const auto all = [&] {
+    std::string bytes;
+    for (const std::string& file : at.files())
+      if (fs::is_regular_file(at / file)) bytes += file + "\n" + at.get(file);
+    return bytes;
+  };
+  const std::string before = all();
+  for (const std::string line :
+       {"report r --out r/run.json", "train llama --resume r --json r/run.json",
+        "train tnp --resume r --json ./r/run.json", "train bert --resume r --json r/run.json",
+        "train bert --task mlm --text text --json text", "train llama --config c.toml --json c.toml",
+        "train llama --text text --model m --json link/config.json",
+        "generate --model m --prompt a --json m/config.json",
+        "generate --model link --prompt a --json m/config.json",
+        "eval choice items --model m --predictions m/model.safetensors",
+        "sparsity compare m m --json m/model.safetensors",
+        "sparsity activations --model m --text text --json m/config.json"}) {
+    const Outcome outcome = run(at, line);
+    EXPECT_EQ(outcome.code, 1) << line << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.err, "is |the input |would be replaced")) << line << outcome.err;
+    EXPECT_EQ(all(), before) << line;
+  }
+  // A new file in such a folder replaces nothing: here the model's config.json is what is wrong.
+  const Outcome fresh = run(at, "generate --model m --prompt a --json m/new.json");
+  EXPECT_EQ(fresh.err.find("would be replaced"), std::string::npos) << fresh.err;
+}
+
 TEST(Tokenize, LeavesNoShardOfWhatItCouldNotFinish) {
   const Workplace at;
   at.put("good.txt", "some text\n");
