@@ -55,6 +55,8 @@ std::vector<int64_t> numbers_of(const std::string& text, const char* flag) {
     if (part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos)
       throw UsageError(fmt::format("{}: \"{}\": expected whole numbers, as 4,8,16", flag, part));
     numbers.push_back(std::stoll(part));
+    if (std::ranges::count(numbers, numbers.back()) > 1)
+      throw UsageError(fmt::format("{}: {} is given twice", flag, part));
   }
   return numbers;
 }

@@ -490,6 +490,12 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   const Outcome odd = run(at, "plan gpt --ranks 2 --accumulate 3");
   EXPECT_EQ(odd.code, 2);
   EXPECT_TRUE(holds_all(odd.err, "--accumulate 3|multiple of --ranks 2")) << odd.err;
+  expect_failures(
+      at, {{"plan llama --size 60m --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
+           {"plan llama --ranks 2 --ffn relu2 --sparse24 soft_dynamic", 2, "sparse24 on 2 ranks"},
+           {"plan gpt --ranks 3 --accumulate 6 --zero 2", 2, "--zero 2 on 3 ranks"},
+           {"plan tnp --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
+           {"plan tnp --ranks 2 --context-parallel 2 --order global", 2, "--context-parallel"}});
   const std::string sizes =
       " --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 4 --vocab-size 100";
   for (const char* model : {"gpt", "llama"}) {

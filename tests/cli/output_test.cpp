@@ -61,6 +61,26 @@ INSTANTIATE_TEST_SUITE_P(Levels, Help,
                                            "bench sweep", "bench optim", "bench copy", "bench compare",
                                            "plan", "plan tnp", "report"));
 
+TEST(Threads, AWrongNumberIsOneLineAndOneOfOpenMpIsIgnored) {
+  const Workplace at;
+  for (const char* wrong : {"0", "abc"}) {
+    {
+      const Variable set("TESSERA_THREADS", wrong);
+      for (const char* line : {"--version", "op --list"}) {
+        const Outcome outcome = run(at, line);
+        EXPECT_EQ(outcome.code, 2) << outcome.signal;
+        EXPECT_EQ(outcome.out, "");
+        EXPECT_EQ(outcome.err, std::string("tessera: TESSERA_THREADS is \"") + wrong +
+                                   "\"; expected a number of threads from 1 to 4096\n");
+      }
+    }
+    const Variable unset("TESSERA_THREADS", ""), set("OMP_NUM_THREADS", wrong);
+    const Outcome outcome = run(at, "--version");
+    EXPECT_EQ(outcome.code, 0) << outcome.signal;
+    EXPECT_TRUE(holds_all(outcome.err, "tessera: warning: OMP_NUM_THREADS is |it is ignored")) << outcome.err;
+  }
+}
+
 TEST(HelpText, ShowsDefaultsAndChoices) {
   const Workplace workplace;
   EXPECT_TRUE(holds_all(said(workplace, "plan tnp --help"), "--context-parallel INT=1|--context-split"));
