@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/explain.h"
 #include "cli/toml.h"
+#include "datasets/glue.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
@@ -160,6 +161,44 @@ bool is_a_loss(const std::string& metric) {
                              [&](const char* part) { return metric.find(part) != std::string::npos; });
 }
 
+/// The values of the command's evaluations in metrics.jsonl, as tnp_job.cpp, language_training.cpp,
+/// mlm_job.cpp and glue_job.cpp name them.
+std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
+  if (plan.command == "tnp") return {"eval_nll", "eval_optimal_nll", "eval_gap", "eval_gap_error"};
+  if (plan.command != "bert") return {"eval_nll", "eval_perplexity", "eval_bits_per_byte", "eval_gap"};
+  bool pretrains = false, tunes = false;
+  const auto look = [&](const train::StudyFlags& flags) {
+    const auto task = flags.find("--task");
+    if (task != flags.end()) (task->second == std::vector<std::string>{"mlm"} ? pretrains : tunes) = true;
+  };
+  look(plan.flags);
+  for (const train::StudyPart& part : plan.arms) look(part.flags);
+  for (const train::StudyPart& part : plan.tasks) look(part.flags);
+  std::vector<std::string> names;
+  if (pretrains) names = {"eval_nll", "eval_accuracy"};
+  if (pretrains && !tunes) return names;
+  names.insert(names.end(), {"eval_score", "eval_loss"});
+  for (const datasets::GlueInfo& info : datasets::glue_tasks())
+    for (const char* const metric : info.metrics)
+      if (std::ranges::find(names, std::string("eval_") + metric) == names.end())
+        names.push_back(std::string("eval_") + metric);
+  return names;
+}
+
+/// Throws UsageError for a metric of evaluations that the command does not have. Others, such as loss, show
+/// at the end of the first cell.
+void check_metric(const train::StudyPlan& plan, const std::string& path) {
+  if (!plan.metric.starts_with("eval_")) return;
+  const std::vector<std::string> names = evaluated_by(plan);
+  const auto is_metric = [&](const std::string& name) {  // "eval_accuracy_mismatched": of one of two sets
+    return plan.metric == name || (plan.command == "bert" && plan.metric.starts_with(name + "_"));
+  };
+  if (std::ranges::none_of(names, is_metric))
+    throw UsageError(path + ": metric is \"" + plan.metric + "\", which tessera train " + plan.command +
+                     " does not log; expected one of " + joined_names(names) +
+                     suggestion(plan.metric, names));
+}
+
 /// Fills in what the file does not say.
 void complete(train::StudyPlan& plan, const std::string& path, bool has_direction) {
   if (plan.title.empty()) plan.title = std::filesystem::path(path).stem().string();
@@ -203,6 +242,7 @@ train::StudyPlan read_study(const std::string& path) {
   }
   plan.one_seed_per_run = flags.has("--seeds");
   complete(plan, path, has_direction);
+  check_metric(plan, path);
   try {
     plan.validate();
   } catch (const Error& error) {

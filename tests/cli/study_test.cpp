@@ -233,6 +233,8 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad(kHead + flags + arms + "[[task]]\nname = \"x\"\n[[task]]\nname = \"x\"\n", "task \"x\" is given twice");
   bad(kHead + flags + "[[arm]]\nname = \"x\"\nlr = 1\nclip = 1\nlr = 2\n", "not valid TOML|lr");
   bad(kHead + flags + "[[arm]]\nname = \"x\"\ncheck-finite = 3\n", "arm \"x\"|expected true or false");
+  bad("metric = \"eval_score\"\n" + kHead + flags + arms, "metric is \"eval_score\"|does not log|eval_nll");
+  bad("metric = \"eval_nl\"\n" + kHead + flags + arms, "did you mean eval_nll?");
   bad("better = \"up\"\n" + kHead + flags + arms, "better is \"up\"");
   bad(kHead + flags + "prior = linear rbf\n" + arms, "not valid TOML");
   bad(kHead + flags + "prior = [\"linear\", \"rbf\"]\n" + arms, "\"prior\": expected one value");
@@ -271,7 +273,7 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
        {"study run s.toml --gpus 0,,1", 2, "--gpus"},
        {"study run s.toml --minutes nan", 2, "--minutes"},
        {"study run s.toml --minutes -1", 2, "--minutes"},
-       {"study run s.toml --out full", 1, "full|holds no study.json|--out"},
+       {"study run s.toml --out full", 1, "full|holds no study.json|another call is just making it|--out"},
        {"study run s.toml --out full/file", 1, "full/file|--out"},
        {"study run s.toml --out /proc/none/x", 1, "/proc/none|--out"},
        {"study run other.toml --out a", 1, "a has the run adamw,seed-1|another study's folder"},
@@ -281,16 +283,23 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
        {"study page none", 1, "none holds no study.json"},
        {"study page damaged", 1, "damaged/study.json"},
        {"study page", 2, "folder"}});
+  at.put("text", "some text");
+  at.put("inputs.toml",
+         "command = \"gpt\"\nseeds = [1]\n[flags]\ntext = [\"text\"]\n[[arm]]\nname = \"x\"\n[[arm]]\nname = "
+         "\"y\"\ntokenizer = \"none.json\"\n");
+  expect_failures(at, {{"study run inputs.toml --out inputs", 1,
+                        "inputs.toml: arm \"y\": --tokenizer none.json: there is no such file"}});
+  EXPECT_FALSE(fs::exists(at / "inputs"));
   // What only the command itself can tell ends the study with its first cell.
   at.put("bert.toml",
          "command = \"bert\"\nseeds = [1, 2]\n[[arm]]\nname = \"x\"\npad = true\npacked = true\n");
   const Outcome refused = run(at, "study run bert.toml");
   EXPECT_EQ(refused.code, 2);
   EXPECT_TRUE(holds_all(refused.err, "bert.toml: arm \"x\": train bert: --task is required")) << refused.err;
-  at.put("metric.toml", plan_of(4, kHead + "metric = \"eval_score\"\n"));
+  at.put("metric.toml", plan_of(4, kHead + "metric = \"lossy\"\n"));
   const Outcome unknown = run(at, "study run metric.toml");
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_TRUE(holds_all(unknown.err, "metric is \"eval_score\"|did not log|eval_nll")) << unknown.err;
+  EXPECT_TRUE(holds_all(unknown.err, "metric is \"lossy\"|did not log|eval_nll")) << unknown.err;
   const std::string cells = said(at, "study run metric.toml --list");
   EXPECT_EQ(run(at, "study run metric.toml").code, 2);
   EXPECT_EQ(said(at, "study run metric.toml --list"), cells) << "another cell was run for nothing";
