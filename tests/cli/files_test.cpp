@@ -279,6 +279,19 @@ TEST(Output, IsNeverAFileOfAnInputFolder) {
   EXPECT_EQ(fresh.err.find("would be replaced"), std::string::npos) << fresh.err;
 }
 
+TEST(Tokenize, WarnsIfNothingIsHeldOut) {
+  const Workplace at;
+  at.put("good.txt", "some text\n");
+  ASSERT_EQ(run(at, "tokenizer train --text good.txt --kind byte --out t.json").code, 0);
+  const Outcome none =
+      run(at, "data tokenize --tokenizer t.json --out a --text good.txt --piece 1 --validation 0.1");
+  EXPECT_EQ(none.code, 0) << none.err;
+  EXPECT_TRUE(holds_all(none.out, "validation: 0 tokens")) << none.out;
+  EXPECT_TRUE(holds_all(none.err, "warning: --validation 0.1 |nothing is held out")) << none.err;
+  const Outcome some = run(at, "data tokenize --tokenizer t.json --out b --text good.txt --validation 0.5");
+  EXPECT_EQ(some.err, "");
+}
+
 TEST(Tokenize, LeavesNoShardOfWhatItCouldNotFinish) {
   const Workplace at;
   at.put("good.txt", "some text\n");

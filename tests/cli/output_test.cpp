@@ -536,6 +536,9 @@ TEST(Eval, ComparesWithTheOptimumAndCanFail) {
   const Workplace workplace;
   said(workplace, "train tnp --quiet --steps 2 --name r" + kTiny);
   const json result = json::parse(said(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --json"));
+  const std::string one = "eval tnp runs/r --eval-tasks 1 --device cpu";  // its error is not known
+  EXPECT_TRUE(json::parse(said(workplace, one + " --json")).at("gap_error").is_null());
+  EXPECT_EQ(said(workplace, one).find(" 0.0000\n"), std::string::npos);
   EXPECT_EQ(result.at("step"), 2);
   EXPECT_EQ(result.at("tasks"), 8);
   EXPECT_EQ(result.at("points"), 32);
