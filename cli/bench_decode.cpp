@@ -86,6 +86,7 @@ int bench_decode(const DecodeArgs& args) {
     options.dtype = dtypes[0];
   }
   if (!args.json.empty()) check_writable(args.json);
+  check_not_input(args.json, {args.model});
   if (args.parallel.ranks > 1 &&
       (options.sparse.is_sparse() || options.model_sparse || !options.rows.empty()))
     throw UsageError("--tensor-parallel: of one dense model; leave out --rows, compressed weights and gates");

@@ -53,8 +53,12 @@ void settle(LayersArgs& args, const train::Given& given) {
 int run_layers(LayersArgs args, const train::Given& given) {
   settle(args, given);
   if (!args.json.empty()) check_writable(args.json);
+  check_not_input(args.json, {args.options.folder, args.options.data});
   for (const std::string* const file : {&args.csv, &args.trace})
-    if (!file->empty()) check_replaceable(*file);
+    if (!file->empty()) {
+      check_replaceable(*file);
+      check_not_input(*file, {args.options.folder, args.options.data});
+    }
   const InterruptGuard interrupts(kGivingUp);
   const std::vector<bench::LayersComparison> all = bench::bench_layers(args.options);
   for (const bench::LayersComparison& one : all) fmt::print("{}", bench::layers_text(one, kTop));

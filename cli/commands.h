@@ -107,16 +107,17 @@ inline constexpr const char* kPrecisionsHelp =
     "f32,tf32,bf16,f16; default: bf16 on a GPU (compute capability 8.0), else f32";
 /// "key=value" texts by the operator's attributes. Throws UsageError, also for a key given twice.
 ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& texts);
-/// The entries of a TOML file in their order, and one named "--" at the end of each section. Throws
-/// UsageError if it is none.
-std::vector<CLI::ConfigItem> read_toml(const std::string& path);
-/// Takes from the TOML file the flags of the subcommand that the command line does not give; "" is no file.
-/// Throws UsageError for a key that is no flag, a section, a repeated key or a bad value.
+/// Takes from the TOML file the flags of the subcommand that the command line neither gives nor excludes; ""
+/// is no file. Throws UsageError for a file that is not TOML, an unknown flag, a section, a repeated flag,
+/// two flags that exclude each other and a bad value.
 void apply_config(CLI::App& command, const std::string& path);
 /// Throws unless lines could be appended to a file there: known before the work, not after it.
 void check_writable(const std::string& path);
-/// Throws if the file to write is one of those that are read: the input would be gone.
+/// Throws if the file to write is one of those that are read, or a file that is there in a folder that is
+/// read (a model, a run): the input would be gone. Empty names are skipped.
 void check_not_input(const std::string& out, const std::vector<std::string>& inputs);
+/// The values of these flags, as far as the command has them and they are given.
+std::vector<std::string> values_given(const CLI::App& command, const std::vector<const char*>& flags);
 /// Throws unless a whole file could be put there, as a new one or in place of a regular one (io::AtomicFile).
 void check_replaceable(const std::string& path);
 

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -266,12 +267,37 @@ void check_writable(const std::string& path) {
         " is read-only for this user; check its permissions");
 }
 
+namespace {
+
+/// Whether the file is there and lies in the folder, at any depth.
+bool lies_in(const std::string& file, const std::string& folder) {
+  std::error_code code;
+  if (!fs::is_directory(folder, code)) return false;
+  const fs::path inner = fs::canonical(file, code);
+  if (code) return false;
+  const fs::path outer = fs::canonical(folder, code);
+  return !code && std::ranges::mismatch(outer, inner).in1 == outer.end();
+}
+
+}  // namespace
+
 void check_not_input(const std::string& out, const std::vector<std::string>& inputs) {
   for (const std::string& input : inputs) {
     std::error_code code;
+    if (out.empty() || input.empty()) continue;
     check(!fs::equivalent(out, input, code), "write: ", out, " is the input ", input,
           ", which would be replaced; name another file");
+    check(!lies_in(out, input), "write: ", out, " is a file of the input ", input,
+          ", which would be replaced; name another file");
   }
+}
+
+std::vector<std::string> values_given(const CLI::App& command, const std::vector<const char*>& flags) {
+  std::vector<std::string> values;
+  for (const char* const flag : flags)
+    if (const CLI::Option* const option = command.get_option_no_throw(flag); option && option->count() > 0)
+      values.insert(values.end(), option->results().begin(), option->results().end());
+  return values;
 }
 
 void check_replaceable(const std::string& path) {

@@ -1,62 +1,69 @@
 #include <algorithm>
-#include <sstream>
+#include <set>
 
 #include "cli/commands.h"
-#include "io/file.h"
+#include "cli/toml.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
 namespace {
 
-constexpr uint64_t kLargestConfig = 1 << 20;
-
-}  // namespace
-
-std::vector<CLI::ConfigItem> read_toml(const std::string& path) {
-  std::string bytes = io::read_file(path, kLargestConfig);
-  if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
-  std::istringstream text(bytes);
-  try {
-    return CLI::ConfigTOML().from_config(text);
-  } catch (const CLI::Error& error) {
-    throw UsageError(path + ": " + error.what());
-  }
-}
-
-void apply_config(CLI::App& command, const std::string& path) {
-  if (path.empty()) return;
+/// The flag of a key. Throws UsageError, naming the nearest flag, if there is none.
+CLI::Option* option_of_key(CLI::App& command, const TomlEntry& entry, const std::string& at) {
   std::vector<std::string> names;
-  std::vector<const CLI::Option*> seen;
   for (const CLI::Option* option : command.get_options())
     for (const std::string& name : option->get_lnames())
       if (name != "help" && name != "config") names.push_back(name);
-  for (const CLI::ConfigItem& item : read_toml(path)) {
-    if (!item.parents.empty())
-      throw UsageError(path + ": section [" + item.parents.front() + "]: expected flags without sections");
-    if (std::find(names.begin(), names.end(), item.name) == names.end()) {
-      const std::string near = nearest(item.name, names);
-      throw UsageError(path + ": \"" + item.name + "\" is not a flag of " + command.get_name() +
-                       (near.empty() ? "" : "; did you mean " + near + "?"));
-    }
-    CLI::Option* const option = command.get_option("--" + item.name);
-    if (std::find(seen.begin(), seen.end(), option) != seen.end())  // perhaps by its other name
-      throw UsageError(path + ": \"" + item.name + "\" is given twice");
-    seen.push_back(option);
-    if (item.inputs.size() != 1 && (item.inputs.empty() || option->get_expected_max() <= 1))
-      throw UsageError(path + ": \"" + item.name + "\": expected one value");
-    if (option->count() > 0) continue;  // the command line wins
-    const std::string& value = item.inputs.front();
-    if (option->get_expected_max() == 0) {
-      if (value != "true" && value != "false")
-        throw UsageError(path + ": \"" + item.name + "\" is \"" + value + "\"; expected true or false");
-      if (value == "false") continue;
-    }
-    try {
-      for (const std::string& one : item.inputs) option->add_result(one);
-      option->run_callback();
-    } catch (const CLI::ParseError& error) {
-      throw UsageError(path + ": " + error.what());
-    }
+  if (std::ranges::find(names, entry.name) != names.end()) return command.get_option("--" + entry.name);
+  const std::string near = nearest(entry.name, names);
+  throw UsageError(at + "\"" + entry.name + "\" is not a flag of " + command.get_name() +
+                   (near.empty() ? "" : "; did you mean " + near + "?"));
+}
+
+/// Gives the flag the values of the entry, as the command line would.
+void give_values(CLI::Option& option, const TomlEntry& entry, const std::string& at) {
+  if (option.get_expected_max() == 0) {
+    const std::string& value = entry.values.front();
+    if (value != "true" && value != "false")
+      throw UsageError(at + "\"" + entry.name + "\" is \"" + value + "\"; expected true or false");
+    if (value == "false") return;
+  }
+  try {
+    for (const std::string& value : entry.values) option.add_result(value);
+    option.run_callback();
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(at + error.what());
+  }
+}
+
+}  // namespace
+
+void apply_config(CLI::App& command, const std::string& path) {
+  if (path.empty()) return;
+  const std::vector<TomlSection> sections = read_toml(path);
+  if (sections.size() > 1)
+    throw UsageError(place_in(path, sections[1].line) + "section [" + sections[1].name +
+                     "]: expected flags without sections");
+  std::set<const CLI::Option*> on_line, seen;
+  for (const CLI::Option* option : command.get_options())
+    if (option->count() > 0) on_line.insert(option);
+  for (const TomlEntry& entry : sections.front().entries) {
+    const std::string at = place_in(path, entry.line);
+    CLI::Option* const option = option_of_key(command, entry, at);
+    if (!seen.insert(option).second)  // perhaps by its other name
+      throw UsageError(at + "\"" + entry.name + "\" is given twice");
+    if (entry.values.size() != 1 && (entry.values.empty() || option->get_expected_max() <= 1))
+      throw UsageError(at + "\"" + entry.name + "\": expected one value");
+    // The command line wins: over the same flag, and over one that cannot go with its flags.
+    const std::set<CLI::Option*> excluded = option->get_excludes();
+    if (on_line.contains(option) ||
+        std::ranges::any_of(excluded, [&](const CLI::Option* other) { return on_line.contains(other); }))
+      continue;
+    for (const CLI::Option* other : excluded)
+      if (other->count() > 0)
+        throw UsageError(at + "\"" + entry.name + "\" and \"" + other->get_lnames().front() +
+                         "\" exclude each other; give one of them");
+    give_values(*option, entry, at);
   }
 }
 

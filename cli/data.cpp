@@ -14,6 +14,7 @@
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "train/language_data.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -41,6 +42,11 @@ int run_tokenize(const TokenizeArgs& args) {
   train::copy_tokenizer(args.tokenizer, files.path());
   files.publish();
   tell_invalid(done.invalid, done.bytes);
+  if (args.options.validation > 0 && done.validation.tokens == 0)
+    train::tell(fmt::format(
+        "tessera: warning: --validation {:g} is less than a token of any text (or --piece of one), "
+        "so nothing is held out; give a larger --validation, or 0\n",
+        args.options.validation));
   for (const auto& [name, part] : {std::pair("train", done.train), std::pair("validation", done.validation)})
     fmt::print("{}: {} tokens, {}, {} shards\n", name, part.tokens,
                documents_text(part.documents, part.empty_documents), part.shards);

@@ -84,7 +84,7 @@ nlohmann::json accuracy_json(const train::Accuracy& accuracy) {
 int eval_choice(const ChoiceArgs& args) {
   if (!args.predictions.empty()) {
     check_replaceable(args.predictions);
-    check_not_input(args.predictions, {args.file});
+    check_not_input(args.predictions, {args.file, args.model, args.sparse.gates});
   }
   std::vector<train::ChoiceItem> items = train::read_choices(args.file);
   if (args.most > 0 && args.most < int64_t(items.size())) items.resize(size_t(args.most));

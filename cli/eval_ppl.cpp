@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -92,6 +93,9 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
       language.model);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (shows) train::tell("\r\x1b[K");
+  check(result.windows == 0 || std::isfinite(result.nats),
+        "eval ppl: the log-likelihood of the text is not finite; the model's weights are damaged, or its "
+        "activations overflow");
   const bool whole = result.windows == int64_t(windows.size());
   // The whole text's tokens per byte: windows leave some tokens out, and it is not known which bytes those
   // are.

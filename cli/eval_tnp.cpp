@@ -32,28 +32,30 @@ int run_eval(const EvalArgs& args) {
   const int64_t step = job.restore(newest.file);
   const train::TnpEvaluation e =
       train::evaluate_tnp(job.model(), settings, device, args.tasks, std::min(args.tasks, args.batch));
+  const bool has_error = e.tasks > 1;  // of the mean over tasks
   const bool within = args.most_gap < 0 || e.gap <= args.most_gap;
   if (args.json) {
-    fmt::print("{}\n", io::json_text({{"run", run.path().string()},
-                                      {"prior", settings.prior},
-                                      {"features", settings.model.features},
-                                      {"M", settings.context},
-                                      {"N", settings.targets},
-                                      {"step", step},
-                                      {"tasks", e.tasks},
-                                      {"points", e.points},
-                                      {"nll", e.nll},
-                                      {"optimal_nll", e.optimal_nll},
-                                      {"gap", e.gap},
-                                      {"gap_error", e.gap_error},
-                                      {"within", within}},
-                                     2));
+    fmt::print("{}\n",
+               io::json_text({{"run", run.path().string()},
+                              {"prior", settings.prior},
+                              {"features", settings.model.features},
+                              {"M", settings.context},
+                              {"N", settings.targets},
+                              {"step", step},
+                              {"tasks", e.tasks},
+                              {"points", e.points},
+                              {"nll", e.nll},
+                              {"optimal_nll", e.optimal_nll},
+                              {"gap", e.gap},
+                              {"gap_error", has_error ? nlohmann::json(e.gap_error) : nlohmann::json()},
+                              {"within", within}},
+                             2));
   } else {
     fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10} {:>10} {:>9} {:>9}\n", "prior", "F", "M", "N",
                "step", "tasks", "model nll", "optimal", "gap", "+-");
-    fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10.4f} {:>10.4f} {:>9.4f} {:>9.4f}\n", settings.prior,
+    fmt::print("{:<10} {:>3} {:>6} {:>6} {:>8} {:>8} {:>10.4f} {:>10.4f} {:>9.4f} {:>9}\n", settings.prior,
                settings.model.features, settings.context, settings.targets, step, e.tasks, e.nll,
-               e.optimal_nll, e.gap, e.gap_error);
+               e.optimal_nll, e.gap, has_error ? fmt::format("{:.4f}", e.gap_error) : "");
   }
   if (!within)
     train::tell(

@@ -125,6 +125,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
     message = unknown_word(at, unknown.front());
   }
   std::replace(message.begin(), message.end(), '\n', ' ');
+  if (code == CLI::ExitCodes::ExcludesError) message += "; give one of them";
   constexpr std::string_view kTwice = "At Most 1 required but ";
   if (const size_t at = message.find(kTwice); at != std::string::npos)
     message.replace(at, kTwice.size(), "given more than once; ");

@@ -280,7 +280,7 @@ int run_generate(const GenerateArgs& args) {
     throw UsageError("--samples: expected one prompt; several --prompt give one text each");
   if (!args.json.empty()) {
     check_replaceable(args.json);
-    check_not_input(args.json, {args.file});
+    check_not_input(args.json, {args.file, args.model, args.sparse.gates});
   }
   check_flags_of_ranks(args);
   const dist::World world = args.parallel.join("generate", args.device);

@@ -16,6 +16,7 @@
 #include "report/facts.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
+#include "runtime/parallel.h"
 #include "train/progress.h"
 
 namespace tessera::cli {
@@ -48,6 +49,12 @@ void occupy_standard_files() {
 
 int run(int argc, char** argv) {
   occupy_standard_files();
+  try {
+    cpu_threads();  // the flags' defaults may ask for it
+  } catch (const Error& error) {
+    tell_error(error.message());
+    return 2;
+  }
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond the limit is an error like a full disk, not the end
   CLI::App app{"tessera: train, run, prune and measure deep learning models and operators", "tessera"};
   app.set_version_flag("--version",

@@ -75,6 +75,30 @@ struct PlaceFlags {
   }
 };
 
+/// Throws UsageError for what `tessera train` refuses on these ranks. `each`: consecutive ranks that share a
+/// micro-batch.
+template <class Job>
+void check_ranks(Job job, const PlaceFlags& place, train::Given given, int64_t each = 1) {
+  if (place.accumulate > 0) job.accumulate = place.accumulate;
+  if (!place.order.empty()) job.order = place.order;
+  if (each > 1) given.insert("--order");  // that of the world
+  const int groups = int(place.ranks / each);
+  try {
+    check(
+        each == 1 || job.order == "world",
+        "--context-parallel with --order global, which promises the bits of any number of ranks: those of a "
+        "task depend on how many share it; leave --order out");
+    job.set_ranks(groups, given, false);
+    job.check_zero(place.zero, groups);
+    if constexpr (requires { job.sparse24; }) {
+      job.check_on_ranks(groups);
+      job.validate();
+    }
+  } catch (const Error& error) {
+    throw UsageError(error.message());
+  }
+}
+
 /// Lines about ranks: name and value.
 std::vector<std::pair<std::string, std::string>> rank_lines(const plan::RankPlan& plan) {
   const auto ms = [](double seconds) { return fmt::format("{:.4g} ms", seconds * 1e3); };
@@ -128,7 +152,7 @@ nlohmann::json step_json(const plan::Memory& memory, double flops, int64_t large
           {"largest_batch", largest_batch}};
 }
 
-int run_plan(PlanArgs args) {
+int run_plan(PlanArgs args, const train::Given& given) {
   train::TnpSettings job = args.tnp.job();
   args.context.set(job);
   const models::TaskSplit& split = job.split;
@@ -141,6 +165,8 @@ int run_plan(PlanArgs args) {
         "--zero 2 with --context-parallel: gradients cannot be spread next to a backward pass that makes "
         "calls "
         "of its own; expected --zero 0 or 1");
+  args.options(0, split.ranks);  // or throws
+  check_ranks(job, args, given, split.ranks);
   job.set_precision(args.tnp.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   nlohmann::json out = {{"memory_bytes", memory}};
@@ -229,6 +255,7 @@ int run_language_plan(const LanguagePlanArgs& args, const train::Given& given) {
   const plan::Forms forms = job.forms();
   const plan::Flops flops = plan::count_flops(job.model, job.batch, job.length, forms);
   const plan::RankOptions options = args.options(plan::measured_rate(job.model));
+  check_ranks(job, args, given);
   const plan::ArenaSizes sizes = plan::arena_sizes(job.model, forms);
   const auto ranked = [&](int64_t batch) {
     return plan::plan_ranks(plan::count_memory(job.model, batch, job.length, forms), flops.step(), sizes,
@@ -293,7 +320,8 @@ void add_plan(CLI::App& app, Action& action) {
   args->tnp.add_to(*tnp);
   args->PlaceFlags::add_to(*tnp);
   args->context.add_to(*tnp);
-  tnp->callback([&action, args] { action = [args] { return run_plan(*args); }; });
+  tnp->callback(
+      [&action, args, tnp] { action = [args, tnp] { return run_plan(*args, given_flags(*tnp)); }; });
   add_language_plan(*command, action, false);
   add_language_plan(*command, action, true);
 }

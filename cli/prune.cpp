@@ -256,8 +256,7 @@ int prune(PruneArgs args) {
   read_gates(args);
   read_options(args);
   const std::unique_ptr<Work> work = prepare(args);
-  const InterruptGuard interrupts(
-      "\ntessera: stopping; finished blocks are kept, and the same command continues after them\n");
+  const InterruptGuard interrupts("\ntessera: stopping; finished blocks are kept\n");
   const std::string plan =
       plan_text(args, work->language, work->samples, work->device, work->with_model([&](auto& model) {
         return sparsity::plan_pruning(model, work->samples, args.options);
@@ -406,7 +405,13 @@ void add_prune(CLI::App& app, Action& action) {
   command.callback([&action, &command, args] {
     action = [&command, args] {
       apply_config(command, args->config);
-      return prune(*args);
+      try {
+        return prune(*args);
+      } catch (const Interrupted& interrupted) {  // not in vain, as main() would say
+        train::tell(fmt::format("tessera: {}; the same command continues after the finished blocks\n",
+                                interrupted.message()));
+        return 128 + interrupted.signal();
+      }
     };
   });
 }

@@ -16,6 +16,7 @@ struct ReportArgs {
 
 int run_report(const ReportArgs& args) {
   check_replaceable(args.out);
+  check_not_input(args.out, args.runs);
   std::vector<train::RunFolder> runs;
   for (const std::string& path : args.runs) runs.push_back(train::RunFolder::open(path));
   const train::RunsReportOptions options{.by = args.by, .last = args.last};

@@ -37,7 +37,7 @@ double factor_of(const std::string& text) {
   return value;
 }
 
-/// Two of total, weights and activations say the third.
+/// Two of total, weights and activations say the third; one of the latter alone is the total.
 void read_split(const SparsifyArgs& args, sparsity::SparsifyOptions& options) {
   options.weights = args.weights.get();
   const std::optional<double> activations = args.activations.get();
@@ -59,6 +59,9 @@ void read_split(const SparsifyArgs& args, sparsity::SparsifyOptions& options) {
       options.total = sparsity::total_sparsity(*options.weights, *activations);
     }
   }
+  // Weights alone, without gates.
+  if (!options.total && !options.most_perplexity && options.weights.value_or(0) > 0)
+    options.total = options.weights;
   if (!options.total && !options.most_perplexity)
     throw UsageError("sparsify: give the sparsity: --total 0.5, or --max-ppl 1.02x, or both");
   if (options.total && !(*options.total > 0 && *options.total < 1))

@@ -55,6 +55,8 @@ std::vector<int64_t> numbers_of(const std::string& text, const char* flag) {
     if (part.size() > 9 || part.find_first_not_of("0123456789") != std::string::npos)
       throw UsageError(fmt::format("{}: \"{}\": expected whole numbers, as 4,8,16", flag, part));
     numbers.push_back(std::stoll(part));
+    if (std::ranges::count(numbers, numbers.back()) > 1)
+      throw UsageError(fmt::format("{}: {} is given twice", flag, part));
   }
   return numbers;
 }
@@ -78,6 +80,7 @@ struct CompareArgs {
 int run_compare(const CompareArgs& args) {
   const InterruptGuard interrupts(kGivingUp);
   if (!args.json.empty()) check_replaceable(args.json);
+  check_not_input(args.json, {args.a, args.b});
   sparsity::AnalyzeOptions options;
   args.selection.apply(options);
   const auto all = sparsity::compare(args.a, args.b, options);
@@ -173,6 +176,7 @@ int run_page(const PageArgs& args) {
   const ResultKind& kind = kind_of(fs::path(args.result) / sparsity::kPatternsFile);
   const std::string out = args.out.empty() ? (fs::path(args.result) / kind.page).string() : args.out;
   check_replaceable(out);
+  check_not_input(out, {(fs::path(args.result) / sparsity::kPatternsFile).string()});
   report::Database database = open_result(args.result);
   io::write_file(out, kind.html(database));
   fmt::print("{}\n", out);

@@ -86,6 +86,8 @@ void print(const Measured& measured, double dense_share) {
 int run_activations(const ActivationsArgs& args) {
   const InterruptGuard interrupts(kGivingUp);
   if (!args.out.empty()) check_replaceable(args.out);
+  check_not_input(args.out, args.models);
+  check_not_input(args.out, args.text);
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   json all = json::array();
   for (const std::string& folder : args.models) {

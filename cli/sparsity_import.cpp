@@ -23,6 +23,8 @@ struct ImportArgs {
 int run_import(const ImportArgs& args) {
   const InterruptGuard interrupts(kGivingUp);
   check_replaceable(args.out);
+  check_not_input(args.out, args.inputs);
+  check_not_input(args.out, {args.model});
   const sparsity::Imported imported = sparsity::import_masks(args.inputs, args.model, args.options);
   sparsity::save_masks(args.out, imported.masks);
   sparsity::Pruned pruned{.matrices = {}, .masks = imported.masks};

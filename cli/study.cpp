@@ -44,6 +44,20 @@ std::string command_of(const train::StudyPlan& plan, const train::StudyCell& cel
   return line;
 }
 
+/// Throws, naming file, arm and flag, if an input of a cell that has not begun is missing: each would fail by
+/// itself.
+void check_inputs(const std::string& file, const train::StudyPlan& plan, const fs::path& cells) {
+  std::error_code ignored;
+  for (const train::StudyCell& cell : train::cells_of(plan)) {
+    if (fs::exists(cells / cell.name / "run.json", ignored)) continue;
+    for (const char* const flag : {"--text", "--tokenizer", "--data", "--model", "--config"})
+      if (const auto given = cell.flags.find(flag); given != cell.flags.end())
+        for (const std::string& path : given->second)
+          check(fs::exists(path, ignored), file, ": arm \"", cell.arm, "\": ", flag, " ", path,
+                ": there is no such file or folder");
+  }
+}
+
 int list_study(const train::StudyPlan& plan, const fs::path& out) {
   const bool begun = fs::exists(out / "study.json");
   const auto folder =
@@ -76,6 +90,7 @@ int run_study_file(const StudyArgs& args) {
   const train::StudyPlan plan = read_study(args.file);
   const fs::path out = args.out.empty() ? fs::path("runs") / fs::path(args.file).stem() : fs::path(args.out);
   if (args.list) return list_study(plan, out);
+  check_inputs(args.file, plan, out / "cells");
   const InterruptGuard interrupts(kStoppingStudy);
   train::StudyFolder folder = train::StudyFolder::begin(out, plan);
   fmt::print(

@@ -10,16 +10,12 @@
 
 #include "cli/commands.h"
 #include "cli/explain.h"
+#include "cli/toml.h"
+#include "datasets/glue.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
 namespace {
-
-/// The entries of a section: [flags] or one of several [[arm]].
-struct TomlTable {
-  std::string section;  // "": those before the first section
-  std::vector<CLI::ConfigItem> items;
-};
 
 const std::vector<std::string> kStudyKeys = {"title",    "command", "metric",        "better",
                                              "baseline", "seeds",   "learning_rates"};
@@ -36,41 +32,21 @@ std::string suggestion(const std::string& word, const std::vector<std::string>& 
   return near.empty() ? "" : "; did you mean " + near + "?";
 }
 
-/// The file by sections. The reader of CLI11 cuts texts at a # and takes what it does not understand for a
-/// switch: both are refused here.
-std::vector<TomlTable> read_tables(const std::string& path) {
-  std::vector<TomlTable> tables = {{"", {}}};
-  bool open = false;  // the last one may get more entries
-  for (const CLI::ConfigItem& item : read_toml(path)) {
-    const std::string section = item.parents.empty() ? "" : item.parents.front();
-    if (item.parents.size() > 1)
-      throw UsageError(fmt::format("{}: section [{}.{}]: expected [flags], [[arm]] or [[task]]", path,
-                                   section, item.parents[1]));
-    if (!section.empty() && std::ranges::find(kStudySections, section) == kStudySections.end())
-      throw UsageError(path + ": section [" + section + "]: expected [flags], [[arm]] or [[task]]" +
-                       suggestion(section, kStudySections));
-    if (!section.empty() && !open && item.name != "--") tables.push_back({section, {}}), open = true;
-    if (item.name == "--") open = false;
-    if (item.name == "--" || item.name == "++") continue;
-    if (item.name.starts_with('['))
-      throw UsageError(path + ": " + item.name + ": a section must be alone on its line, without a comment");
-    for (const std::string& value : item.inputs)
-      if (value.find_first_of("\"#") != std::string::npos || value.starts_with('\''))
-        throw UsageError(
-            path + ": \"" + item.name + "\": the value " + value +
-            " cannot be read; quotes must be closed, and # is not allowed in a text or an array");
-    for (const CLI::ConfigItem& other : tables.back().items)
-      if (other.name == item.name) throw UsageError(path + ": \"" + item.name + "\" is given twice");
-    tables.back().items.push_back(item);
-  }
-  return tables;
+/// The sections of the file; throws UsageError for one that a study does not have.
+std::vector<TomlSection> read_sections(const std::string& path) {
+  std::vector<TomlSection> sections = read_toml(path);
+  for (size_t i = 1; i < sections.size(); ++i)
+    if (const std::string& name = sections[i].name;
+        std::ranges::find(kStudySections, name) == kStudySections.end())
+      throw UsageError(place_in(path, sections[i].line) + "section [" + name +
+                       "]: expected [flags], [[arm]] or [[task]]" + suggestion(name, kStudySections));
+  return sections;
 }
 
-std::string one_value(const std::string& path, const CLI::ConfigItem& item) {
-  if (item.inputs.size() != 1 || item.inputs.front().empty())
-    throw UsageError(path + ": \"" + item.name + "\": expected one value" +
-                     (item.inputs.size() > 1 ? "; put a text with blanks or commas into quotes" : ""));
-  return item.inputs.front();
+std::string one_value(const std::string& path, const TomlEntry& entry) {
+  if (entry.values.size() != 1 || entry.values.front().empty())
+    throw UsageError(place_in(path, entry.line) + "\"" + entry.name + "\": expected one value");
+  return entry.values.front();
 }
 
 /// The flags of `tessera train <command>`, as the parser has them.
@@ -98,31 +74,30 @@ class TrainFlags {
   bool has(const std::string& flag) const { return command_->get_option_no_throw(flag) != nullptr; }
 
   /// Adds the flag of an entry; `where` is "arm "dense"".
-  void take(const CLI::ConfigItem& item, const std::string& where, train::StudyFlags& flags) const {
-    const std::string at = path_ + ": " + where + ": ";
+  void take(const TomlEntry& entry, const std::string& where, train::StudyFlags& flags) const {
+    const std::string at = place_in(path_, entry.line) + where + ": ";
     const CLI::Option* const option =
-        item.name == "help" ? nullptr : command_->get_option_no_throw("--" + item.name);
+        entry.name == "help" ? nullptr : command_->get_option_no_throw("--" + entry.name);
     if (!option) {
-      const bool of_study = std::ranges::find(kStudyKeys, item.name) != kStudyKeys.end();
+      const bool of_study = std::ranges::find(kStudyKeys, entry.name) != kStudyKeys.end();
       std::vector<std::string> names;
       for (const CLI::Option* known : command_->get_options())
         for (const std::string& name : known->get_lnames()) names.push_back(name);
-      throw UsageError(at + "\"" + item.name + "\" is not a flag of tessera train " + command_->get_name() +
-                       (of_study ? "; it belongs before the first section" : suggestion(item.name, names)));
+      throw UsageError(at + "\"" + entry.name + "\" is not a flag of tessera train " + command_->get_name() +
+                       (of_study ? "; it belongs before the first section" : suggestion(entry.name, names)));
     }
     const std::string name = option->get_name();
-    if (flags.contains(name)) throw UsageError(at + "\"" + item.name + "\" is given twice");
+    if (flags.contains(name)) throw UsageError(at + "\"" + entry.name + "\" is given twice");
     if (option->get_expected_max() == 0) {
-      const std::string value = one_value(path_, item);
+      const std::string value = one_value(path_, entry);
       if (value != "true" && value != "false")
-        throw UsageError(at + "\"" + item.name + "\" is \"" + value + "\"; expected true or false");
+        throw UsageError(at + "\"" + entry.name + "\" is \"" + value + "\"; expected true or false");
       if (value == "true") flags[name] = {};
       return;
     }
-    if (item.inputs.empty() || (item.inputs.size() > 1 && option->get_expected_max() <= 1))
-      throw UsageError(at + "\"" + item.name +
-                       "\": expected one value; put a text with blanks or commas into quotes");
-    flags[name] = item.inputs;
+    if (entry.values.empty() || (entry.values.size() > 1 && option->get_expected_max() <= 1))
+      throw UsageError(at + "\"" + entry.name + "\": expected one value");
+    flags[name] = entry.values;
   }
 
   /// Throws unless the command's parser takes the cell's command line.
@@ -148,34 +123,35 @@ class TrainFlags {
   const CLI::App* command_ = nullptr;
 };
 
-uint64_t seed_of(const std::string& path, const std::string& text) {
+/// `at`: "FILE:LINE: ".
+uint64_t seed_of(const std::string& at, const std::string& text) {
   uint64_t seed = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seed);
   if (code != std::errc{} || end != text.data() + text.size())
-    throw UsageError(path + ": seeds: \"" + text + "\" is not a whole number of 0 or more");
+    throw UsageError(at + "seeds: \"" + text + "\" is not a whole number of 0 or more");
   if (seed > uint64_t(std::numeric_limits<int64_t>::max() - 1000))
-    throw UsageError(path + ": seeds: " + text + " is too large");
+    throw UsageError(at + "seeds: " + text + " is too large");
   return seed;
 }
 
-void take_study_key(const std::string& path, const CLI::ConfigItem& item, train::StudyPlan& plan) {
-  if (item.name == "seeds") {
-    for (const std::string& text : item.inputs)
-      if (!text.empty()) plan.seeds.push_back(seed_of(path, text));
-  } else if (item.name == "learning_rates") {
-    for (const std::string& text : item.inputs)
+void take_study_key(const std::string& path, const TomlEntry& entry, train::StudyPlan& plan) {
+  if (entry.name == "seeds") {
+    for (const std::string& text : entry.values)
+      if (!text.empty()) plan.seeds.push_back(seed_of(place_in(path, entry.line), text));
+  } else if (entry.name == "learning_rates") {
+    for (const std::string& text : entry.values)
       if (!text.empty()) plan.rates.push_back(text);
-  } else if (item.name == "better") {
-    const std::string better = one_value(path, item);
+  } else if (entry.name == "better") {
+    const std::string better = one_value(path, entry);
     if (better != "higher" && better != "lower")
-      throw UsageError(path + ": better is \"" + better + "\"; expected higher or lower");
+      throw UsageError(place_in(path, entry.line) + "better is \"" + better + "\"; expected higher or lower");
     plan.higher = better == "higher";
   } else {
-    const std::string value = one_value(path, item);
-    (item.name == "title"     ? plan.title
-     : item.name == "command" ? plan.command
-     : item.name == "metric"  ? plan.metric
-                              : plan.baseline) = value;
+    const std::string value = one_value(path, entry);
+    (entry.name == "title"     ? plan.title
+     : entry.name == "command" ? plan.command
+     : entry.name == "metric"  ? plan.metric
+                               : plan.baseline) = value;
   }
 }
 
@@ -183,6 +159,44 @@ void take_study_key(const std::string& path, const CLI::ConfigItem& item, train:
 bool is_a_loss(const std::string& metric) {
   return std::ranges::any_of(std::vector<const char*>{"loss", "nll", "perplexity", "gap", "bits", "error"},
                              [&](const char* part) { return metric.find(part) != std::string::npos; });
+}
+
+/// The values of the command's evaluations in metrics.jsonl, as tnp_job.cpp, language_training.cpp,
+/// mlm_job.cpp and glue_job.cpp name them.
+std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
+  if (plan.command == "tnp") return {"eval_nll", "eval_optimal_nll", "eval_gap", "eval_gap_error"};
+  if (plan.command != "bert") return {"eval_nll", "eval_perplexity", "eval_bits_per_byte", "eval_gap"};
+  bool pretrains = false, tunes = false;
+  const auto look = [&](const train::StudyFlags& flags) {
+    const auto task = flags.find("--task");
+    if (task != flags.end()) (task->second == std::vector<std::string>{"mlm"} ? pretrains : tunes) = true;
+  };
+  look(plan.flags);
+  for (const train::StudyPart& part : plan.arms) look(part.flags);
+  for (const train::StudyPart& part : plan.tasks) look(part.flags);
+  std::vector<std::string> names;
+  if (pretrains) names = {"eval_nll", "eval_accuracy"};
+  if (pretrains && !tunes) return names;
+  names.insert(names.end(), {"eval_score", "eval_loss"});
+  for (const datasets::GlueInfo& info : datasets::glue_tasks())
+    for (const char* const metric : info.metrics)
+      if (std::ranges::find(names, std::string("eval_") + metric) == names.end())
+        names.push_back(std::string("eval_") + metric);
+  return names;
+}
+
+/// Throws UsageError for a metric of evaluations that the command does not have. Others, such as loss, show
+/// at the end of the first cell.
+void check_metric(const train::StudyPlan& plan, const std::string& path) {
+  if (!plan.metric.starts_with("eval_")) return;
+  const std::vector<std::string> names = evaluated_by(plan);
+  const auto is_metric = [&](const std::string& name) {  // "eval_accuracy_mismatched": of one of two sets
+    return plan.metric == name || (plan.command == "bert" && plan.metric.starts_with(name + "_"));
+  };
+  if (std::ranges::none_of(names, is_metric))
+    throw UsageError(path + ": metric is \"" + plan.metric + "\", which tessera train " + plan.command +
+                     " does not log; expected one of " + joined_names(names) +
+                     suggestion(plan.metric, names));
 }
 
 /// Fills in what the file does not say.
@@ -199,34 +213,36 @@ void complete(train::StudyPlan& plan, const std::string& path, bool has_directio
 }  // namespace
 
 train::StudyPlan read_study(const std::string& path) {
-  const std::vector<TomlTable> tables = read_tables(path);
+  const std::vector<TomlSection> tables = read_sections(path);
   train::StudyPlan plan;
   bool has_direction = false;
-  for (const CLI::ConfigItem& item : tables.front().items) {
-    if (std::ranges::find(kStudyKeys, item.name) == kStudyKeys.end())
-      throw UsageError(path + ": \"" + item.name + "\": expected one of " + joined_names(kStudyKeys) +
-                       "; flags belong under [flags], [[arm]] or [[task]]");
-    has_direction = has_direction || item.name == "better";
-    take_study_key(path, item, plan);
+  for (const TomlEntry& entry : tables.front().entries) {
+    if (std::ranges::find(kStudyKeys, entry.name) == kStudyKeys.end())
+      throw UsageError(place_in(path, entry.line) + "\"" + entry.name + "\": expected one of " +
+                       joined_names(kStudyKeys) + "; flags belong under [flags], [[arm]] or [[task]]");
+    has_direction = has_direction || entry.name == "better";
+    take_study_key(path, entry, plan);
   }
   TrainFlags flags(path);
   flags.choose(plan.command);
   for (size_t i = 1; i < tables.size(); ++i) {
-    const TomlTable& table = tables[i];
-    if (table.section == "flags") {
-      for (const CLI::ConfigItem& item : table.items) flags.take(item, "[flags]", plan.flags);
+    const TomlSection& table = tables[i];
+    if (table.name == "flags") {
+      for (const TomlEntry& entry : table.entries) flags.take(entry, "[flags]", plan.flags);
       continue;
     }
     train::StudyPart part;
-    for (const CLI::ConfigItem& item : table.items)
-      if (item.name == "name") part.name = one_value(path, item);
-    if (part.name.empty()) throw UsageError(path + ": an [[" + table.section + "]] has no name; give it one");
-    for (const CLI::ConfigItem& item : table.items)
-      if (item.name != "name") flags.take(item, table.section + " \"" + part.name + "\"", part.flags);
-    (table.section == "arm" ? plan.arms : plan.tasks).push_back(std::move(part));
+    for (const TomlEntry& entry : table.entries)
+      if (entry.name == "name") part.name = one_value(path, entry);
+    if (part.name.empty())
+      throw UsageError(place_in(path, table.line) + "an [[" + table.name + "]] has no name; give it one");
+    for (const TomlEntry& entry : table.entries)
+      if (entry.name != "name") flags.take(entry, table.name + " \"" + part.name + "\"", part.flags);
+    (table.name == "arm" ? plan.arms : plan.tasks).push_back(std::move(part));
   }
   plan.one_seed_per_run = flags.has("--seeds");
   complete(plan, path, has_direction);
+  check_metric(plan, path);
   try {
     plan.validate();
   } catch (const Error& error) {

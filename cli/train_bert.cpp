@@ -158,7 +158,7 @@ int run_glue(const BertFlags& flags, const RunFlags& run, const CLI::App& comman
 
 int run_bert(BertFlags flags, const RunFlags& run, const CLI::App& command) {
   check_run_flags(run, command);
-  const InterruptGuard interrupts(kStopping);
+  const InterruptGuard interrupts(kStoppingEarly);
   const bool resumed = !run.resume.empty();
   flags.start.precision = flags.precision.given();
   if (resumed)

@@ -25,7 +25,6 @@ class LanguageCommand : public train::LanguageRecipe {
     };
     if (flags.text.files.empty() && flags.settings().data.empty())
       throw UsageError("there is no training data; give --text FILE... or --data DIR");
-    together("--text", "--data", "give one of them");
     for (const char* of_text : {"--tokenizer-kind", "--vocab-size"}) {
       together(of_text, "--data", "the data is tokenized already");
       together(of_text, "--tokenizer", "a given tokenizer is not trained");
@@ -40,8 +39,6 @@ class LanguageCommand : public train::LanguageRecipe {
     for (const char* size : {"--size", "--layers", "--d-model", "--n-head", "--kv-heads", "--head-dim",
                              "--type", "--d-ff", "--ffn", "--ffn-ratio", "--tied", "--untied", "--dropout"})
       together("--model", size, "the model directory defines the model");
-    together("--steps", "--epochs", "give one of them");
-    together("--steps", "--minutes", "give one of them");
     for (const char* of_samples : {"--sample-prompt", "--sample-every"})
       if (watch.sample_tokens == 0 && given.contains(of_samples))
         throw UsageError(std::string(of_samples) + ": with --sample-tokens 0 there are no samples");
@@ -78,12 +75,13 @@ void add_train_language(CLI::App& train, Action& action, bool llama) {
   auto model = std::make_shared<LanguageCommand>(llama);
   auto run = std::make_shared<RunFlags>();
   model->flags.add_training(*command, "demo");
+  command->get_option("--steps")->excludes("--epochs")->excludes("--minutes");
+  command->get_option("--data")->excludes("--text");
   run->add_to(*command, name + "-<time>");
   add_flags(*command, model->watch.list());
   command->callback([&action, model, run, command] {
     action = [model, run, command] {
       apply_config(*command, run->config);
-      check_not_input(run->json, model->flags.text.files);
       model->eval_every = run->options.eval_every;
       return run_train(*model, *run, *command, model->flags.settings().list());
     };

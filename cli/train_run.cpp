@@ -81,10 +81,13 @@ void check_run_flags(const RunFlags& flags, const CLI::App& command) {
     if (const CLI::Option* option = command.get_option_no_throw(other);
         !flags.resume.empty() && option && option->count() > 0)
       throw UsageError(std::string("--resume continues a run where it is; ") + other + " cannot go with it");
+  check_not_input(flags.json, values_given(command, {"--config", "--resume", "--text", "--data",
+                                                     "--tokenizer", "--model"}));
 }
 
 // ---- the run ----
 
+const char* const kStoppingEarly = "\ntessera: stopping; no step has run yet\n";
 const char* const kStopping =
     "\ntessera: stopping; the current step is finished and saved first (another Ctrl-C ends at once, without "
     "saving)\n";
@@ -126,6 +129,7 @@ train::RunRequest request_of(const RunFlags& flags, const CLI::App& command, Dev
                           name_of(recipe.dtype())));
                 check_kept_texts(options);
               },
+          .before_steps = [] { InterruptGuard::set_notice(kStopping); },
           .say =
               [](const std::string& text) {
                 fmt::print("{}", text);
@@ -152,7 +156,7 @@ void print_end(const train::Recipe& recipe, const train::RunEnd& end, const std:
 int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& command,
               const train::SettingList& settings) {
   check_run_flags(flags, command);
-  const InterruptGuard interrupts(kStopping);
+  const InterruptGuard interrupts(kStoppingEarly);
   // A resumed run is the one that its folder describes; flags that would change the curve are refused.
   if (!flags.resume.empty()) refuse_settings(command, "--resume continues a run as it was", {}, settings);
   const dist::World world = join_job(flags.device);

@@ -36,9 +36,12 @@ inline constexpr const char* kLaunchedVariable = "TESSERA_LAUNCHED";
 /// As a shell reads it back.
 std::string quoted(const std::string& text);
 
-/// Throws a UsageError for a --name that is no plain name, and for what cannot go with --resume.
+/// Throws a UsageError for a --name that is no plain name, and for what cannot go with --resume; an Error if
+/// --json would replace an input.
 void check_run_flags(const RunFlags& flags, const CLI::App& command);
-/// What an InterruptGuard of a training says when the first signal arrives.
+/// What an InterruptGuard of a training says when the first signal arrives before the steps; and from then
+/// on.
+extern const char* const kStoppingEarly;
 extern const char* const kStopping;
 
 /// What the flags ask of run_recipe, but for the checks of the model's settings; says to the standard output.

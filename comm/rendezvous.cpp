@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <list>
 #include <optional>
@@ -200,7 +201,11 @@ class Host {
       if (connections_.notices[size_t(r)].open())
         watched.push_back(connections_.notices[size_t(r)].number()), ranks.push_back(r);
     size_t woke = watched.size();
-    std::optional<Caller> caller = reception_.next(deadline, watched, woke);
+    std::optional<Caller> caller = reception_.next(told_ ? deadline : quiet_, watched, woke);
+    if (!caller && woke == watched.size() && !told_ && !deadline.passed()) {
+      tell_missing(deadline);
+      caller = reception_.next(deadline, watched, woke);
+    }
     if (caller) return std::move(*caller);
     if (woke < watched.size()) {
       const int gone = ranks[woke];
@@ -211,11 +216,23 @@ class Host {
               coming());
     }
     std::ostringstream text;
-    text << "not all ranks came within " << deadline.seconds() << " s: missing";
-    for (int r = 1, n = 0; r < meeting_.size; ++r)
-      if (!hellos_[size_t(r)] && n++ < 8) text << (n > 1 ? ", " : " ") << r;
-    text << " of " << meeting_.size;
+    text << "not all ranks came within " << deadline.seconds() << " s: missing " << missing();
     give_up(-1, text.str(), 0);
+  }
+
+  /// "1, 3 of 4": the ranks that have not come yet.
+  std::string missing() const {
+    std::ostringstream text;
+    for (int r = 1, n = 0; r < meeting_.size; ++r)
+      if (!hellos_[size_t(r)] && n++ < 8) text << (n > 1 ? ", " : "") << r;
+    text << " of " << meeting_.size;
+    return text.str();
+  }
+
+  void tell_missing(const Deadline& deadline) {
+    told_ = true;
+    std::fprintf(stderr, "tessera: rank 0 waits for rank %s at %s:%d, for at most %g s\n", missing().c_str(),
+                 meeting_.host.c_str(), meeting_.port, deadline.seconds());
   }
 
   void join(Caller caller) {
@@ -268,6 +285,8 @@ class Host {
 
   static constexpr double kPatience = 5;  // seconds
   const Meeting& meeting_;
+  const Deadline quiet_{meeting_.seconds > 0 ? std::min(meeting_.quiet, meeting_.seconds) : meeting_.quiet};
+  bool told_ = false;
   Reception reception_;
   Connections& connections_;
   std::vector<std::optional<Hello>> hellos_;  // by rank

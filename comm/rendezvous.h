@@ -21,6 +21,7 @@ struct Meeting {
   std::string token;     // of the job; a process without it is refused. At most 255 bytes
   std::string what;      // the program and what it was told: equal on all ranks. At most 1,023 bytes
   double seconds = 120;  // for all to come
+  double quiet = 10;     // after so many, rank 0 says once for which ranks it waits
 };
 
 struct Member {

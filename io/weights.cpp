@@ -31,6 +31,9 @@ std::string weights_in(const std::string& path) {
   if (!is_folder(path)) return path;
   for (const char* const name : kNames)
     if (exists(path + "/" + name)) return path + "/" + name;
+  check(!exists(path + "/sparse.safetensors"), "weights: ", path,
+        " holds compressed weights (sparse.safetensors); make them dense first: tessera convert ", path,
+        " FOLDER --format dense");
   fail_at(Site::here(), "weights: ", path, " has none of model.safetensors, model.safetensors.index.json, ",
           "pytorch_model.bin and pytorch_model.bin.index.json");
 }

@@ -311,9 +311,12 @@ void check_gates(const Gates& gates, const std::vector<LinearModule>& modules,
     check(gates.gates.contains(module.name), "gates: there is none for layer ", module.name,
           "; a threshold of 0 leaves out zeros alone");
   }
-  for (const auto& [name, gate] : gates.gates)
-    check(known.contains(name), "gates: this model has no layer '", io::shown(name), "'",
-          nearest(name, NameList(known)));
+  for (const auto& [name, gate] : gates.gates) {
+    if (known.contains(name)) continue;
+    const std::string near = nearest(name, NameList(known));
+    fail_at(Site::here(), "gates: this model has no layer '", io::shown(name), "'",
+            near.empty() ? "" : "; did you mean '" + io::shown(near) + "'?");
+  }
 }
 
 SparseMode parse_sparse_mode(const std::string& name) {

@@ -56,6 +56,10 @@ InterruptGuard::~InterruptGuard() {
   for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &g_former[i], nullptr);
 }
 
+void InterruptGuard::set_notice(const char* notice) {
+  if (g_guards > 0) g_notice = notice;
+}
+
 int InterruptGuard::signal_received() {
   return g_signal;
 }

@@ -25,6 +25,8 @@ class InterruptGuard {
   explicit InterruptGuard(const char* notice = nullptr);
   ~InterruptGuard();
   InterruptGuard(const InterruptGuard&) = delete;
+  /// Replaces the notice of the outermost guard, where the work comes to a state that is left otherwise.
+  static void set_notice(const char* notice);
   /// The signal that arrived since the outermost guard was made, or 0.
   static int signal_received();
 };

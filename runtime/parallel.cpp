@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <memory>
@@ -224,10 +225,22 @@ Pool& pool() {
   return *current_pool;
 }
 
+/// Throws if TESSERA_THREADS is not a number of threads. OMP_NUM_THREADS belongs to OpenMP, which ignores
+/// what it does not understand; so is it here, with a warning.
 int configured_threads() {
-  for (const char* variable : {"TESSERA_THREADS", "OMP_NUM_THREADS"})
-    if (const char* text = std::getenv(variable); text && *text) return parse_threads(variable, text);
-  return usable_cpus();
+  constexpr const char* kOurs = "TESSERA_THREADS";
+  constexpr const char* kOfOpenMp = "OMP_NUM_THREADS";
+  if (const char* const text = std::getenv(kOurs); text && *text) return parse_threads(kOurs, text);
+  const char* const text = std::getenv(kOfOpenMp);
+  if (!text || !*text) return usable_cpus();
+  try {
+    return parse_threads(kOfOpenMp, text);
+  } catch (const Error& error) {
+    const int threads = usable_cpus();
+    std::fprintf(stderr, "tessera: warning: %s; it is ignored, and %d threads are used\n",
+                 error.message().c_str(), threads);
+    return threads;
+  }
 }
 
 }  // namespace

@@ -380,25 +380,75 @@ void add_pair(Tables& tables, const Pool& a, const Pool& b, const PatternOptions
     add_levels(tables, "pair", first + int64_t(f) + 1, {figures[f]}, {levels[f]});
 }
 
-/// A view per input and projection, named as the original's tables: wanda_0_5_down_proj.
-void add_views(report::Database& database, const Table& matrices) {
-  std::set<std::string> names;
+/// "; no 64, 128 clusters of 32 features": numbers that cluster() leaves out; "" if there are none.
+std::string skipped_text(const Pool& pool, const PatternOptions& options) {
+  const int64_t count = std::min(pool.features.count(), options.nearest);
+  std::vector<int64_t> skipped;
+  for (const int64_t k : options.clusters)
+    if (k > count) skipped.push_back(k);
+  return skipped.empty() ? "" : fmt::format("; no {} clusters of {} features", sizes_text(skipped), count);
+}
+
+std::string sql_text(const std::string& text) {
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("''") : std::string(1, c);
+  return quoted + "'";
+}
+
+/// The parts that are not empty, joined by _; in small letters, since SQLite does not tell them from large
+/// ones.
+std::string view_name(std::initializer_list<std::string> parts) {
+  std::string name;
+  for (const std::string& part : parts)
+    if (!part.empty()) name += (name.empty() ? "" : "_") + part;
+  for (char& c : name) c = std::isalnum(uint8_t(c)) ? char(std::tolower(uint8_t(c))) : '_';
+  return name;
+}
+
+/// A view per input and projection.
+struct View {
+  std::string input, projection;
+  /// As the original's tables, wanda_0_5_down_proj; with the pattern; with the input's name, too.
+  std::array<std::string, 3> names;
+};
+
+std::vector<View> views_of(const Table& matrices) {
+  std::vector<View> views;
+  std::set<std::pair<std::string, std::string>> seen;
   for (const auto& row : matrices) {
     const auto text = [&](size_t column) { return std::get<std::string>(row[column]); };
-    std::string name =
-        (text(2).empty() ? text(1) : text(2)) + "_" + (text(4).empty() ? "" : text(4) + "_") + text(7);
-    for (char& c : name)
-      if (!std::isalnum(uint8_t(c))) c = '_';
-    if (!names.insert(name).second) continue;
-    std::string input;
-    for (const char c : text(1)) input += c == '\'' ? std::string("''") : std::string(1, c);
-    std::string projection;
-    for (const char c : text(7)) projection += c == '\'' ? std::string("''") : std::string(1, c);
+    const std::string input = text(1), pattern = text(3), sparsity = text(4), projection = text(7);
+    const std::string method = text(2).empty() ? input : text(2);
+    if (!seen.insert({input, projection}).second) continue;
+    views.push_back(
+        {input,
+         projection,
+         {view_name({method, sparsity, projection}), view_name({method, sparsity, pattern, projection}),
+          view_name({method, sparsity, pattern, input, projection})}});
+  }
+  return views;
+}
+
+/// Each view gets the shortest of its names that no other view could have.
+void add_views(report::Database& database, const Table& matrices) {
+  const std::vector<View> views = views_of(matrices);
+  std::set<std::string> taken;
+  for (const View& view : views) {
+    std::string name;
+    for (size_t i = 0; i < view.names.size() && name.empty(); ++i) {
+      const auto has_it = [&](const View& other) { return other.names[i] == view.names[i]; };
+      if (std::ranges::count_if(views, has_it) == 1 && !taken.contains(view.names[i])) name = view.names[i];
+    }
+    for (int64_t number = 1; name.empty(); ++number) {  // "a-b" and "a_b"
+      const std::string numbered = view.names.back() + "_" + std::to_string(number);
+      if (!taken.contains(numbered)) name = numbered;
+    }
+    taken.insert(name);
     database.run(
         "CREATE VIEW \"" + name +
         "\" AS SELECT m.matrix, m.layer, f.* FROM features f JOIN matrices m ON m.id = f.matrix_id WHERE "
-        "m.input = '" +
-        input + "' AND m.projection = '" + projection + "'");
+        "m.input = " +
+        sql_text(view.input) + " AND m.projection = " + sql_text(view.projection));
   }
 }
 
@@ -454,7 +504,8 @@ void analyze(const std::vector<std::string>& inputs, const std::string& folder, 
     for (const PatternSource& source : sources) {
       check_interrupt();
       pools.push_back(analyze_matrix(tables, source, ++id, name, source.masks().at(name), options));
-      tell(fmt::format("{}: {}: sparsity {:.4f}", source.name(), name, source.masks().at(name).sparsity()));
+      tell(fmt::format("{}: {}: sparsity {:.4f}{}", source.name(), name, source.masks().at(name).sparsity(),
+                       skipped_text(pools.back(), options.patterns)));
     }
     for (size_t a = 0; a < pools.size(); ++a)
       for (size_t b = a + 1; b < pools.size(); ++b) add_pair(tables, pools[a], pools[b], options.patterns);

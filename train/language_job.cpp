@@ -185,6 +185,13 @@ void LanguageSettings::check_activations(const std::string& flag) const {
         flag, " needs activations with zeros (relu, relu2), and these are ", ops::name_of(activation));
 }
 
+void LanguageSettings::check_on_ranks(int ranks) const {
+  check(
+      ranks == 1 || !sparse24.has_state(), "train: sparse24 on ", ranks,
+      " ranks: counts of an earlier step and random choices are each rank's own; train on one rank, or with "
+      "--dense-share 0 and naive or fast");
+}
+
 void LanguageSettings::check_sparse24() const {
   sparse24.validate();
   if (!sparse24.on()) return;

@@ -77,6 +77,8 @@ struct LanguageSettings : TrainingSettings {
   std::vector<std::string> penalties() const;
   /// Throws, naming the setting.
   void validate() const;
+  /// Throws for what does not train on several ranks.
+  void check_on_ranks(int ranks) const;
 
  private:
   /// Throws unless the hidden activations of the feed-forward networks have zeros, for the sake of `flag`.

@@ -43,10 +43,7 @@ void LanguageRecipe::resume(const std::string& path, const nlohmann::json& run, 
 void LanguageRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
   ranks_ = ranks;
   settings_.set_ranks(ranks, given, resumed);
-  check(
-      ranks == 1 || !settings_.sparse24.has_state(), "train: sparse24 on ", ranks,
-      " ranks: counts of an earlier step and random choices are each rank's own; train on one rank, or with "
-      "--dense-share 0 and naive or fast");
+  settings_.check_on_ranks(ranks);
 }
 
 void LanguageRecipe::note_evaluation(const Given& given) {

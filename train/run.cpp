@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <optional>
 
@@ -135,6 +134,7 @@ class Run {
     recipe_.decide(options_);
     set_order();
     Progress progress(Progress::Mode::quiet);
+    request_.before_steps();
     result_ = train::train(recipe_.job(), *folder_, options_, first_step_, progress);
     return {*folder_, first_step_, result_};
   }
@@ -143,12 +143,7 @@ class Run {
     const int ranks = world_ ? world_->size() : 1;
     recipe_.set_ranks(ranks, request_.given, resumed);
     if (ranks == 1 || options_.zero == 0) return;
-    const TrainingSettings& settings = recipe_.training();
-    check(options_.zero < 2 || settings.order == "world" || settings.accumulate == ranks ||
-              std::has_single_bit(unsigned(ranks)),
-          "train: --zero 2 on ", ranks, " ranks with ", settings.accumulate / ranks,
-          " micro-batches each: its sums begin with those over the ranks, which --order global needs to be a "
-          "power of two; use --zero 1, or --order world");
+    recipe_.training().check_zero(options_.zero, ranks);
     recipe_.spread({.part = world_->rank(),
                     .parts = ranks,
                     .bucket_mb = options_.bucket_mb > 0 ? options_.bucket_mb : optim::Sharding().bucket_mb,
@@ -246,6 +241,7 @@ class Run {
     set_order();
     Progress progress(request_.quiet ? Progress::Mode::quiet : Progress::Mode::automatic);
     try {
+      request_.before_steps();
       result_ = train::train(recipe_.job(), *folder_, options_, first_step_, progress);
       if (result_.loss_scale > 0) {
         settings_["loss_scale"] = {{"skipped_steps", result_.skipped}, {"last", result_.loss_scale}};

@@ -63,6 +63,8 @@ struct RunRequest {
   const dist::World* world = nullptr;
   /// Called once the settings are known and before anything is written; throws to refuse them.
   std::function<void(Recipe&, const SettingList& options)> check = {};
+  /// Called when everything is prepared, before the first step.
+  std::function<void()> before_steps = [] {};
   /// Called with messages about the progress, whole lines.
   std::function<void(const std::string& text)> say = [](const std::string&) {};
 };

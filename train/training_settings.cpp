@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "runtime/allocator.h"
@@ -106,6 +107,13 @@ void TrainingSettings::set_ranks(int ranks, const Given& given, bool resumed) {
         ranks > 1 ? fmt::format(" on {} ranks", ranks) : " with --order global",
         ": a rank knows only which gradients arrived in its own last pass; use --missing-grad zero, or one "
         "rank with --order world");
+}
+
+void TrainingSettings::check_zero(int64_t zero, int ranks) const {
+  check(zero < 2 || order == "world" || accumulate == ranks || std::has_single_bit(unsigned(ranks)),
+        "train: --zero 2 on ", ranks, " ranks with ", accumulate / ranks,
+        " micro-batches each: its sums begin with those over the ranks, which --order global needs to be a "
+        "power of two; use --zero 1, or --order world");
 }
 
 std::string TrainingSettings::step_line() const {

@@ -46,6 +46,8 @@ struct TrainingSettings {
   /// Completes them for a run on this many ranks, which determine the settings that are not given. Throws,
   /// naming the setting, if the ranks cannot share the micro-batches out or cannot train so.
   void set_ranks(int ranks, const Given& given, bool resumed);
+  /// Throws if a ZeRO stage cannot shard the sums of these micro-batches over the ranks; after set_ranks.
+  void check_zero(int64_t zero, int ranks) const;
   /// "  step      8 micro-batches, sums in the global order", a line of a run's header; "" with one.
   std::string step_line() const;
   /// Throws, naming the flag, for flags of another optimizer than the one that is used.

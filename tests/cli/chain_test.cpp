@@ -254,6 +254,8 @@ TEST(ChainCommand, SparsifyDoesAllOfIt) {
             2, "follows from the other two"},
            {"sparsify --model m --out d --text t --max-ppl 1.1x --activation-sparsity 0.2", 2, "--max-ppl"},
            {"sparsify --model m --out d --total 0.5", 2, "give the text"},
+           {"sparsify --model m --out d --weight-sparsity 0.4", 2, "give the text"},
+           {"sparsify --model m --out d --weight-sparsity 0", 2, "give the sparsity"},
            {"sparsify --device cpu --model m --out s --total 0.5 --text t --length 32", 1, "has weights"},
            {"sparsify --device cpu --model m --out d --total 0.5 --text t --length 32 --new-tokens 60", 1,
             "a smaller --prompt-tokens"},

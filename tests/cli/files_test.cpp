@@ -261,6 +261,51 @@ TEST(Output, IsNeverAnInput) {
   }
 }
 
+TEST(Output, IsNeverAFileOfAnInputFolder) {
+  const Workplace at;
+  at.put("r/run.json", "{}"), at.put("m/config.json", "{}"), at.put("m/model.safetensors", "w");
+  at.put("c.toml", "quiet = true\n"), at.put("text", "some text\n"), at.put("items", "{}\n");
+  fs::create_symlink("m", at / "link");
+  const auto all = [&] {
+    std::string bytes;
+    for (const std::string& file : at.files())
+      if (fs::is_regular_file(at / file)) bytes += file + "\n" + at.get(file);
+    return bytes;
+  };
+  const std::string before = all();
+  for (const std::string line :
+       {"report r --out r/run.json", "train llama --resume r --json r/run.json",
+        "train tnp --resume r --json ./r/run.json", "train bert --resume r --json r/run.json",
+        "train bert --task mlm --text text --json text", "train llama --config c.toml --json c.toml",
+        "train llama --text text --model m --json link/config.json",
+        "generate --model m --prompt a --json m/config.json",
+        "generate --model link --prompt a --json m/config.json",
+        "eval choice items --model m --predictions m/model.safetensors",
+        "sparsity compare m m --json m/model.safetensors",
+        "sparsity activations --model m --text text --json m/config.json"}) {
+    const Outcome outcome = run(at, line);
+    EXPECT_EQ(outcome.code, 1) << line << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.err, "is |the input |would be replaced")) << line << outcome.err;
+    EXPECT_EQ(all(), before) << line;
+  }
+  // A new file in such a folder replaces nothing: here the model's config.json is what is wrong.
+  const Outcome fresh = run(at, "generate --model m --prompt a --json m/new.json");
+  EXPECT_EQ(fresh.err.find("would be replaced"), std::string::npos) << fresh.err;
+}
+
+TEST(Tokenize, WarnsIfNothingIsHeldOut) {
+  const Workplace at;
+  at.put("good.txt", "some text\n");
+  ASSERT_EQ(run(at, "tokenizer train --text good.txt --kind byte --out t.json").code, 0);
+  const Outcome none =
+      run(at, "data tokenize --tokenizer t.json --out a --text good.txt --piece 1 --validation 0.1");
+  EXPECT_EQ(none.code, 0) << none.err;
+  EXPECT_TRUE(holds_all(none.out, "validation: 0 tokens")) << none.out;
+  EXPECT_TRUE(holds_all(none.err, "warning: --validation 0.1 |nothing is held out")) << none.err;
+  const Outcome some = run(at, "data tokenize --tokenizer t.json --out b --text good.txt --validation 0.5");
+  EXPECT_EQ(some.err, "");
+}
+
 TEST(Tokenize, LeavesNoShardOfWhatItCouldNotFinish) {
   const Workplace at;
   at.put("good.txt", "some text\n");
@@ -452,8 +497,15 @@ constexpr BadText kBadConfigs[] = {
     {"UnknownKey", "stpes = 3\n", "run.toml|\"stpes\"|did you mean steps?"},
     {"UnknownKeyAmongGood", "steps = 3\nwidth_of_everything = 8\n", "run.toml|\"width_of_everything\""},
     {"Underscore", "batch_size = 3\n", "run.toml|\"batch_size\"|did you mean batch-size?"},
-    {"BadNumber", "lr = fast\n", "run.toml|--lr|fast is not a number"},
-    {"TrailingGarbage", "lr = 1e-3x\n", "run.toml|--lr|1e-3x is not a number"},
+    {"BadNumber", "lr = \"fast\"\n", "run.toml:1: |--lr|fast is not a number"},
+    {"NoQuotes", "\nlr = fast\n", "run.toml:2: not valid TOML"},
+    {"TrailingGarbage", "lr = 1e-3x\n", "run.toml:1: not valid TOML"},
+    {"TrailingComma", "steps = 1\nlr=0.5,\n", "run.toml:2: not valid TOML"},
+    {"NoValue", "lr\n", "run.toml:1: not valid TOML"},
+    {"SwitchWithoutValue", "pre-norm\n", "run.toml:1: not valid TOML"},
+    {"EmptySection", "[]\n", "run.toml:1: not valid TOML"},
+    {"Bytes", "\x01\xFE\xFF\n", "run.toml:1: not valid TOML"},
+    {"Date", "steps = 2026-01-01\n", "run.toml:1: \"steps\"|expected a number"},
     {"NotFinite", "lr = nan\n", "run.toml|--lr|nan is not finite"},
     {"OutOfRange", "steps = 0\n", "run.toml|--steps|0 not in range"},
     {"Fraction", "steps = 1.5\n", "run.toml|--steps|1.5 is not a whole number"},
@@ -461,8 +513,8 @@ constexpr BadText kBadConfigs[] = {
     {"BadDevice", "device = \"gpu\"\n", "run.toml|--device|\"gpu\""},
     {"BadFlag", "pre-norm = 3\n", "run.toml|\"pre-norm\"|true or false"},
     {"List", "steps = [1, 2]\n", "run.toml|\"steps\"|one value"},
-    {"Twice", "steps = 1\nlr = 1\nsteps = 2\n", "run.toml|\"steps\"|twice"},
-    {"Section", "[training]\nsteps = 1\n", "run.toml|[training]|sections"},
+    {"Twice", "steps = 1\nlr = 1\nsteps = 2\n", "run.toml:3: |steps|redefine"},
+    {"Section", "[training]\nsteps = 1\n", "run.toml:1: |[training]|sections"},
     {"ItsOwnName", "config = \"run.toml\"\n", "run.toml|\"config\""},
     {"Contradiction", "prior = \"rbf\"\nfeatures = 3\n", "rbf|one-dimensional"},
     {"ResumeAndLr", "resume = \"r\"\nlr = 1\n", "--resume|--lr cannot change it"},
@@ -495,16 +547,18 @@ TEST(Config, AFileThatIsNoneIsARunTimeError) {
 TEST(Config, GivesFlagsAndTheCommandLineWins) {
   const Workplace workplace;
   workplace.put("run.toml",
-                "# a run\nsteps = 7\nlr = 2e-3\npre-norm = true\nquiet = false\nname = "
-                "\"from-file\"\nfeatures = 1\nprior = 'rbf'\n");
+                "# a run\nsteps = 7\nlr = +2e-3\npre-norm = true\nquiet = false\nname = "
+                "\"from \\u0066ile #1\" # not its name\nfeatures = 0x1\nprior = \"\"\"rbf\"\"\"\nwarmup = "
+                "1_0\n");
   const Outcome outcome = run(workplace, "train tnp --config run.toml --steps 3" + kTiny);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const json job = json::parse(workplace.get("runs/from-file/run.json"))["job"];
+  const json job = json::parse(workplace.get("runs/from file #1/run.json"))["job"];
   EXPECT_EQ(job["steps"], 3);
   EXPECT_EQ(job["lr"], 2e-3);
   EXPECT_EQ(job["prior"], "rbf");
   EXPECT_EQ(job["model.pre_norm"], true);
   EXPECT_EQ(job["model.d_model"], 8);
+  EXPECT_EQ(job["warmup"], 10);
 }
 
 // ---- run folders ----

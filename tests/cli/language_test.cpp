@@ -424,6 +424,18 @@ TEST(TrainLanguageRuns, ATomlFileGivesSeveralTextsAndOneNameOfAFlag) {
   EXPECT_TRUE(holds_all(twice.err, "twice.toml|\"n-head\" is given twice")) << twice.err;
 }
 
+TEST(TrainLanguageRuns, TheCommandLineWinsOverAnExcludedFlagOfTheConfig) {
+  const Workplace at;
+  put_texts(at);
+  at.put("run.toml", "epochs = 30\nname = \"a\"\n");
+  expect_success(run(at, "train gpt --config run.toml --steps 2" + kFromText));
+  EXPECT_EQ(steps_logged(at, "runs/a"), 2);
+  at.put("both.toml", "epochs = 30\nsteps = 2\n");
+  const Outcome both = run(at, "train gpt --config both.toml" + kFromText);
+  EXPECT_EQ(both.code, 2);
+  EXPECT_TRUE(holds_all(both.err, "both.toml:2: |\"steps\" and \"epochs\" exclude each other")) << both.err;
+}
+
 TEST(TrainLanguageRuns, RunsOfAGptAreToldApartByTheirDropout) {
   const Workplace at;
   put_texts(at);
@@ -508,6 +520,12 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   const Outcome odd = run(at, "plan gpt --ranks 2 --accumulate 3");
   EXPECT_EQ(odd.code, 2);
   EXPECT_TRUE(holds_all(odd.err, "--accumulate 3|multiple of --ranks 2")) << odd.err;
+  expect_failures(
+      at, {{"plan llama --size 60m --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
+           {"plan llama --ranks 2 --ffn relu2 --sparse24 soft_dynamic", 2, "sparse24 on 2 ranks"},
+           {"plan gpt --ranks 3 --accumulate 6 --zero 2", 2, "--zero 2 on 3 ranks"},
+           {"plan tnp --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
+           {"plan tnp --ranks 2 --context-parallel 2 --order global", 2, "--context-parallel"}});
   const std::string sizes =
       " --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 4 --vocab-size 100";
   for (const char* model : {"gpt", "llama"}) {

@@ -61,6 +61,26 @@ INSTANTIATE_TEST_SUITE_P(Levels, Help,
                                            "bench sweep", "bench optim", "bench copy", "bench compare",
                                            "plan", "plan tnp", "report"));
 
+TEST(Threads, AWrongNumberIsOneLineAndOneOfOpenMpIsIgnored) {
+  const Workplace at;
+  for (const char* wrong : {"0", "abc"}) {
+    {
+      const Variable set("TESSERA_THREADS", wrong);
+      for (const char* line : {"--version", "op --list"}) {
+        const Outcome outcome = run(at, line);
+        EXPECT_EQ(outcome.code, 2) << outcome.signal;
+        EXPECT_EQ(outcome.out, "");
+        EXPECT_EQ(outcome.err, std::string("tessera: TESSERA_THREADS is \"") + wrong +
+                                   "\"; expected a number of threads from 1 to 4096\n");
+      }
+    }
+    const Variable unset("TESSERA_THREADS", ""), set("OMP_NUM_THREADS", wrong);
+    const Outcome outcome = run(at, "--version");
+    EXPECT_EQ(outcome.code, 0) << outcome.signal;
+    EXPECT_TRUE(holds_all(outcome.err, "tessera: warning: OMP_NUM_THREADS is |it is ignored")) << outcome.err;
+  }
+}
+
 TEST(HelpText, ShowsDefaultsAndChoices) {
   const Workplace workplace;
   EXPECT_TRUE(holds_all(said(workplace, "plan tnp --help"), "--context-parallel INT=1|--context-split"));
@@ -516,6 +536,9 @@ TEST(Eval, ComparesWithTheOptimumAndCanFail) {
   const Workplace workplace;
   said(workplace, "train tnp --quiet --steps 2 --name r" + kTiny);
   const json result = json::parse(said(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --json"));
+  const std::string one = "eval tnp runs/r --eval-tasks 1 --device cpu";  // its error is not known
+  EXPECT_TRUE(json::parse(said(workplace, one + " --json")).at("gap_error").is_null());
+  EXPECT_EQ(said(workplace, one).find(" 0.0000\n"), std::string::npos);
   EXPECT_EQ(result.at("step"), 2);
   EXPECT_EQ(result.at("tasks"), 8);
   EXPECT_EQ(result.at("points"), 32);

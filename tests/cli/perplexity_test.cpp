@@ -42,6 +42,20 @@ TEST(Perplexity, OfAModelThatKnowsNothingIsItsVocabulary) {
                         "windows of 32|93 in 3 windows|260.00"));
 }
 
+TEST(Perplexity, OfDamagedWeightsIsAnError) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m", {.deviation = NAN}); !why.empty())
+    GTEST_SKIP() << "skipped: " << why;
+  at.put("a", std::string(70, 'a'));
+  for (const char* const json : {"", " --json"}) {
+    const Outcome outcome =
+        run(at, std::string("eval ppl --device cpu --model m --text a --length 32") + json);
+    EXPECT_EQ(outcome.code, 1) << outcome.out;
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_TRUE(holds_all(outcome.err, "not finite|weights are damaged")) << outcome.err;
+  }
+}
+
 TEST(Perplexity, ShardsAreTheTextTheyWereMadeOf) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;

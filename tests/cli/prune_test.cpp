@@ -146,6 +146,18 @@ TEST(PruneCommand, GoesOnAfterASignal) {
     if (running) process.send(SIGKILL);
     process.wait();
   }
+  if (fs::exists(at / "p.partial")) {
+    Process process(at, words_of(command + "q"));
+    if (wait_for(process, [&] { return fs::exists(at / "q.partial/block-00000.safetensors"); }))
+      process.send(SIGINT);
+    const Outcome outcome = process.wait();
+    if (outcome.code == 130)
+      EXPECT_TRUE(holds_all(outcome.err,
+                            "stopping; finished blocks are kept|tessera: interrupted by Ctrl-C; the "
+                            "same command continues after the finished blocks"))
+          << outcome.err;
+    EXPECT_EQ(outcome.err.find("before there was a result"), std::string::npos) << outcome.err;
+  }
   if (!fs::exists(at / "p.partial")) return;  // it was faster than this test
   const json report = json::parse(said(at, command + "p --json"));
   EXPECT_GE(report["resumed_blocks"], 1);

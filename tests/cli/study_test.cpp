@@ -192,7 +192,7 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
     at.put("bad.toml", text);
     const Outcome outcome = run(at, "study run bad.toml --out out");
     EXPECT_EQ(outcome.code, 2) << text << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, std::string("bad.toml: |") + says)) << text << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, std::string("bad.toml:|") + says)) << text << outcome.err;
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
     EXPECT_EQ(outcome.out, "") << text;
     EXPECT_FALSE(fs::exists(at / "out")) << text;
@@ -206,8 +206,10 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad("command = \"tnp\"\n" + flags + arms, "there are no seeds");
   bad("command = \"tnp\"\nseeds = []\n" + flags + arms, "there are no seeds");
   bad("command = \"tnp\"\nseeds = [1, 18446744073709551615]\n" + flags + arms,
-      "seeds: 18446744073709551615 is too large");
-  bad("command = \"tnp\"\nseeds = [1, two]\n" + flags + arms, "seeds: \"two\"");
+      "bad.toml:2: not valid TOML|18446744073709551615");
+  bad("command = \"tnp\"\nseeds = [1, 9223372036854775807]\n" + flags + arms,
+      "bad.toml:2: seeds: 9223372036854775807 is too large");
+  bad("command = \"tnp\"\nseeds = [1, \"two\"]\n" + flags + arms, "bad.toml:2: seeds: \"two\"");
   bad("command = \"tnp\"\nseeds = [-1]\n" + flags + arms, "seeds: \"-1\"");
   bad("command = \"tnp\"\nseeds = [1, 2, 1]\n" + flags + arms, "seed 1 is given twice");
   bad(kHead + flags + arms + "[[arm]]\nname = \"x\"\noptimiser = \"sgd\"\n",
@@ -220,7 +222,7 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad(kHead + flags + "resume = \"r\"\n" + arms, "--resume is set by the study");
   bad("learning_rates = [0.1]\n" + kHead + flags + "lr = 0.2\n" + arms,
       "gives lr, and so does learning_rates");
-  bad("learning_rates = [fast]\n" + kHead + flags + arms, "learning_rates: \"fast\"");
+  bad("learning_rates = [\"fast\"]\n" + kHead + flags + arms, "learning_rates: \"fast\"");
   bad("learning_rates = [-0.1]\n" + kHead + flags + arms, "learning_rates: \"-0.1\"");
   bad("learning_rates = [0.1, 1e-1]\n" + kHead + flags + arms, "learning_rates: 1e-1 is given twice");
   bad(kHead + flags + arms + "[[arm]]\noptimizer = \"sgd\"\n", "an [[arm]] has no name");
@@ -229,13 +231,24 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad(kHead + flags + arms + "[[tasks]]\nname = \"x\"\n", "section [tasks]|did you mean task?");
   bad(kHead + flags + "[arm.x]\nlr = 1\n", "section [arm.x]");
   bad(kHead + flags + arms + "[[task]]\nname = \"x\"\n[[task]]\nname = \"x\"\n", "task \"x\" is given twice");
-  bad(kHead + flags + "[[arm]]\nname = \"x\"\nlr = 1\nclip = 1\nlr = 2\n", "\"lr\" is given twice");
+  bad(kHead + flags + "[[arm]]\nname = \"x\"\nlr = 1\nclip = 1\nlr = 2\n", "not valid TOML|lr");
   bad(kHead + flags + "[[arm]]\nname = \"x\"\ncheck-finite = 3\n", "arm \"x\"|expected true or false");
+  bad("metric = \"eval_score\"\n" + kHead + flags + arms, "metric is \"eval_score\"|does not log|eval_nll");
+  bad("metric = \"eval_nl\"\n" + kHead + flags + arms, "did you mean eval_nll?");
   bad("better = \"up\"\n" + kHead + flags + arms, "better is \"up\"");
-  bad("title = \"a # b\"\n" + kHead + flags + arms, "\"title\"|quotes");
-  bad(kHead + flags + "[[arm]] # first\nname = \"x\"\n", "section must be alone on its line");
-  bad(kHead + flags + "prior = linear rbf\n" + arms, "\"prior\": expected one value");
+  bad(kHead + flags + "prior = linear rbf\n" + arms, "not valid TOML");
+  bad(kHead + flags + "prior = [\"linear\", \"rbf\"]\n" + arms, "\"prior\": expected one value");
   bad(kHead + flags + arms + "seeds = [1]\n", "\"seeds\"|before the first section");
+}
+
+TEST(Study, FilesAreReadAsToml) {
+  const Workplace at;
+  at.put("s.toml",
+         "title = \"a # b\" # c\ncommand = 'tnp'\nseeds = [ 1, # one\n  0x2 ]\nlearning_rates = [+1e-3, "
+         "0.10]\n" +
+             kTinyFlags + "[[arm]] # first\nname = \"x\\u0031\"\n");
+  EXPECT_TRUE(
+      holds_all(said(at, "study run s.toml --list"), "x1,lr-1e-3,seed-1|x1,lr-0.10,seed-2|--lr 0.10 "));
 }
 
 TEST(Study, FoldersAndCommandsThatAreWrong) {
@@ -260,7 +273,7 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
        {"study run s.toml --gpus 0,,1", 2, "--gpus"},
        {"study run s.toml --minutes nan", 2, "--minutes"},
        {"study run s.toml --minutes -1", 2, "--minutes"},
-       {"study run s.toml --out full", 1, "full|holds no study.json|--out"},
+       {"study run s.toml --out full", 1, "full|holds no study.json|another call is just making it|--out"},
        {"study run s.toml --out full/file", 1, "full/file|--out"},
        {"study run s.toml --out /proc/none/x", 1, "/proc/none|--out"},
        {"study run other.toml --out a", 1, "a has the run adamw,seed-1|another study's folder"},
@@ -270,16 +283,23 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
        {"study page none", 1, "none holds no study.json"},
        {"study page damaged", 1, "damaged/study.json"},
        {"study page", 2, "folder"}});
+  at.put("text", "some text");
+  at.put("inputs.toml",
+         "command = \"gpt\"\nseeds = [1]\n[flags]\ntext = [\"text\"]\n[[arm]]\nname = \"x\"\n[[arm]]\nname = "
+         "\"y\"\ntokenizer = \"none.json\"\n");
+  expect_failures(at, {{"study run inputs.toml --out inputs", 1,
+                        "inputs.toml: arm \"y\": --tokenizer none.json: there is no such file"}});
+  EXPECT_FALSE(fs::exists(at / "inputs"));
   // What only the command itself can tell ends the study with its first cell.
   at.put("bert.toml",
          "command = \"bert\"\nseeds = [1, 2]\n[[arm]]\nname = \"x\"\npad = true\npacked = true\n");
   const Outcome refused = run(at, "study run bert.toml");
   EXPECT_EQ(refused.code, 2);
   EXPECT_TRUE(holds_all(refused.err, "bert.toml: arm \"x\": train bert: --task is required")) << refused.err;
-  at.put("metric.toml", plan_of(4, kHead + "metric = \"eval_score\"\n"));
+  at.put("metric.toml", plan_of(4, kHead + "metric = \"lossy\"\n"));
   const Outcome unknown = run(at, "study run metric.toml");
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_TRUE(holds_all(unknown.err, "metric is \"eval_score\"|did not log|eval_nll")) << unknown.err;
+  EXPECT_TRUE(holds_all(unknown.err, "metric is \"lossy\"|did not log|eval_nll")) << unknown.err;
   const std::string cells = said(at, "study run metric.toml --list");
   EXPECT_EQ(run(at, "study run metric.toml").code, 2);
   EXPECT_EQ(said(at, "study run metric.toml --list"), cells) << "another cell was run for nothing";

@@ -83,6 +83,11 @@ class Weights : public ::testing::Test {
 
 TEST_F(Weights, ComeFromTheFirstFileThatIsThere) {
   EXPECT_NE(open_error().find("has none of model.safetensors"), std::string::npos);
+  put("sparse.safetensors", "");
+  EXPECT_NE(
+      open_error().find("compressed weights (sparse.safetensors); make them dense first: tessera convert"),
+      std::string::npos)
+      << open_error();
   save_safetensors(folder / "shard.safetensors", NamedTensors{{"x", x}});
   put("model.safetensors.index.json", index_of("shard.safetensors"));
   EXPECT_EQ(WeightSource(folder.path()).path(), folder / "model.safetensors.index.json");

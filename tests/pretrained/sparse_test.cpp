@@ -195,6 +195,10 @@ TEST(SparseModels, SayWhichLayerAndWhy) {
   Gates more = gates;
   more.gates["model.layers.7.mlp.down_proj"] = {};
   expect_parts(says({.gates = more}), {"no layer 'model.layers.7.mlp.down_proj'"});
+  Gates misspelt = gates;
+  misspelt.gates["model.layers.1.mlp.downproj"] = {};
+  expect_parts(says({.gates = misspelt}), {"no layer 'model.layers.1.mlp.downproj'; did you mean "
+                                           "'model.layers.1.mlp.down_proj'?"});
   Gates foreign = gates;
   foreign.fingerprint = "0123";
   expect_parts(says({.gates = foreign}), {"fingerprint 0123", fingerprint_of(model).c_str()});

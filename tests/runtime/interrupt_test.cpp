@@ -61,6 +61,18 @@ TEST(InterruptGuardDeathTest, TheFirstSignalIsAcknowledgedByTheHandler) {
       testing::ExitedWithCode(7), "^stopping\n$");
 }
 
+TEST(InterruptGuardDeathTest, TheNoticeIsThatOfTheStateOfTheWork) {
+  EXPECT_EXIT(
+      {
+        const InterruptGuard guard("waiting\n");
+        const InterruptGuard inner("not this one\n");
+        InterruptGuard::set_notice("saving\n");
+        std::raise(SIGTERM);
+        std::_Exit(7);
+      },
+      testing::ExitedWithCode(7), "^saving\n$");
+}
+
 TEST(InterruptGuardDeathTest, ASecondSignalEndsAtOnce) {
   const auto twice = [](int signal) {
     const InterruptGuard guard;

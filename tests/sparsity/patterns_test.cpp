@@ -370,6 +370,40 @@ TEST(Patterns, TheDatabaseHoldsEveryTableAndIsTheSameAgain) {
   EXPECT_EQ(one("SELECT count(*) FROM pairs WHERE metric = 'jaccard' AND low <= mean AND mean <= high"), 2);
 }
 
+TEST(Patterns, InputsOfOneMethodAndSparsityHaveViewsOfTheirOwn) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
+  const TemporaryFolder folder;
+  put_masks(folder / "seed-1.safetensors", 1, "wanda"), put_masks(folder / "seed-2.safetensors", 2, "wanda");
+  Masks pairs{.info = {.fingerprint = "",
+                       .model = "",
+                       .method = "wanda",
+                       .pattern = "2:4",
+                       .sparsity = "0.5",
+                       .seed = ""},
+              .layers = {{"model.layers.0.mlp.up_proj", mask_of(ones(1))},
+                         {"model.layers.1.mlp.down_proj", mask_of(ones(2, 4))}}};
+  save_masks(folder / "pairs.safetensors", pairs);
+  analyze({folder / "seed-1.safetensors", folder / "seed-2.safetensors", folder / "pairs.safetensors"},
+          folder / "r", small_options(), no_lines);
+  report::Database found =
+      report::Database::read_only((folder / "r") + "/sparsity.sqlite", kPatternsId, kPatternsWhat);
+  for (const char* view : {"wanda_0_5_unstructured_seed_1_safetensors_down_proj",
+                           "wanda_0_5_unstructured_seed_2_safetensors_down_proj", "wanda_0_5_2_4_down_proj"})
+    EXPECT_EQ(std::get<int64_t>(found.run(std::string("SELECT count(*) FROM ") + view).rows.at(0).at(0)), 40);
+}
+
+TEST(Patterns, NumbersOfClustersThatAreLeftOutAreSaid) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
+  const TemporaryFolder folder;
+  put_masks(folder / "a.safetensors", 1, "wanda");
+  AnalyzeOptions options = small_options();
+  options.patterns.clusters = {4, 24, 25, 64};  // of the 24 nearest features
+  std::string lines;
+  analyze({folder / "a.safetensors"}, folder / "r", options, [&](const std::string& line) { lines += line; });
+  EXPECT_NE(lines.find("up_proj: sparsity 0."), std::string::npos) << lines;
+  EXPECT_NE(lines.find("; no 25,64 clusters of 24 features"), std::string::npos) << lines;
+}
+
 TEST(Patterns, ThePageHoldsWhatTheDatabaseHolds) {
   if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
   const TemporaryFolder folder;
