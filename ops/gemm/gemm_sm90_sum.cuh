@@ -6,33 +6,33 @@
 #include "ops/gemm/gemm_sm90_store.cuh"
 #include "ops/select/entries_below.cuh"
 
-/// The epilogue for sums that TMA cannot write as they come: parts of k that have to be added up,
-/// results in f32, and a d whose rows lie anywhere. The threads write d from their registers, 32 bytes of a
-/// row (16 of a 16-bit d) together: what leaves this way is small (a weight's gradient) or odd.
+/// Register-store epilogue, for what TMA cannot store directly: split-K, a d with unaligned rows, and f32
+/// results outside weight gradients. The threads store d from their registers, 32 bytes of a row (16 of a
+/// 16-bit d) together.
 ///
 /// Split-K: the warpgroups that hold the splits of one piece of d run on different SMs at the same time, if
-/// the GPU is theirs (see GemmPlan), so they add up on the spot. Each writes its sums to scratch as they
-/// are in its registers, which is 16 dense bytes per thread, counts itself as arrived, waits for the others,
-/// and makes its own share of d from all partial sums, in the order of k. Nothing depends on which comes
-/// first. With 22 tiles of 128 x 256 and six splits, that is 128 KiB out to L2 and back for an SM and one
-/// round of waiting, 3 us; a second kernel took 5 to 7.
+/// no other kernel holds SMs (see GemmPlan), so they reduce in this kernel. Each writes its accumulators to
+/// scratch in register order (16 dense bytes per thread), counts itself as arrived, waits for the others, and
+/// computes its share of d from all partial sums, in the order of k, so the result does not depend on the
+/// order of arrival. With 22 tiles of 128 x 256 and six splits, that is 128 KiB to L2 and back per SM and one
+/// wait, 3 us; a second kernel took 5 to 7.
 ///
-/// Termination: a warpgroup waits only for warpgroups that run already. Those that sum the same tiles count
-/// themselves as running while they live; one that finds some of them not running after kPolls looks, because
-/// other kernels hold their SMs, says so as it arrives and goes on to its next tile. (The looks are for those
-/// that start a little later, when the kernel before this one has left their SMs: one warpgroup then need
-/// not add for several.) Its share is made by one that waits, or,
-/// if none does, by the last to arrive: of the same sums in the same order, so d has the same bits. A wait
-/// always ends, since who waits in one round of tiles waits for arrivals in that round alone, and these
-/// depend on earlier rounds. The count of those that run costs two reductions without an answer per warpgroup
-/// and a load that is in flight with the sums. Tickets, so that blocks wait for earlier ones alone, would
-/// leave the adding to the last split of a tile: 768 KiB for one SM instead of 128, some 8 us more.
+/// Termination: a warpgroup waits only for warpgroups that are already running. All warpgroups of the grid
+/// are counted while they run. One that still finds too few of them running after kPolls polls, because other
+/// kernels hold SMs, marks its share as left when it arrives and goes on to its next tile. (The polls allow
+/// for blocks that start a little later, when the kernel before this one has left their SMs: otherwise one
+/// warpgroup would have to add for several.) A share that was left is computed by a warpgroup that waits, or,
+/// if none does, by the last to arrive, from the same sums in the same order, so d has the same bits. Every
+/// wait ends, since a warpgroup waits only for arrivals of the same wave of tiles, and those depend only on
+/// earlier waves. The count costs two reductions without a return value per warpgroup and a load that is in
+/// flight with the sums. Tickets, with which blocks would wait only for earlier ones, would leave the
+/// reduction to the last split of a tile: 768 KiB for one SM instead of 128, some 8 us more.
 
 namespace tessera::ops {
 namespace {
 
-/// Where the counters of a product (Device::counters) are: one per piece, per warpgroup of a cluster's
-/// splits, per 64 rows whose sums are made (gemm_sm90_sums.cuh), and a bit per piece and split.
+/// Layout of a GEMM's counters (Device::counters): one per piece, per warpgroup of a cluster's splits, per 64
+/// rows whose sums are computed (gemm_sm90_sums.cuh), and a bit per piece and split.
 constexpr int kMaxTiles = 4096, kMaxRunning = 1024, kMaxLeft = 4096;
 constexpr int kRunningAt = kMaxTiles, kSumsAt = kRunningAt + kMaxRunning,
               kLeftAt = kSumsAt + int(kMostSummedRows / 64), kGemmCounters = kLeftAt + kMaxLeft;
@@ -63,7 +63,7 @@ class SumEpilogue {
     const void* c;  // d, or what lies as d does
     int64_t ld, stride;
     bool wide;           // d is f32, not T
-    bool pairs;          // two neighbours can be written at once
+    bool pairs;          // two neighbouring elements can be stored at once
     float4* scratch;     // where splits > 1: scratch_bytes()
     unsigned* counters;  // likewise: kGemmCounters
     int splits;          // of the plan
