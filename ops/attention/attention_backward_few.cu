@@ -9,19 +9,19 @@
 #include "ops/attention/attention_tile.cuh"
 #include "ops/attention/attention_variants.h"
 
-/// Backward with few queries: at most 64 rows, the queries of all heads that read one key head. A block has
-/// all of these and walks a range of the keys, 64 at a time, so that dK and dV of a tile are final as soon as
-/// they are made, and dQ is a sum in registers. Ranges leave their dQ in f32 to a last kernel, which adds
-/// them in the order of the keys; without synchronisation. One range writes dQ itself. delta and lse in base
-/// 2 are made by each block on its way, 64 rows at most.
+/// Backward with few queries: at most 64 rows, the queries of all heads that read one K/V head. A block has
+/// all of these rows and walks over a split of the keys, 64 at a time, so that dK and dV of a tile are final
+/// at once, and dQ accumulates in registers. Splits store their dQ in f32, and a last kernel adds them in key
+/// order; no synchronisation between blocks is needed. A single split writes dQ itself. Each block computes
+/// delta and lse in base 2 for its rows, 64 at most.
 ///
-/// The products are those of attention_backward.cu, each once: a warp has 16 keys of the tile, S^T and dP^T
-/// stay in its registers as the left operands of dV and dK; dS passes through shared memory, for a warp makes
-/// its queries' (and columns') part of dQ += dS K over all 64 keys.
+/// The GEMMs are those of attention_backward.cu, each computed once: a warp has 16 keys of the tile, S^T and
+/// dP^T stay in its registers as the left operands of dV and dK; dS passes through shared memory, since a
+/// warp computes its queries' (and columns') share of dQ += dS K over all 64 keys.
 ///
 /// Bytes: K, V, dK and dV once, 8 D per key; FLOPs 10 D rows per key. At 64 rows and D = 64 a tile is 32 KiB
 /// and 2.6 MFLOP: 1.4 us of an SM's share of memory, 0.75 us of its shared memory. Bound by memory, if enough
-/// blocks lie next to one another to cover its latency: hence mma.sync with 40 to 100 KiB per block.
+/// blocks share an SM to cover its latency: hence mma.sync with 40 to 100 KiB per block.
 
 namespace tessera::ops {
 namespace {

@@ -6,15 +6,15 @@
 #include "ops/attention/attention_backward_sm90.cuh"
 #include "ops/attention/attention_variants.h"
 
-/// Backward with few keys (up to 64, heads up to 64): a block has all keys of a head and walks its queries,
-/// so dQ is final after one tile, and nothing is added in global memory. It is bound by bytes: Q, O and dO
-/// are read once, dQ is written once; delta and lse in base 2 are made on the way.
+/// Backward with few keys (up to 64, head_dim up to 64): a block has all keys of a head and walks over its
+/// queries, so dQ is final after one tile, and nothing is added in global memory. Bound by bytes: Q, O and dO
+/// are read once, dQ is written once; delta and lse in base 2 are computed on the way.
 ///
-/// Two warpgroups: one multiplies (as attention_backward_sm90.cuh describes, and dQ^T = K^T dS^T itself); of
-/// the other, one warp brings tiles and two make the statistics, a thread a query. Two blocks run on a
-/// SM, so that one computes while the other waits. With fewer heads than that, several blocks
-/// share a head and leave their dK and dV in f32 to a last kernel, which adds them in a fixed order; so do
-/// the blocks of the query heads that read one key head.
+/// Two warpgroups: one issues the MMAs (as attention_backward_sm90.cuh describes, and dQ^T = K^T dS^T too);
+/// of the other, one warp issues the loads and two compute the statistics, one thread per query. Two blocks
+/// share an SM, so that one computes while the other waits. With too few heads for that, several blocks share
+/// a head and store their dK and dV in f32 for a last kernel, which adds them in a fixed order; so do the
+/// blocks of the query heads that read one K/V head.
 
 namespace tessera::ops {
 namespace {

@@ -4,17 +4,17 @@
 #include "ops/attention/attention_backward_sm90.cuh"
 #include "ops/attention/attention_variants.h"
 
-/// Backward for sm_90a: its launches, and the passes around the main kernel (attention_backward_sm90.cuh).
-/// Before it the statistics of every query, from O and dO, which is what bounds that; after it dQ in its
-/// dtype from the sums in f32, 6 bytes per element, unless the main kernel has ended them itself; and where
-/// walks were cut into chunks dK and dV, 4 bytes per element and chunk.
+/// Attention backward for sm_90a: launches, and the kernels around the main one
+/// (attention_backward_sm90.cuh). Before it: the statistics of every query, bound by reading O and dO. After
+/// it: dQ rounded from the f32 sums (6 bytes per element), unless the main kernel stores the final dQ; and
+/// where walks were split into chunks, the sums of their dK and dV (4 bytes per element and chunk).
 
 namespace tessera::ops {
 namespace {
 
 using namespace sm90;
 
-/// What the first and the last kernel are given.
+/// Arguments of the kernels before and after the main one.
 template <class T>
 struct PassArgs {
   CuSeqlens starts;
@@ -38,7 +38,7 @@ struct PassArgs {
   }
 };
 
-/// One block per query slot: its statistics, four threads per row. Clears the turns.
+/// One block per query slot: its statistics, four threads per row. Clears the semaphores.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArgs<T> args) {
   gpu::launch_dependents();
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArg
     args.dq_semaphores[at] = 0;
 }
 
-/// dQ in its dtype: one block a unit of 64 queries and 64 columns of a head, transposed in shared memory.
+/// Rounds dQ to its dtype: one block per unit of 64 queries and 64 columns, transposed in shared memory.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs<T> args) {
   __shared__ float4 unit[kUnit / 4];
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
   const AttentionSequence sequence = args.sequence_of(int(index % args.query_slots));
   if (!sequence.has_tile) return;
   const int64_t b = head_row / args.heads, h = head_row % args.heads;
-  // Sums that the tile has: of the first key tiles that it sees.
+  // Number of sums that the tile has: those to which the first key tiles that it sees have added.
   int sums = 0;
   if (args.sums == 1)
     sums = sequence.keys > 0 &&
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
     gpu::Pack<T, 8> out;
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
-      const int g = step ^ (lane / 16);  // so that both halves of a warp meet other banks
+      const int g = step ^ (lane / 16);  // the halves of a warp read different banks
       const float value =
           reinterpret_cast<const float*>(unit)[(j * 128 + w * 32 + g * 4 + c) * 4 + half * 2 + bit];
       // Indexed by constants only: the two halves swap neighbours afterwards.
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
   }
 }
 
-/// dK and dV of key tiles whose walks were cut: adds the chunks in order, a thread the four values of one
-/// place of the accumulators.
+/// dK and dV of key tiles whose walks were split: adds the chunks in order, four values of the accumulators
+/// per thread.
 template <class T, int kHead>
 __global__ void __launch_bounds__(256) attention_backward_chunks_kernel(BackwardArgs<T> args) {
   constexpr int kPlaces = kKeyTile * kHead / 2;  // of dK, then of dV
@@ -167,11 +167,12 @@ __global__ void __launch_bounds__(256) attention_backward_chunks_kernel(Backward
     gpu::store_pack<2>(to + 8 * out.row, gpu::Pack<T, 2>{T(sum.z * factor), T(sum.w * factor)});
 }
 
-/// Heads whose key tiles run side by side. More heads: fewer key tiles of each at work, so that less waits
-/// for the turns of others where walks start together, which short walks (causal) and short steps (D <= 64)
-/// feel most; and less that shares Q, dO and sums of dQ in L2. Without a mask as few as fill the GPU twice,
-/// or once for short heads of D > 64. Causal as many as have 2,048 columns, if they read and add to 256 MB at
-/// most: their blocks start at all times, and cannot share as much.
+/// Number of heads whose key tiles run concurrently. With more heads, fewer key tiles of each run at a time:
+/// blocks wait less for the semaphores of others where walks start together, which matters most for short
+/// walks (causal) and short steps (D <= 64), but they share less of Q, dO and the sums of dQ in L2. Without a
+/// mask, or with grouped queries: as few as fill the GPU twice (once without a mask for heads of D > 64 with
+/// few key tiles). Causal: as many as have 2,048 columns, if they read and add to at most 256 MB; their
+/// blocks start at different times, and cannot share as much.
 int64_t heads_at_once(const Tensor& q, int64_t sequences, int64_t group, int64_t key_tiles, bool causal) {
   const int64_t sms = q.device().multiprocessors();  // each runs one block
   const int64_t head = q.size(3) <= 64 ? 64 : 128;
@@ -183,10 +184,10 @@ int64_t heads_at_once(const Tensor& q, int64_t sequences, int64_t group, int64_t
   return std::max(gpu::ceil_div(sms, key_tiles), std::min(2048 / head, (int64_t{256} << 20) / bytes));
 }
 
-/// Into how many chunks walks are cut: with few key tiles a GPU is not filled, or a second round nearly
-/// empty. The fewest rounds of blocks times the time of a block in steps; its start and end count as three, a
-/// chunk's dK and dV in f32 as four more. More chunks only for a tenth (the first) or a twentieth of the
-/// time.
+/// Number of chunks into which walks are split: few key tiles do not fill the GPU, or leave its second wave
+/// nearly empty. Minimises waves times steps per block, where a block's start and end count as three steps,
+/// and a chunk's dK and dV in f32 as four more. Splitting at all must save a tenth of the time, each further
+/// chunk a twentieth.
 int64_t chunks_of_walk(int64_t blocks, int64_t tiles, int64_t group, int64_t sms) {
   const auto time = [&](int64_t chunks) {
     return gpu::ceil_div(blocks * chunks, sms) *
@@ -201,10 +202,10 @@ int64_t chunks_of_walk(int64_t blocks, int64_t tiles, int64_t group, int64_t sms
   return best;
 }
 
-/// How many sums of dQ a query tile has. With one, key tile n waits for tile n - 1 at each of the block's
-/// `steps`: a walk of few steps over many key tiles would be a chain of all of them. So as many that the
-/// chain is not longer than the walk; where all `blocks` run side by side, so that nothing else hides the
-/// chain's start, than a quarter of it, with up to 16. Each sum is read once more in the end.
+/// Number of sums of dQ per query tile. With one, key tile n waits for tile n - 1 at each of the block's
+/// `steps`, so a walk of few steps over many key tiles would be a chain of all of them. Enough sums that the
+/// chain is not longer than the walk; where all `blocks` run concurrently, and nothing else hides the chain's
+/// start, not longer than a quarter of it, with at most 16 sums. Each sum is read once more at the end.
 int64_t sums_of_dq(int64_t key_tiles, int64_t steps, int64_t blocks, int64_t sms) {
   const int64_t chain = std::min<int64_t>(key_tiles, sms), walk = std::max<int64_t>(1, steps);
   int64_t sums = gpu::ceil_div(chain, walk);
@@ -227,7 +228,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
         "attention: ", describe(q), " needs more than 2^31 - 1 blocks (split the batch)");
   const Tensor statistics =
       Tensor::empty_packed({head_rows * query_slots, 2 * kQueryTile}, DType::f32, device);
-  // Of sequences: by their mean lengths.
+  // Packed sequences count by their mean lengths.
   const int64_t count = std::max(1, starts.count);
   const int64_t mean_tiles = std::max<int64_t>(1, gpu::ceil_div(gpu::ceil_div(k.size(1), count), kKeyTile));
   const int64_t walked = gpu::ceil_div(gpu::ceil_div(q.size(1), count), kQueryTile),
@@ -265,7 +266,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.dim = int(q.size(3));
   args.causal = problem.causal;
   args.wants_queries = dq.defined();
-  // Of one sum alone, where every query sees a key, and no tile has padding rows.
+  // Only with one sum, where every query sees a key and no tile has padding rows.
   args.ends_sums = Config::kApart && dq.defined() && !starts.packed() && sums == 1 &&
                    (!problem.causal || k.size(1) >= q.size(1));
   args.wants_keys = dk.defined();

@@ -13,18 +13,18 @@
 #include "ops/attention/attention_sm90.cuh"
 
 /// The main kernel of attention backward for sm_90a: dK, dV, and dQ summed in f32
-/// (docs/ops/attention_backward_sm90.md). Where dQ has a warpgroup of its own (heads of up to 64), the block
-/// of the last key tile that a query tile sees reads the sum instead of adding to it, and what leaves it is
+/// (docs/ops/attention_backward_sm90.md). Where dQ has a warpgroup of its own (head_dim up to 64), the block
+/// of the last key tile that a query tile sees loads the sum instead of adding to it, and stores the final
 /// dQ.
 
 namespace tessera::ops::sm90 {
 
-inline constexpr int kQueryTile = 64;          // queries a block works on at a time
+inline constexpr int kQueryTile = 64;          // queries per step of a block
 inline constexpr int kKeyTile = 128;           // keys a block owns
-inline constexpr int kUnit = 64 * kQueryTile;  // floats of dQ that are added at once: 64 queries, 64 columns
+inline constexpr int kUnit = 64 * kQueryTile;  // floats of dQ per reduce-add: 64 queries, 64 columns
 
-/// Where query i of a tile keeps its statistics: the order in which threads of an accumulator read them, four
-/// at a time (thread c of a quad needs columns 8 j + 2 c and the next).
+/// Index of query i's statistics within its tile: the order in which the threads that hold an accumulator
+/// read them, four at a time (thread c of a quad needs columns 8 j + 2 c and the next).
 TESSERA_HD constexpr int statistics_place(int i) {
   return i / 16 * 16 + i % 8 / 2 * 4 + i / 8 % 2 * 2 + i % 2;
 }
@@ -39,15 +39,15 @@ struct BackwardArgs {
   int* dq_semaphores;          // [sums, head rows, query slots, kHead / 64]: key tiles that have added
   int* ticket;                 // blocks that have started
   int heads, kv_heads, group;  // group: query heads that read one key head
-  int kv_rows, rounds;         // B * kv_heads, in so many rounds; kv_rows * rounds < 2^31
-  int chunks;                  // into which the query tiles that a key tile walks are cut
-  float* partial;              // of chunks: [kv_rows, key slots, chunks, {dK, dV}, accumulators]
+  int kv_rows, rounds;         // B * kv_heads, in that many groups; kv_rows * rounds < 2^31
+  int chunks;                  // number of chunks into which the query tiles of a key tile are split
+  float* partial;              // per chunk: [kv_rows, key slots, chunks, {dK, dV}, accumulators]
   int sums;                    // of dQ: key tile n adds to sum n % sums, after key tile n - sums
-  int64_t units;               // of one sum
-  int key_slots, query_slots;  // tiles, or slots of them, of a head
-  int queries, keys, dim;      // of fixed lengths
+  int64_t units;               // per sum
+  int key_slots, query_slots;  // tiles (packed sequences: tile slots) per head
+  int queries, keys, dim;      // if lengths are fixed
   bool causal, wants_queries, wants_keys;
-  bool ends_sums;  // the last key tile that a query tile sees makes dQ of its sum: heads of up to 64 alone
+  bool ends_sums;  // the last key tile that a query tile sees stores the final dQ; head_dim up to 64 only
   float scale2, scale;  // `scale`: the factor of dK and dQ
   AttentionDropout drop;
 };
@@ -64,37 +64,37 @@ TESSERA_HD bool is_last_key_tile(bool causal, int queries, int keys, int key_til
          first_query_tile(causal, queries, keys, key_tile + 1) > query_tile;
 }
 
-/// Which key tile of which head a block has, and the query tiles that it walks, from the last one down, each
-/// for all the query heads that read the key head: so blocks whose walks are shorter (causal) keep step with
-/// those whose turn is before theirs.
+/// Work tile of a block: a key tile of a head, and the query tiles that it walks over, from the last one
+/// down, each for all query heads that read the K/V head. So blocks with shorter walks (causal) keep step
+/// with those that precede them in the order of dQ.
 struct BackwardItem {
   int b, kv_head, key_tile, chunk;
   int first, count;                     // query tiles
   int q_first, queries, k_first, keys;  // of its sequence
   int slot, key_slot;                   // of the sequence's first query tile, of the key tile
-  uint32_t stream;                      // of dropout: its number
+  uint32_t stream;                      // dropout's random stream
   bool exists;
 
   __device__ int query_tile(int step) const { return first + count - 1 - step; }
-  /// Where query head `member` of the group keeps what belongs to a query tile.
+  /// Index of a query tile of query head `member` of the group, in statistics and sums.
   template <class T>
   __device__ int64_t place(const BackwardArgs<T>& args, int member, int tile) const {
     return (int64_t(b) * args.heads + kv_head * args.group + member) * args.query_slots + slot + tile;
   }
 };
 
-/// Where things lie in shared memory, in bytes. Tiles are boxes of 64 columns in 128-byte rows.
+/// Shared memory layout, offsets in bytes. Tiles are TMA boxes of 64 columns in 128-byte rows.
 template <int kHead_, int kStages_, int kSums_, int kMainRegisters_, int kSumRegisters_, bool kDrops_ = false>
 struct BackwardConfig {
   static constexpr bool kDrops = kDrops_;
   static constexpr int kHead = kHead_;      // 64 or 128
   static constexpr int kStages = kStages_;  // query tiles in shared memory
-  static constexpr int kSums = kSums_;      // units of dQ on their way out, one warp each
+  static constexpr int kSums = kSums_;      // stages of dQ on its way out, one warp each
   static constexpr int kMainRegisters = kMainRegisters_, kSumRegisters = kSumRegisters_;
   static constexpr bool kHeld = kHead == 64;   // K and V as operands in registers
-  static constexpr bool kApart = kHead == 64;  // dQ by a warpgroup of its own
-  // Exponentials next to dP, dV next to dS: 16 registers more, which dQ's warpgroup gives by reading K^T from
-  // shared memory. At D = 128 it gains nothing, and with dropout there are none to spare.
+  static constexpr bool kApart = kHead == 64;  // dQ by a separate warpgroup
+  // Exponentials overlap dP^T, dV overlaps dS: 16 registers more, which dQ's warpgroup frees by reading K^T
+  // from shared memory. At D = 128 it gains nothing, and with dropout no registers are left.
   static constexpr bool kBeside = kApart && !kDrops;
   static constexpr int kThreads = kApart ? 512 : 384;
   static constexpr int kBoxes = kHead / 64;
@@ -109,7 +109,7 @@ struct BackwardConfig {
     gpu::Ring<kStages> queries;
     gpu::Ring<kScores> ds;
     gpu::Ring<kSums> dq;
-    gpu::Barrier sum[kSums];  // what the key tiles before have added
+    gpu::Barrier sum[kSums];  // partial dQ of the preceding key tiles has been loaded
     BackwardItem item;
   };
   static constexpr size_t kSharedBytes = kBarriers + sizeof(Barriers);
@@ -120,15 +120,18 @@ namespace detail {
 
 using gpu::TileOrder;
 
-/// One warp: the block's item. Chunks of walks are slowest, the last query tiles first: the key tile whose
-/// turn on a query tile is before this one's, which has no shorter a walk, has that query tile in this chunk
-/// or in an earlier one, so its block has started; and blocks at work share Q and sums of dQ. They follow
-/// rounds of heads, as even as can be; in a round the key tiles are slowest, in the order of their sequences.
-/// So a block's neighbours work on other heads, and the next key tile of a head starts later, when the turns
-/// of the first are in flight. `index` is lane 0's.
+/// One warp: decodes the block's work tile from its linear index. From the slowest to the fastest index:
+///   chunk of the walk, last query tiles first: the preceding key tile, whose walk is at least as long, has
+///     each query tile in this chunk or in an earlier one, so its block has started; and concurrent blocks
+///     share Q and sums of dQ;
+///   group of heads ("round"), all as equal as possible;
+///   key tile, in the order of the sequences;
+///   head within the group. So a block's neighbours work on other heads, and the next key tile of a head
+///     starts later, when the sums of the one before it are in flight.
+/// `index` is read from lane 0.
 template <class T>
 __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& args, int index) {
-  // While the ticket is on its way.
+  // While the ticket is in flight.
   SequenceOrder order{};
   if (args.starts.packed()) order = args.starts.template order<false>(kKeyTile);
   index = __shfl_sync(0xFFFFFFFFu, index, 0);
@@ -167,8 +170,8 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   return item;
 }
 
-/// Stores 16 rows a warp of an accumulator 64 x (8 kCount / 4) in the dtype into boxes of `box_bytes`, rows
-/// from `row` on.
+/// Rounds 16 rows per warp of an accumulator, 64 x (8 kCount / 4), to the dtype and stores them into a box,
+/// from row `row` on.
 template <class T, int kCount>
 __device__ __forceinline__ void store_accumulator(const float (&d)[kCount], float factor, uint32_t box,
                                                   int row) {
@@ -183,7 +186,7 @@ __device__ __forceinline__ void store_accumulator(const float (&d)[kCount], floa
   }
 }
 
-/// One 64 x 64 of dQ^T, as the accumulators have it, to the warp that adds unit `stage`.
+/// Leaves a 64 x 64 tile of dQ^T, in accumulator order, in shared memory for the warp that adds it (`stage`).
 template <class Config>
 __device__ __forceinline__ void send_sum(char* shared, typename Config::Barriers& barriers, int lane,
                                          const float (&sum)[kQueryTile / 2], int stage) {
@@ -197,8 +200,8 @@ __device__ __forceinline__ void send_sum(char* shared, typename Config::Barriers
   if (lane == 0) barriers.dq.full[stage].arrive();
 }
 
-/// Role of a thread, the producer: K and V of the key tile once, then Q, dO and the statistics of each query
-/// tile.
+/// Producer thread: issues the loads of K and V of the key tile once, then of Q, dO and the statistics of
+/// each query tile.
 template <class T, class Config>
 __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const gpu::TensorMap& map_k,
                                             const gpu::TensorMap& map_v, const gpu::TensorMap& map_dout,
@@ -236,8 +239,8 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const g
   }
 }
 
-/// Role of a thread: sends one of kSums units of dQ^T on their way, to the sum in f32 in the order of key
-/// tiles, or, where this key tile is the last that a query tile sees, out as dQ.
+/// One thread of a warp per stage of dQ: adds units of dQ^T to the f32 sum in the order of key tiles, or,
+/// where this key tile is the last that a query tile sees, stores the final dQ.
 template <class T, class Config>
 __device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const BackwardArgs<T>& args,
                                           char* shared, int unit) {
@@ -263,7 +266,7 @@ __device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const Ba
     }
     if (Config::kApart && args.ends_sums &&
         is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
-      // The sum comes to where its end is made; what leaves from there is dQ.
+      // TMA-load the partial dQ; dQ's warpgroup adds its share and rounds; TMA-store the final dQ.
       if (turn > 0) {
         gpu::fence_async_global();
         barriers.sum[unit].arrive_expect(kUnit * 4);
@@ -293,7 +296,7 @@ __device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const Ba
   wait_stores<0>();
 }
 
-/// Role of a warpgroup, for heads of up to 64: dQ^T = K^T dS^T of each query tile.
+/// dQ's warpgroup, for head_dim up to 64: dQ^T = K^T dS^T of each query tile.
 template <class T, class Config>
 __device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, char* shared, int warp,
                                                  int lane) {
@@ -348,7 +351,7 @@ __device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, ch
           }
           sync_named(3, 128);
         }
-        // dQ, transposed: rows of 64 columns.
+        // Store dQ^T transposed: (kQueryTile, 64).
 #pragma unroll
         for (int j = 0; j < kQueryTile / 8; j += 2) {
           uint32_t packed[4];
@@ -374,7 +377,7 @@ __device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, ch
   }
 }
 
-/// Epilogue of a chunk of a walk: the accumulators as they are, to be added up by another kernel.
+/// Epilogue of a chunk of a walk: stores the accumulators in f32, which another kernel adds up.
 template <class T, class Config>
 __device__ __forceinline__ void store_chunk(const BackwardArgs<T>& args, const BackwardItem& item,
                                             const float (&dk)[Config::kHead / 2],
@@ -393,8 +396,8 @@ __device__ __forceinline__ void store_chunk(const BackwardArgs<T>& args, const B
   }
 }
 
-/// Epilogue of a whole walk: dV leaves through the block's own rows of V, dK through dS tiles that dQ is done
-/// with.
+/// Epilogue of a whole walk: stores dV through the shared memory of V, dK through that of dS, once dQ has
+/// read it.
 template <class T, class Config>
 __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
                                            const BackwardArgs<T>& args, char* shared, int half, int warp,
@@ -458,14 +461,13 @@ __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const g
   wait_stores_read<0>();
 }
 
-/// Scores of this thread's keys, row `end` of them on: there are no such keys.
+/// Masks this thread's scores from key row `end` on, past the last key.
 __device__ __forceinline__ void hide_keys(float (&s)[kQueryTile / 2], int end) {
 #pragma unroll
   for (int i = 0; i < kQueryTile / 2; ++i)
     if (i / 2 % 2 * 8 >= end) s[i] = -INFINITY;
 }
-/// Those that a query does not see. `hidden`: how far this thread's first key is after the last key that its
-/// first query sees.
+/// Causal mask. `hidden`: distance from the last key that this thread's first query sees to its first key.
 __device__ __forceinline__ void hide_causal(float (&s)[kQueryTile / 2], int hidden) {
 #pragma unroll
   for (int i = 0; i < kQueryTile / 2; ++i)
@@ -484,7 +486,7 @@ __device__ __forceinline__ void make_probabilities(float (&s)[kQueryTile / 2], c
     }
   }
 }
-/// dS^T = P^T (dP^T - delta) in 16 bits; P^T too, unless that is done.
+/// dS^T = P^T (dP^T - delta), rounded to 16 bits; P^T too, unless it is rounded already (kBeside).
 template <class T, class Config>
 __device__ __forceinline__ void make_score_gradients(uint32_t (&p)[kQueryTile / 16][4],
                                                      uint32_t (&dscore)[kQueryTile / 16][4],
@@ -514,8 +516,8 @@ __device__ __forceinline__ void make_score_gradients(uint32_t (&p)[kQueryTile / 
   }
 }
 
-/// Role of two warpgroups: S^T, dP^T, P and dS of 64 keys and each query tile, dV += P^T dO, dK += dS^T Q
-/// (and, for heads of 128, half of dQ).
+/// The two dK/dV warpgroups, 64 keys each. Per query tile: S^T, dP^T, P^T, dS^T, dV += P^T dO, dK += dS^T Q
+/// (and, for head_dim up to 128, half of dQ's columns).
 template <class T, class Config>
 __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
                                               const BackwardArgs<T>& args, char* shared, int half, int warp,
@@ -531,7 +533,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
   const uint32_t own_v = shared_address(shared + Config::kV) + half * 64 * 128;
   RingPlace<kStages> place;
   RingPlace<Config::kScores> ds;
-  [[maybe_unused]] RingPlace<Config::kScores> made;  // dS that dQ takes
+  [[maybe_unused]] RingPlace<Config::kScores> made;  // stage of dS that dQ reads
   [[maybe_unused]] RingPlace<Config::kSums / kBoxes> dq;
   barriers.keys.wait(0);
   [[maybe_unused]] uint32_t k[Config::kHeld ? 4 : 1][4], v[Config::kHeld ? 4 : 1][4];
@@ -547,7 +549,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
 #pragma unroll
   for (int i = 0; i < kHead / 2; ++i) dk[i] = dv[i] = 0;
 
-  // scores (+)= own rows of K or V times the tile's rows of Q or dO, over the head.
+  // S^T = K Q^T or dP^T = V dO^T: (64, kQueryTile), summed over head_dim.
   const auto multiply_rows = [&](float(&d)[kQueryTile / 2], const auto& held, uint32_t own, uint32_t tile) {
     warpgroup_arrive();
 #pragma unroll
@@ -567,19 +569,19 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
     return shared_address(shared + offset) + place.stage * kBoxes * kQueryBox;
   };
 
-  // The first key's distance from the last that query 0 sees.
+  // Distance from the last key that query 0 sees to this warpgroup's first key.
   const int shift =
       uniform(item.key_tile) * kKeyTile + half * 64 - (uniform(item.keys) - uniform(item.queries));
   const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
   [[maybe_unused]] float sum[kQueryTile / 2];
   int query = uniform(item.query_tile(0)) * kQueryTile, member = 0;  // of the group's query heads
-  [[maybe_unused]] uint32_t word[1];                                 // of dropout: bits of the step
+  [[maybe_unused]] uint32_t word[1];                                 // dropout's bits of the step
   bool started = false;
 #pragma unroll 1
   for (int left = uniform(item.count) * args.group; left > 0; --left) {
     barriers.queries.full[place.stage].wait(place.parity);
     multiply_rows(s, k, own_k, tile_at(Config::kQ));
-    warpgroup_wait<1>();  // the last tile's dV and dK
+    warpgroup_wait<1>();  // the previous tile's dV and dK
     if (started && lane == 0)
       barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
     multiply_rows(dp, v, own_v, tile_at(Config::kDout));
@@ -595,7 +597,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
         reinterpret_cast<const float*>(shared + Config::kStatistics) + place.stage * 2 * kQueryTile;
     warpgroup_wait<1>();
     pin(s);
-    if (partial)  // keys past the last would make P of nothing
+    if (partial)  // mask keys past the last
       hide_keys(s, item.queries - shift - warp * 16 - place_of_lane / 4);
     if (args.causal && shift + 63 > query)
       hide_causal(s, shift + warp * 16 + place_of_lane / 4 - query - place_of_lane % 4 * 2);
@@ -611,8 +613,8 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
     };
     Barrier& empty = barriers.ds.empty[ds.stage];
     if constexpr (Config::kBeside) {
-      // ptxas would move exponentials after the wait for dP: not across a branch that needs them all. They
-      // have no sign, so it is not taken; it would do no harm.
+      // ptxas would move exponentials after the wait for dP, but not across a branch that depends on all of
+      // them. They are never negative, so the branch is not taken; taking it would be harmless.
       uint32_t signs = 0;
 #pragma unroll
       for (int i = 0; i < kQueryTile / 2; ++i) {
@@ -642,7 +644,7 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
     if constexpr (!Config::kBeside) multiply_dv();
     if constexpr (Config::kBeside) warpgroup_arrive();
     if constexpr (!Config::kApart) {
-      // Of dQ^T = K^T dS^T each of the two makes the 64 columns of the head that are its number.
+      // dQ^T = K^T dS^T: each of the two warpgroups computes 64 of the head's columns.
       warpgroup_commit();
       barriers.ds.full[made.stage].wait(made.parity);
       const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + half * kKeyBox);

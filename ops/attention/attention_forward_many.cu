@@ -6,18 +6,17 @@
 #include "ops/attention/attention_tile.cuh"
 #include "ops/attention/attention_variants.h"
 
-/// Forward of many short sequences in many heads, with mma.sync: a tile of 128 or 192 queries would be empty
-/// but for a few rows, and what a block costs to begin with would be all of its time.
+/// Forward of many short sequences in many heads, with mma.sync: a tile of 128 or 192 queries would be nearly
+/// empty, and a block would spend its time on its prologue and epilogue.
 ///
-/// A warp owns a tile of 16 queries, of one head after the other; it shares nothing with the block's
-/// other warps, which have other heads of the same sequence. So the search for the sequence is made once for
-/// several heads, no warp waits for another, and while a warp works on a tile of keys, cp.async brings it the
-/// next, the next head's if there is no other. Only rows that exist are copied. The softmax is online, in
-/// base 2; the probabilities, rounded to the dtype, are the left operand of P V as they are in the
-/// accumulators.
+/// A warp owns a tile of 16 queries, of one head after the other; it shares nothing with the other warps of
+/// the block, which have other heads of the same sequence. So the sequence is searched for once for several
+/// heads, no warp waits for another, and while a warp works on a tile of keys, cp.async loads its next one,
+/// or that of the next head. Only rows that exist are copied. The softmax is online, in base 2; the
+/// probabilities, rounded to the dtype, are the left operand of P V directly from the accumulators.
 ///
-/// Bytes: Q and O once, K and V once per query tile, where heads share keys or a sequence has several tiles
-/// from L2. Bound by the bytes; with few rows in a tile by its instructions.
+/// Bytes: Q and O once, K and V once per query tile (from L2 where heads share keys or a sequence has several
+/// tiles). Bound by these bytes; with few rows per tile by its instructions.
 
 namespace tessera::ops {
 namespace {

@@ -9,33 +9,32 @@
 /// Forward for any number of keys, sm_90a: online softmax (Dao, FlashAttention-2, arXiv:2307.08691, algorithm
 /// 1) on wgmma, in the manner of FlashAttention-3 (Shah et al., arXiv:2407.08608, section 3).
 ///
-/// A block owns a tile of queries of one head, 64 for each of its consumer warpgroups, and walks the keys
-/// from the last block to the first. A producer warp brings Q, and K and V block by block, by TMA
-/// into rings guarded by mbarriers; it runs as far ahead as the rings allow, over the end of the tile
-/// into the next, since the grid is persistent (attention_schedule.h). Registers move from the producer to
-/// the consumers: S, P and O of 64 rows live there, and P is the left operand of P V as it is.
+/// A block owns a tile of queries of one head, 64 per consumer warpgroup, and walks over the KV blocks from
+/// the last to the first. A producer warp issues TMA loads of Q, K and V into multistage pipelines; it runs
+/// as far ahead as these allow, also into the next tile, since the grid is persistent (attention_schedule.h).
+/// setmaxnreg moves registers from the producer to the consumers, which hold S, P and O of 64 rows; P is the
+/// left operand of P V directly from the accumulators.
 ///
 /// Two overlaps keep the tensor cores and the special-function unit (16 exponentials per clock; at D = 64 it
-/// needs exactly as long as the products) busy at the same time. Within a warpgroup, S of the next block and
-/// P V of the last are issued together, and the softmax of that S runs while P V does. Between warpgroups,
-/// one multiplies while others compute exponentials; they issue their products in turn.
+/// needs exactly as long as the MMAs) busy at the same time. Within a warpgroup, S of the next KV block and P
+/// V of the last are issued together, and the softmax of that S runs during P V. Between warpgroups, one runs
+/// MMAs while others compute exponentials; an order barrier lets them issue their MMAs one after the other.
 ///
-/// With sequences of any lengths, which the host does not know, the planning warps take slots of tiles
-/// (attention_sequences.cuh) from an atomic counter: a free block takes the next, long tiles of a causal
-/// sequence first, a few heads at a time so that their keys stay in L2. A tile that ends with its sequence
-/// reads the rows after it, masks them, and writes none of them.
+/// For packed sequences, whose lengths the host does not know, the scheduler warp of each block takes tile
+/// slots (attention_sequences.cuh) from an atomic counter, long tiles of a causal sequence first, a few heads
+/// at a time so that their keys stay in L2. A tile that ends with its sequence reads the rows after it, masks
+/// them, and writes none of them.
 ///
-/// Dropout makes its words before the turn to issue the next scores, while others multiply, and drops in P
-/// where it is rounded; sums and statistics are of all probabilities.
+/// Dropout computes its words before the order barrier of the next S, while other warpgroups run MMAs, and
+/// drops in P where it is rounded; sums and statistics are of all probabilities.
 ///
 /// FLOPs: 4 Lq Lk D per head. Bytes: Q and O once, K and V once per tile, mostly from L2: at 192 x 128 and D
-/// = 64, 32 KiB in about 2700 clocks. Bound by the products and exponentials, and what of them does not
-/// overlap.
+/// = 64, 32 KiB in about 2700 clocks. Bound by MMAs and exponentials, as far as they do not overlap.
 
 namespace tessera::ops {
 
-/// All lanes of the planning warp: the next tile of sequences, or none. A ticket is for a slot in so many
-/// heads; `left` of them are still to come after `work`.
+/// All lanes of the scheduler warp: the next tile of packed sequences; false if there is none. A ticket
+/// covers a slot in `ticket_heads` heads; `left` of them follow after `work`.
 template <class T>
 __device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, const SequenceOrder& order,
                                                   int rows, int key_rows, ForwardWork& work, int& left) {
@@ -74,7 +73,7 @@ __device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, co
   }
 }
 
-/// The shared memory of a block, by name. Registers are scarce: a few addresses from one base.
+/// Shared memory layout. Registers are scarce, so addresses are computed from one base.
 template <class Shape>
 struct ForwardShared {
   char* base;
@@ -98,7 +97,7 @@ struct ForwardShared {
   }
 };
 
-/// Role of a warp: plans, tile after tile. Its divisions would cost the others a thousand clocks per tile.
+/// Scheduler warp: decodes the work tiles. Its divisions would cost the consumers a thousand clocks per tile.
 template <class T, class Shape>
 __device__ __forceinline__ void plan_tiles(const ForwardSm90<T>& args, ForwardShared<Shape> shared) {
   auto& barriers = shared.barriers();
@@ -124,7 +123,7 @@ __device__ __forceinline__ void plan_tiles(const ForwardSm90<T>& args, ForwardSh
       if (!some) work.tile = -1;
       if (threadIdx.x % 32 == 0) publish(work);
       __syncwarp();
-      // A tile taken long before it is needed is withheld from blocks that could start on it.
+      // Do not take a tile long before it is needed: other blocks could start on it.
       if (some) barriers.near_end.wait(parity);
     }
     return;
@@ -144,7 +143,7 @@ __device__ __forceinline__ void plan_tiles(const ForwardSm90<T>& args, ForwardSh
   }
 }
 
-/// Role of a thread, the producer: brings Q, K and V of the planned tiles.
+/// Producer thread: issues the TMA loads of Q, K and V of the scheduled tiles.
 template <class T, class Shape>
 __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& q_map, const gpu::TensorMap& k_map,
                                             const gpu::TensorMap& v_map, const ForwardSm90<T>& args,
@@ -169,7 +168,7 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& q_map, const g
     };
     constexpr int kNear = 2;  // steps that are left, and two are in the rings: longer than planning takes
     if (work.end - work.begin <= kNear) barriers.near_end.arrive();
-    // K runs one step ahead of V, as the products do.
+    // K runs one step ahead of V, as S does of P V.
     if (work.end > work.begin) load(barriers.k, k_place, shared.k(), k_map, work.end - 1);
     for (int group = 0; group < kGroups; ++group) {
       gpu::Barrier& full = barriers.q[group].full[q_place.stage];
@@ -188,7 +187,7 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& q_map, const g
   }
 }
 
-/// What a consumer warp writes of its tile: 16 rows, `row` and `row` + 8 of the block's tile by this thread.
+/// The rows of a consumer warp: 16, of which this thread holds `row` and `row` + 8 of the block's tile.
 struct ForwardRows {
   int first, row, warp;  // the block's tile starts at query `first`; `warp` counts the consumers
   int queries, q_row;    // of the sequence; where the warp's first row is in memory
@@ -199,7 +198,7 @@ struct ForwardRows {
   __device__ __forceinline__ int own() const { return first + warp * 16; }  // the warp's first query
 };
 
-/// Epilogue of a split tile: O in fragment order and the statistics, to be joined by another kernel.
+/// Epilogue of a split tile: stores O in fragment order and the statistics, which another kernel combines.
 template <class T, class Shape>
 __device__ __forceinline__ void store_split(const ForwardSm90<T>& args, const ForwardRows& rows,
                                             const OnlineSoftmax<Shape>& softmax, const float (&total)[2],
@@ -220,7 +219,7 @@ __device__ __forceinline__ void store_split(const ForwardSm90<T>& args, const Fo
   }
 }
 
-/// Epilogue of a whole tile: O / sum, through the warp's own rows of shared memory, and the log-sum-exp.
+/// Epilogue of a whole tile: stores O / sum, through the warp's rows of shared memory, and the log-sum-exp.
 template <class T, class Shape>
 __device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const ForwardSm90<T>& args,
                                            const ForwardRows& rows, const OnlineSoftmax<Shape>& softmax,
@@ -238,7 +237,7 @@ __device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const Fo
       args.lse[(int64_t(rows.b) * args.heads + rows.h) * args.lse_stride + rows.q_row + lane / 4 + 8 * half] =
           total[half] == 0 ? -INFINITY : fmaf(softmax.base[half], 0.693147180559945f, logf(total[half]));
   }
-  // Each warp stores its own rows; what it stored last has been read.
+  // Each warp stores its own rows; TMA has read what it stored last.
   if (lane == 0) gpu::wait_stores_read<0>();
   __syncwarp();
 #pragma unroll
@@ -276,7 +275,7 @@ __device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const Fo
   }
 }
 
-/// Dropout's words of a warp's 16 queries, from `query` on, and a block of keys.
+/// Dropout's words of a warp's 16 queries, from `query` on, and a KV block.
 template <class T, class Shape, int kWords>
 __device__ __forceinline__ void draw_words(uint32_t (&words)[kWords], const ForwardSm90<T>& args,
                                            ForwardShared<Shape> shared, const ForwardWork& work, int query,
@@ -290,7 +289,8 @@ __device__ __forceinline__ void draw_words(uint32_t (&words)[kWords], const Forw
                               uint32_t(n * (Shape::kKeys / 2) + w * 32 + lane));
 }
 
-/// Scores that `query` and `query` + 8 of this thread do not see; `key` is its first key of the block.
+/// Masks the scores that `query` and `query` + 8 of this thread do not see; `key` is its first key of the
+/// block.
 template <class Shape>
 __device__ __forceinline__ void mask_scores(float (&s)[Shape::kKeys / 2], const ForwardWork& work,
                                             bool causal, int query, int key) {
@@ -305,7 +305,7 @@ __device__ __forceinline__ void mask_scores(float (&s)[Shape::kKeys / 2], const 
   }
 }
 
-/// P in 16 bits, as the left operand of P V; dropped and doubled by the bits in `words`.
+/// Rounds P to 16 bits, as the left operand of P V; drops (and doubles what is kept) by the bits in `words`.
 template <class T, class Shape, int kWords>
 __device__ __forceinline__ void round_probabilities(uint32_t (&p)[Shape::kKeys / 16][4],
                                                     const float (&s)[Shape::kKeys / 2],
@@ -321,7 +321,7 @@ __device__ __forceinline__ void round_probabilities(uint32_t (&p)[Shape::kKeys /
       RowBits(words[step / 4], step % 4 * 8, lane).template keep_doubled<T>(p[step]);
 }
 
-/// Role of a warpgroup, a consumer: O of 64 queries of each tile.
+/// Consumer warpgroup: O of 64 queries of each tile.
 template <class T, class Shape>
 __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const ForwardSm90<T>& args,
                                        ForwardShared<Shape> shared, int warp) {
@@ -346,7 +346,7 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
     work.end = in_uniform_register(work.end);
     if (work.tile < 0) break;
     const int first = work.tile * Shape::kRows;
-    // This warpgroup's queries: none sees key block `end` or a later one, all see the first `clear` keys.
+    // None of this warpgroup's queries sees KV block `end` or a later one; all see the first `clear` keys.
     const int group_first = first + group * 64;
     const ForwardWork& own = works[tile.stage()];
     const int group_keys =
@@ -387,8 +387,8 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
                                lane);
       };
       const auto issue_scores = [&] {
-        // Words are made before the turn is waited for: by themselves ptxas carries them down to where they
-        // are used, and what is 0 for every head (D <= 128) it cannot see.
+        // Compute the words before the wait for the order barrier. Otherwise ptxas sinks them to their use;
+        // it cannot see that the value below is 0 for every head (D <= 128).
         int none = 0;
         if constexpr (Shape::kDrops) none = int(words[0] & words[kKeys / 64 - 1] & uint32_t(args.dim)) >> 8;
         gpu::sync_named(own_barrier + none, 256);
@@ -470,7 +470,7 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
       for (float& element : o) element = 0;
     }
 
-    // Again, instead of registers through the loop.
+    // Recomputed, instead of being kept in registers through the loop.
     const ForwardRows rows{.first = first,
                            .row = row,
                            .warp = warp - 4,

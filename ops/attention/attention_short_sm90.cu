@@ -3,16 +3,16 @@
 #include "ops/attention/attention_sm90.cuh"
 #include "ops/attention/attention_variants.h"
 
-/// Forward for few keys (up to 128), sm_90a. All keys of a head are one tile, so the softmax is a plain one:
-/// S = Q K^T, maximum, exponentials, O = P V, once. At (Lq, Lk) = (564, 64) a query costs 2 x 128 bytes of Q
-/// and O but only 64 scores, so the kernel is a copy with some arithmetic in its shadow: bound by the bytes
-/// of Q and O, next by latency.
+/// Forward for few keys (up to 128), sm_90a. All keys of a head are one tile, so the softmax is not online: S
+/// = Q K^T, maximum, exponentials, O = P V, once. At (Lq, Lk) = (564, 64) a query costs 2 x 128 bytes of Q
+/// and O but only 64 scores, so the kernel is a copy that hides some arithmetic: bound by the bytes of Q and
+/// O, then by latency.
 ///
-/// A block owns some tokens of one batch and some heads of it. K and V of its heads stay in shared memory.
-/// One thread streams 64-token tiles of Q, head by head of the same tokens (in memory these lie side by side,
-/// so DRAM pages are read whole), into rings of slots, one ring a consumer warpgroup. O replaces Q in its
-/// slot, leaves by TMA, and the slot is free again. Each warp stores its own 16 rows, so that a
-/// block's tokens need only be a multiple of 16: the work divides evenly.
+/// A block owns some tokens and some heads of one batch element. K and V of its heads stay in shared memory.
+/// One thread streams 64-token tiles of Q, all heads of the same tokens before the next (they are adjacent in
+/// memory, so DRAM pages are read whole), into multistage pipelines, one per consumer warpgroup. O replaces Q
+/// in its stage and is TMA-stored from there, which frees the stage. Each warp stores its own 16 rows, so
+/// that a block's tokens need only be a multiple of 16, and the work divides evenly.
 
 namespace tessera::ops {
 namespace {

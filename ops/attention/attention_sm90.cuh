@@ -6,21 +6,20 @@
 #include "gpu/wgmma.cuh"
 #include "ops/attention/attention_kernels.h"
 
-/// What the sm_90a attention kernels share: how heads are described to TMA and to wgmma, and
-/// places in rings.
+/// Shared by the sm_90a attention kernels: tensor maps and wgmma descriptors of heads, and pipeline states.
 
 namespace tessera::ops {
 
 /// Rows of tensor maps and of shared memory are 64 elements wide: a head of up to 128 is one or two boxes.
 inline constexpr int kBoxWidth = 64;
 
-/// A value that is the same in all lanes, in a uniform register: what is computed of it, such as the places
-/// in rings after a loop of so many steps, stays in uniform registers too. (A shuffle's result does not.)
+/// A value that is the same in all lanes, in a uniform register: what is computed from it, such as the
+/// pipeline state after a loop, stays in uniform registers too. (The result of a shuffle does not.)
 __device__ __forceinline__ int in_uniform_register(int value) {
   return int(__reduce_or_sync(0xFFFFFFFFu, unsigned(value)));
 }
 
-/// The n-th use of a ring of kStages (a power of two): one register instead of the two of gpu::RingPlace.
+/// The n-th use of a pipeline of kStages (a power of two): one register instead of the two of gpu::RingPlace.
 template <int kStages>
 struct PipelineState {
   static_assert((kStages & (kStages - 1)) == 0);
@@ -48,14 +47,14 @@ struct HeadTile {
                        kBytes = kBoxes * kBoxBytes;
   static_assert(kBoxBytes % 1024 == 0 && kBoxes * kBoxWidth == kD);
 
-  /// One thread: brings tokens `first` on of head (b, h).
+  /// One thread: issues the loads of head (b, h) from token `first` on.
   static __device__ __forceinline__ void load(char* to, const gpu::TensorMap& map, gpu::Barrier& barrier,
                                               int first, int h, int b) {
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box)
       gpu::tma_load(to + box * kBoxBytes, map, barrier, box * kBoxWidth, first, h, b);
   }
-  /// What to add to the descriptor of a tile that lies k_major for columns 16 step ... 16 step + 15.
+  /// Offset in the descriptor of a K-major tile for columns 16 step ... 16 step + 15.
   static __device__ __forceinline__ constexpr uint64_t along(int step) {
     return uint64_t(step / 4 * (kBoxBytes >> 4)) +
            uint64_t(step % 4) * gpu::kDescriptorStep<gpu::TileOrder::k_major>;

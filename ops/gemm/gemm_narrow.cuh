@@ -4,22 +4,22 @@
 
 #include "ops/gemm/gemm_narrow_parts.cuh"
 
-/// Products of which one side is a few: d = alpha a b + beta c + bias with small m or n (a few columns of
-/// many rows), small k (outer products of few terms), or both m and n small and k long (gradients of
-/// weights). 2 m n k FLOPs against (m k + k n + m n) elements: with a side of 16 that is at most 16 FLOPs per
-/// byte in 16 bits, far below what the ordinary cores do. Large ones are bound by memory, and the others,
-/// which are most, by the time of a launch, of one trip to memory and one to write back. So: one launch, no
-/// copies of operands beforehand, and enough blocks that every SM asks for its share of the bytes at once.
+/// Narrow GEMMs by FMA: d = alpha a b + beta c + bias with small m or n (few columns, many rows), small k
+/// (outer products of few terms), or small m and n and a long k (weight gradients). 2 m n k FLOPs for (m k +
+/// k n + m n) elements: with a side of 16 that is at most 16 FLOPs per byte in 16 bits, far below what the
+/// FMA units can do. Large ones are bound by memory, and the others, which are most, by the latency of a
+/// launch, a trip to memory and the store. So: one launch, no copies of operands beforehand, and enough
+/// blocks that every SM requests its share of the bytes at once.
 ///
-/// A block of 256 threads makes a tile of d, from a stretch of k. It brings kDepth of k of both operands into
-/// shared memory as f32, k first, whatever the order in memory: 16 bytes per load where rows lie on 16-byte
-/// boundaries, else neighbouring elements by neighbouring threads. The next kDepth are in flight in registers
-/// meanwhile. A thread has 4 x 4 sums; the threads that a small tile leaves over take every other k (slices)
-/// and are added up through shared memory.
+/// A block of 256 threads computes a tile of d from one split of k. It loads kDepth of k of both operands
+/// into shared memory as f32, MN-major whatever the order in memory: 16 bytes per load where rows are 16-byte
+/// aligned, else neighbouring elements by neighbouring threads; the loads of the next kDepth are in flight
+/// meanwhile, in registers. A thread accumulates 4 x 4; where a small tile does not occupy all threads,
+/// groups of threads (slices) take k alternately and are added up through shared memory.
 ///
-/// Parts of k: each writes its sums to scratch; the last of a group of parts to come adds the group's up in
-/// their order, and the last group's adds the groups' up. So one launch, and the result does not depend on
-/// the order of arrival. Blocks do not wait for each other.
+/// Split-K: each split writes its partial sums to scratch; the last of a group of splits to arrive adds those
+/// of the group in order, and the last group those of all groups. So there is one launch, the result does not
+/// depend on the order of arrival, and blocks do not wait for each other.
 
 namespace tessera::ops {
 namespace {

@@ -6,14 +6,15 @@
 #include "gpu/mma.cuh"
 #include "ops/gemm/gemm_narrow_parts.cuh"
 
-/// Narrow products of 16-bit matrices on the tensor cores. Operands go to shared memory as they are, 16 bytes
-/// a copy (cp.async, zeros past the ends of k), three stages deep, and from there by ldmatrix, transposed
-/// where k is not what is dense, into mma.m16n8k16. So nothing is converted and a byte costs a sixteenth of
-/// an instruction: what is left is memory. A row that does not start on 16 bytes comes element by element.
+/// Narrow GEMMs of 16-bit matrices on the tensor cores. Operands are copied to shared memory unchanged, 16
+/// bytes per cp.async (zeros past the end of k), in three stages, and read from there by ldmatrix, transposed
+/// for MN-major operands, for mma.m16n8k16. So nothing is converted, and a byte costs a sixteenth of an
+/// instruction: memory is the bound. Rows that do not start on 16-byte boundaries are copied element by
+/// element.
 ///
-/// A block of 256 threads makes a tile of d from a stretch of k; small tiles are deep, and their warps take
-/// turns along k. The sums meet in shared memory as rows of d, so that neighbouring threads write
-/// neighbouring bytes. Parts of k meet as gemm_narrow_parts.cuh says.
+/// A block of 256 threads computes a tile of d from one split of k; small tiles are deep, and their warps
+/// alternate along k. The accumulators are exchanged through shared memory into rows of d, so that
+/// neighbouring threads store neighbouring bytes. Split-K: gemm_narrow_parts.cuh.
 
 namespace tessera::ops {
 namespace {

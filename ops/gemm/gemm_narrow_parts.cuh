@@ -7,8 +7,7 @@
 #include "gpu/pack.cuh"
 #include "ops/gemm/gemm_narrow.h"
 
-/// What the two kernels of narrow products share: their arguments, parts of k that meet, and how d is
-/// written.
+/// Shared by the kernels of narrow GEMMs: arguments, the split-K reduction, and how d is written.
 
 namespace tessera::ops {
 namespace {
@@ -19,18 +18,18 @@ struct NarrowOperand {
   int64_t ld, stride;
   bool k_major;   // the dense dimension is k
   bool packs;     // may be read in packs
-  uint32_t ones;  // what a word of it holds if data is null
+  uint32_t ones;  // value of its words if data is null (a row of ones)
   int lanes_log;  // one element at a time: log2 of the threads next to each other along the dense dimension
 };
 
-/// `left` is a and `right` is b, or, swapped, the other way round.
+/// `left` is a and `right` is b; swapped: `left` is b and `right` is a.
 template <class T>
 struct NarrowArgs {
   NarrowOperand<T> left, right;
   void* d;
   const void* c;
   const T* bias;
-  float4* parts;  // sums of parts of k, then of groups of them, tile by tile
+  float4* parts;  // partial sums of splits, then of groups of them, tile by tile
   unsigned*
       arrived;  // per tile: how many splits of each group, then groups, have arrived; zero with the last
   int64_t ldd, stride_d, stride_bias;

@@ -3,18 +3,18 @@
 #include "gpu/mma.cuh"
 #include "ops/gemm/gemm_narrow_parts.cuh"
 
-/// Products of few terms: d large, k at most 32, 16-bit operands. They are bound by writing d, 2 m n bytes
-/// (or 4) against 2 k (m + n), so what counts is that every SM has many stores in flight all the time.
+/// GEMMs of few terms: large d, k at most 32, 16-bit operands. Bound by writing d, 2 m n bytes (4 m n in f32)
+/// next to 2 k (m + n) read, so every SM must have many stores in flight all the time.
 ///
-/// A block keeps the terms of a range of columns in shared memory, as the fragments of mma.m16n8k16 that its
-/// lanes need: 16 bytes per load, in order. Its warps go over the rows, 16 at a time and each on its own: a's
-/// fragments straight from memory, four products for 32 columns, and the stores. No warp waits for another.
+/// A block keeps b's terms of a range of columns in shared memory, as the mma.m16n8k16 fragments that its
+/// lanes need: 16 bytes per load, in order. Its warps walk over the rows independently, 16 at a time: a's
+/// fragments directly from memory, four MMAs for 32 columns, and the stores. No warp waits for another.
 ///
-/// Which column of the 32 a product's column is, is free, since b's fragments are put together here: a lane
-/// gets neighbours, so that it stores 16 bytes at once and four lanes 64 bytes of a row, from the registers.
-/// Where rows do not start on sectors of 32 bytes, half of those 64 are halves of sectors, and a large d
-/// takes 1.4 times as long as by way of shared memory in 256 bytes of a row; where they do, that way is the
-/// slower.
+/// The assignment of d's 32 columns to the MMAs' columns is free, since b's fragments are assembled here: a
+/// lane gets neighbouring columns, so that it stores 16 bytes at once, and four lanes 64 bytes of a row, from
+/// registers. Where rows do not start on 32-byte sectors, half of those 64 bytes are halves of sectors, and a
+/// large d takes 1.4 times as long as through shared memory, 256 bytes of a row at a time; where they do,
+/// shared memory is slower.
 
 namespace tessera::ops {
 namespace {

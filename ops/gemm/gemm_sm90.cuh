@@ -12,30 +12,33 @@
 #include "ops/gemm/gemm_sm90_pair_sums.cuh"
 #include "ops/gemm/gemm_sm90_sums.cuh"
 
-/// The main loop of products of 16-bit matrices on sm_90a; what becomes of a tile's sums is the epilogue's.
+/// Main loop of 16-bit GEMMs on sm_90a; epilogues are classes of their own (gemm_sm90_store.cuh,
+/// gemm_sm90_sum.cuh).
 ///
-/// A block stays on its SM and walks over tiles of d. One thread of its first warpgroup has TMA
-/// bring 64 of k of both operands into a ring of stages; the two other warpgroups multiply. Either both take
-/// half of the rows of one tile (cooperative: the largest tiles, the least traffic), or each takes whole
-/// tiles by turns (ping-pong), so that one's epilogue runs under the other's products: a short k needs that.
-/// A turn begins when the other's products are issued, not before: a phase of the ring is known by its parity
-/// alone, and a warpgroup that waits for a phase too early mistakes the phase before the last for it.
+/// Persistent and warp-specialised: a block walks over tiles of d. One thread of its first warpgroup issues
+/// TMA loads of 64 of k of both operands per pipeline stage; the two other warpgroups issue WGMMA. Either
+/// each takes half of a tile's rows (cooperative: the largest tiles, the least traffic), or they take whole
+/// tiles alternately (ping-pong), so that the epilogue of one overlaps the MMAs of the other, which a short k
+/// needs. The order barrier of ping-pong is passed when the other's MMAs have been issued, not before: a
+/// phase of the pipeline is known by its parity only, and a warpgroup that waits too early would mistake the
+/// phase before the last for its own.
 ///
 /// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
-/// a): every second of its stages is brought by one of them, for both. That is 37 instead of 53 bytes per
-/// clock and SM from L2 for a tile of 128 x 192; L2 yields about 47.
+/// a): each loads every second stage of the shared operand, by multicast for both. That is 37 instead of 53
+/// bytes per clock and SM from L2 for a tile of 128 x 192; L2 delivers about 47.
 ///
-/// Products of a weight's gradient can sum a over k on the way: gemm_sm90_sums.cuh.
+/// GEMMs of weight gradients can sum a over k on the way: gemm_sm90_sums.cuh.
 ///
-/// Edges cost nothing: tensor maps know the true extents and fill in zeros, along k too, where both operands
-/// get them, so pads between rows are never read. A sum of products goes on along k from one pair of matrices
-/// to the next, the maps' third dimension: each ends with such an edge. Of k-first operands boxes of 64
-/// columns are brought.
+/// Edges cost nothing: tensor maps hold the true extents, and TMA fills in zeros, along k in both operands,
+/// so row padding is never read. A sum of several products continues along k from one pair of matrices to the
+/// next (the maps' third dimension); each ends with such an edge. MN-major operands are loaded in boxes of 64
+/// columns.
 
 namespace tessera::ops {
 
-/// A configuration: how operands lie, what a warpgroup computes (kRows x kN, kRows 64 or 128), stages of the
-/// ring, turns, cluster, whether its tiles are neighbours along n and share a, and whether a may be summed.
+/// A configuration: layouts of the operands, a warpgroup's tile (kRows x kN, kRows 64 or 128), pipeline
+/// stages, ping-pong, cluster size, whether its tiles are neighbours along n and share a, and whether a may
+/// be summed.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
           int kRing, bool kTurns, int kBlocks, bool kAlongN = false, bool kSums = false>
 struct GemmTile {
@@ -47,7 +50,7 @@ struct GemmTile {
   static constexpr bool kSharesA = kAlongN && kBlocks > 1;                       // else b, if a cluster
   static constexpr int kDown = kSharesA ? 1 : kBlocks, kSide = kBlocks / kDown;  // a cluster's tiles
   static constexpr int kM = kPingPong ? kRows : kGroups * kRows;                 // of a block's tile
-  static constexpr int kParts = kRows / 64;             // products of 64 rows per warpgroup
+  static constexpr int kParts = kRows / 64;             // MMAs of 64 rows per warpgroup
   static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::k_major ? kN : (kN + 63) / 64 * 64) * 128;
@@ -56,16 +59,16 @@ struct GemmTile {
   static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
 };
 
-/// What a block works on: rows m ..., columns n ... of d number `batch`, from `blocks` times 64 of k from
-/// `first` on. With splits > 1 the sums are partial, part `split` of the split tile (of a cluster) `number`.
+/// Work tile of a block: the tile of d number `batch` that begins at row m and column n, summed over `blocks`
+/// k-blocks of 64 from `first` on. With splits > 1: split `split` of the split tile (of a cluster) `number`.
 struct WorkTile {
   int m, n, batch, split, first, blocks, splits, number;
 };
 
-/// The tiles of a product, in the order in which blocks take them: groups of rows of tiles, so that what runs
-/// at the same time shares operands. Tiles may be split along k, all or those that do not fill a round of the
-/// grid: the first `whole` are not. The splits of a tile are neighbours, and the grid is a multiple of them
-/// and divides `whole`, so that they run at the same time, each in the same round of its block.
+/// Tile scheduler: the tiles of a GEMM in the order in which blocks take them, in groups of tile rows, so
+/// that concurrent tiles share operands. All tiles, or those of the last, partial wave, may be split along k:
+/// the first `whole` are not. The splits of a tile are neighbours, and the grid is a multiple of their number
+/// and divides `whole`, so that they run at the same time, each in the same wave.
 struct GemmPlan {
   int m = 0, n = 0, k = 0, batch = 1, splits = 1;
   int blocks = 0;                 // of 64 along k, of all terms
@@ -85,17 +88,17 @@ struct GemmPlan {
   float* partial_sums_b = nullptr;
   int sums_b_pitch = 0;
 
-  /// Tiles of a row of tiles that sum a: a few, so that there are few parts to add up.
+  /// Number of tiles of a tile row that sum a: at most 4, so that there are few partial sums to add up.
   template <class Tile>
   __host__ __device__ __forceinline__ int summing() const {
     return columns * Tile::kSide < 4 ? columns * Tile::kSide : 4;
   }
-  /// Of one element of `sums`: a part for each of those and split of k.
+  /// Partial sums per element of `sums`: one per such tile and split.
   template <class Tile>
   __host__ __device__ __forceinline__ int sum_parts() const {
     return summing<Tile>() * splits;
   }
-  /// The same for `sums_b`: tiles of a column of tiles.
+  /// The same for `sums_b`: tiles of a tile column.
   template <class Tile>
   __host__ __device__ __forceinline__ int summing_b() const {
     return rows * Tile::kDown < 4 ? rows * Tile::kDown : 4;
@@ -122,8 +125,8 @@ struct GemmPlan {
   }
 };
 
-/// The operands as TMA sees them: three dimensions, the last the batch. Problems of the same
-/// extents whose matrices lie anywhere may be a batch as well, each with maps of its own.
+/// Tensor maps of the operands: three dimensions, the last the batch. Problems of the same extents at
+/// unrelated addresses may form a batch as well, each with separate maps.
 template <int kProblems>
 struct GemmMapsOf {
   gpu::TensorMap a[kProblems], b[kProblems];
@@ -132,10 +135,10 @@ using GemmMaps = GemmMapsOf<1>;
 
 /// An epilogue is a class with
 ///   struct Params                                a kernel parameter, tensor maps and all
-///   static constexpr int kSharedBytes            of a warpgroup, a multiple of 1024
-///   static constexpr int kBarriers               of a warpgroup, each initialised to one arrival
+///   static constexpr int kSharedBytes            per warpgroup, a multiple of 1024
+///   static constexpr int kBarriers               per warpgroup, each initialised to one arrival
 ///   Epilogue(const Params&, char* shared, gpu::Barrier*, int group)     by all threads of the warpgroup
-///   void begin(const WorkTile&, int row)      before the products: ask for what finish() will need
+///   void begin(const WorkTile&, int row)      before the MMAs: issues the loads of what finish() needs
 ///   void finish(const WorkTile&, int row, float (&sums)[kParts][kN / 2])
 ///   void end()                                   after the last tile
 ///   static void idle_warp(const Params&, int w)  optional: next to the tiles, by the three warps (w = 0 ...
@@ -161,7 +164,7 @@ __device__ __forceinline__ void advance(gpu::RingPlace<kStages>& place, int bloc
   place.stage = stage % kStages;
 }
 
-/// The copying thread.
+/// Producer thread: issues the TMA loads of both operands.
 template <class Tile, int kProblems>
 __device__ __forceinline__ void bring_operands(const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
                                                char* stages, gpu::Ring<Tile::kStages>& ring, int rank) {
@@ -208,7 +211,7 @@ __device__ __forceinline__ void bring_operands(const GemmMapsOf<kProblems>& maps
   }
 }
 
-/// One warpgroup's products of one part; `issued` is called when the last of them has been.
+/// Main loop of a warpgroup over the k-blocks of a work tile; calls `issued` after issuing the last MMA.
 template <class Tile, class Sums, class Issued>
 __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], Sums& beside,
                                               int blocks, int row, char* stages,
@@ -265,7 +268,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   using Shared = GemmShared<Tile, Epilogue>;
   extern __shared__ __align__(1024) char shared[];
   auto& ring = *reinterpret_cast<gpu::Ring<Tile::kStages>*>(shared + Shared::kRingAt);
-  auto* const turns = reinterpret_cast<gpu::Barrier*>(&ring + 1);  // a warpgroup's own: it may multiply
+  auto* const turns = reinterpret_cast<gpu::Barrier*>(&ring + 1);  // ping-pong order barriers
   auto* const barriers = turns + Tile::kGroups;
   const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
   const int rank = Tile::kCluster > 1 ? int(gpu::cluster_rank()) : 0;
@@ -307,7 +310,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
                       barriers + group * Epilogue::kBarriers, group);
     gpu::RingPlace<Tile::kStages> place;
-    int number = 0;  // of this block's tile
+    int number = 0;  // of tiles that this block has begun
     for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
          item += int(gridDim.x) / Tile::kCluster, ++number) {
       const WorkTile part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
@@ -353,8 +356,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     gpu::cluster_sync();  // no remote arrive may reach a block that has exited
 }
 
-/// An operand of a product, rows x columns as it is stored: k_major rows of m (n) and columns of k, mn_major
-/// the other way round.
+/// An operand, rows x columns as stored: K-major has m (n) rows of k elements, MN-major k rows of m (n).
 template <class T>
 struct GemmOperand {
   const T* data;
@@ -368,8 +370,8 @@ gpu::TensorMap operand_map(const GemmOperand<T>& x, int64_t extent, int64_t k, i
                                {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
 }
 
-/// The plan of m x n x k on this tile with `splits` parts of k (fewer, if there is not enough k) after
-/// `whole` tiles that are not split; of the sum of `terms` such products.
+/// The plan of m x n x k on this tile, with `splits` splits of k (fewer if k is short) after `whole` tiles
+/// that are not split; for the sum of `terms` such products.
 template <class Tile>
 GemmPlan gemm_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, int whole = 0,
                    int64_t terms = 1) {
@@ -380,7 +382,7 @@ GemmPlan gemm_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, i
   plan.splits = int(gpu::ceil_div(plan.blocks, plan.split_blocks));
   plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kDown));
   plan.columns = int(gpu::ceil_div(n, Tile::kN * Tile::kSide));
-  // What runs at once is to be about square in elements: 12 ... 16 tiles of 128 rows.
+  // Concurrent tiles should cover an area that is about square: 12 ... 16 tiles of 128 rows.
   plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kDown));
   const int tiles = plan.batch * plan.rows * plan.columns;
   plan.whole = plan.splits > 1 ? whole : tiles;
@@ -388,7 +390,7 @@ GemmPlan gemm_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, i
   return plan;
 }
 
-/// How many clusters run the plan; `all`: also those that find no tile.
+/// Number of clusters of the grid; `all`: also those without a tile.
 template <class Tile>
 int gemm_clusters(const GemmPlan& plan, Device device, bool all = false) {
   const int slots = device.multiprocessors() / Tile::kCluster, whole = slots - slots % plan.splits;

@@ -2,16 +2,15 @@
 
 #include "ops/gemm/gemm_sm90_rows.cuh"
 
-/// The gradients of a layer's two weights as one product. Both sum over the tokens, dh^T x [F, D] and
-/// dy^T a [D, F], and the second one is a^T dy transposed: two problems of the same extents, a batch of
-/// tiles. Alone, each has so few tiles that k is cut into twice as many parts to fill the GPU, and pays the
-/// start from memory, the way of its parts through L2 and the end by itself: some 10 us of 35 for 11,000
-/// tokens.
+/// Both weight gradients of an MLP in one launch. Both sum over the tokens, dh^T x [F, D] and dy^T a [D, F],
+/// and the second is the transpose of a^T dy: two problems of the same extents, so one batch of tiles. Alone,
+/// each has so few tiles that k is split into twice as many splits to fill the GPU, and pays separately for
+/// the start from memory, the partial sums through L2, and the end: some 10 us of 35 for 11,000 tokens.
 
 namespace tessera::ops {
 namespace {
 
-/// Room for the parts of the sums of `gemm`, whose tiles cover `covered` rows, if it wants them.
+/// Scratch for the partial sums of `gemm`, whose tiles cover `covered` rows, if they are wanted.
 Tensor room_for_sums(const Gemm& gemm, int parts, int64_t covered, Device device) {
   return gemm.sums ? Tensor::empty_packed(Shape{parts, covered}, DType::f32, device) : Tensor();
 }

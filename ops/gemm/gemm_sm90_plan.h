@@ -9,26 +9,27 @@
 
 namespace tessera::ops {
 
-/// How a product is cut up. A function of the problem and the number of SMs alone.
+/// Tile and split-K of a GEMM. A function of the problem and the number of SMs only.
 struct GemmChoice {
-  int tile = 0;             // of kGemmTiles, or kStreamTile
-  int splits = 1;           // parts of k, summed in their order; kStreamTile: thread blocks of a cluster
-  int whole = 0;            // the tiles (of a cluster) that are not split
+  int tile = 0;             // index into kGemmTiles, or kStreamTile
+  int splits = 1;           // split-K, added in the order of k; kStreamTile: thread blocks of a cluster
+  int whole = 0;            // tiles (of a cluster) that are not split
   bool by_threads = false;  // gemm_sm90_sum.cuh: splits, or a d that TMA cannot write
   int rows = 0;             // kStreamTile: rows of the weight per tile
   double seconds = 0;       // what the model says
 };
 
-/// Whether operands lie as those of a weight's gradient do: what such products alone need is there for no
-/// other.
+/// Whether the operands are laid out like those of a weight gradient (both MN-major). What only such GEMMs
+/// need (f32 d by TMA, sums of a) is compiled for no other layout.
 constexpr bool product_is_gradient(bool a_k_major, bool b_k_major) {
   return !a_k_major && !b_k_major;
 }
 
-/// Rows and columns of a block's tile, blocks of a cluster, whether they are neighbours along n, whether
-/// warpgroups take turns, stages of the ring; what may become of the sums: a d in the operands' dtype by the
-/// TMA, plus another one; a d written by the threads (176 accumulators leave them no registers); an
-/// f32 d by TMA, plus another one (gradients only).
+/// Rows and columns of a block's tile, blocks per cluster, whether they are neighbours along n, ping-pong
+/// (else cooperative), pipeline stages; and the epilogues that the tile has. stores, adds: TMA-store of a d
+/// in the operands' dtype, without and with an addend. by_threads: register-store (176 accumulators leave no
+/// registers for it). wide, wide_adds: TMA-store of an f32 d, without and with an addend (weight gradients
+/// only).
 struct GemmTileShape {
   int rows, columns, cluster;
   bool along_n, ping_pong;
@@ -37,7 +38,7 @@ struct GemmTileShape {
 
   constexpr int down() const { return along_n ? 1 : cluster; }
   constexpr int side() const { return along_n ? cluster : 1; }
-  /// Boxes of a b that lies across k are 64 columns wide, on lines of memory of their own if tiles are too.
+  /// TMA boxes of an MN-major b are 64 columns wide; tiles of other widths would make them straddle lines.
   constexpr bool takes(bool a_k_major, bool b_k_major) const {
     return (b_k_major || columns % 64 == 0) && (stores || product_is_gradient(a_k_major, b_k_major));
   }
@@ -64,9 +65,9 @@ inline constexpr int64_t kStreamTokens = 64;
 inline constexpr int64_t kStreamRows = 128;  // of the weight per tile, at most
 /// Whether d's rows are the tokens, else its columns are.
 bool stream_tokens_are_rows(const Gemm& gemm);
-/// What it needs beyond gemm_sm90_lacks(), or an empty string.
+/// What the skinny kernel needs beyond gemm_sm90_lacks() and the problem lacks, or an empty string.
 std::string gemm_stream_lacks(const Gemm& gemm);
-/// Only if it lacks nothing. `gated`: d = silu(gate) up is made of n gates and ups; d's rows are the tokens.
+/// Only if it lacks nothing. `gated`: d = silu(gate) up from n gates and n ups; d's rows are the tokens.
 GemmChoice choose_stream(const Gemm& gemm, const Gpu& gpu, bool gated = false);
 /// d = silu(a gate^T) (a up^T), rounded once, with b [2n, k] transposed, gate first; no alpha, beta, bias.
 /// T: bf16 or f16, the dtype of a and b.
@@ -75,7 +76,7 @@ void swiglu_stream_sm90(const Gemm& gemm, const GemmChoice& choice, Device devic
 template <class T>
 void gemm_stream_sm90(const Gemm& gemm, const GemmChoice& choice, Device device);
 
-/// Whether the variant computes Gemm::sums next to the GEMM: of up to so many rows.
+/// Whether the variant computes Gemm::sums next to the GEMM (for at most kMostSummedRows rows).
 inline constexpr int64_t kMostSummedRows = 1 << 17;
 bool gemm_sm90_sums(const Gemm& gemm);
 /// What the variant needs and the problem lacks, or an empty string.
@@ -83,13 +84,13 @@ std::string gemm_sm90_lacks(const Gemm& gemm, const Gpu& gpu);
 /// Only if it lacks nothing. `tile` -1: the best by the model.
 GemmChoice choose_gemm(const Gemm& gemm, const Gpu& gpu, int tile = -1);
 /// Two GEMMs of weights' gradients as one launch (gemm_sm90_pair.cuh). The same m, n and k, both operands
-/// k-first, alpha 1, no bias, no batch; but `second` describes the transposed of what is wanted: its d is
+/// MN-major, alpha 1, no bias, no batch; but `second` describes the transpose of the wanted result: its d is
 /// written (or added to) with m along the rows. first.sums gets the sums of op(A)'s rows, second.sums those
-/// of op(B)'s columns; each may be null. Whether that is expected to be faster than one after the other in
-/// variant "wgmma", and both would run in that.
+/// of op(B)'s columns; each may be null. gemm_pair_pays: whether both would run in variant "wgmma", and one
+/// launch is expected to be faster than two.
 bool gemm_pair_pays(const Gemm& first, const Gemm& second, const Gpu& gpu);
 void gemm_pair(const Gemm& first, const Gemm& second, Device device);
-/// Tiles of kGemmTiles that pairs have; `tile` -1: the best by the model.
+/// The tiles of kGemmTiles that are instantiated for pairs; `tile` -1: the best by the model.
 inline constexpr int kPairTiles[] = {6, 8};
 GemmChoice choose_pair(const Gemm& first, const Gpu& gpu, int tile = -1);
 

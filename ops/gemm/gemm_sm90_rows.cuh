@@ -3,7 +3,7 @@
 #include "ops/gemm/gemm_sm90_plan.h"
 #include "ops/gemm/gemm_sm90_sum.cuh"
 
-/// The instances of the main loop that multiply() uses, for one dtype: a file of its own for each.
+/// Instantiations of the main loop for multiply(), compiled once per dtype.
 
 namespace tessera::ops {
 namespace {
@@ -35,8 +35,8 @@ GemmBias<T> bias_of(const Gemm& g) {
 template <class Tile, class Out, bool kAdds>
 void store_gemm(const Gemm& g, const GemmPlan& plan, Device device) {
   using T = typename Tile::T;
-  // All of what is added is loaded before the main loop ends, where there is room for that many panels. 64 x
-  // 192 per warpgroup are three panels, and the buffers must divide them.
+  // The whole addend is loaded before the main loop ends, where there is room for that many panels. 64 x 192
+  // per warpgroup are three panels, and their number must be a multiple of the buffers.
   constexpr int kBuffers = Tile::kParts == 1 && Tile::kN == 192 ? 3 : kAdds && Tile::kN == 128 ? 4 : 2;
   using Epilogue = StoreEpilogue<Tile, Out, ScaleAndAdd<T, Out, kAdds>, kBuffers>;
   typename Epilogue::Params params{};
@@ -52,13 +52,13 @@ void store_gemm(const Gemm& g, const GemmPlan& plan, Device device) {
   launch_gemm<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
 }
 
-/// Whether two neighbours of d can be written at once.
+/// Whether two neighbouring elements of d can be stored at once.
 bool writes_pairs(const Gemm& g) {
   return reinterpret_cast<uintptr_t>(g.d) % (2 * size_of(g.out)) == 0 && g.ldd % 2 == 0 &&
          g.stride_d % 2 == 0;
 }
 
-/// The memory through which parts of k meet.
+/// Scratch and counters of the split-K reduction.
 template <class Epilogue>
 Tensor room_for_parts(const GemmPlan& plan, typename Epilogue::Params& params, Device device) {
   params.splits = plan.splits;
@@ -99,8 +99,7 @@ void store_or_add(const Gemm& g, const GemmPlan& plan, Device device) {
   check(false, "gemm: a tile of ", Tile::kM, " x ", Tile::kN, " cannot write such a d");
 }
 
-/// A gradient of 16 bits by TMA is stored without sums: 192 accumulators leave its epilogue no
-/// registers.
+/// A 16-bit gradient that TMA stores is compiled without sums: 192 accumulators leave no registers for them.
 template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB>
 void run_gemm(const Gemm& g, const GemmChoice& choice, Device device) {
   constexpr GemmTileShape kShape = kGemmTiles[kIndex];

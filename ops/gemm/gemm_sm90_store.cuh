@@ -3,20 +3,20 @@
 #include "gpu/mma.cuh"
 #include "ops/gemm/gemm_sm90.cuh"
 
-/// The epilogue that makes matrices: sums -> Math, an element at a time -> one or two outputs of d's shape,
-/// through shared memory and TMA, which writes full lines and clips the edges.
+/// TMA-store epilogue: accumulators -> Math (elementwise) -> one or two outputs of d's shape, through shared
+/// memory and TMA, which writes full lines and clips the edges.
 ///
-/// A warpgroup's tile goes out in panels of 64 rows and 128 bytes, swizzled, so that no store meets a bank
-/// twice. An operand of d's shape and dtype comes in the same way, is asked for before the products begin,
-/// and its panel is overwritten by the first output's.
+/// A warpgroup's tile is stored in panels of 64 rows and 128 bytes, swizzled, so that stores have no bank
+/// conflicts. An operand of d's shape and dtype is loaded in the same way, before the MMAs begin, and its
+/// panel is overwritten by that of the first output.
 ///
-/// Where panels do not divide a tile, the last ends where the tile does: what it shares with the one before
-/// is written twice, the same both times. An operand that is d itself would be added twice, so such tiles
-/// have none.
+/// Where panels do not divide a tile, the last one ends where the tile does: the columns that it shares with
+/// the one before are written twice, with the same values. An operand that is d itself would be added twice,
+/// so such tiles take no operand.
 
 namespace tessera::ops {
 
-/// Two neighbours of an output.
+/// Two neighbouring elements of an output.
 template <class Out>
 struct GemmPair {
   using type = uint32_t;

@@ -6,40 +6,41 @@
 #include "ops/gemm/gemm_sm90_store.cuh"
 #include "ops/select/entries_below.cuh"
 
-/// The epilogue for sums that TMA cannot write as they come: parts of k that have to be added up,
-/// results in f32, and a d whose rows lie anywhere. The threads write d from their registers, 32 bytes of a
-/// row (16 of a 16-bit d) together: what leaves this way is small (a weight's gradient) or odd.
+/// Register-store epilogue, for what TMA cannot store directly: split-K, a d with unaligned rows, and f32
+/// results outside weight gradients. The threads store d from their registers, 32 bytes of a row (16 of a
+/// 16-bit d) together.
 ///
 /// Split-K: the warpgroups that hold the splits of one piece of d run on different SMs at the same time, if
-/// the GPU is theirs (see GemmPlan), so they add up on the spot. Each writes its sums to scratch as they
-/// are in its registers, which is 16 dense bytes per thread, counts itself as arrived, waits for the others,
-/// and makes its own share of d from all partial sums, in the order of k. Nothing depends on which comes
-/// first. With 22 tiles of 128 x 256 and six splits, that is 128 KiB out to L2 and back for an SM and one
-/// round of waiting, 3 us; a second kernel took 5 to 7.
+/// no other kernel holds SMs (see GemmPlan), so they reduce in this kernel. Each writes its accumulators to
+/// scratch in register order (16 dense bytes per thread), counts itself as arrived, waits for the others, and
+/// computes its share of d from all partial sums, in the order of k, so the result does not depend on the
+/// order of arrival. With 22 tiles of 128 x 256 and six splits, that is 128 KiB to L2 and back per SM and one
+/// wait, 3 us; a second kernel took 5 to 7.
 ///
-/// Termination: a warpgroup waits only for warpgroups that run already. Those that sum the same tiles count
-/// themselves as running while they live; one that finds some of them not running after kPolls looks, because
-/// other kernels hold their SMs, says so as it arrives and goes on to its next tile. (The looks are for those
-/// that start a little later, when the kernel before this one has left their SMs: one warpgroup then need
-/// not add for several.) Its share is made by one that waits, or,
-/// if none does, by the last to arrive: of the same sums in the same order, so d has the same bits. A wait
-/// always ends, since who waits in one round of tiles waits for arrivals in that round alone, and these
-/// depend on earlier rounds. The count of those that run costs two reductions without an answer per warpgroup
-/// and a load that is in flight with the sums. Tickets, so that blocks wait for earlier ones alone, would
-/// leave the adding to the last split of a tile: 768 KiB for one SM instead of 128, some 8 us more.
+/// Termination: a warpgroup waits only for warpgroups that are already running. Those that take the splits of
+/// the same tiles are counted while they run. One that still finds some of them not running after kPolls
+/// polls, because other kernels hold SMs, marks its share as left when it arrives and goes on to its next
+/// tile. (The polls allow for blocks that start a little later, when the kernel before this one has left
+/// their SMs: otherwise one warpgroup would have to add for several.) A share that was left is computed by a
+/// warpgroup that waits, or, if none does, by the last to arrive, from the same sums in the same order, so d
+/// has the same bits. Every wait ends, since a warpgroup waits only for arrivals of the same wave of tiles,
+/// and those depend only on earlier waves. The count costs two reductions without a return value per
+/// warpgroup and a load that is in flight with the sums. Tickets, with which blocks would wait only for
+/// earlier ones, would leave the reduction to the last split of a tile: 768 KiB for one SM instead of 128,
+/// some 8 us more.
 
 namespace tessera::ops {
 namespace {
 
-/// Where the counters of a product (Device::counters) are: one per piece, per warpgroup of a cluster's
-/// splits, per 64 rows whose sums are made (gemm_sm90_sums.cuh), and a bit per piece and split.
+/// Layout of a GEMM's counters (Device::counters): one per piece, per warpgroup of a cluster's splits, per 64
+/// rows whose sums are computed (gemm_sm90_sums.cuh), and a bit per piece and split.
 constexpr int kMaxTiles = 4096, kMaxRunning = 1024, kMaxLeft = 4096;
 constexpr int kRunningAt = kMaxTiles, kSumsAt = kRunningAt + kMaxRunning,
               kLeftAt = kSumsAt + int(kMostSummedRows / 64), kGemmCounters = kLeftAt + kMaxLeft;
 static_assert(kGemmCounters <= Device::kCounters);
 
 /// The counter of a piece: splits that have arrived, that left without waiting, and that have seen all
-/// arrive. The last use makes it 0.
+/// arrive. The last use resets it to 0.
 struct Meeting {
   static constexpr unsigned kMost = 1023, kLeft = 1u << 10, kSeen = 1u << 20;
   static __device__ __forceinline__ unsigned arrived(unsigned word) { return word & kMost; }
@@ -63,7 +64,7 @@ class SumEpilogue {
     const void* c;  // d, or what lies as d does
     int64_t ld, stride;
     bool wide;           // d is f32, not T
-    bool pairs;          // two neighbours can be written at once
+    bool pairs;          // two neighbouring elements can be stored at once
     float4* scratch;     // where splits > 1: scratch_bytes()
     unsigned* counters;  // likewise: kGemmCounters
     int splits;          // of the plan
@@ -159,7 +160,7 @@ class SumEpilogue {
     if (params_.splits > 1 && thread_ == 0) atomicAdd(running(), ~0u);
   }
 
-  /// The zeros of the rows that no index names, of this warp's range of d.
+  /// Writes zeros to the rows of this warp's range of d that no index names.
   static __device__ __forceinline__ void idle_warp(const Params& params, int warp) requires kScatter {
     const auto& scatter = params.scatter;
     if (!scatter.fills) return;
@@ -173,7 +174,7 @@ class SumEpilogue {
     else
       first = max(first, params.m);
     for (; first < end; first += 32) {
-      // 32 entries hold all that name one of 32 rows.
+      // 32 entries contain all that name one of 32 rows.
       const int index = entry + lane < params.m ? __ldg(scatter.indices + entry + lane) : scatter.rows;
       const uint32_t named = __reduce_or_sync(0xFFFFFFFFu, bit_of_row(index, first));
       entry += __popc(named);
@@ -189,27 +190,28 @@ class SumEpilogue {
 
  private:
   static constexpr int kTogether = 4;  // fragments whose old values are read at once
-  // Of the warpgroups that run, about 0.7 us each: in all as long as the last tile of the kernel before may
-  // take, whose SMs the others wait for.
+  // Polls of the count, about 0.7 us each: in all as long as the last tile of the kernel before may take, for
+  // whose SMs the missing blocks wait.
   static constexpr int kPolls = 256;
 
-  /// How many of the warpgroups run that take the splits of the same tiles: those of the same number in
-  /// blocks of the same rank in `splits` neighbouring clusters.
+  /// Number of running warpgroups that take the splits of the same tiles: those of the same index in blocks
+  /// of the same rank in `splits` neighbouring clusters.
   __device__ __forceinline__ unsigned* running() const {
     const int block = gpu::reread_block();
     const int of_splits = block / Tile::kCluster / params_.splits * Tile::kCluster + block % Tile::kCluster;
     return params_.counters + kRunningAt + of_splits * Tile::kGroups + group_;
   }
 
-  /// Whether a split left the piece: a bit each.
+  /// One bit per split: whether it left the piece.
   __device__ __forceinline__ unsigned* left_word(int piece, const WorkTile& part, int split) const {
     return params_.counters + kLeftAt + (piece * part.splits + split) / 32;
   }
   __device__ __forceinline__ static unsigned left_bit(int piece, const WorkTile& part, int split) {
     return 1u << (piece * part.splits + split) % 32;
   }
-  /// Where some splits left the piece: its own share, and theirs if this is the first that has waited, or, if
-  /// none waits, the last to arrive. True if it leaves its own. `leaves`, `word` and `before` are thread 0's.
+  /// Where some splits left the piece: computes its own share, and theirs if this is the first that has
+  /// waited, or, if none waits, the last to arrive. True if it leaves its own. `leaves`, `word` and `before`
+  /// are thread 0's.
   __device__ __forceinline__ bool add_for_others(const WorkTile& part, int row, int piece, const float4* all,
                                                  bool leaves, unsigned word, unsigned before) const {
     const bool none_waits = Meeting::left(word) == unsigned(part.splits);

@@ -7,35 +7,34 @@
 #include "gpu/wgmma.cuh"
 #include "ops/gemm/gemm_sm90_plan.h"
 
-/// Products of a weight's gradient, dy^T x, sum the rows of a over k on the way: the gradient of a bias. The
-/// bytes are in shared memory already and the warps wait for their products anyway, so they add what is
-/// there: for 64 of k and 64 rows 4 loads of 512 bytes and 64 instructions per warp. (Products of a warp with
-/// ones stop those of the warpgroups: see docs/ops/linear.md.)
+/// Bias gradients: the GEMM of a weight gradient, dy^T x, sums the rows of a over k on the way. The bytes are
+/// in shared memory already and the warps wait for their MMAs anyway, so they add what is there: for 64 of k
+/// and 64 rows 4 loads of 512 bytes and 64 instructions per warp. (Multiplying by ones with mma.sync stalls
+/// the warpgroups' WGMMA: docs/ops/linear.md.)
 ///
-/// The tiles of a row of tiles, which all have the same a, take the blocks of k by turns, up to four of them;
-/// the turns count from the start of k, not of a part, since some of these tiles may be split and others not.
-/// The warp that counts the last part of a sum adds all, in the order of tiles and of k, so nothing depends
-/// on which it is.
+/// The tiles of a tile row all have the same a; up to four of them take the k-blocks alternately, counted
+/// from the start of k, not of a split, since some of these tiles may be split and others not. The warp that
+/// counts the last partial sum adds all of them, in the order of tiles and of k, so the result does not
+/// depend on which warp it is.
 ///
 /// Tile, Plan and Part are those of gemm_sm90.cuh.
 
 namespace tessera::ops {
 
-/// Blocks of a part, whose first is block `first` of k, before the first one that is the turn of tile `index`
-/// of `tiles`.
+/// Number of k-blocks, counted from block `first`, before the first one that tile `index` of `tiles` sums.
 __device__ __forceinline__ int blocks_before_turn(int index, int tiles, int first) {
   const int blocks = index - first % tiles;
   return blocks < 0 ? blocks + tiles : blocks;
 }
 
-/// The sums of a over every `tiles`-th block of k. A lane has those of rows g and g + 8 of its
-/// warp's 16 of each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
+/// The sums of a over every `tiles`-th k-block. A lane holds those of rows g and g + 8 of its warp's 16 of
+/// each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
 template <class Tile>
 struct SumsOfA {
-  int tiles, ahead;  // ahead: blocks before the next one; more than there are: none is summed
+  int tiles, ahead;  // ahead: blocks before the next one to sum; larger than their number to sum none
   float sums[Tile::kParts][2] = {};
 
-  /// Block after block.
+  /// Called for each k-block in order.
   __device__ __forceinline__ void visit(const char* stage, int row) {
     if (--ahead >= 0) return;
     ahead = tiles - 1;
@@ -57,18 +56,19 @@ struct SumsOfA {
   }
 };
 
-/// How many parts a tile's are: one that is not split is all of a split one, and the others are zero.
+/// Number of partial sums that a work tile provides: a tile that is not split provides those of all splits,
+/// all but the first zero.
 template <class Plan, class Part>
 __device__ __forceinline__ int weight_of_sums(const Plan& plan, const Part& part) {
   return part.splits == plan.splits ? 1 : plan.splits;
 }
 
-/// The warpgroup's part of the sums of a, over its rows of the tile, which are the product's from `first` on.
+/// Writes the warpgroup's partial sums of a, for its rows of the tile, which begin at row `first` of d.
 template <class Tile, class Plan, class Part>
 __device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, int first,
                                            const SumsOfA<Tile>& of_a) {
   const int lane = int(threadIdx.x) % 32, quad = lane % 4;
-  float own = 0;  // of the quad's sums each lane takes one
+  float own = 0;  // each lane of the quad writes one of its sums
 #pragma unroll
   for (int i = 0; i < 2 * Tile::kParts; ++i) {
     float sum = of_a.sums[i / 2][i % 2];
@@ -83,11 +83,11 @@ __device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, i
   for (int i = 0; i < weight; ++i, to += plan.sums_pitch) __stcg(to, i == 0 ? own : 0.0f);
 }
 
-/// A warp that has nothing else to do waits for the parts that warpgroup `group` writes and, where they are
-/// the last of their rows, adds all up: some 2 us to L2 and back, under the epilogue.
+/// An otherwise idle warp waits for the partial sums that warpgroup `group` writes and, where they are the
+/// last of their rows, adds them all up: some 2 us to L2 and back, which the epilogue hides.
 template <class Tile, class Plan>
 __device__ __forceinline__ void add_sums(const Plan& plan, int group) {
-  // A lane's rows, and its loads in flight together: it has 24 registers, or 40.
+  // Rows per lane, and its loads in flight together: it has 24 or 40 registers.
   constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kMany ? 1 : 16 / kRows;
   using Rows = std::conditional_t<kRows == 4, float4, float2>;
   const int lane = int(threadIdx.x) % 32, parts = plan.template sum_parts<Tile>();

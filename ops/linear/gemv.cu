@@ -5,8 +5,8 @@ namespace {
 
 using gemv::Args;
 
-/// Of the start of every row, asked for ahead of time: enough for the microseconds in which small kernels
-/// leave the memory idle, a few megabytes of an L2 of 50.
+/// Bytes at the start of every row that are prefetched into L2: enough for the microseconds in which small
+/// kernels leave the memory idle, and a few megabytes of an L2 of 50.
 constexpr int64_t kAheadBytes = 1024;
 
 template <class T>

@@ -7,25 +7,26 @@
 #include "ops/linear/gemv_kernels.h"
 #include "ops/swiglu/swiglu_math.h"
 
-/// y[t] = W x[t] (+ bias) for up to 8 tokens t: every weight is read once from memory and used for all
-/// tokens. 2 T operations a weight against its 2 or 4 bytes: bound by memory. What counts is (1) that enough
-/// loads are in flight at any time, some 40 KB per SM, (2) that no time passes between kernels,
-/// since one product of a 7B model takes 10 to 60 us.
+/// GEMV: y[t] = W x[t] (+ bias) for up to 8 tokens t. Every weight is read once from memory and used for all
+/// tokens: 2 T FLOPs per weight of 2 or 4 bytes, so bound by memory. It needs (1) enough loads in flight at
+/// any time, some 40 KB per SM, (2) no idle time between kernels, since one GEMV of a 7B model takes 10 to 60
+/// us.
 ///
-/// 16 bits: the products go through mma.m16n8k16, W's rows as its rows, tokens as its 8 columns, so that
-/// arithmetic costs nothing at 8 tokens either (on the ordinary cores 8 multiply-adds and a conversion a
-/// weight would not keep up with memory). A lane loads 16 bytes of a row, 8 neighbours of k, straight into
-/// the registers from which the tensor cores read: a fragment's four elements of k may be any, if x's are the
-/// same ones. No shared memory, no barrier in the loop. A block has 16 or 32 rows; its warps take turns along
-/// k and add up through shared memory, in order. Each warp has kAhead steps of 32 k in flight, 1 KiB or 2 KiB
-/// each, and reloads a step as soon as it was used.
+/// 16 bits: mma.m16n8k16 with rows of W as its rows and tokens as its 8 columns, so that arithmetic costs
+/// nothing at 8 tokens either (8 FMAs and a conversion per weight would not keep up with memory). A lane
+/// loads 16 bytes of a row, 8 neighbours along k, directly into the fragment's registers: which elements of k
+/// these are does not matter as long as x's are the same. No shared memory and no barrier in the loop. A
+/// block has 8 rows of W, the upper half of the fragment, whose lower half is zero (with SwiGLU: 8 rows of
+/// up); its warps take k alternately, and their sums are added through shared memory, in order. Each warp has
+/// kAhead steps of 32 of k in flight, 512 bytes of W each (1 KiB with SwiGLU), and reloads a step as soon as
+/// it has used it.
 ///
-/// f32: multiply-adds; a warp has 128 k of four or eight rows at a time, and joins its lanes at the end.
+/// f32: FMA; a warp has 128 of k of four or eight rows at a time, and adds its lanes up at the end.
 ///
-/// Overlap: the kernel lets the next one start as soon as all its blocks run, and before it waits for those
-/// ahead of it asks for the first kilobytes of its rows in L2: the memory is busy while earlier kernels
-/// finish, and small kernels between two products cost little. Only L2 is filled ahead. It is where all
-/// writes go, so this is right also where the weights are still being written.
+/// Overlap (PDL): the kernel lets the next one start as soon as all its blocks run, and before it waits for
+/// the previous one it prefetches the first kilobyte of its rows into L2: the memory is busy while earlier
+/// kernels finish, and small kernels between two GEMVs cost little. A prefetch into L2 is correct even where
+/// the weights are still being written, since all writes go through L2.
 
 namespace tessera::ops::gemv {
 
@@ -42,7 +43,7 @@ struct Args {
   int64_t y_stride, x_stride, weight_stride;
   int64_t second;  // rows between the two halves of the rows of a block; see kGated
   int tokens, in, out;
-  uint32_t ahead;  // bytes of a row that are asked for early, a multiple of 16
+  uint32_t ahead;  // bytes of each row to prefetch into L2, a multiple of 16
 };
 
 /// `count` elements from `from` on, at most a pack; zeros for the others. kWhole: count is no part of a pack.
@@ -54,8 +55,8 @@ __device__ __forceinline__ Words<T> load_some(const T* from, int count) {
   return words;
 }
 
-/// 8 rows of W a block, the upper half of a fragment, whose lower half is 0. kGated: 8 rows and, as the lower
-/// half, those `second` further on; y = silu(first) second. kBlocks share an SM.
+/// 8 rows of W per block, the upper half of the fragment, whose lower half is 0. kGated: the lower half holds
+/// the rows `second` further on; y = silu(upper) lower. kBlocks blocks per SM.
 template <class T, int kAhead, int kBlocks, bool kGated, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
   constexpr int kStep = 32, kTurn = kWarps * kAhead * kStep, kHalves = kGated ? 2 : 1;

@@ -6,13 +6,13 @@
 #include "ops/gemm/gemm_sm90.cuh"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
 
-/// The epilogue of the head's product: logits become exponentials without ever lying in memory.
+/// Epilogue of the LM head's GEMM: turns logits into exponentials in registers; logits are never stored.
 
 namespace tessera::ops {
 
-/// Sums of a tile -> exp(l - o) in bf16 for TMA to write (kStores), and for each row the offset o
-/// and the sum of those exponentials in f32. o is the row's `bases` value, or the tile's largest logit less
-/// kRoom where that is more: exponentials never overflow. The column `own` of a row gets 0.
+/// Accumulators of a tile -> exp(l - o) in bf16, stored by TMA (kStores), and for each row the offset o and
+/// the sum of those exponentials in f32. o is the row's `bases` value, or the tile's largest logit minus
+/// kRoom where that is larger, so exponentials never overflow. The target's column (`own`) of a row gets 0.
 template <class Tile, bool kStores>
 class ExponentialEpilogue {
   static constexpr int kPanel = 64, kPanelBytes = 64 * 128, kBuffers = 2;

@@ -2,16 +2,16 @@
 #include "gpu/partial_sums.cuh"
 #include "ops/norm/norm_rows.cuh"
 
-/// Two reads and one write an element, three reads with a gradient that passes by the norm, two writes where
-/// the residual was dropped: its mask, a byte per 16 bytes of elements, is read as forward kept it. Warps
-/// (blocks) walk the rows in steps of the grid, which is as large as runs at once (rows too long for a
-/// block's registers have a block each, and pass over it twice). A thread keeps the same columns in every
-/// row, so its share of dweight and dbias stays in its registers until the end; a block adds the shares of
+/// Norms, backward. Two reads and one write per element; three reads with the residual's gradient, two writes
+/// where the residual was dropped: its mask (a byte per 16 bytes of elements) was written by forward. Warps
+/// (or blocks) loop over the rows with the stride of the grid, which is as large as fits at once; rows too
+/// long for a block's registers have one block each, which reads them twice. A thread has the same columns in
+/// every row, so its share of dweight and dbias stays in registers until the end; a block adds the shares of
 /// its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
 /// order. The grid, and so the order, depends only on the problem and the number of SMs.
 ///
-/// With sums in registers few warps fit, so bytes in flight must not cost registers: each thread copies its
-/// words of the rows to come to shared memory (cp.async) one or two rows ahead.
+/// With sums in registers few warps fit, so bytes in flight must not cost registers: each thread prefetches
+/// its words of the next rows into shared memory (cp.async), one or two rows ahead.
 
 namespace tessera::ops {
 namespace {
@@ -22,7 +22,7 @@ constexpr int kLongBlock = 256;
 
 template <class T>
 struct BackwardArgs {
-  T *dx, *dresidual;                // null: not wanted; the second is there under a mask alone
+  T *dx, *dresidual;                // null: not wanted; the second only with a mask
   float *dweights, *dbiases;        // [blocks, partial_stride] partial sums; null: not wanted
   const T *dy, *dsum, *x, *weight;  // dsum and weight may be null
   const float *mean, *rstd;         // mean: null in rmsnorm
@@ -97,7 +97,7 @@ struct BackwardShare {
     }
   }
 
-  /// What slope() made.
+  /// Stores what slope() computed.
   __device__ __forceinline__ void store(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
                                         int width) const {
     if (!kDrops || args.dx) Access::store(args.dx + row * args.dx_stride + base, dy, rank, width);
@@ -167,7 +167,7 @@ struct Resident {
 };
 
 /// The rows that a thread has in flight: its words of x, dy and dsum of kStages rows in shared memory. A
-/// thread reads what it copied itself, so nothing but its own copies need be waited for.
+/// thread reads back only what it copied itself, so it waits for its own copies only.
 template <class T, class Resident, int kOperands>
 struct Ring {
   static constexpr int kSteps = Resident::kSteps, kBlock = Resident::kBlock;
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
   gpu::wait_and_launch_dependents();
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t step = row_step<kThreads>();
-  // Neighbouring rows go to different blocks, so that those left over in the last round are shared by all.
+  // Neighbouring rows go to different blocks, so that the rows of the last round are spread over all SMs.
   int64_t row =
       kThreads == kWarp ? int64_t(threadIdx.x / kWarp) * gridDim.x + blockIdx.x : first_row<kThreads>();
   const auto fetch = [&](int stage, int64_t from) {
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
     rstd = args.rstd[from];
   };
   load_statistics(row);
-  uint32_t lives[kDrops ? kSteps : 1] = {};  // of the row to come
+  uint32_t lives[kDrops ? kSteps : 1] = {};  // of the next row
   const auto load_mask = [&](int64_t from) {
     if constexpr (kDrops)
       if (from < args.rows) load_lives<T, kThreads>(lives, args.mask, from, args.mask_stride, 0, rank, width);
@@ -291,7 +291,7 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
   if constexpr (kBias) finish(dbias, args.dbiases);
 }
 
-/// dx of longer rows, a block each, read piece by piece, once for the sums and once for dx.
+/// dx of longer rows, one block per row, read in pieces twice: for the sums and for dx.
 template <class T, bool kCentred, bool kResidual, bool kDrops>
 __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kChunk = kLongBlock * kLongSteps * kPack;
@@ -414,8 +414,8 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
                              : 0;
     int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
                                        multiprocessors * H::kBlocks);
-    // A block's partial sums are as many bytes, written and read, as some three rows: no block for fewer than
-    // four as long as every SM has one.
+    // A block's partial sums, written and read, are as many bytes as some three rows: at least four rows per
+    // block as long as every SM has one.
     if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
       gpu::launch_dependent(norm.x.device(), {grid_of(blocks), H::kBlock, std::max(kRing, kCombined)},
@@ -454,7 +454,7 @@ struct SumsTable {
   } of[kMost];
 };
 
-/// Block y: the sum of that number.
+/// Blocks with blockIdx.y = i compute sum i.
 __global__ void __launch_bounds__(gpu::kWarp* gpu::kWarp)
     add_many_partial_sums(const __grid_constant__ SumsTable table) {
   gpu::wait_and_launch_dependents();

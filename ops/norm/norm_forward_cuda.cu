@@ -1,15 +1,14 @@
 #include "ops/norm/norm_rows.cuh"
 
-/// One read and one write an element, two of each with a residual, whose mask (if it is dropped) is drawn
-/// while the row is on its way. A warp (block) makes one row and is gone:
-/// with 32 and more rows at once on an SM nothing else need be done to keep the memory busy.
-/// (Warps that stay, keep weight and bias in registers and load the next row ahead were 5 to 10 % slower,
-/// except where all rows fit one wave.) The mean is known before the squares are summed, so a large mean
-/// costs no digits of the variance. The f32 sum that gives the mean is off by some ulp; the sum of the
-/// distances from it, made with their squares, corrects both (Chan, Golub, LeVeque, "Algorithms for computing
-/// the sample variance", Am. Stat. 37, 1983, equation 1.7). So a row of equal elements has exactly its
-/// element as mean and y = bias: without the correction, a mean that is off by an ulp would be amplified by 1
-/// / sqrt(eps).
+/// Norms, forward. One read and one write per element, two of each with a residual, whose dropout mask (if
+/// any) is drawn while the row is being loaded. One warp (or block) per row, not persistent: 32 and more rows
+/// at a time per SM keep the memory busy. (Persistent warps that keep weight and bias in registers and
+/// prefetch the next row were 5 to 10 % slower, except where all rows fit one wave.) The mean is known before
+/// the squares are summed, so a large mean costs no digits of the variance. The f32 sum that gives the mean
+/// is off by some ulp; the sum of the distances from it, computed with their squares, corrects both (Chan,
+/// Golub, LeVeque, "Algorithms for computing the sample variance", Am. Stat. 37, 1983, equation 1.7). So a
+/// row of equal elements has exactly its element as mean and y = bias: without the correction, a mean that is
+/// off by an ulp would be amplified by 1 / sqrt(eps).
 
 namespace tessera::ops {
 namespace {
@@ -29,7 +28,7 @@ struct ForwardArgs {
   int64_t y_stride, sum_stride, x_stride, residual_stride, rows, width;
   float eps, inverse;  // 1 / width
   DropoutDraw drop;    // of a dropped residual
-  uint8_t* mask;       // where it is kept; null: it is not
+  uint8_t* mask;       // output: the mask for backward; null: not wanted
   int64_t mask_stride;
 };
 
@@ -156,12 +155,12 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
   return rstd;
 }
 
-/// Blocks that should share an SM, 0 for the compiler's choice: 28 warps and more of rows of one
-/// stream and of up to three words per thread keep the memory busy.
+/// Minimum number of blocks per SM, 0 for the compiler's choice: 28 or more warps keep the memory busy, for
+/// rows of one stream and up to three words per thread.
 template <Adds kAdds, int kThreads, int kSteps>
 constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && kAdds == Adds::nothing ? 10 - kSteps : 0;
 
-/// Rows in registers: one a thread (those shorter than a pack), warp or block.
+/// Rows in registers: one per thread (rows shorter than a pack), warp or block.
 template <class T, bool kCentred, Adds kAdds, int kThreads, int kSteps>
 __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlocks<kAdds, kThreads, kSteps>))
     forward_rows(ForwardArgs<T> args) {
@@ -199,7 +198,7 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlock
   Rows::store(args.y + row * args.y_stride, share.x, rank, width);
 }
 
-/// Longer rows, a block each, read piece by piece, once for the mean, for the squares and for y.
+/// Longer rows, one block per row, read in pieces three times: for the mean, for the squares and for y.
 template <class T, bool kCentred, Adds kAdds>
 __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> args) {
   constexpr bool kResidual = kAdds != Adds::nothing;

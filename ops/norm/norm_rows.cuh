@@ -6,11 +6,11 @@
 #include "ops/dropout/dropout_mask.cuh"
 #include "ops/norm/norm_kernels.h"
 
-/// What both directions of the norms share. They are bound by memory (a dozen operations against 4 to 16
-/// bytes), so all that counts is to read each row once and to have enough reads in flight: at 3 TB/s and a
-/// latency of a microsecond some 16 KB per SM. A row lies in the registers of a warp or of a block
-/// as it is in memory, 16 bytes per thread and load. Longer rows are read by a block once for each sum and
-/// once more, mostly from the L2 cache. What was tried and measured: docs/ops/norm.md.
+/// Shared by both directions of the norms. They are bound by memory (a dozen operations for 4 to 16 bytes),
+/// so each row must be read once, with enough loads in flight: at 3 TB/s and a latency of a microsecond some
+/// 16 KB per SM. A row is held in the registers of a warp or of a block as raw words, 16 bytes per thread and
+/// load. Longer rows are read by a block once per sum and once more, mostly from L2. What was tried and
+/// measured: docs/ops/norm.md.
 
 namespace tessera::ops::norm_rows {
 
@@ -42,8 +42,8 @@ inline DropoutDraw draw_of(const DropoutMask* drop) {
   return drop ? DropoutDraw(*drop) : DropoutDraw();
 }
 
-/// Of words s of a thread's share of a row, or of a piece of one, that begins at row-major `place`: bit i of
-/// lives[s] is set if element i lives. `offset`: draw.offset().
+/// Draws the mask of a thread's share of a row (or of a piece of one) that begins at row-major index `place`:
+/// bit i of lives[s] is set if element i of words s is kept. `offset`: draw.offset().
 template <class T, int kThreads, int kSteps>
 __device__ __forceinline__ void draw_lives(uint32_t (&lives)[kSteps], const DropoutDraw& draw,
                                            uint64_t offset, int64_t place, int rank) {
@@ -52,8 +52,8 @@ __device__ __forceinline__ void draw_lives(uint32_t (&lives)[kSteps], const Drop
     lives[s] = draw.lives<kPackOf<T>>(offset, place + column_of<T, kThreads>(s, rank));
 }
 
-/// The mask as forward leaves it for backward (mask_shape in norm_kernels.h): of the words above, at row
-/// `row` and from the first column of a piece on, `piece` whole packs into the row.
+/// Stores the mask for backward (mask_shape in norm_kernels.h): `lives` of row `row`, for a piece that begins
+/// `piece` whole packs into the row.
 template <class T, int kThreads, int kSteps>
 __device__ __forceinline__ void keep_lives(uint8_t* mask, const uint32_t (&lives)[kSteps], int64_t row,
                                            int64_t stride, int64_t piece, int rank, int width) {
