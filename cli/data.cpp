@@ -44,8 +44,8 @@ int run_tokenize(const TokenizeArgs& args) {
   tell_invalid(done.invalid, done.bytes);
   if (args.options.validation > 0 && done.validation.tokens == 0)
     train::tell(fmt::format(
-        "tessera: warning: --validation {:g} is less than a token of any text (or --piece of one), "
-        "so nothing is held out; give a larger --validation, or 0\n",
+        "tessera: warning: --validation {:g} holds nothing out: a held-out part begins with a line of its "
+        "own; give longer texts (or a larger --piece), or --validation 0\n",
         args.options.validation));
   for (const auto& [name, part] : {std::pair("train", done.train), std::pair("validation", done.validation)})
     fmt::print("{}: {} tokens, {}, {} shards\n", name, part.tokens,

@@ -295,13 +295,13 @@ TEST(Output, IsNeverAFileOfAnInputFolder) {
 
 TEST(Tokenize, WarnsIfNothingIsHeldOut) {
   const Workplace at;
-  at.put("good.txt", "some text\n");
+  at.put("good.txt", "some text\nand more\n");
   ASSERT_EQ(run(at, "tokenizer train --text good.txt --kind byte --out t.json").code, 0);
   const Outcome none =
       run(at, "data tokenize --tokenizer t.json --out a --text good.txt --piece 1 --validation 0.1");
   EXPECT_EQ(none.code, 0) << none.err;
   EXPECT_TRUE(holds_all(none.out, "validation: 0 tokens")) << none.out;
-  EXPECT_TRUE(holds_all(none.err, "warning: --validation 0.1 |nothing is held out")) << none.err;
+  EXPECT_TRUE(holds_all(none.err, "warning: --validation 0.1 holds nothing out")) << none.err;
   const Outcome some = run(at, "data tokenize --tokenizer t.json --out b --text good.txt --validation 0.5");
   EXPECT_EQ(some.err, "");
 }

@@ -125,9 +125,11 @@ TEST(TokenCommands, CountDocumentsAndTheEmptyOnesAlike) {
     EXPECT_EQ(of_parts[part].at("documents"), 3);
     EXPECT_EQ(of_parts[part].at("empty_documents"), part);
   }
-  // Those of the shards are counted, and documents without tokens make none.
+  // Documents without tokens make no shard.
   const std::string cut = made("a.txt a.txt one.txt --out e --shard-tokens 1");
-  EXPECT_TRUE(holds_all(cut, " tokens, 3 documents, 3 shards\n| tokens, 2 documents, 2 shards\n")) << cut;
+  EXPECT_TRUE(
+      holds_all(cut, " tokens, 3 documents, 3 shards\n| tokens, 3 documents (1 of them empty), 2 shards\n"))
+      << cut;
   const std::string whole = made("a.txt a.txt --out f --validation 0");
   EXPECT_TRUE(holds_all(whole, "validation: 0 tokens, 0 documents, 0 shards\n")) << whole;
 }
