@@ -163,8 +163,7 @@ int run_plan(PlanArgs args, const train::Given& given) {
   if (split.ranks > 1 && args.zero > 1)
     throw UsageError(
         "--zero 2 with --context-parallel: gradients cannot be spread next to a backward pass that makes "
-        "calls "
-        "of its own; expected --zero 0 or 1");
+        "calls of its own; expected --zero 0 or 1");
   args.options(0, split.ranks);  // or throws
   check_ranks(job, args, given, split.ranks);
   job.set_precision(args.tnp.precision.on(Device::best()));

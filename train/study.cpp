@@ -280,9 +280,8 @@ StudyFolder StudyFolder::begin(const fs::path& path, const StudyPlan& plan) {
   const bool begun = fs::exists(path / "study.json", code);
   check(begun || !fs::exists(path, code) || (fs::is_directory(path, code) && fs::is_empty(path, code)),
         "study: ", path.string(),
-        " is there and holds no study.json: it is no study's folder, or another call is just making it; give "
-        "--out "
-        "another one, or try again");
+        " is there and holds no study.json: it is no study's folder, or another call is just making it; "
+        "give --out another one, or try again");
   for (const fs::path& made : {folder.cells(), path / "logs"}) {
     fs::create_directories(made, code);
     check(!code, "study: ", made.string(), ": ", code.message(),
