@@ -178,10 +178,9 @@ void GlueGroup::settle(const GlueStart& start, const RunRequest& request) {
     config.head = models::BertHead::classify;
     s.bert = bert_config("config.json", pretrained::config_text(config), info.task);
   } else {
-    s.bert = bert_config(s.model + "/config.json", io::read_file(s.model + "/config.json", kLargestFile),
-                         info.task);
-    check_label_order(s.model + "/config.json", io::read_file(s.model + "/config.json", kLargestFile),
-                      info.task);
+    const std::string path = s.model + "/config.json", text = io::read_file(path, kLargestFile);
+    s.bert = bert_config(path, text, info.task);
+    check_label_order(path, text, info.task);
     tokenizer_ = io::Tokenizer::load(s.model);
   }
   if (given.contains("--dropout"))

@@ -41,6 +41,12 @@ const OptimizerRef& prepared(const Job& job, const TrainerOptions& options) {
   return optimizer;
 }
 
+/// Whether the ranks' GPUs are to sum gradients by copies, which they may still lack the means for.
+bool asks_for_copies(Device device, const dist::World& world, std::string_view rank_exchange, int64_t zero) {
+  return device.is_cuda() && rank_exchange != "communicator" && zero < 2 &&
+         world.place().local_size == world.size();
+}
+
 /// One call of train(): the parts that a run consists of, and the order in which they are due.
 class Trainer {
  public:
@@ -65,9 +71,9 @@ class Trainer {
         folder_(run.checkpoints().string(), int(options.keep)) {
     result_.step = first_step;
     note_skips();
-    if (job.device().is_cuda() && options.world && options.world->size() > 1 && options.world->leads() &&
-        options.world->place().local_size == options.world->size() && options.zero < 2 &&
-        options.rank_exchange == "auto" && step_.exchange() == dist::Exchange::communicator)
+    if (options.world && options.world->size() > 1 && options.world->leads() &&
+        asks_for_copies(job.device(), *options.world, options.rank_exchange, options.zero) &&
+        step_.exchange() == dist::Exchange::communicator)
       tell(
           "tessera: the GPUs cannot sum gradients by copies, so NCCL does (--rank-exchange peer says why)\n");
   }
@@ -331,8 +337,9 @@ class Trainer {
 
 double usual_bucket_mb(Device device, const dist::World& world, std::string_view rank_exchange,
                        int64_t zero) {
-  const bool copies = rank_exchange != "communicator" && zero < 2 && world.place().local_size == world.size();
-  return device.is_cuda() && !copies ? 0 : TrainerOptions().bucket_mb;
+  // Gradients that are spread always travel in buckets.
+  const bool one_sum = device.is_cuda() && zero < 2 && !asks_for_copies(device, world, rank_exchange, zero);
+  return one_sum ? 0 : TrainerOptions().bucket_mb;
 }
 
 SettingList TrainerOptions::list() {

@@ -5,11 +5,10 @@ namespace tessera::ops {
 namespace {
 
 /// Which of the `parameters` optional inputs are there is the dimension "P": 0 none, 1 weight, 2 both, 3 bias
-/// alone. Without "R", x has rank 1.
+/// alone. With "vector", x is [C] and R is 1.
 Problem norm_problem(const Dims& d, int parameters, bool adds, bool drops = false) {
-  const bool is_vector = !d.contains("R");
-  const int64_t rows = is_vector ? 1 : d.at("R"), width = d.at("C"),
-                given = d.contains("P") ? d.at("P") : parameters;
+  const bool is_vector = d.contains("vector");
+  const int64_t rows = d.at("R"), width = d.at("C"), given = d.contains("P") ? d.at("P") : parameters;
   const bool weight = given == 1 || given == 2, bias = given >= 2 && parameters == 2;
   const double n = double(rows) * double(width);
   const Shape shape = is_vector ? Shape{width} : Shape{rows, width};
@@ -51,7 +50,8 @@ std::vector<Case> norm_cases(int parameters) {
       {.dims = {{"R", 5}, {"C", 9001}}, .placement = Placement::strided, .gradcheck = false},
       {.dims = {{"R", 4099}, {"C", 67}}, .gradcheck = false}};
   if (parameters == 2) list.push_back({.dims = {{"R", 6}, {"C", 9}, {"P", 3}}});
-  list.push_back({.dims = {{"C", 6}}, .attrs = {{"eps", 0.5}}});  // x has the parameters' shape
+  list.push_back(
+      {.dims = {{"R", 1}, {"C", 6}, {"vector", 1}}, .attrs = {{"eps", 0.5}}});  // x has the parameters' shape
   return list;
 }
 

@@ -131,13 +131,14 @@ TEST(LaunchTrain, CopiesBetweenGpusNeedGpus) {
                  {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
 }
 
+const std::string kOnGpus =
+    "tnp --m 16 --n 16 --batch-size 4 --d-model 64 --n-head 4 --layers 2 --d-ff 128 --steps 12 --warmup 2 "
+    "--quiet --device cuda --runs ";
+
 TEST(LaunchTrain, CopiesBetweenGpusHaveTheBitsOfOne) {
   if (Device::cuda_count() < 2) GTEST_SKIP() << "this machine has no two GPUs";
   const Folder folder;
-  const std::string line =
-      "tnp --m 16 --n 16 --batch-size 4 --d-model 64 --n-head 4 --layers 2 --d-ff 128 "
-      "--accumulate 4 --order global --steps 12 --warmup 2 --quiet --device cuda --runs " +
-      folder / "runs" + " --name ";
+  const std::string line = kOnGpus + folder / "runs" + " --accumulate 4 --order global --name ";
   ASSERT_EQ(train(folder, 1, line + "alone").end.code, 0);
   for (int ranks = 2; ranks <= std::min(4, Device::cuda_count()); ranks *= 2)
     for (const std::string how : {"0", "0.05", "0.05 --graph off", "0.05 --zero 1"}) {
@@ -152,10 +153,7 @@ TEST(LaunchTrain, CopiesBetweenGpusHaveTheBitsOfOne) {
 TEST(LaunchTrain, CopiesBetweenThreeGpusHaveTheBitsOfNccl) {
   if (Device::cuda_count() < 3) GTEST_SKIP() << "this machine has no three GPUs";
   const Folder folder;
-  const std::string line =
-      "tnp --m 16 --n 16 --batch-size 4 --d-model 64 --n-head 4 --layers 2 --d-ff 128 --order world "
-      "--steps 12 --warmup 2 --quiet --device cuda --runs " +
-      folder / "runs" + " --rank-exchange ";
+  const std::string line = kOnGpus + folder / "runs" + " --order world --rank-exchange ";
   for (const std::string how : {"communicator", "peer"})
     ASSERT_EQ(train(folder, 3, line + how + " --name " + how).end.code, 0);
   EXPECT_TRUE(checkpoint(folder, "peer", 12) == checkpoint(folder, "communicator", 12));
