@@ -1,193 +1,18 @@
 #include "comm/tcp.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <condition_variable>
-#include <cstring>
-#include <exception>
-#include <mutex>
-#include <optional>
 #include <sstream>
-#include <thread>
 
 #include "comm/deadline.h"
 #include "comm/links.h"
 #include "comm/status.h"
+#include "comm/watch.h"
 
 namespace tessera::comm {
 namespace {
-
-struct Failure {
-  int rank;  // which failed first; -1: the ranks disagree
-  std::string text;
-};
-
-template <class T>
-std::span<std::byte> bytes_of(T& value) {
-  return std::as_writable_bytes(std::span(&value, 1));
-}
-
-/// Sees to it that a failure of one rank becomes known to all. Every rank has a connection to rank 0 on which
-/// nothing but notices travels, and a thread that listens to it; rank 0 passes on the first notice it gets. A
-/// rank whose connection ends without a notice was killed. That connections for messages end, too, tells
-/// less: a rank that stops because of another one closes them just so.
-class Watch {
- public:
-  Watch(const Meeting& meeting, std::vector<Member> members, std::vector<File> notices,
-        std::function<void(const std::string&)> lost, double grace)
-      : rank_(meeting.rank),
-        size_(meeting.size),
-        members_(std::move(members)),
-        notices_(std::move(notices)),
-        lost_(std::move(lost)),
-        grace_(grace),
-        alarm_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        exceptions_(std::uncaught_exceptions()) {
-    check(alarm_.open() && stop_.open(), "comm: eventfd: ", std::strerror(errno));
-    thread_ = std::jthread([this] { listen(); });
-  }
-
-  ~Watch() {
-    if (std::uncaught_exceptions() > exceptions_) fail({rank_, named(rank_) + " ended with an exception"});
-    if (!failure()) {
-      Notice leave;
-      leave.what = Notice::What::left, leave.rank = rank_;
-      send_to_all(leave);
-    }
-    ring(stop_);
-    thread_.join();
-  }
-
-  /// Readable once there is a failure.
-  int alarm() const { return alarm_.number(); }
-  std::optional<Failure> failure() const {
-    const std::lock_guard lock(mutex_);
-    return failure_;
-  }
-  /// The rank as messages name it: "rank 2 (pid 4711 on node7)".
-  std::string named(int rank) const {
-    const Member& member = members_[size_t(rank)];
-    return "rank " + std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host +
-           ")";
-  }
-
-  /// Makes it the job's failure, unless there is one already.
-  void fail(Failure failure) {
-    if (!note(failure)) return;
-    Notice notice;
-    notice.rank = failure.rank;
-    copy_text(notice.text, sizeof(notice.text), failure.text);
-    send_to_all(notice);
-  }
-
-  /// The program knows of the failure: an exception says so.
-  void told() {
-    const std::lock_guard lock(mutex_);
-    told_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  static void ring(const File& bell) {
-    const uint64_t one = 1;
-    while (::write(bell.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
-    }
-  }
-
-  /// False if there was a failure before.
-  bool note(const Failure& failure) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (failure_) return false;
-      failure_ = failure;
-    }
-    ring(alarm_);
-    return true;
-  }
-
-  void send_to_all(Notice& notice) {
-    const std::lock_guard lock(sending_);
-    for (const File& file : notices_)
-      if (file.open()) write_all(file, bytes_of(notice), Deadline(1), -1);
-  }
-
-  void listen() {
-    std::vector<Incoming> incoming;
-    for (size_t i = 0; i < notices_.size(); ++i)
-      if (notices_[i].open()) incoming.push_back({.rank = rank_ == 0 ? int(i) : 0, .file = &notices_[i]});
-    while (true) {
-      std::vector<pollfd> files{{stop_.number(), POLLIN, 0}, {alarm_.number(), POLLIN, 0}};
-      for (const Incoming& from : incoming) files.push_back({from.file->number(), POLLIN, 0});
-      if (::poll(files.data(), files.size(), -1) < 0 && errno != EINTR) return;
-      if (files[0].revents != 0) return;
-      if (files[1].revents != 0) return await_told();
-      for (size_t i = incoming.size(); i-- > 0;)
-        if (files[2 + i].revents != 0 && !read(incoming[i])) incoming.erase(incoming.begin() + long(i));
-    }
-  }
-
-  struct Incoming {
-    int rank;
-    const File* file;
-    Notice notice = {};
-    size_t got = 0;
-  };
-
-  /// False once nothing more will come.
-  bool read(Incoming& from) {
-    const long got = read_some(*from.file, bytes_of(from.notice).subspan(from.got));
-    if (got < 0) {
-      fail({from.rank, named(from.rank) + " ended without a word: it was killed, or left the program"});
-      return false;
-    }
-    from.got += size_t(got);
-    if (from.got < sizeof(Notice)) return true;
-    from.got = 0;
-    const Notice& notice = from.notice;
-    if (notice.magic == Notice::kMagic && notice.what == Notice::What::left) return false;
-    const bool sound = notice.magic == Notice::kMagic && notice.rank >= -1 && notice.rank < size_;
-    fail(sound ? Failure{notice.rank, std::string(notice.text, ::strnlen(notice.text, sizeof(notice.text)))}
-               : Failure{from.rank, named(from.rank) + " sent an invalid notice"});
-    return false;
-  }
-
-  /// There is a failure: gives the program time to find out by its next call.
-  void await_told() {
-    if (!lost_) return;
-    std::unique_lock lock(mutex_);
-    const Deadline deadline(grace_);
-    const auto stopping = [&] {
-      pollfd file{stop_.number(), POLLIN, 0};
-      return ::poll(&file, 1, 0) > 0;
-    };
-    while (!told_ && !deadline.passed() && !stopping())
-      changed_.wait_for(lock, std::chrono::milliseconds(deadline.milliseconds(100)));
-    if (told_ || stopping()) return;
-    const std::string text = failure_->text;
-    lock.unlock();
-    lost_(text);
-  }
-
-  const int rank_, size_;
-  const std::vector<Member> members_;
-  const std::vector<File> notices_;
-  const std::function<void(const std::string&)> lost_;
-  const double grace_;
-  const File alarm_, stop_;
-  const int exceptions_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::optional<Failure> failure_;
-  bool told_ = false;
-  std::mutex sending_;
-  std::jthread thread_;  // last: it uses all the others
-};
 
 /// What precedes every message.
 struct Header {
@@ -219,7 +44,10 @@ class TcpLinks : public Links {
     std::vector<Progress> all(transfers.begin(), transfers.end());
     for (Progress& p : all)
       if (p.transfer.way == Transfer::Way::send) p.header.call = call, p.header.bytes = p.transfer.bytes;
-    while (advance(call, all, ranks)) await(call, all, deadline);
+    if (!advance(call, all, ranks)) return;
+    Watch::Waiting waiting(watch_, call);
+    do await(call, all, deadline, waiting);
+    while (advance(call, all, ranks));
   }
 
  private:
@@ -292,21 +120,24 @@ class TcpLinks : public Links {
     throw_failure(call);
   }
 
-  void await(const Call& call, const std::vector<Progress>& all, const Deadline& deadline) {
+  void await(const Call& call, const std::vector<Progress>& all, const Deadline& deadline,
+             Watch::Waiting& waiting) {
     std::vector<pollfd> files{{watch_.alarm(), POLLIN, 0}};
     for (const Progress& p : all)
       if (!p.whole())
         files.push_back({data_[size_t(p.transfer.peer)].number(),
                          short(p.transfer.way == Transfer::Way::send ? POLLOUT : POLLIN), 0});
+    const auto missing = std::ranges::find_if(all, [](const Progress& p) { return !p.whole(); });
+    waiting.set_peer(missing->transfer.peer);
     const int ready = ::poll(files.data(), files.size(), deadline.milliseconds());
     if (ready < 0 && errno == EINTR) return;
     if (files[0].revents != 0) throw_failure(call);
     if (ready > 0) return;
-    const auto missing = std::ranges::find_if(all, [](const Progress& p) { return !p.whole(); });
+    const Watch::Absent absent = watch_.find_absent();
     std::ostringstream text;
-    text << watch_.named(missing->transfer.peer) << " did not take part in " << call.text() << " within "
+    text << watch_.named(absent.rank) << " did not take part in " << absent.call << " within "
          << deadline.seconds() << " s (TESSERA_COMM_SECONDS allows more)";
-    watch_.fail({missing->transfer.peer, text.str()});
+    watch_.fail({absent.rank, text.str()});
     throw_failure(call);
   }
 

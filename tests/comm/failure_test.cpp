@@ -6,6 +6,7 @@
 #include <atomic>
 #include <csignal>
 #include <exception>
+#include <fstream>
 #include <future>
 #include <memory>
 
@@ -152,6 +153,44 @@ TEST(CommFailure, ARankThatHangsIsNamedAtTheDeadline) {
     const Ended end = ranks.wait(r);
     EXPECT_EQ(end.code, 1);
     expect_parts(end.said, {"rank 1 (pid ", "did not take part in all_reduce f32[8]", "within 0.2 s"});
+  }
+}
+
+/// Until the process waits for something.
+void await_sleep(pid_t pid) {
+  for (std::string state; state != "S"; ::usleep(1000)) {
+    std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+    std::string word;
+    while (stat >> word && word.back() != ')') {
+    }
+    ASSERT_TRUE(stat >> state);
+  }
+}
+
+TEST(CommFailure, ARankThatWaitsForAHangingOneIsNotBlamed) {
+  // Rank 3 waits for 2, 2 for 0, and 0 for 1, which is stopped, or computes; only 3 has a deadline.
+  for (const bool stopped : {true, false}) {
+    Ranks ranks(4, [&](Communicator& c, const Rank& rank) {
+      c.barrier();
+      rank.arrive();
+      constexpr int kAwaited[] = {1, -1, 0, 2};
+      const int awaited = kAwaited[rank.number()];
+      if (awaited < 0) rank.await();
+      if (rank.number() == 3) rank.await();
+      const TimeoutScope timeout(rank.number() == 3 ? 0.2 : 0);
+      Tensor x = zeros(8 + awaited);
+      c.receive(x, awaited);
+    });
+    for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.await_arrival(r));
+    for (const int r : {0, 2}) await_sleep(ranks.pid(r));
+    if (stopped) ranks.send(1, SIGSTOP);
+    ranks.release(3);
+    for (const int r : {0, 2, 3}) {
+      const Ended end = ranks.wait(r);
+      EXPECT_EQ(end.code, 1);
+      expect_parts(end.said, {"rank 1 (pid ", "did not take part in receive f32[9]", "within 0.2 s"});
+    }
+    if (!stopped) ranks.release(1);
   }
 }
 

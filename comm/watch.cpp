@@ -1,0 +1,229 @@
+#include "comm/watch.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <span>
+#include <type_traits>
+
+#include "comm/deadline.h"
+#include "comm/status.h"
+#include "runtime/error.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr double kPatience = 3;  // seconds for an answer; a process that runs needs some microseconds
+
+template <class T>
+auto bytes_of(T& value) {
+  if constexpr (std::is_const_v<T>)
+    return std::as_bytes(std::span(&value, 1));
+  else
+    return std::as_writable_bytes(std::span(&value, 1));
+}
+
+void ring(const File& bell) {
+  const uint64_t one = 1;
+  while (::write(bell.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+}
+
+std::string text_of(const Notice& notice) {
+  return {notice.text, ::strnlen(notice.text, sizeof(notice.text))};
+}
+
+}  // namespace
+
+Watch::Watch(const Meeting& meeting, std::vector<Member> members, std::vector<File> notices,
+             std::function<void(const std::string&)> lost, double grace)
+    : rank_(meeting.rank),
+      size_(meeting.size),
+      members_(std::move(members)),
+      notices_(std::move(notices)),
+      lost_(std::move(lost)),
+      grace_(grace),
+      alarm_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      exceptions_(std::uncaught_exceptions()) {
+  check(alarm_.open() && stop_.open(), "comm: eventfd: ", std::strerror(errno));
+  thread_ = std::jthread([this] { listen(); });
+}
+
+Watch::~Watch() {
+  if (std::uncaught_exceptions() > exceptions_) fail({rank_, named(rank_) + " ended with an exception"});
+  if (!failure()) send_to_all({.what = Notice::What::left, .rank = rank_});
+  ring(stop_);
+  thread_.join();
+}
+
+std::optional<Failure> Watch::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::string Watch::named(int rank) const {
+  const Member& member = members_[size_t(rank)];
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
+}
+
+void Watch::fail(const Failure& failure) {
+  if (!note(failure)) return;
+  Notice notice{.what = Notice::What::failed, .rank = failure.rank};
+  copy_text(notice.text, sizeof(notice.text), failure.text);
+  send_to_all(notice);
+}
+
+void Watch::told() {
+  const std::lock_guard lock(mutex_);
+  told_ = true;
+  changed_.notify_all();
+}
+
+/// False if there was a failure before.
+bool Watch::note(const Failure& failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return false;
+    failure_ = failure;
+    changed_.notify_all();
+  }
+  ring(alarm_);
+  return true;
+}
+
+void Watch::send_to_all(const Notice& notice) {
+  const std::lock_guard lock(sending_);
+  for (const File& file : notices_)
+    if (file.open()) write_all(file, bytes_of(notice), Deadline(1), -1);
+}
+
+// ---- who keeps the others waiting ----
+
+void Watch::set_waiting(int peer, const Call* call) {
+  const std::lock_guard lock(mutex_);
+  awaited_ = peer, call_ = call;
+}
+
+Watch::Absent Watch::find_absent() {
+  Absent absent;
+  {
+    const std::lock_guard lock(mutex_);
+    absent = {awaited_, call_->text()};
+  }
+  // Questions to the others go through rank 0.
+  if (rank_ != 0 && absent.rank != 0 && !ask(0)) return {0, absent.call};
+  const Absent first = absent;
+  for (int hops = 0; hops < size_; ++hops) {
+    const std::optional<Answer> answer = ask(absent.rank);
+    if (!answer || answer->awaited < 0) return absent;
+    absent = {answer->awaited, answer->call};
+    if (absent.rank == rank_) break;
+  }
+  return first;  // they wait for one another in a circle
+}
+
+/// Nothing if it does not answer in time, or if the job fails meanwhile.
+std::optional<Watch::Answer> Watch::ask(int rank) {
+  {
+    const std::lock_guard lock(mutex_);
+    asked_ = rank, answer_.reset();
+  }
+  pass_on({.what = Notice::What::question, .rank = rank_, .to = rank});
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::duration<double>(kPatience), [&] { return answer_ || failure_; });
+  asked_ = -1;
+  return answer_;
+}
+
+/// A question or an answer, on its way to the rank `to`, of another rank: by rank 0.
+void Watch::pass_on(const Notice& notice) {
+  const File& file = notices_[rank_ == 0 ? size_t(notice.to) : 0];
+  const std::lock_guard lock(sending_);
+  if (file.open()) write_all(file, bytes_of(notice), Deadline(1), -1);
+}
+
+// ---- the thread ----
+
+void Watch::listen() {
+  std::vector<Incoming> incoming;
+  for (size_t i = 0; i < notices_.size(); ++i)
+    if (notices_[i].open()) incoming.push_back({.rank = rank_ == 0 ? int(i) : 0, .file = &notices_[i]});
+  while (true) {
+    std::vector<pollfd> files{{stop_.number(), POLLIN, 0}, {alarm_.number(), POLLIN, 0}};
+    for (const Incoming& from : incoming) files.push_back({from.file->number(), POLLIN, 0});
+    if (::poll(files.data(), files.size(), -1) < 0 && errno != EINTR) return;
+    if (files[0].revents != 0) return;
+    if (files[1].revents != 0) return await_told();
+    for (size_t i = incoming.size(); i-- > 0;)
+      if (files[2 + i].revents != 0 && !read(incoming[i])) incoming.erase(incoming.begin() + long(i));
+  }
+}
+
+/// False once nothing more will come.
+bool Watch::read(Incoming& from) {
+  const long got = read_some(*from.file, bytes_of(from.notice).subspan(from.got));
+  if (got < 0) {
+    fail({from.rank, named(from.rank) + " ended without a word: it was killed, or left the program"});
+    return false;
+  }
+  from.got += size_t(got);
+  if (from.got < sizeof(Notice)) return true;
+  from.got = 0;
+  const Notice& notice = from.notice;
+  const auto is_rank = [&](int rank) { return rank >= 0 && rank < size_; };
+  if (notice.magic == Notice::kMagic) switch (notice.what) {
+      case Notice::What::left:
+        return false;
+      case Notice::What::failed:
+        if (notice.rank != -1 && !is_rank(notice.rank)) break;
+        fail({notice.rank, text_of(notice)});
+        return false;
+      case Notice::What::question:
+      case Notice::What::answer:
+        if (!is_rank(notice.rank) || !is_rank(notice.to) || (notice.to != rank_ && rank_ != 0)) break;
+        take(notice);
+        return true;
+    }
+  fail({from.rank, named(from.rank) + " sent an invalid notice"});
+  return false;
+}
+
+/// A question or an answer; rank 0 passes on what is for another.
+void Watch::take(const Notice& notice) {
+  if (notice.to != rank_) return pass_on(notice);
+  std::unique_lock lock(mutex_);
+  if (notice.what == Notice::What::question) {
+    Notice answer{.what = Notice::What::answer, .rank = rank_, .to = notice.rank, .awaited = awaited_};
+    if (call_) copy_text(answer.text, sizeof(answer.text), call_->text());
+    lock.unlock();
+    pass_on(answer);
+  } else if (notice.rank == asked_) {
+    answer_ = {notice.awaited < size_ ? notice.awaited : -1, text_of(notice)};
+    changed_.notify_all();
+  }
+}
+
+/// There is a failure: gives the program time to find out by its next call.
+void Watch::await_told() {
+  if (!lost_) return;
+  std::unique_lock lock(mutex_);
+  const Deadline deadline(grace_);
+  const auto stopping = [&] {
+    pollfd file{stop_.number(), POLLIN, 0};
+    return ::poll(&file, 1, 0) > 0;
+  };
+  while (!told_ && !deadline.passed() && !stopping())
+    changed_.wait_for(lock, std::chrono::milliseconds(deadline.milliseconds(100)));
+  if (told_ || stopping()) return;
+  const std::string text = failure_->text;
+  lock.unlock();
+  lost_(text);
+}
+
+}  // namespace tessera::comm
