@@ -42,7 +42,7 @@ struct Connections {
 /// disturbs the job, and what they send is bounded.
 Connections meet(const Meeting& meeting);
 
-/// One message on a connection for notices (comm/watch.h).
+/// One message on a connection for notices (comm/watch_internal.h).
 struct Notice {
   enum class What : uint32_t { failed = 1, left = 2, question = 3, answer = 4 };
   static constexpr uint32_t kMagic = 0x7473'6e74;
@@ -50,7 +50,7 @@ struct Notice {
   What what = What::failed;
   int32_t rank = -1;     // failed: which failed first, -1: the ranks disagree; else who speaks
   int32_t to = -1;       // question, answer: for whom it is
-  int32_t awaited = -1;  // answer: for whom the speaker waits, in the call `text`; -1: for nobody
+  int32_t awaited = -1;  // answer: for whom the speaker waits, in the call `text`; -1: for none
   char text[1024] = {};
 };
 

@@ -9,7 +9,7 @@
 #include "comm/deadline.h"
 #include "comm/links.h"
 #include "comm/status.h"
-#include "comm/watch.h"
+#include "comm/watch_internal.h"
 
 namespace tessera::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "comm/watch.h"
+#include "comm/watch_internal.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -4,14 +4,14 @@
 
 #include "gpu/shared.cuh"
 
-/// How threads of a block or cluster wait for each other and for TMA, sm_90. Section names are
+/// Barriers between the threads of a block or cluster, and between them and TMA, sm_90. Section names are
 /// those of the PTX ISA.
 
 namespace tessera::gpu {
 
 /// An mbarrier in shared memory ("Parallel Synchronization and Communication Instructions: mbarrier"): a
-/// phase ends when `count` arrivals and all expected bytes are there. The n-th phase (from 0) has parity n %
-/// 2. One thread calls init, then all pass fence_barrier_init() and a barrier of the block or cluster.
+/// phase completes when `count` arrivals and all expected bytes are in. The n-th phase (from 0) has parity n
+/// % 2. One thread calls init, then all pass fence_barrier_init() and a barrier of the block or cluster.
 struct Barrier {
   uint64_t state;
 
@@ -23,33 +23,33 @@ struct Barrier {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(this))
                  : "memory");
   }
-  /// Arrives at the barrier at this place in the shared memory of block `rank` of the cluster.
-  __device__ __forceinline__ void arrive_at(uint32_t rank) {
+  /// Arrives on the barrier at the same shared-memory offset in block `rank` of the cluster.
+  __device__ __forceinline__ void arrive_remote(uint32_t rank) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
                      cluster_address(shared_address(this), rank))
                  : "memory");
   }
-  /// The same by a thread that has written nothing the others are to see, such as one that lets a buffer go
-  /// that wgmma has read: without release there is no fence of the whole GPU before it.
-  __device__ __forceinline__ void let_go_at(uint32_t rank) {
+  /// The same with relaxed semantics, for a thread that has written nothing the waiting thread will read: a
+  /// consumer that releases a stage that WGMMA has read. A release would cost a fence of GPU scope first.
+  __device__ __forceinline__ void arrive_remote_relaxed(uint32_t rank) {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(
                      cluster_address(shared_address(this), rank))
                  : "memory");
   }
-  /// Arrives, and lets the phase wait for that many bytes of asynchronous copies as well.
+  /// Arrives, and makes the phase wait for `bytes` of asynchronous copies as well (expect_tx).
   __device__ __forceinline__ void arrive_expect(uint32_t bytes) {
     asm volatile(
         "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
         "r"(bytes)
         : "memory");
   }
-  /// cp.async.mbarrier.arrive ("cp.async.mbarrier.arrive"): the phase waits for all cp.async of this thread
-  /// so far as well; counts for no arrival.
-  __device__ __forceinline__ void arrive_after_copies() {
+  /// cp.async.mbarrier.arrive ("cp.async.mbarrier.arrive"): the phase also waits for all cp.async that this
+  /// thread has issued so far; the expected number of arrivals does not change.
+  __device__ __forceinline__ void cp_async_arrive() {
     asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(this)) : "memory");
   }
-  /// Whether the phase of that parity has ended; may wait a while before it answers.
-  __device__ __forceinline__ bool ended(uint32_t parity) {
+  /// mbarrier.try_wait: whether the phase of that parity has completed; may block for a limited time.
+  __device__ __forceinline__ bool try_wait(uint32_t parity) {
     uint32_t done;
     asm volatile(
         "{\n\t.reg .pred p;\n\t"
@@ -60,16 +60,17 @@ struct Barrier {
         : "memory");
     return done != 0;
   }
-  /// Waits until the phase of that parity has ended. A fresh barrier passes a wait for parity 1 at once.
+  /// Waits until the phase of that parity has completed. On a fresh barrier, waiting for parity 1 succeeds at
+  /// once.
   __device__ __forceinline__ void wait(uint32_t parity) {
-    while (!ended(parity)) {
+    while (!try_wait(parity)) {
     }
   }
 };
 
-/// st.async ("st.async"): 16 bytes into the shared memory of a block of the cluster, which `barrier`, there
-/// too, counts. Both addresses are cluster_address()'s.
-__device__ __forceinline__ void send_words(uint32_t to, const uint32_t (&words)[4], uint32_t barrier) {
+/// st.async ("st.async"): stores 16 bytes to the shared memory of a block of the cluster and counts them on
+/// `barrier` of the same block. Both addresses are those of cluster_address().
+__device__ __forceinline__ void st_async(uint32_t to, const uint32_t (&words)[4], uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
           to),
@@ -77,9 +78,9 @@ __device__ __forceinline__ void send_words(uint32_t to, const uint32_t (&words)[
       : "memory");
 }
 
-/// Place in a ring of kStages buffers: the stage, and the parity with which its current round ends.
+/// Pipeline state: the stage index, and the parity of the phase that completes its current use.
 template <int kStages>
-struct RingPlace {
+struct RingState {
   int stage = 0;
   uint32_t parity = 0;
 
@@ -91,9 +92,9 @@ struct RingPlace {
   }
 };
 
-/// A ring of buffers between a producer and its consumers: `full` ends when a buffer's bytes have landed,
-/// `empty` when all consumers have let it go. The producer waits for empty with parity ^ 1, consumers for
-/// full with parity.
+/// Barriers of a pipeline of kStages between a producer and its consumers: a phase of `full` completes when a
+/// stage's bytes have landed, one of `empty` when all consumers have released the stage. The producer waits
+/// for empty with parity ^ 1, consumers wait for full with parity.
 template <int kStages>
 struct Ring {
   Barrier full[kStages], empty[kStages];
@@ -111,7 +112,7 @@ struct Ring {
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-/// Orders this thread's ordinary writes to shared memory before what wgmma and TMA read of it
+/// Orders this thread's generic-proxy writes to shared memory before the reads of WGMMA and TMA
 /// ("fence.proxy.async"). A barrier among the writing threads must follow.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -122,8 +123,8 @@ __device__ __forceinline__ void fence_async_shared() {
 __device__ __forceinline__ void sync_named(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/// bar.red.or: the same; whether `mine` is true in any of them.
-__device__ __forceinline__ bool any_named(int id, int threads, bool mine) {
+/// bar.red.or: the same, and returns whether `mine` is true in any of those threads.
+__device__ __forceinline__ bool sync_named_or(int id, int threads, bool mine) {
   uint32_t any;
   asm volatile(
       "{\n\t.reg .pred p, q;\n\t"
@@ -135,7 +136,7 @@ __device__ __forceinline__ bool any_named(int id, int threads, bool mine) {
       : "memory");
   return any != 0;
 }
-/// bar.arrive: counts as there, and goes on.
+/// bar.arrive: arrives without waiting.
 __device__ __forceinline__ void arrive_named(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -152,8 +153,9 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait();
 }
 
-/// setmaxnreg ("setmaxnreg"): the warpgroup's registers a thread from here on; 24 ... 256, a multiple of 8.
-/// All four warps call it. The kernel needs __launch_bounds__ with both numbers, or it is ignored (C7508).
+/// setmaxnreg ("setmaxnreg"): registers per thread of this warpgroup from here on; 24 ... 256, a multiple of
+/// 8. All four warps call it. It is ignored (C7508) unless the kernel has __launch_bounds__ with both
+/// numbers.
 template <int kRegisters>
 __device__ __forceinline__ void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -165,8 +167,8 @@ __device__ __forceinline__ void warpgroup_reg_dealloc() {
 
 /// griddepcontrol ("griddepcontrol"), for kernels launched with LaunchShape::overlaps. `grid_dependency_wait`
 /// returns when all earlier kernels of the stream are done and their writes visible: before it, a kernel
-/// may only touch what no kernel writes. `launch_dependents` lets the next kernel's blocks begin when every
-/// block of this one has said so or ended. Neither does anything in a kernel that was launched without.
+/// may only access memory that no kernel writes. `launch_dependents` lets the blocks of the next kernel start
+/// when every block of this one has called it or exited. Without LaunchShape::overlaps neither does anything.
 __device__ __forceinline__ void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }

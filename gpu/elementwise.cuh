@@ -11,12 +11,13 @@
 
 /// y = f(x...) over strided operands: the kernels behind every element-by-element operator. Bound by memory.
 ///
-/// Both make packs: kPack neighbouring elements of one row, 16 bytes of the output's type, read and written
-/// as words where every operand's rows are aligned for it, one by one at ragged ends and in other layouts.
+/// Both process packs: kPack neighbouring elements of one row, 16 bytes of the output's type, read and
+/// written as words where every operand's rows are aligned for it, else (ragged ends, other layouts) one by
+/// one.
 ///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, the usual
 ///                 case: packed tensors are one row, pitched ones many. A thread makes several packs and
 ///                 all their loads are in flight before the first is used; where a pack lies costs one
-///                 multiplication by an inverse for its row, and one multiplication an operand. A ragged end
+///                multiplication by an inverse for its row, and one multiplication per operand. A ragged end
 ///                 is read as 16 bytes like any other pack. Rows whose pads are shorter than a pack are one
 ///                 row, row padding included, where that of the result may be overwritten.
 ///   any_layout    the rest: a thread makes one pack after the other and splits its number along all
@@ -121,8 +122,8 @@ struct AlignedRows {
   Divider by_packs_per_row;
 };
 
-/// kPack elements as they are in memory, in registers that hold no more than they: an array of 16-bit numbers
-/// would take a register each.
+/// kPack elements as they are in memory, in as few registers as possible: an array of 16-bit numbers would
+/// take one register per element.
 template <class T, int kPack>
 struct alignas(sizeof(T) * kPack < 16 ? sizeof(T) * kPack : 16) PackedWords {
   using Word = std::conditional_t<sizeof(T) * kPack % 4 == 0 && sizeof(T) <= 4, uint32_t, T>;
@@ -140,11 +141,11 @@ struct alignas(sizeof(T) * kPack < 16 ? sizeof(T) * kPack : 16) PackedWords {
   }
 };
 
-/// The pack at `from`, of which `left` elements are inside the row: the words that those begin, 16 bytes at a
-/// time. What comes with them from behind the row is read, not used: it is inside the storage, which ends on
-/// 16 bytes.
+/// Loads the pack at `from`, of which `left` elements are inside the row: every 16-byte word that begins
+/// inside the row. Its elements past the row's end are read but not used: they lie inside the storage, whose
+/// size is a multiple of 16 bytes.
 template <int kPack, class T>
-__device__ __forceinline__ PackedWords<T, kPack> load_begun(const T* from, int left) {
+__device__ __forceinline__ PackedWords<T, kPack> load_partial_pack(const T* from, int left) {
   using Words = PackedWords<T, kPack>;
   constexpr int kUnit = sizeof(T) * kPack <= 16 ? kPack : 16 / int(sizeof(T));
   struct alignas(sizeof(T) * kUnit) Unit {
@@ -162,17 +163,17 @@ __device__ __forceinline__ PackedWords<T, kPack> load_begun(const T* from, int l
   return to;
 }
 
-/// Packs that a thread makes: as many as keep up to 64 bytes of loads in flight.
+/// Packs per thread: as many as keep up to 64 bytes of loads in flight.
 template <int kPack, class... In>
-constexpr int packs_a_thread() {
+constexpr int packs_per_thread() {
   constexpr int bytes = (0 + ... + (int(sizeof(In)) * kPack));
   return bytes <= 16 ? 4 : bytes <= 48 ? 2 : 1;
 }
 
 template <int kPack, class F, class Out, class... In, size_t... K>
-__device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& args, F f,
-                                                std::index_sequence<K...>) {
-  constexpr int kPacks = packs_a_thread<kPack, In...>();
+__device__ __forceinline__ void aligned_rows_body(const AlignedRows<Out, In...>& args, F f,
+                                                  std::index_sequence<K...>) {
+  constexpr int kPacks = packs_per_thread<kPack, In...>();
   std::tuple<PackedWords<In, kPack>...> values[kPacks];
   uint32_t row[kPacks], column[kPacks];
   int left[kPacks];  // elements of the pack that are inside the row
@@ -183,7 +184,7 @@ __device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& a
     column[n] = pack - row[n] * args.packs_per_row;
     const int64_t inside = pack < args.packs ? args.width - int64_t(column[n]) * kPack : 0;
     left[n] = inside < kPack ? int(inside) : kPack;
-    ((std::get<K>(values[n]) = load_begun<kPack>(
+    ((std::get<K>(values[n]) = load_partial_pack<kPack>(
           std::get<K>(args.in) + int64_t(row[n]) * args.strides[K + 1] + int64_t(column[n]) * kPack,
           left[n])),
      ...);
@@ -208,7 +209,7 @@ __device__ __forceinline__ void aligned_rows_of(const AlignedRows<Out, In...>& a
 template <int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args, F f) {
   wait_and_launch_dependents();
-  aligned_rows_of<kPack>(args, f, std::index_sequence_for<In...>{});
+  aligned_rows_body<kPack>(args, f, std::index_sequence_for<In...>{});
 }
 
 template <class T>
@@ -238,14 +239,15 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   args.aligned = loop.sizes[inner] >= kPack && row_aligned(0, args.out, sizeof(Out));
   int n = 1;
   ((args.aligned = args.aligned && row_aligned(n++, x.template data<In>(), sizeof(In))), ...);
-  // What only writes does so element by element where packs will not do: a warp's are then neighbours.
+  // A kernel without inputs whose rows are not aligned stores one element per thread: a warp's are
+  // neighbours.
   const bool singly = sizeof...(In) == 0 && !args.aligned;
   args.packs_per_row = ceil_div(loop.sizes[inner], singly ? 1 : kPack);
   args.packs = loop.count / loop.sizes[inner] * args.packs_per_row;
   args.small = args.packs < (int64_t(1) << 31);
   if constexpr ((kIsFloat<Out> && ... && kIsFloat<In>) ||
                 (sizeof...(In) == 1 && (std::is_same_v<Out, In> && ...))) {
-    constexpr int kPacks = packs_a_thread<kPack, In...>();
+    constexpr int kPacks = packs_per_thread<kPack, In...>();
     bool dense = args.aligned;
     for (size_t operand = 1; operand <= sizeof...(In); ++operand)
       dense = dense && loop.strides[operand][inner] == 1;
@@ -263,7 +265,8 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
       bool one_row = inner == 1 && owns_row_padding(y, pitch);
       size_t operand = 0;
       for (const size_t size : {sizeof(Out), sizeof(In)...}) {
-        const int64_t unit = std::min<int64_t>(kPack, 16 / int64_t(size));  // read whole once it is begun
+        const int64_t unit =
+            std::min<int64_t>(kPack, 16 / int64_t(size));  // read whole if it begins inside the row
         one_row = one_row && rows.strides[operand++] == pitch && ceil_div(rows.width, unit) * unit == pitch;
       }
       if (one_row) {

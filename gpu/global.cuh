@@ -4,13 +4,13 @@
 
 #include "gpu/pack.cuh"
 
-/// Global memory: flags between blocks, loads past L1, and what is asked for ahead. Section names are those
-/// of the PTX ISA.
+/// Global memory: flags between blocks, loads that bypass L1, and prefetches. Section names are those of the
+/// PTX ISA.
 
 namespace tessera::gpu {
 
-/// ld.acquire.gpu ("ld") of 32 bits: what the thread that released the value had written, this one sees from
-/// here on.
+/// ld.acquire.gpu ("ld") of 32 bits: makes visible what the thread that stored the value with release had
+/// written before.
 template <class T>
 __device__ __forceinline__ T load_acquire(const T* from) {
   static_assert(sizeof(T) == 4);
@@ -24,8 +24,8 @@ __device__ __forceinline__ void store_release(T* to, T value) {
   static_assert(sizeof(T) == 4);
   asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
-/// atom.add.acq_rel.gpu ("atom"): adds, and gives what was there; both of the above.
-__device__ __forceinline__ int add_acquire_release(int* to, int value) {
+/// atom.add.acq_rel.gpu ("atom"): adds and returns the old value; acquires and releases.
+__device__ __forceinline__ int atomic_add_acq_rel(int* to, int value) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
                : "=r"(before)
@@ -34,18 +34,18 @@ __device__ __forceinline__ int add_acquire_release(int* to, int value) {
   return before;
 }
 /// red.add.release.gpu ("red"): adds, and releases as store_release does.
-__device__ __forceinline__ void add_release(int* to, int value) {
+__device__ __forceinline__ void red_add_release(int* to, int value) {
   asm volatile("red.add.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
-/// Orders what this thread has seen of global memory before what TMA does there for it
-/// ("fence.proxy.async"), sm_90.
+/// Orders this thread's accesses to global memory through the generic proxy before those that TMA makes for
+/// it ("fence.proxy.async"), sm_90.
 __device__ __forceinline__ void fence_async_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/// ld.global.L1::no_allocate ("ld"): 16 bytes of what is read once.
+/// ld.global.L1::no_allocate ("ld"): loads 16 bytes that are read only once.
 template <class T>
-__device__ __forceinline__ Words<T> load_once(const T* from) {
+__device__ __forceinline__ Words<T> load_no_allocate(const T* from) {
   Words<T> words;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
@@ -54,11 +54,11 @@ __device__ __forceinline__ Words<T> load_once(const T* from) {
 }
 
 /// prefetch.global.L2 ("prefetch"): the line at this address.
-__device__ __forceinline__ void prefetch_line(const void* from) {
+__device__ __forceinline__ void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }
 /// cp.async.bulk.prefetch.L2 ("cp.async.bulk.prefetch"), sm_90: `bytes`, a multiple of 16.
-__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t bytes) {
+__device__ __forceinline__ void bulk_prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 

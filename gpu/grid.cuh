@@ -8,12 +8,11 @@
 
 namespace tessera::gpu {
 
-/// What a grid may have at most: 2^31 - 1 blocks along x, 65,535 along y (CUDA programming guide, "Compute
+/// Limits of a grid: 2^31 - 1 blocks along x, 65,535 along y (CUDA programming guide, "Compute
 /// Capabilities").
 inline constexpr int64_t kMostBlocks = 0x7FFFFFFF, kMostBlocksOfY = 65535;
 
-/// The grid of so many blocks. Throws if there are too many, instead of launching those that are left of the
-/// number in 32 bits.
+/// A grid of x times y blocks. Throws if there are too many, instead of launching the number modulo 2^32.
 inline dim3 grid_of(int64_t x, int64_t y = 1) {
   check(0 <= x && x <= kMostBlocks && 0 <= y && y <= kMostBlocksOfY, "a launch of ", x, " x ", y,
         " blocks; a GPU takes at most ", kMostBlocks, " x ", kMostBlocksOfY,

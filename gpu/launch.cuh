@@ -25,13 +25,13 @@ struct LaunchShape {
   bool cooperative = false;  // all blocks co-resident, or the launch is refused: for grid-wide barriers
 };
 
-/// Launches `kernel` on the device's compute stream; a grid without blocks is no work. Throws if the launch
+/// Launches `kernel` on the device's compute stream; an empty grid is a no-op. Throws if the launch
 /// is refused.
 template <class... Params, class... Args>
 void launch(Device device, const LaunchShape& shape, void (*kernel)(Params...), Args&&... args) {
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   device.activate();
-  if (shape.shared_bytes > 32 * 1024)  // 48 KiB are allowed unasked, a kernel's own variables among them
+  if (shape.shared_bytes > 32 * 1024)  // above 48 KiB, static variables included, needs an opt-in
     check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared_bytes)));
   cudaLaunchAttribute attributes[3] = {};

@@ -6,8 +6,8 @@
 #include "gpu/shared.cuh"
 #include "tensor/dtype.h"
 
-/// Warp-level matrix instructions and asynchronous copies, one small wrapper a PTX mnemonic. Section names
-/// are those of the PTX ISA. All threads of a warp take part, with the same immediate arguments.
+/// Warp-level matrix instructions and asynchronous copies, one small wrapper per PTX instruction. Section
+/// names are those of the PTX ISA. All threads of a warp take part, with the same immediate arguments.
 
 namespace tessera::gpu {
 
@@ -65,22 +65,22 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row
 
 /// movmatrix.sync.aligned.m8n8.trans.b16 ("movmatrix"): a matrix of 8 x 8 elements of 16 bits, of which lane
 /// l holds elements 2 (l % 4) and the next of row l / 4, transposed.
-__device__ __forceinline__ uint32_t transposed(uint32_t block) {
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t block) {
   uint32_t result;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(block));
   return result;
 }
 
-/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"), past L1: the first `bytes` of 16 bytes, zeros for
-/// the others. Both addresses are multiples of 16, also where nothing is read.
-__device__ __forceinline__ void cp_async_part(uint32_t to, const void* from, int bytes) {
+/// cp.async.cg.shared.global ("Non-bulk copy: cp.async"), bypassing L1: copies the first `bytes` of 16 bytes
+/// and fills the rest with zeros. Both addresses must be multiples of 16, even if nothing is read.
+__device__ __forceinline__ void cp_async_zfill(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                "r"(bytes)
                : "memory");
 }
 /// All 16 bytes, or zeros unless `valid`.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
-  cp_async_part(to, from, valid ? 16 : 0);
+  cp_async_zfill(to, from, valid ? 16 : 0);
 }
 /// cp.async.commit_group: closes the group of this thread's copies so far.
 __device__ __forceinline__ void cp_async_commit() {

@@ -29,12 +29,12 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, N>& pack) {
 /// True if a pack of N elements may be read at every multiple of N elements of rows that start `row_stride`
 /// apart.
 template <class T>
-inline bool packs(const T* data, int64_t row_stride, int n) {
+inline bool is_pack_aligned(const T* data, int64_t row_stride, int n) {
   return reinterpret_cast<uintptr_t>(data) % (sizeof(T) * size_t(n)) == 0 && row_stride % n == 0;
 }
 
 /// 16 bytes of elements as they are in memory. Kernels that keep many loads in flight hold these and convert
-/// when they compute: four registers, and nothing waits for the load before.
+/// when they compute: four registers, and no load waits for an earlier one.
 template <class T>
 struct alignas(16) Words {
   uint32_t word[4] = {};
@@ -86,7 +86,7 @@ __device__ __forceinline__ void store_part(T* to, const Words<T>& from, int coun
   }
 }
 
-/// The same of a pack that is aligned and of `count` below a whole one: 8, 4 and 2 bytes at most once each.
+/// The same for an aligned pack with `count` below kPackOf<T>: at most one load each of 8, 4 and 2 bytes.
 template <class T>
 __device__ __forceinline__ Words<T> load_tail(const T* from, int count) {
   const char* const start = reinterpret_cast<const char*>(from);
@@ -96,7 +96,7 @@ __device__ __forceinline__ Words<T> load_tail(const T* from, int count) {
   if (bytes & 8) two = *reinterpret_cast<const uint2*>(start);
   if (bytes & 4) one = *reinterpret_cast<const uint32_t*>(start + (bytes & 8));
   if (bytes & 2) half = *reinterpret_cast<const uint16_t*>(start + (bytes & 12));
-  // Put together by values: a place chosen at run time would send the words through local memory.
+  // Selected by value: an index computed at run time would send the words through local memory.
   const uint32_t low = bytes & 4 ? one : half, high = bytes & 4 ? half : 0;
   Words<T> to;
   to.word[0] = bytes & 8 ? two.x : low;
@@ -116,8 +116,8 @@ __device__ __forceinline__ void store_tail(T* to, const Words<T>& from, int coun
   if (bytes & 2) *reinterpret_cast<uint16_t*>(start + (bytes & 12)) = uint16_t(bytes & 4 ? high : low);
 }
 
-/// Makes the compiler forget what it knows of the words: what is unpacked from them in a loop is then not
-/// unpacked ahead of the loop, into twice the registers.
+/// Hides the words from the compiler: otherwise it would unpack them ahead of the loop that uses them, into
+/// twice the registers.
 template <class T>
 __device__ __forceinline__ void keep_packed(Words<T>& words) {
   asm volatile("" : "+r"(words.word[0]), "+r"(words.word[1]), "+r"(words.word[2]), "+r"(words.word[3]));

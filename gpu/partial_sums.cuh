@@ -18,8 +18,8 @@ struct PartialSums {
   Out* to;
 };
 
-/// Columns 32 tile ... of a sum, by 32 x 32 threads: thread y of a column adds every 32nd row; the 32
-/// threads' sums are then added by the butterfly of a warp.
+/// Sums columns 32 tile ... 32 tile + 31 with 32 x 32 threads: thread y of a column adds every 32nd row, then
+/// a warp reduction adds the 32 sums of a column.
 template <class Out>
 __device__ __forceinline__ void add_columns(const PartialSums<Out>& which, unsigned tile, int64_t rows,
                                             int64_t width, int64_t stride) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void add_columns(const PartialSums<Out>& which, unsig
   if (threadIdx.x == 0 && own < width) which.to[own] = Out(sum);
 }
 
-/// Of up to two sums of one shape, the second in blocks of y = 1.
+/// For up to two sums of one shape; blocks with blockIdx.y = 1 compute the second.
 template <int kSums, class Out>
 __global__ void __launch_bounds__(kWarp* kWarp)
     add_partial_sums_kernel(PartialSums<Out> first, PartialSums<Out> second, int64_t rows, int64_t width,
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kWarp* kWarp)
   add_columns(kSums == 1 || blockIdx.y == 0 ? first : second, blockIdx.x, rows, width, stride);
 }
 
-/// Launches it for those of the two whose `to` is not null. Rows start `stride` apart; 0: they are packed.
+/// Launches the kernel for those of the two whose `to` is not null. Rows are `stride` apart; 0: packed rows.
 template <class Out>
 void add_partial_sums(Device device, PartialSums<Out> first, std::type_identity_t<PartialSums<Out>> second,
                       int64_t rows, int64_t width, int64_t stride = 0) {

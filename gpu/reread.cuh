@@ -2,9 +2,10 @@
 
 #include <cstdint>
 
-/// Special registers read, and addresses mapped, by volatile instructions: again at each call. What is
-/// computed of threadIdx or blockIdx the compiler computes before a kernel's loop, and holds in registers
-/// that the accumulators need; of these it computes where they are called.
+/// Special registers and mapped addresses, read by volatile instructions: read again at each call. The
+/// compiler hoists values computed from threadIdx or blockIdx out of a kernel's loop and keeps them in
+/// registers that the accumulators need; what is computed from these functions is computed where they are
+/// called.
 
 namespace tessera::gpu {
 

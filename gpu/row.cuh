@@ -4,13 +4,13 @@
 #include "gpu/reduce.cuh"
 #include "tensor/tensor.h"
 
-/// What kernels that work on rows share: a row is held as packs of 16 bytes, converted to f32, and belongs to
+/// Shared by kernels that work on rows: a row is held as packs of 16 bytes, converted to f32, and belongs to
 /// a warp or to a block.
 
 namespace tessera::gpu {
 
 /// values = the elements first, first + 1, ... of a row of `width` elements, `fill` past its end. One load if
-/// `whole` (gpu::packs of that row) and the pack lies inside the row: nothing past the row is touched.
+/// `whole` (is_pack_aligned of that row) and the pack lies inside the row: nothing past the row is accessed.
 template <int kPack, class T>
 __device__ __forceinline__ void load_row(float (&values)[kPack], const T* row, int64_t first, int64_t width,
                                          bool whole, float fill) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_row(float (&values)[kPack], const T* row, i
   }
 }
 
-/// The counterpart: rounds to T, writes what lies inside the row.
+/// The counterpart of load_row: rounds to T and writes the elements inside the row.
 template <int kPack, class T>
 __device__ __forceinline__ void store_row(T* row, int64_t first, int64_t width, bool whole,
                                           const float (&values)[kPack]) {
@@ -46,18 +46,18 @@ __device__ __forceinline__ int column_of(int s, int rank) {
   return (s * kThreads + rank) * kPackOf<T>;
 }
 
-/// `x` or a copy of it, such that its rows can be read in packs, unless they are shorter than one pack: those
-/// lie densely. An undefined tensor stays undefined.
+/// `x`, or a copy of it whose rows are aligned for packs. Rows shorter than a pack need no alignment: x is
+/// returned as it is. An undefined tensor stays undefined.
 template <class T>
-Tensor with_packs(const Tensor& x) {
+Tensor pack_aligned_or_copy(const Tensor& x) {
   if (!x.defined() || x.row_length() < kPackOf<T>) return x;
-  return packs(x.data<T>(), x.rows() == 1 ? 0 : x.row_stride(), kPackOf<T>) ? x : x.clone();
+  return is_pack_aligned(x.data<T>(), x.rows() == 1 ? 0 : x.row_stride(), kPackOf<T>) ? x : x.clone();
 }
 
 /// A thread's share of a row that is held in registers, as it is in memory: words s of thread `rank` are
-/// the elements from column_of<T, kThreads>(s, rank) on; 0 past the row's end. No load waits for another, but
-/// for those of the ragged end; nothing past the row is touched. Rows as with_packs has them: one thread
-/// alone (kThreads = 1) has those shorter than a pack.
+/// the elements from column_of<T, kThreads>(s, rank) on; 0 past the row's end. All loads are independent but
+/// for those of the ragged end; nothing past the row is accessed. Rows must be as pack_aligned_or_copy
+/// returns them; with kThreads = 1 one thread has a whole row shorter than a pack.
 template <int kThreads>
 struct RowAccess {
   template <int kSteps, class T>
@@ -100,7 +100,7 @@ struct RowAccess {
     }
   }
 
-  /// A vector of the row's width that every row uses; `otherwise` in every element if there is none.
+  /// A vector of the row's width that all rows share; all elements are `otherwise` if it is null.
   template <int kSteps, class T>
   static __device__ __forceinline__ void load_vector(Words<T> (&share)[kSteps], const T* vector,
                                                      float otherwise, int rank, int width) {
@@ -119,12 +119,12 @@ __device__ __forceinline__ void for_chunks(int64_t width, Visit&& visit) {
   for (int64_t base = 0; base < width; base += kChunk) visit(base, int(min(width - base, int64_t(kChunk))));
 }
 
-/// Rows that a block has at once if kThreads share one: a thread, a warp or the block.
+/// Rows that a block processes at a time if kThreads (1, a warp or the block) share a row.
 template <int kThreads>
 __host__ __device__ constexpr int rows_at_once(int block) {
   return kThreads <= kWarp ? block / kThreads : 1;
 }
-/// The first row of this thread in a grid that walks the rows, and how far the next one is.
+/// The first row of this thread in a grid-stride loop over the rows, and the stride of that loop.
 template <int kThreads>
 __device__ __forceinline__ int64_t first_row() {
   return kThreads <= kWarp
@@ -136,8 +136,8 @@ __device__ __forceinline__ int64_t row_step() {
   return gridDim.x * int64_t(rows_at_once<kThreads>(int(blockDim.x)));
 }
 
-/// Sums (or Op) over the threads that share a row, one, a warp or the whole block of kThreads, of up to
-/// kValues values at once: one barrier per call, because calls take turns with two places in shared memory.
+/// Sums (or Op) over the threads that share a row (one, a warp, or the whole block of kThreads) of up to
+/// kValues values at once: one barrier per call, since calls alternate between two buffers in shared memory.
 /// Every thread gets the result; the order is fixed.
 template <int kThreads, int kValues>
 class RowReduce {
@@ -184,8 +184,8 @@ __device__ __forceinline__ float row_reduce(float value, float* scratch) {
   }
 }
 
-/// The largest of the numbers seen and the sum of exp(x - largest), kept up to date while reading (Milakov,
-/// Gimelshein, arXiv:1805.02867). Numbers of -inf add nothing, a NaN stays.
+/// Online softmax: the running maximum `top` and the sum of exp(x - top) (Milakov, Gimelshein,
+/// arXiv:1805.02867). Values of -inf add nothing, a NaN stays.
 struct RunningSoftmax {
   float top = Max::kIdentity;
   float sum = 0;
@@ -202,9 +202,9 @@ struct RunningSoftmax {
     top = now;
   }
 
-  /// Of all threads that share the row; every thread gets the result.
+  /// Combines those of all threads that share the row; every thread gets the result.
   template <int kThreads>
-  __device__ __forceinline__ RunningSoftmax of_row(float* scratch) const {
+  __device__ __forceinline__ RunningSoftmax reduce_row(float* scratch) const {
     RunningSoftmax all;
     all.top = row_reduce<Max, kThreads>(top, scratch);
     all.sum = row_reduce<Sum, kThreads>(top == Max::kIdentity ? 0.0f : sum * expf(top - all.top), scratch);

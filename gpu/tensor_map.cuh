@@ -38,11 +38,11 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 
 }  // namespace detail
 
-/// A map of `data` with the extents (innermost first, each 1 or more, any number: the edge of a box reads
-/// zeros and is not written), the distances of neighbours along all dimensions but the innermost in elements,
-/// and the box that one copy moves. "CUDA driver API: tensor map object management": data and strides are
+/// A map of `data`. extents: innermost first, each 1 or more, and no multiple of the box: elements of a box
+/// outside the tensor read as zeros and are not written. strides: in elements, of all dimensions but the
+/// innermost. box: what one copy moves. "CUDA driver API: tensor map object management": data and strides are
 /// multiples of 16 bytes; a box side is 1 ... 256 elements, its inner side a multiple of 16 bytes and no
-/// longer than the swizzle. Of a dimension with one element the stride is free. bf16, f16 and f32.
+/// longer than the swizzle. The stride of a dimension of extent 1 is ignored. bf16, f16 and f32.
 template <class T, size_t kRank>
 TensorMap tensor_map(const T* data, const std::array<int64_t, kRank>& extents,
                      const std::array<int64_t, kRank - 1>& strides, const std::array<int, kRank>& box,

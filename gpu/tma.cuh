@@ -82,8 +82,8 @@ __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, Barrier
       "l"(&map), "r"(shared_address(&barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
       : "memory");
 }
-/// The same to every block of the cluster whose bit is set in `blocks`: the box lands at the same place in
-/// each, and each one's own barrier at that place counts the bytes it gets.
+/// The same to every block of the cluster whose bit is set in `blocks`: the box lands at the same offset in
+/// the shared memory of each, and the barrier at that offset in each block counts the bytes it gets.
 __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, Barrier& barrier,
                                                    uint16_t blocks, int c0, int c1) {
   asm volatile(
@@ -103,7 +103,7 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& ma
       : "memory");
 }
 
-/// cp.async.bulk.prefetch.tensor ("cp.async.bulk.prefetch.tensor"): brings the box to L2.
+/// cp.async.bulk.prefetch.tensor ("cp.async.bulk.prefetch.tensor"): fetches the box into L2.
 __device__ __forceinline__ void tma_prefetch(const TensorMap& map, int c0, int c1) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(c0), "r"(c1)
                : "memory");
@@ -116,7 +116,7 @@ __device__ __forceinline__ void tma_prefetch(const TensorMap& map, int c0, int c
 
 /// Shared to global; rows outside the tensor are not written. The innermost extent counts rounded up to 16
 /// bytes here: up to 7 elements of 16 bits after a row's end are overwritten (what the box holds there), so
-/// they must be pads of the tensor's own. Part of the thread's bulk group.
+/// they must be row padding of the same tensor. Part of the thread's bulk group.
 __device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int c0, int c1) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map),
                "r"(shared_address(from)), "r"(c0), "r"(c1)
@@ -137,7 +137,7 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* from
 }
 
 /// cp.async.bulk ("cp.async.bulk"): `bytes`, a multiple of 16, global to shared, counted on `barrier`.
-__device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
           shared_address(to)),
@@ -145,8 +145,8 @@ __device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t 
       : "memory");
 }
 /// The same with an L2 policy.
-__device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t bytes, Barrier& barrier,
-                                           uint64_t policy) {
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier,
+                                          uint64_t policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
       "[%3], "
@@ -155,22 +155,22 @@ __device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t 
       : "memory");
 }
 /// Shared to global, part of the thread's bulk group.
-__device__ __forceinline__ void store_bytes(void* to, const void* from, uint32_t bytes) {
+__device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
                : "memory");
 }
-/// cp.reduce.async.bulk ("cp.reduce.async.bulk"): adds floats in shared memory to floats in global memory,
-/// one element at a time atomically. Part of the thread's bulk group.
-__device__ __forceinline__ void add_floats(float* to, const float* from, uint32_t bytes) {
+/// cp.reduce.async.bulk ("cp.reduce.async.bulk"): adds floats in shared memory to floats in global memory;
+/// each element's addition is atomic. Part of the thread's bulk group.
+__device__ __forceinline__ void bulk_reduce_add(float* to, const float* from, uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                "r"(shared_address(from)), "r"(bytes)
                : "memory");
 }
 
 /// cp.reduce.async.bulk.tensor ("cp.reduce.async.bulk.tensor"): adds a box of floats in shared memory to the
-/// map's, an element at a time. Outside the tensor nothing, but the innermost extent is rounded up to 16
-/// bytes as in tma_store. Part of the thread's bulk group.
+/// map's tensor; each element's addition is atomic. Nothing is added outside the tensor, but the innermost
+/// extent is rounded up to 16 bytes as in tma_store. Part of the thread's bulk group.
 __device__ __forceinline__ void tma_reduce_add(const TensorMap& map, const void* from, int c0, int c1) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
@@ -183,7 +183,7 @@ __device__ __forceinline__ void tma_reduce_add(const TensorMap& map, const void*
 __device__ __forceinline__ void commit_stores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until the shared memory that all but the newest kPending groups read may be written again.
+/// Waits until all but the newest kPending groups have read their shared memory, so it may be overwritten.
 template <int kPending>
 __device__ __forceinline__ void wait_stores_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");

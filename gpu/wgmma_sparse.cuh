@@ -4,7 +4,7 @@
 #include "gpu/wgmma_sparse_instructions.cuh"
 
 /// Asynchronous MMAs of a warpgroup with a 2:4 A, sm_90a: d += a b with a 64 x 32, of which two of every four
-/// neighbours along k are there, b 32 x N and d 64 x N in f32. Twice the rate of the dense ones. PTX ISA,
+/// neighbours along k are stored, b 32 x N and d 64 x N in f32. Twice the rate of the dense ones. PTX ISA,
 /// "Asynchronous Warpgroup Level Matrix Instructions", sparse wgmma.
 ///
 /// Accumulators lie as in gpu/wgmma.cuh. With warp w, g = lane / 4, c = lane % 4, a thread holds of a
@@ -23,12 +23,12 @@ namespace tessera::gpu {
 
 /// d (+)= a b; `add` 0 overwrites d. b is a tile in shared memory (tile_descriptor).
 template <class T, int kSelector, TileOrder kB, int kAccumulators>
-__device__ __forceinline__ void multiply_sparse(float (&d)[kAccumulators], const uint32_t (&a)[4], uint64_t b,
-                                                uint32_t metadata, int add = 1) {
+__device__ __forceinline__ void wgmma_sparse(float (&d)[kAccumulators], const uint32_t (&a)[4], uint64_t b,
+                                             uint32_t metadata, int add = 1) {
   detail::WgmmaSparse<kAccumulators * 2>::template rs<T, kSelector, int(kB)>(d, a, b, metadata, add);
 }
-/// Fragments and metadata from shared memory to the caller's registers ("ld"), in the order of the program:
-/// after the wait for the MMA that read them before. 16 bytes or 4.
+/// Loads fragments and metadata from shared memory ("ld"), 16 bytes or 4. Volatile, so they stay in program
+/// order: after the wait for the MMA that read the same registers before.
 __device__ __forceinline__ void load_fragment(uint32_t (&words)[4], uint32_t from) {
   load_shared(words, from);
 }
@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_fragment(uint32_t& word, uint32_t from) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
 }
 
-/// What to add to the descriptor of b for the next 32 of k inside the tile (kDescriptorStep: 16 of k).
+/// Added to the descriptor of b for the next 32 of k inside the tile (kDescriptorStep: 16 of k).
 template <TileOrder kOrder>
 inline constexpr uint64_t kSparseDescriptorStep = 2 * kDescriptorStep<kOrder>;
 

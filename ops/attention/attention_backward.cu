@@ -14,22 +14,22 @@
 /// The second owns a tile of keys and walks the queries: it computes S^T = K Q^T and dP^T = V dO^T, whose
 /// accumulators are, once rounded, the left operands of dV += P^T dO and dK += dS^T Q, so P and dS never
 /// leave registers. The third owns a tile of queries and walks the keys: S = Q K^T, dP = dO V^T, dQ += dS K.
-/// That makes 7 products where one kernel with atomics makes 5: the price, at most 1.4x, of a fixed order of
+/// That makes 7 GEMMs where one kernel with atomics needs 5: the price, at most 1.4x, of a fixed order of
 /// summation and of a dQ that is written once.
 ///
 /// Each warp has 16 rows and each block 4 warps; steps are 32 columns, so that accumulators (dK and dV: D
-/// registers at 16 rows) and the two score tiles leave room for three or four blocks per SM. The
-/// walked tiles have 64 rows, two in shared memory, filled by cp.async. Bound by shared memory: a fragment of
-/// 256 bytes (2 clocks) a product of 4096 FLOPs, so at most 2048 FLOPs per clock and SM.
+/// registers at 16 rows) and the two score tiles leave room for three or four blocks per SM. The walked tiles
+/// have 64 rows; two are in shared memory, filled by cp.async. Bound by shared memory: a fragment of 256
+/// bytes (2 clocks) per MMA of 4096 FLOPs, so at most 2048 FLOPs per clock and SM.
 
 namespace tessera::ops {
 namespace {
 
 constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kM = 1;                     // m16 products per warp and step
+constexpr int kM = 1;                     // m16 MMAs per warp and step
 constexpr int kOwned = kWarps * kM * 16;  // rows of a block's own tile
 constexpr int kWalked = 64;               // rows of a walked tile
-constexpr int kStep = 32;                 // rows of it that a step works on
+constexpr int kStep = 32;                 // rows of a walked tile per step
 static_assert(kWalked == kAttentionPad && kOwned <= kAttentionPad);
 
 template <int kD, bool kDrops>
@@ -41,16 +41,17 @@ struct BackwardTile {
   static constexpr int kKeyBlocks = kD > 64 || kDrops ? 2 : 3, kQueryBlocks = kD > 64 ? 2 : kDrops ? 3 : 4;
 };
 
-/// delta and lse2: kLanes lanes a row, 16 bytes of it each.
+/// Computes delta and lse2: kLanes lanes per row, 16 bytes of the row each.
 template <class T, int kLanes>
 __global__ void __launch_bounds__(256) attention_delta_kernel(AttentionArgs<T> args) {
   constexpr int kPack = gpu::kPackOf<T>;
   const int64_t row = (blockIdx.x * int64_t(blockDim.x) + threadIdx.x) / kLanes;
   const int column = int(threadIdx.x) % kLanes * kPack;
   const int64_t head_row = row / args.padded_queries, i = row % args.padded_queries;
-  // A block's rows are of one slot.
+  // All rows of a block are in one tile slot.
   AttentionSequence sequence{0, 0, args.queries, 0, args.keys, int(i / kAttentionPad), true};
-  if (args.starts.packed()) sequence = args.starts.template find<true>(int(i / kAttentionPad), kAttentionPad);
+  if (args.seqlens.packed())
+    sequence = args.seqlens.template find<true>(int(i / kAttentionPad), kAttentionPad);
   const int query = sequence.tile * kAttentionPad + int(i % kAttentionPad);
   const bool exists = sequence.has_tile && query < sequence.queries;
   float sum = 0;
@@ -80,40 +81,40 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
   T* const dout_tiles = q_tiles + 2 * kWalked * kD;  // 2 x [kWalked, kD]
   float* const statistics =
       reinterpret_cast<float*>(dout_tiles + 2 * kWalked * kD);  // 2 x {lse2, delta} [kWalked]
-  __shared__ AttentionPlace place;
-  if (!find_place<false>(args, kOwned, place)) return;
-  const int first = place.sequence.tile * kOwned;
+  __shared__ AttentionCoord coord;
+  if (!find_coord<false>(args, kOwned, coord)) return;
+  const int first = coord.sequence.tile * kOwned;
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
 
   RowOperand<kD, kM, Tile::kInRegisters> k(k_tile, warp_row), v(v_tile, warp_row);
-  // Earlier queries see none of the block's keys. The heads that read them come one after the other.
-  const int begin = place.first_query(args.causal, first) / kWalked * kWalked;
+  // Earlier queries see none of the block's keys. The heads of the group are walked one after the other.
+  const int begin = coord.first_query(args.causal, first) / kWalked * kWalked;
   const auto load_queries = [&](int h, int query, int stage) {
-    const int rows = place.sequence.queries - query;
-    load_tile<kD, kWalked, kThreads>(q_tiles + stage * kWalked * kD, place.q_row(args.q, h, query),
+    const int rows = coord.sequence.queries - query;
+    load_tile<kD, kWalked, kThreads>(q_tiles + stage * kWalked * kD, coord.q_row(args.q, h, query),
                                      args.q.row, rows, args.dim);
-    load_tile<kD, kWalked, kThreads>(dout_tiles + stage * kWalked * kD, place.q_row(args.dout, h, query),
+    load_tile<kD, kWalked, kThreads>(dout_tiles + stage * kWalked * kD, coord.q_row(args.dout, h, query),
                                      args.dout.row, rows, args.dim);
     // Threads 0-15 copy the tile's lse2, 16-31 its delta, 16 bytes each.
     constexpr int kChunks = kWalked / 4;
     if (const int chunk = int(threadIdx.x); chunk < 2 * kChunks)
       gpu::cp_async_16(gpu::shared_address(statistics + stage * 2 * kWalked + chunk * 4),
-                       (chunk < kChunks ? args.lse2 : args.delta) + place.statistics_at(args, h) + query +
+                       (chunk < kChunks ? args.lse2 : args.delta) + coord.statistics_at(args, h) + query +
                            chunk % kChunks * 4,
                        true);
     gpu::cp_async_commit();
   };
-  int h = place.head;
-  if (begin < place.sequence.queries) {
-    const int rows = place.sequence.keys - first;
-    load_tile<kD, kOwned, kThreads>(k_tile, place.k_row(args.k, place.kv_head, first), args.k.row, rows,
+  int h = coord.head;
+  if (begin < coord.sequence.queries) {
+    const int rows = coord.sequence.keys - first;
+    load_tile<kD, kOwned, kThreads>(k_tile, coord.k_row(args.k, coord.kv_head, first), args.k.row, rows,
                                     args.dim);
-    load_tile<kD, kOwned, kThreads>(v_tile, place.k_row(args.v, place.kv_head, first), args.v.row, rows,
+    load_tile<kD, kOwned, kThreads>(v_tile, coord.k_row(args.v, coord.kv_head, first), args.v.row, rows,
                                     args.dim);
     load_queries(h, begin, 0);
     gpu::cp_async_wait<0>();
     __syncthreads();
-    k.hold(), v.hold();
+    k.load_fragments(), v.load_fragments();
   } else {
     h = INT_MAX;  // no query sees the keys
   }
@@ -121,26 +122,27 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
   float dk[kM][kD / 8][4] = {}, dv[kM][kD / 8][4] = {};
-  for (int query = begin, stage = 0; h < place.head + args.group; stage ^= 1) {
+  for (int query = begin, stage = 0; h < coord.head + args.group; stage ^= 1) {
     gpu::cp_async_wait<0>();
-    __syncthreads();  // the tile is there for all, and all are done with the other stage
-    const bool last_of_head = query + kWalked >= place.sequence.queries;
+    __syncthreads();  // the tile has landed, and no warp still reads the other stage
+    const bool last_of_head = query + kWalked >= coord.sequence.queries;
     const int next_h = h + last_of_head, next_query = last_of_head ? begin : query + kWalked;
-    if (next_h < place.head + args.group) load_queries(next_h, next_query, stage ^ 1);
+    if (next_h < coord.head + args.group) load_queries(next_h, next_query, stage ^ 1);
     const T* const q_tile = q_tiles + stage * kWalked * kD;
     const T* const dout_tile = dout_tiles + stage * kWalked * kD;
     const float* const own_lse2 = statistics + stage * 2 * kWalked;
-    [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 keys and the walked queries: four blocks
+    [[maybe_unused]] uint32_t word =
+        0;  // keep bits of the warp's 16 keys and the walked queries: four 16 x 16 blocks
     if constexpr (kDrops)
-      word = args.drop.word(stream, place.drop_row(args, h), uint32_t(query / 16 + lane / 8),
+      word = args.drop.word(stream, coord.drop_row(args, h), uint32_t(query / 16 + lane / 8),
                             uint32_t((first + warp_row) / 2 + lane % 8));
 
 #pragma unroll 1
     for (int step = 0; step < kWalked; step += kStep) {
       float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [keys, queries]
-      multiply_rows<T>(s, k, q_tile, step);
-      multiply_rows<T>(dp, v, dout_tile, step);
-      if (query + step < place.first_query(args.causal, first + kOwned - 1)) {
+      gemm_abt<T>(s, k, q_tile, step);
+      gemm_abt<T>(dp, v, dout_tile, step);
+      if (query + step < coord.first_query(args.causal, first + kOwned - 1)) {
 #pragma unroll
         for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -148,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
               const int key = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
-              if (place.key_hidden(args.causal, query + step + n * 8 + lane % 4 * 2 + e % 2, key))
+              if (coord.is_masked(args.causal, query + step + n * 8 + lane % 4 * 2 + e % 2, key))
                 s[m][n][e] = -INFINITY;
             }
       }
@@ -179,9 +181,9 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
       }
       uint32_t left[kM][kStep / 16][4];
       to_operand<T>(left, s);
-      multiply_columns<T, kD>(dv, left, dout_tile, step);
+      gemm_ab<T, kD>(dv, left, dout_tile, step);
       to_operand<T>(left, dp);
-      multiply_columns<T, kD>(dk, left, q_tile, step);
+      gemm_ab<T, kD>(dk, left, q_tile, step);
     }
     h = next_h;
     query = next_query;
@@ -191,12 +193,12 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
     one[m][0] = one[m][1] = kDrops ? args.drop.scale : 1.0f;
-    last[m][0] = last[m][1] = place.last_factor<kDrops>(args);
+    last[m][0] = last[m][1] = coord.grad_scale<kDrops>(args);
   }
-  const int rows = place.sequence.keys - first;
-  store_rows<kD>(dk, last, k_tile, warp_row, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows,
+  const int rows = coord.sequence.keys - first;
+  store_rows<kD>(dk, last, k_tile, warp_row, coord.k_row(args.dk, coord.kv_head, first), args.dk.row, rows,
                  args.dim);
-  store_rows<kD>(dv, one, v_tile, warp_row, place.k_row(args.dv, place.kv_head, first), args.dv.row, rows,
+  store_rows<kD>(dv, one, v_tile, warp_row, coord.k_row(args.dv, coord.kv_head, first), args.dv.row, rows,
                  args.dim);
 }
 
@@ -209,32 +211,33 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBloc
   T* const dout_tile = q_tile + kOwned * kD;       // [kOwned, kD]
   T* const k_tiles = dout_tile + kOwned * kD;      // 2 x [kWalked, kD]
   T* const v_tiles = k_tiles + 2 * kWalked * kD;   // 2 x [kWalked, kD]
-  __shared__ AttentionPlace place;
-  if (!find_place<true>(args, kOwned, place)) return;
-  const int first = place.sequence.tile * kOwned, rows = min(place.sequence.queries - first, kOwned);
+  __shared__ AttentionCoord coord;
+  if (!find_coord<true>(args, kOwned, coord)) return;
+  const int first = coord.sequence.tile * kOwned, rows = min(coord.sequence.queries - first, kOwned);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
 
   RowOperand<kD, kM, Tile::kInRegisters> q(q_tile, warp_row), dout(dout_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kWalked, stage = tile % 2 * kWalked * kD;
-    load_tile<kD, kWalked, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,
-                                     place.sequence.keys - key, args.dim);
-    load_tile<kD, kWalked, kThreads>(v_tiles + stage, place.k_row(args.v, place.kv_head, key), args.v.row,
-                                     place.sequence.keys - key, args.dim);
+    load_tile<kD, kWalked, kThreads>(k_tiles + stage, coord.k_row(args.k, coord.kv_head, key), args.k.row,
+                                     coord.sequence.keys - key, args.dim);
+    load_tile<kD, kWalked, kThreads>(v_tiles + stage, coord.k_row(args.v, coord.kv_head, key), args.v.row,
+                                     coord.sequence.keys - key, args.dim);
     gpu::cp_async_commit();
   };
-  // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
-  const int clear = place.key_limit(args.causal, first), end = place.key_limit(args.causal, first + rows - 1);
+  // Every query of the block sees the first `unmasked` keys; none sees key `end` or a later one.
+  const int unmasked = coord.key_limit(args.causal, first),
+            end = coord.key_limit(args.causal, first + rows - 1);
   const int key_tiles = int(gpu::ceil_div(end, kWalked));
   if (key_tiles > 0) {
-    load_tile<kD, kOwned, kThreads>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows,
+    load_tile<kD, kOwned, kThreads>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows,
                                     args.dim);
-    load_tile<kD, kOwned, kThreads>(dout_tile, place.q_row(args.dout, place.head, first), args.dout.row, rows,
+    load_tile<kD, kOwned, kThreads>(dout_tile, coord.q_row(args.dout, coord.head, first), args.dout.row, rows,
                                     args.dim);
     load_keys(0);
     gpu::cp_async_wait<0>();
     __syncthreads();
-    q.hold(), dout.hold();
+    q.load_fragments(), dout.load_fragments();
   }
 
   float dq[kM][kD / 8][4] = {};
@@ -244,29 +247,30 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBloc
 #pragma unroll
     for (int hh = 0; hh < 2; ++hh) {
       const int row = first + warp_row + m * 16 + hh * 8 + lane / 4;  // below padded_queries
-      lse2[m][hh] = args.lse2[place.statistics_at(args, place.head) + row];
-      delta[m][hh] = args.delta[place.statistics_at(args, place.head) + row];
+      lse2[m][hh] = args.lse2[coord.statistics_at(args, coord.head) + row];
+      delta[m][hh] = args.delta[coord.statistics_at(args, coord.head) + row];
     }
 
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
   for (int tile = 0; tile < key_tiles; ++tile) {
     gpu::cp_async_wait<0>();
-    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    __syncthreads();  // the tile has landed, and no warp still reads the other stage
     if (tile + 1 < key_tiles) load_keys(tile + 1);
     const T* const k_tile = k_tiles + tile % 2 * kWalked * kD;
     const T* const v_tile = v_tiles + tile % 2 * kWalked * kD;
-    [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 queries and the walked keys: four blocks
+    [[maybe_unused]] uint32_t word =
+        0;  // keep bits of the warp's 16 queries and the walked keys: four 16 x 16 blocks
     if constexpr (kDrops)
-      word = args.drop.word(stream, place.drop_row(args, place.head), uint32_t((first + warp_row) / 16),
+      word = args.drop.word(stream, coord.drop_row(args, coord.head), uint32_t((first + warp_row) / 16),
                             uint32_t(tile * kWalked / 2 + lane));
 
 #pragma unroll 1
     for (int step = 0; step < kWalked; step += kStep) {
       float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [queries, keys]
-      multiply_rows<T>(s, q, k_tile, step);
-      multiply_rows<T>(dp, dout, v_tile, step);
-      if (tile * kWalked + step + kStep > clear) {
+      gemm_abt<T>(s, q, k_tile, step);
+      gemm_abt<T>(dp, dout, v_tile, step);
+      if (tile * kWalked + step + kStep > unmasked) {
 #pragma unroll
         for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -275,7 +279,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBloc
             for (int e = 0; e < 4; ++e) {
               const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
               const int key = tile * kWalked + step + n * 8 + lane % 4 * 2 + e % 2;
-              if (key >= place.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
+              if (key >= coord.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
             }
       }
       [[maybe_unused]] RowBits bits[kStep / 16];
@@ -294,14 +298,14 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBloc
           }
       uint32_t left[kM][kStep / 16][4];
       to_operand<T>(left, dp);
-      multiply_columns<T, kD>(dq, left, k_tile, step);
+      gemm_ab<T, kD>(dq, left, k_tile, step);
     }
   }
 
   float last[kM][2];
 #pragma unroll
-  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = place.last_factor<kDrops>(args);
-  store_rows<kD>(dq, last, q_tile, warp_row, place.q_row(args.dq, place.head, first), args.dq.row, rows,
+  for (int m = 0; m < kM; ++m) last[m][0] = last[m][1] = coord.grad_scale<kDrops>(args);
+  store_rows<kD>(dq, last, q_tile, warp_row, coord.q_row(args.dq, coord.head, first), args.dq.row, rows,
                  args.dim);
 }
 
@@ -335,7 +339,7 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
     AttentionArgs<T> args = attention_args<T>(lse, q, k, v, problem);
     args.o = const_head_rows<T>(o);
     args.dout = const_head_rows<T>(dout);
-    args.padded_queries = args.starts.slots(q.size(1), kAttentionPad) * kAttentionPad;
+    args.padded_queries = args.seqlens.slots(q.size(1), kAttentionPad) * kAttentionPad;
     const int64_t rows = q.size(0) * q.size(2) * args.padded_queries;
     const Tensor statistics = Tensor::empty_packed({2, rows}, DType::f32, device);
     args.lse2 = statistics.data<float>();

@@ -33,15 +33,16 @@ static_assert(kTile == kWarps * 16);
 template <class T>
 struct FewArgs {
   AttentionArgs<T> attention;
-  float* partial;      // dQ of ranges: [kv head rows, slots, rows, dim]; null: one range, or no dQ
-  int64_t slots;       // ranges of a head, or slots of them
-  int range;           // keys of a block, a multiple of kTile
-  int rows;            // most rows of a key head
-  bool queries, keys;  // wanted
+  float*
+      partial;  // partial dQ: [kv head rows, slots, rows, dim]; null: one range per head, or dQ is not wanted
+  int64_t slots;       // ranges per head (packed sequences: slots of ranges)
+  int range;           // keys per block, a multiple of kTile
+  int rows;            // rows of a key head, at most
+  bool queries, keys;  // whether dQ, dK and dV are wanted
   bool drops;
 
-  /// Rows between the first queries of two heads: with dropout, whose bits come in blocks of 16 queries,
-  /// heads start at such blocks.
+  /// Distance in rows between the first queries of two heads: with dropout, whose bits come in blocks of 16
+  /// queries, every head starts at such a block.
   TESSERA_HD static int stride(int queries, bool drops) { return drops ? (queries + 15) / 16 * 16 : queries; }
 };
 
@@ -50,53 +51,53 @@ struct FewTile {
   static constexpr size_t kBytes =
       size_t(2 * kRows * kD + 4 * kTile * kD + kTile * kRows) * 2 + 2 * kRows * sizeof(float);
   static constexpr int kBlocks = kD <= 32 ? 4 : kD <= 64 ? (kRows == 32 ? 4 : 3) : 2;  // per SM
-  // A warp's part of dQ: 16 rows and a share of the columns.
+  // A warp's part of dQ: 16 rows, and kColumns blocks of 16 columns.
   static constexpr int kRowParts = kRows / 16, kColumnParts = kWarps / kRowParts,
                        kColumns = kD / 16 / kColumnParts;  // in sixteens
   static_assert(kRowParts * kColumnParts == kWarps && kColumns * kColumnParts * 16 == kD);
 };
 
-/// A sequence without queries: dK and dV of keys first ... end - 1 are zero.
+/// Writes zeros to dK and dV of keys first ... end - 1, for a sequence without queries.
 template <class T>
-__device__ __forceinline__ void clear_keys(const AttentionArgs<T>& args, const AttentionPlace& place,
+__device__ __forceinline__ void clear_keys(const AttentionArgs<T>& args, const AttentionCoord& coord,
                                            int first, int end) {
   const int thread = int(threadIdx.x);
   const int chunks = args.dim / 8;
   for (int index = thread; index < (end - first) * chunks; index += kThreads) {
     const int key = first + index / chunks, column = index % chunks * 8;
-    *reinterpret_cast<uint4*>(place.k_row(args.dk, place.kv_head, key) + column) = uint4{};
-    *reinterpret_cast<uint4*>(place.k_row(args.dv, place.kv_head, key) + column) = uint4{};
+    *reinterpret_cast<uint4*>(coord.k_row(args.dk, coord.kv_head, key) + column) = uint4{};
+    *reinterpret_cast<uint4*>(coord.k_row(args.dv, coord.kv_head, key) + column) = uint4{};
   }
 }
 
-/// Asks for Q and dO of all rows: of every query head that reads the key head.
+/// Issues the copies of Q and dO of all rows: those of every query head that reads the key head.
 template <class T, int kD, int kRows>
-__device__ __forceinline__ void load_queries(const AttentionArgs<T>& args, const AttentionPlace& place,
+__device__ __forceinline__ void load_queries(const AttentionArgs<T>& args, const AttentionCoord& coord,
                                              int stride, T* q_tile, T* dout_tile) {
-  const int thread = int(threadIdx.x), queries = place.sequence.queries, rows = args.group * stride;
+  const int thread = int(threadIdx.x), queries = coord.sequence.queries, rows = args.group * stride;
   for (int index = thread; index < kRows * (kD / 8); index += kThreads) {
     const int row = index / (kD / 8), chunk = index % (kD / 8), member = row / stride, i = row % stride;
     const bool valid = row < rows && i < queries && chunk * 8 < args.dim;
-    const int h = valid ? place.head + member : place.head, at = valid ? i : 0,
+    const int h = valid ? coord.head + member : coord.head, at = valid ? i : 0,
               column = valid ? chunk * 8 : 0;
     const uint32_t to = 2 * uint32_t(tile_offset<kD>(row, chunk));
-    gpu::cp_async_16(gpu::shared_address(q_tile) + to, place.q_row(args.q, h, at) + column, valid);
-    gpu::cp_async_16(gpu::shared_address(dout_tile) + to, place.q_row(args.dout, h, at) + column, valid);
+    gpu::cp_async_16(gpu::shared_address(q_tile) + to, coord.q_row(args.q, h, at) + column, valid);
+    gpu::cp_async_16(gpu::shared_address(dout_tile) + to, coord.q_row(args.dout, h, at) + column, valid);
   }
 }
 
-/// A row's lse, in powers of 2, and delta = dO . O.
+/// Computes a row's lse in base 2 and delta = dO . O.
 template <class T, int kRows>
-__device__ __forceinline__ void make_statistics(const AttentionArgs<T>& args, const AttentionPlace& place,
+__device__ __forceinline__ void make_statistics(const AttentionArgs<T>& args, const AttentionCoord& coord,
                                                 int stride, float* lse2, float* delta) {
-  const int thread = int(threadIdx.x), queries = place.sequence.queries, rows = args.group * stride;
+  const int thread = int(threadIdx.x), queries = coord.sequence.queries, rows = args.group * stride;
   constexpr int kLanes = kThreads / kRows;
   const int row = thread / kLanes, member = row / stride, i = row % stride;
   const bool exists = row < rows && i < queries;
   float sum = 0;
   if (exists) {
-    const T* const o = place.q_row(args.o, place.head + member, i);
-    const T* const dout = place.q_row(args.dout, place.head + member, i);
+    const T* const o = coord.q_row(args.o, coord.head + member, i);
+    const T* const dout = coord.q_row(args.dout, coord.head + member, i);
     for (int column = thread % kLanes * 8; column < args.dim; column += kLanes * 8) {
       const auto a = gpu::load_pack<8>(o + column);
       const auto b = gpu::load_pack<8>(dout + column);
@@ -108,8 +109,8 @@ __device__ __forceinline__ void make_statistics(const AttentionArgs<T>& args, co
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
   if (thread % kLanes == 0) {
     const float lse = exists
-                          ? args.lse[(int64_t(place.b) * args.heads + place.head + member) * args.lse_stride +
-                                     place.sequence.q_first + i]
+                          ? args.lse[(int64_t(coord.b) * args.heads + coord.head + member) * args.lse_stride +
+                                     coord.sequence.q_first + i]
                           : -INFINITY;
     lse2[row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
     delta[row] = sum * args.drop.keep;
@@ -142,21 +143,21 @@ __device__ __forceinline__ void add_queries(float (&dq)[2 * FewTile<kD, kRows>::
   }
 }
 
-/// Epilogue: dQ, or this range's part of it in f32.
+/// Epilogue: stores dQ, or in f32 this range's partial dQ.
 template <class T, int kD, int kRows, bool kDrops>
-__device__ __forceinline__ void store_queries(const FewArgs<T>& few, const AttentionPlace& place, int stride,
+__device__ __forceinline__ void store_queries(const FewArgs<T>& few, const AttentionCoord& coord, int stride,
                                               const float (&dq)[2 * FewTile<kD, kRows>::kColumns][4]) {
   using Tile = FewTile<kD, kRows>;
   const AttentionArgs<T>& args = few.attention;
   const int thread = int(threadIdx.x), lane = thread % 32;
-  const int queries = place.sequence.queries, rows = args.group * stride;
+  const int queries = coord.sequence.queries, rows = args.group * stride;
   const int row_part = thread / 32 % Tile::kRowParts,
             column_part = thread / 32 / Tile::kRowParts * Tile::kColumns;
-  const float last = place.last_factor<kDrops>(args);
-  const int slot = args.starts.packed()
-                       ? place.sequence.k_first / few.range + place.sequence.index + place.sequence.tile
-                       : place.sequence.tile;
-  const int64_t range = (int64_t(place.b) * args.kv_heads + place.kv_head) * few.slots + slot;
+  const float last = coord.grad_scale<kDrops>(args);
+  const int slot = args.seqlens.packed()
+                       ? coord.sequence.k_first / few.range + coord.sequence.index + coord.sequence.tile
+                       : coord.sequence.tile;
+  const int64_t range = (int64_t(coord.b) * args.kv_heads + coord.kv_head) * few.slots + slot;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = row_part * 16 + half * 8 + lane / 4, member = row / stride, i = row % stride;
@@ -169,7 +170,7 @@ __device__ __forceinline__ void store_queries(const FewArgs<T>& few, const Atten
       if (few.partial)
         *reinterpret_cast<float2*>(few.partial + (range * few.rows + row) * args.dim + column) = {x, y};
       else
-        *reinterpret_cast<uint32_t*>(place.q_row(args.dq, place.head + member, i) + column) =
+        *reinterpret_cast<uint32_t*>(coord.q_row(args.dq, coord.head + member, i) + column) =
             gpu::pack_halves<T>(x * last, y * last);
     }
   }
@@ -188,37 +189,39 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
   T* const ds_tile = v_tiles + 2 * kTile * kD;                            // [kTile, kRows]
   float* const lse2 = reinterpret_cast<float*>(ds_tile + kTile * kRows);  // +inf where P is 0
   float* const delta = lse2 + kRows;
-  __shared__ AttentionPlace place;
+  __shared__ AttentionCoord coord;
   gpu::wait_and_launch_dependents();
-  if (!find_place<false>(args, few.range, place)) return;
+  if (!find_coord<false>(args, few.range, coord)) return;
   const int lane = int(threadIdx.x) % 32;
-  const int queries = place.sequence.queries, keys = place.sequence.keys;
-  const int first = place.sequence.tile * few.range, end = min(first + few.range, keys);
+  const int queries = coord.sequence.queries, keys = coord.sequence.keys;
+  const int first = coord.sequence.tile * few.range, end = min(first + few.range, keys);
   const int stride = FewArgs<T>::stride(queries, kDrops);
 
   if (queries == 0) {
-    if (few.keys) clear_keys(args, place, first, end);
+    if (few.keys) clear_keys(args, coord, first, end);
     return;
   }
 
   const auto load_keys = [&](int key, int stage) {
     const int left = keys - key;
-    load_tile<kD, kTile, kThreads>(k_tiles + stage * kTile * kD, place.k_row(args.k, place.kv_head, key),
+    load_tile<kD, kTile, kThreads>(k_tiles + stage * kTile * kD, coord.k_row(args.k, coord.kv_head, key),
                                    args.k.row, left, args.dim);
-    load_tile<kD, kTile, kThreads>(v_tiles + stage * kTile * kD, place.k_row(args.v, place.kv_head, key),
+    load_tile<kD, kTile, kThreads>(v_tiles + stage * kTile * kD, coord.k_row(args.v, coord.kv_head, key),
                                    args.v.row, left, args.dim);
   };
   load_keys(first, 0);
-  load_queries<T, kD, kRows>(args, place, stride, q_tile, dout_tile);
+  load_queries<T, kD, kRows>(args, coord, stride, q_tile, dout_tile);
   gpu::cp_async_commit();
-  make_statistics<T, kRows>(args, place, stride, lse2, delta);
+  make_statistics<T, kRows>(args, coord, stride, lse2, delta);
 
   [[maybe_unused]] uint32_t stream = 0;
-  [[maybe_unused]] uint32_t head_row = 0, query_block = 0;  // of this lane's block of 16 rows
+  [[maybe_unused]] uint32_t head_row = 0,
+                            query_block =
+                                0;  // row of the head and first query of this lane's block of 16 rows
   if constexpr (kDrops) {
     stream = args.drop.stream();
     const int member = min(lane / 8 * 16 / stride, args.group - 1);
-    head_row = place.drop_row(args, place.head + member);
+    head_row = coord.drop_row(args, coord.head + member);
     query_block = uint32_t(lane / 8 * 16 % stride / 16);
   }
   float dq[2 * Tile::kColumns][4] = {};
@@ -228,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
     const int thread = gpu::reread_thread();
     const int lane = thread % 32, warp_row = thread / 32 * 16;
     gpu::cp_async_wait<0>();
-    __syncthreads();  // the tile is there for all, and all are done with the other stage and with dS
+    __syncthreads();  // the tile has landed, and no warp still reads the other stage or dS
     if (key + kTile < end) {
       load_keys(key + kTile, stage ^ 1);
       gpu::cp_async_commit();
@@ -238,8 +241,8 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
     uint32_t p[1][kRows / 16][4], ds[1][kRows / 16][4];
     {
       float s[1][kRows / 8][4] = {}, dp[1][kRows / 8][4] = {};  // [keys, rows]
-      multiply_rows<T>(s, RowOperand<kD, 1, false>(k_tile, warp_row), q_tile, 0);
-      multiply_rows<T>(dp, RowOperand<kD, 1, false>(v_tile, warp_row), dout_tile, 0);
+      gemm_abt<T>(s, RowOperand<kD, 1, false>(k_tile, warp_row), q_tile, 0);
+      gemm_abt<T>(dp, RowOperand<kD, 1, false>(v_tile, warp_row), dout_tile, 0);
       if (key + kTile > keys || (args.causal && key + kTile > keys - queries)) {
 #pragma unroll
         for (int n = 0; n < kRows / 8; ++n)
@@ -247,10 +250,10 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
           for (int e = 0; e < 4; ++e) {
             const int own_key = key + warp_row + e / 2 * 8 + lane / 4;
             const int i = (n * 8 + lane % 4 * 2 + e % 2) % stride;
-            if (own_key >= keys || place.key_hidden(args.causal, i, own_key)) s[0][n][e] = -INFINITY;
+            if (own_key >= keys || coord.is_masked(args.causal, i, own_key)) s[0][n][e] = -INFINITY;
           }
       }
-      [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 keys and a block of 16 rows
+      [[maybe_unused]] uint32_t word = 0;  // keep bits of the warp's 16 keys and a block of 16 rows
       if constexpr (kDrops)
         word = args.drop.word(stream, head_row, query_block, uint32_t((key + warp_row) / 2 + lane % 8));
 #pragma unroll
@@ -286,18 +289,18 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
               ds_tile + tile_offset<kRows>(warp_row + i % 2 * 8 + lane / 4, 2 * k + i / 2) + lane % 4 * 2) =
               ds[0][k][i];
     }
-    if (few.keys) {  // both leave through the warp's own rows of V
+    if (few.keys) {  // dK and dV are stored through the warp's own rows of V
       float sum[1][kD / 8][4] = {}, factor[1][2];
       factor[0][0] = factor[0][1] = kDrops ? args.drop.scale : 1.0f;
-      multiply_columns<T, kD>(sum, p, dout_tile, 0);
-      store_rows<kD>(sum, factor, v_tile, warp_row, place.k_row(args.dv, place.kv_head, key), args.dv.row,
+      gemm_ab<T, kD>(sum, p, dout_tile, 0);
+      store_rows<kD>(sum, factor, v_tile, warp_row, coord.k_row(args.dv, coord.kv_head, key), args.dv.row,
                      keys - key, args.dim);
 #pragma unroll
       for (auto& columns : sum[0])
         for (float& element : columns) element = 0;
-      factor[0][0] = factor[0][1] = place.last_factor<kDrops>(args);
-      multiply_columns<T, kD>(sum, ds, q_tile, 0);
-      store_rows<kD>(sum, factor, v_tile, warp_row, place.k_row(args.dk, place.kv_head, key), args.dk.row,
+      factor[0][0] = factor[0][1] = coord.grad_scale<kDrops>(args);
+      gemm_ab<T, kD>(sum, ds, q_tile, 0);
+      store_rows<kD>(sum, factor, v_tile, warp_row, coord.k_row(args.dk, coord.kv_head, key), args.dk.row,
                      keys - key, args.dim);
     }
     if (few.queries) {
@@ -306,11 +309,11 @@ __global__ void __launch_bounds__(kThreads, (FewTile<kD, kRows>::kBlocks))
     }
   }
 
-  if (few.queries) store_queries<T, kD, kRows, kDrops>(few, place, stride, dq);
+  if (few.queries) store_queries<T, kD, kRows, kDrops>(few, coord, stride, dq);
 }
 
-/// dQ of a query: a block each, four elements per thread, the ranges shared out among the threads that are
-/// left.
+/// Adds the partial dQ of the ranges: one block per query, four elements per thread; where threads remain,
+/// several of them share the ranges of an element.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     attention_backward_few_finish_kernel(const __grid_constant__ FewArgs<T> few) {
@@ -318,20 +321,20 @@ __global__ void __launch_bounds__(kThreads)
   const AttentionArgs<T>& args = few.attention;
   gpu::wait_and_launch_dependents();
   const int h = int(blockIdx.x % unsigned(args.heads));
-  const int64_t q_row = blockIdx.x / unsigned(args.heads);  // of all batches
+  const int64_t q_row = blockIdx.x / unsigned(args.heads);  // over all batch elements
   int b = 0;
   AttentionSequence sequence{0, 0, args.queries, 0, args.keys, 0, true};
-  if (args.starts.packed()) {  // the last sequence that starts at or before the row
+  if (args.seqlens.packed()) {  // the last sequence that starts at or before the row
     unsigned found = 0;
-    for (int s = int(threadIdx.x) % 32; s <= args.starts.count; s += 32)
-      if (args.starts.start(args.starts.q, args.starts.q_rows, s) <= q_row) found = unsigned(s);
-    sequence = args.starts.template sequence<true>(int(__reduce_max_sync(0xFFFFFFFFu, found)), 0, 1);
+    for (int s = int(threadIdx.x) % 32; s <= args.seqlens.count; s += 32)
+      if (args.seqlens.start(args.seqlens.q, args.seqlens.q_rows, s) <= q_row) found = unsigned(s);
+    sequence = args.seqlens.template sequence<true>(int(__reduce_max_sync(0xFFFFFFFFu, found)), 0, 1);
   } else {
     b = int(q_row / args.queries);
   }
-  const int i = int(args.starts.packed() ? q_row - sequence.q_first : q_row % args.queries);
+  const int i = int(args.seqlens.packed() ? q_row - sequence.q_first : q_row % args.queries);
   const int count = int(gpu::ceil_div(sequence.keys, few.range));
-  const int slot = args.starts.packed() ? sequence.k_first / few.range + sequence.index : 0;
+  const int slot = args.seqlens.packed() ? sequence.k_first / few.range + sequence.index : 0;
   const int row = h % args.group * FewArgs<T>::stride(sequence.queries, few.drops) + i;
   const int lanes = args.dim / 4, ways = kThreads / lanes;
   const int rank = int(threadIdx.x) % lanes, way = int(threadIdx.x) / lanes;
@@ -355,16 +358,17 @@ __global__ void __launch_bounds__(kThreads)
     sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
   }
   const float last = sequence.keys == 1 ? 0.0f : args.scale * args.drop.scale;
-  const int64_t at = args.starts.packed() ? q_row : i;
+  const int64_t at = args.seqlens.packed() ? q_row : i;
   gpu::store_pack<4>(args.dq.at(b, h, at) + rank * 4,
                      gpu::Pack<T, 4>{T(sum.x * last), T(sum.y * last), T(sum.z * last), T(sum.w * last)});
 }
 
-/// Keys of a block: the fewest waves of blocks, `blocks` per SM, times the time of a block in tiles, its
-/// start and end counting as two. Of sequences, whose lengths are not known: two waves of whole ranges.
-int keys_of_block(const CuSeqlens& starts, int64_t heads, int64_t keys, int blocks, int sms) {
+/// Chooses the keys per block: the fewest waves of blocks, `blocks` per SM, times the time of a block in
+/// tiles, its prologue and epilogue counting as two. For packed sequences, whose lengths are not known: two
+/// full waves.
+int keys_of_block(const CuSeqlens& seqlens, int64_t heads, int64_t keys, int blocks, int sms) {
   const int64_t at_once = sms * int64_t(blocks), tiles = gpu::ceil_div(keys, kTile);
-  if (starts.packed()) return kTile * int(std::max<int64_t>(1, gpu::ceil_div(heads * tiles, 2 * at_once)));
+  if (seqlens.packed()) return kTile * int(std::max<int64_t>(1, gpu::ceil_div(heads * tiles, 2 * at_once)));
   int64_t best = tiles, least = INT64_MAX;
   for (int64_t ranges = 1; ranges <= std::min(tiles, at_once); ++ranges) {
     const int64_t own = gpu::ceil_div(tiles, ranges);
@@ -383,12 +387,12 @@ void run(const Tensor& q, const Tensor& k, FewArgs<T> few) {
   const Device device = q.device();
   const AttentionArgs<T>& args = few.attention;
   const int64_t heads = k.size(0) * k.size(2);
-  few.range = keys_of_block(args.starts, heads, k.size(1), Tile::kBlocks, device.multiprocessors());
-  few.slots = args.starts.slots(k.size(1), few.range);
+  few.range = keys_of_block(args.seqlens, heads, k.size(1), Tile::kBlocks, device.multiprocessors());
+  few.slots = args.seqlens.slots(k.size(1), few.range);
   check(heads * few.slots <= int64_t{0x7FFFFFFF} && q.size(0) * q.size(1) * q.size(2) <= int64_t{0x7FFFFFFF},
         "attention: ", describe(q), " needs more than 2^31 - 1 blocks (split the batch)");
   Tensor partial;
-  const bool adds = few.queries && (args.starts.packed() || few.slots != 1);
+  const bool adds = few.queries && (args.seqlens.packed() || few.slots != 1);
   if (adds) {
     partial = Tensor::empty_packed({heads * few.slots * few.rows, args.dim}, DType::f32, device);
     few.partial = partial.data<float>();

@@ -10,11 +10,11 @@
 /// queries, so dQ is final after one tile, and nothing is added in global memory. Bound by bytes: Q, O and dO
 /// are read once, dQ is written once; delta and lse in base 2 are computed on the way.
 ///
-/// Two warpgroups: one issues the MMAs (as attention_backward_sm90.cuh describes, and dQ^T = K^T dS^T too);
-/// of the other, one warp issues the loads and two compute the statistics, one thread per query. Two blocks
-/// share an SM, so that one computes while the other waits. With too few heads for that, several blocks share
-/// a head and store their dK and dV in f32 for a last kernel, which adds them in a fixed order; so do the
-/// blocks of the query heads that read one K/V head.
+/// Two warpgroups: one issues the MMAs (as in attention_backward_sm90.cuh, dQ^T = K^T dS^T included); of the
+/// other, one warp issues the loads and two compute the statistics, one thread per query. Two blocks share an
+/// SM, so that one computes while the other waits. With too few heads for that, several blocks share a head
+/// and store their dK and dV in f32, which a last kernel adds in a fixed order; so do the blocks of the query
+/// heads that read one K/V head.
 
 namespace tessera::ops {
 namespace {
@@ -43,7 +43,7 @@ struct ShortArgs {
   float scale2, gradient_scale;
 };
 
-/// A block's query tiles: a run of about query_tiles / splits, of one head.
+/// The query tiles of a block: about query_tiles / splits consecutive tiles of one head.
 struct ShortRun {
   int head_row, b, h, begin, end;
 
@@ -56,36 +56,36 @@ struct ShortRun {
   }
 };
 
-/// Role of a thread, the producer: K and V once, then Q, dO and O of each query tile.
-__device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const gpu::TensorMap& map_k,
-                                            const gpu::TensorMap& map_v, const gpu::TensorMap& map_o,
-                                            const gpu::TensorMap& map_dout, const ShortArgs& args,
-                                            const ShortRun& run, char* shared) {
+/// Producer thread: loads K and V once, then Q, dO and O of each query tile.
+__device__ __forceinline__ void load_tiles(const gpu::TensorMap& map_q, const gpu::TensorMap& map_k,
+                                           const gpu::TensorMap& map_v, const gpu::TensorMap& map_o,
+                                           const gpu::TensorMap& map_dout, const ShortArgs& args,
+                                           const ShortRun& run, char* shared) {
   using namespace gpu;
   Barriers& barriers = *reinterpret_cast<Barriers*>(shared + kBarriers);
   const int b = run.b, h = run.h;
-  RingPlace<kStages> place;
+  RingState<kStages> state;
   barriers.keys.arrive_expect(2 * kBox);
   tma_load(shared + kK, map_k, barriers.keys, 0, 0, h / args.group, b);
   tma_load(shared + kV, map_v, barriers.keys, 0, 0, h / args.group, b);
   for (int tile = run.begin; tile < run.end; ++tile) {
-    barriers.queries.empty[place.stage].wait(place.parity ^ 1);
-    Barrier& full = barriers.queries.full[place.stage];
+    barriers.queries.empty[state.stage].wait(state.parity ^ 1);
+    Barrier& full = barriers.queries.full[state.stage];
     full.arrive_expect(3 * kBox);
-    tma_load(shared + kQ + place.stage * kBox, map_q, full, 0, tile * kQueryTile, h, b);
-    tma_load(shared + kDout + place.stage * kBox, map_dout, full, 0, tile * kQueryTile, h, b);
-    tma_load(shared + kO + place.stage * kBox, map_o, full, 0, tile * kQueryTile, h, b);
-    place.advance();
+    tma_load(shared + kQ + state.stage * kBox, map_q, full, 0, tile * kQueryTile, h, b);
+    tma_load(shared + kDout + state.stage * kBox, map_dout, full, 0, tile * kQueryTile, h, b);
+    tma_load(shared + kO + state.stage * kBox, map_o, full, 0, tile * kQueryTile, h, b);
+    state.advance();
   }
 }
 
-/// Role of two warps: a row's lse and delta = dO . O, for the products of each query tile.
+/// Statistics warps (two): compute lse and delta = dO . O of each row, for the MMA warpgroup.
 template <class T>
 __device__ __forceinline__ void make_statistics(const ShortArgs& args, const ShortRun& run, int row, int lane,
                                                 char* shared) {
   using namespace gpu;
   Barriers& barriers = *reinterpret_cast<Barriers*>(shared + kBarriers);
-  RingPlace<kStages> place;
+  RingState<kStages> state;
   const float* const lse = args.lse + run.head_row * args.lse_stride;
   const auto load = [&](int tile) {
     const int i = tile * kQueryTile + row;
@@ -94,31 +94,31 @@ __device__ __forceinline__ void make_statistics(const ShortArgs& args, const Sho
   float own = load(run.begin);
   for (int tile = run.begin; tile < run.end; ++tile) {
     const float next = load(tile + 1);
-    barriers.queries.full[place.stage].wait(place.parity);
+    barriers.queries.full[state.stage].wait(state.parity);
     float sum = 0;
 #pragma unroll
     for (int chunk = 0; chunk < 8; ++chunk) {
-      const uint32_t at = place.stage * kBox + swizzled_place(row, chunk);
+      const uint32_t at = state.stage * kBox + swizzled_offset(row, chunk);
       const auto o = *reinterpret_cast<const Pack<T, 8>*>(shared + kO + at);
       const auto dout = *reinterpret_cast<const Pack<T, 8>*>(shared + kDout + at);
 #pragma unroll
       for (int e = 0; e < 8; ++e) sum += float(o.at[e]) * float(dout.at[e]);
     }
-    // The products are done with this stage's last statistics: they let it go with the tile.
+    // The MMA warpgroup releases this stage's previous statistics together with its tile.
     float* const to =
-        reinterpret_cast<float*>(shared + kStatistics) + place.stage * 2 * kQueryTile + statistics_place(row);
+        reinterpret_cast<float*>(shared + kStatistics) + state.stage * 2 * kQueryTile + statistics_place(row);
     to[0] = own == -INFINITY ? -INFINITY : own * -1.44269504f;
     to[kQueryTile] = sum;
-    barriers.statistics[place.stage].arrive();
+    barriers.statistics[state.stage].arrive();
     __syncwarp();
-    if (lane == 0) barriers.queries.empty[place.stage].arrive();
+    if (lane == 0) barriers.queries.empty[state.stage].arrive();
     own = next;
-    place.advance();
+    state.advance();
   }
 }
 
-/// Epilogue: dK and dV through the buffers of K and V, which are no longer read, or, where other blocks share
-/// the keys, the accumulators as they are.
+/// Epilogue: stores dK and dV through the buffers of K and V, which are no longer read, or, where other
+/// blocks share the keys, the accumulators in f32.
 template <class T>
 __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
                                            const ShortArgs& args, const ShortRun& run, int own_row, int lane,
@@ -131,12 +131,12 @@ __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const g
       uint32_t packed[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) packed[e] = pack_halves<T>(dv[j * 8 + 2 * e], dv[j * 8 + 2 * e + 1]);
-      stmatrix_x4(shared_address(shared + kV) + swizzled_place(own_row, 2 * j + lane / 16), packed);
+      stmatrix_x4(shared_address(shared + kV) + swizzled_offset(own_row, 2 * j + lane / 16), packed);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         packed[e] = pack_halves<T>(dk[j * 8 + 2 * e] * args.gradient_scale,
                                    dk[j * 8 + 2 * e + 1] * args.gradient_scale);
-      stmatrix_x4(shared_address(shared + kK) + swizzled_place(own_row, 2 * j + lane / 16), packed);
+      stmatrix_x4(shared_address(shared + kK) + swizzled_offset(own_row, 2 * j + lane / 16), packed);
     }
     fence_async_shared();
     sync_named(1, 128);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   if (warpgroup == 1) {
     warpgroup_reg_dealloc<40>();
     if (warp == 0) {
-      if (elect_one()) bring_tiles(map_q, map_k, map_v, map_o, map_dout, args, run, shared);
+      if (elect_one()) load_tiles(map_q, map_k, map_v, map_o, map_dout, args, run, shared);
     } else if (warp <= 2) {
       make_statistics<T>(args, run, (warp - 1) * 32 + lane, lane, shared);
     }
@@ -190,42 +190,42 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
   }
 
   warpgroup_reg_alloc<208>();
-  RingPlace<kStages> place;
+  RingState<kStages> state;
   barriers.keys.wait(0);
   uint32_t k[4][4];  // K^T
 #pragma unroll
   for (int step = 0; step < 4; ++step)
     ldmatrix_x4_trans(k[step],
                       shared_address(shared + kK) +
-                          swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+                          swizzled_offset(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
   float dk[32], dv[32], s[32], dp[32];
 #pragma unroll
   for (int i = 0; i < 32; ++i) dk[i] = dv[i] = 0;
   const int own_row = warp * 16 + lane % 16;
 #pragma unroll 1
   for (int tile = run.begin; tile < run.end; ++tile) {
-    const uint32_t q_tile = shared_address(shared + kQ) + place.stage * kBox;
-    const uint32_t dout_tile = shared_address(shared + kDout) + place.stage * kBox;
+    const uint32_t q_tile = shared_address(shared + kQ) + state.stage * kBox;
+    const uint32_t dout_tile = shared_address(shared + kDout) + state.stage * kBox;
     const float* const statistics =
-        reinterpret_cast<const float*>(shared + kStatistics) + place.stage * 2 * kQueryTile;
-    barriers.queries.full[place.stage].wait(place.parity);
+        reinterpret_cast<const float*>(shared + kStatistics) + state.stage * 2 * kQueryTile;
+    barriers.queries.full[state.stage].wait(state.parity);
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply<T, kAlong, kAlong>(
+      wgmma<T, kAlong, kAlong>(
           s, tile_descriptor<kAlong>(shared_address(shared + kK)) + step * kDescriptorStep<kAlong>,
           tile_descriptor<kAlong>(q_tile) + step * kDescriptorStep<kAlong>, step > 0);
     warpgroup_commit();
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply<T, kAlong, kAlong>(
+      wgmma<T, kAlong, kAlong>(
           dp, tile_descriptor<kAlong>(shared_address(shared + kV)) + step * kDescriptorStep<kAlong>,
           tile_descriptor<kAlong>(dout_tile) + step * kDescriptorStep<kAlong>, step > 0);
     warpgroup_commit();
-    barriers.statistics[place.stage].wait(place.parity);
+    barriers.statistics[state.stage].wait(state.parity);
     warpgroup_wait<1>();
-    pin(s);
+    warpgroup_fence_operand(s);
     const int query = tile * kQueryTile,
               shift = args.queries - args.keys;  // the last key that query i sees is i - shift
     if (args.keys < 64 || (args.causal && 63 + shift > query)) {
@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
       }
     }
     warpgroup_wait<0>();
-    pin(dp);
+    warpgroup_fence_operand(dp);
     uint32_t p[4][4], ds[4][4];
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
@@ -261,28 +261,28 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      stmatrix_x4(shared_address(shared + kDs) + swizzled_place(own_row, 2 * j + lane / 16), ds[j]);
+      stmatrix_x4(shared_address(shared + kDs) + swizzled_offset(own_row, 2 * j + lane / 16), ds[j]);
     fence_async_shared();
-    if (threadIdx.x == 0) wait_stores_read<0>();  // the last tile's dQ has left
+    if (threadIdx.x == 0) wait_stores_read<0>();  // TMA has read the last tile's dQ
     sync_named(1, 128);
     float dq[32];
     warpgroup_arrive();
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      multiply<T, kAcross>(
-          dq, k[j], tile_descriptor<kAcross>(shared_address(shared + kDs)) + j * kDescriptorStep<kAcross>,
-          j > 0);
+      wgmma<T, kAcross>(dq, k[j],
+                        tile_descriptor<kAcross>(shared_address(shared + kDs)) + j * kDescriptorStep<kAcross>,
+                        j > 0);
     warpgroup_commit();
     warpgroup_arrive();
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      multiply<T, kAcross>(dv, p[j], tile_descriptor<kAcross>(dout_tile) + j * kDescriptorStep<kAcross>);
+      wgmma<T, kAcross>(dv, p[j], tile_descriptor<kAcross>(dout_tile) + j * kDescriptorStep<kAcross>);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      multiply<T, kAcross>(dk, ds[j], tile_descriptor<kAcross>(q_tile) + j * kDescriptorStep<kAcross>);
+      wgmma<T, kAcross>(dk, ds[j], tile_descriptor<kAcross>(q_tile) + j * kDescriptorStep<kAcross>);
     warpgroup_commit();
     warpgroup_wait<1>();
-    pin(dq);
+    warpgroup_fence_operand(dq);
     if (args.wants_queries) {
       // The accumulator is dQ^T: rows are columns of the head.
 #pragma unroll
@@ -293,28 +293,27 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
           packed[e] = pack_halves<T>(dq[4 * j + 2 * e] * args.gradient_scale,
                                      dq[4 * j + 2 * e + 1] * args.gradient_scale);
         stmatrix_x4_trans(shared_address(shared + kDq) +
-                              swizzled_place((j + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2),
+                              swizzled_offset((j + lane / 16) * 8 + lane % 8, warp * 2 + lane / 8 % 2),
                           packed);
       }
       fence_async_shared();
     }
     warpgroup_wait<0>();
-    if (lane == 0) barriers.queries.empty[place.stage].arrive();
-    place.advance();
-    sync_named(1, 128);  // dQ is there, and all have read dS
+    if (lane == 0) barriers.queries.empty[state.stage].arrive();
+    state.advance();
+    sync_named(1, 128);  // dQ is in shared memory, and all warps have read dS
     if (args.wants_queries && threadIdx.x == 0) {
       tma_store(map_dq, shared + kDq, 0, query, run.h, run.b);
       commit_stores();
     }
   }
-  pin(dk);
-  pin(dv);
+  warpgroup_fence_operand(dk);
+  warpgroup_fence_operand(dv);
   if (args.wants_keys) store_keys<T>(map_dk, map_dv, args, run, own_row, lane, shared, dk, dv);
   if (threadIdx.x == 0) wait_stores<0>();
 }
 
-/// Adds the dK and dV of a key head's `splits` blocks in order, a thread the four values of one accumulator
-/// place.
+/// Adds the partial dK and dV of a key head's `splits` blocks in order; each thread four accumulators.
 template <class T>
 __global__ void __launch_bounds__(256)
     attention_backward_short_finish_kernel(const float* partial, HeadRows<T> dk, HeadRows<T> dv, int heads,

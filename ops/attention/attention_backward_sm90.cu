@@ -17,14 +17,14 @@ using namespace sm90;
 /// Arguments of the kernels before and after the main one.
 template <class T>
 struct PassArgs {
-  CuSeqlens starts;
+  CuSeqlens seqlens;
   HeadRows<const T> o, dout;
   HeadRows<T> dq;
   const float* lse;  // [B * H, lse_stride]
   int64_t lse_stride;
   float *statistics, *dq_sum;
   int* dq_semaphores;
-  int64_t turn_count, sum_units;  // units of one sum
+  int64_t semaphore_count, sum_units;  // sum_units: 64 x 64 tiles of one dQ sum
   int sums;
   int heads, query_slots, queries, keys, dim;
   bool causal;
@@ -33,7 +33,7 @@ struct PassArgs {
 
   /// All lanes of a warp: the sequence of a query slot.
   __device__ AttentionSequence sequence_of(int slot) const {
-    if (starts.packed()) return starts.template find<true>(slot, kQueryTile);
+    if (seqlens.packed()) return seqlens.template find<true>(slot, kQueryTile);
     return {0, 0, queries, 0, keys, slot, true};
   }
 };
@@ -65,14 +65,14 @@ __global__ void __launch_bounds__(256) attention_backward_prepare_kernel(PassArg
     statistics[0] = lse == -INFINITY ? -INFINITY : lse * -1.44269504f;
     statistics[kQueryTile] = sum * args.keep;
   }
-  for (int64_t at = blockIdx.x * 256 + threadIdx.x; at < args.turn_count; at += int64_t(gridDim.x) * 256)
+  for (int64_t at = blockIdx.x * 256 + threadIdx.x; at < args.semaphore_count; at += int64_t(gridDim.x) * 256)
     args.dq_semaphores[at] = 0;
 }
 
-/// Rounds dQ to its dtype: one block per unit of 64 queries and 64 columns, transposed in shared memory.
+/// Rounds dQ to its dtype: one block per 64 queries and 64 columns, transposed in shared memory.
 template <class T>
 __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs<T> args) {
-  __shared__ float4 unit[kUnit / 4];
+  __shared__ float4 unit[kDqTileFloats / 4];
   gpu::grid_dependency_wait();
   const int units = args.dim > 64 ? 2 : 1;
   const int64_t index = blockIdx.x / units;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
   const AttentionSequence sequence = args.sequence_of(int(index % args.query_slots));
   if (!sequence.has_tile) return;
   const int64_t b = head_row / args.heads, h = head_row % args.heads;
-  // Number of sums that the tile has: those to which the first key tiles that it sees have added.
+  // Number of sums of the tile: those to which the first key tiles that it sees have added.
   int sums = 0;
   if (args.sums == 1)
     sums = sequence.keys > 0 &&
@@ -90,17 +90,18 @@ __global__ void __launch_bounds__(256) attention_backward_finish_kernel(PassArgs
     while (sums < args.sums && sums * kKeyTile < sequence.keys &&
            sequence.tile >= first_query_tile(args.causal, sequence.queries, sequence.keys, sums))
       ++sums;
-  const float4* const from = reinterpret_cast<const float4*>(args.dq_sum) + blockIdx.x * int64_t(kUnit / 4);
-  float4 sum[kUnit / 4 / 256] = {};
+  const float4* const from =
+      reinterpret_cast<const float4*>(args.dq_sum) + blockIdx.x * int64_t(kDqTileFloats / 4);
+  float4 sum[kDqTileFloats / 4 / 256] = {};
 #pragma unroll 4
   for (int n = 0; n < sums; ++n)
 #pragma unroll
-    for (int at = 0; at < kUnit / 4 / 256; ++at) {
-      const float4 part = from[n * args.sum_units * (kUnit / 4) + at * 256 + threadIdx.x];
+    for (int at = 0; at < kDqTileFloats / 4 / 256; ++at) {
+      const float4 part = from[n * args.sum_units * (kDqTileFloats / 4) + at * 256 + threadIdx.x];
       sum[at].x += part.x, sum[at].y += part.y, sum[at].z += part.z, sum[at].w += part.w;
     }
 #pragma unroll
-  for (int at = 0; at < kUnit / 4 / 256; ++at) unit[at * 256 + threadIdx.x] = sum[at];
+  for (int at = 0; at < kDqTileFloats / 4 / 256; ++at) unit[at * 256 + threadIdx.x] = sum[at];
   __syncthreads();
   const float last = sequence.keys == 1 ? 0.0f : args.scale;
   // The accumulator dQ^T: column d = 16 w + 8 half + g of the head, query 8 j + 2 c + bit.
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(256) attention_backward_chunks_kernel(Backward
   const int64_t tile = blockIdx.x / (kPlaces / 256);
   const int kv_row = int(tile / args.key_slots), slot = int(tile % args.key_slots);
   AttentionSequence sequence{0, 0, args.queries, 0, args.keys, slot, true};
-  if (args.starts.packed()) sequence = args.starts.template find<false>(slot, kKeyTile);
+  if (args.seqlens.packed()) sequence = args.seqlens.template find<false>(slot, kKeyTile);
   if (!sequence.has_tile) return;
   const float4* const from =
       reinterpret_cast<const float4*>(args.partial) + tile * args.chunks * kPlaces + place;
@@ -219,17 +220,17 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
                     const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
                     const AttentionProblem& problem) {
   const Device device = q.device();
-  const CuSeqlens starts = cu_seqlens(problem, q, k);
+  const CuSeqlens seqlens = cu_seqlens(problem, q, k);
   const int64_t head_rows = q.size(0) * q.size(2), kv_rows = k.size(0) * k.size(2);
-  const int64_t query_slots = starts.slots(q.size(1), kQueryTile),
-                key_slots = starts.slots(k.size(1), kKeyTile);
+  const int64_t query_slots = seqlens.slots(q.size(1), kQueryTile),
+                key_slots = seqlens.slots(k.size(1), kKeyTile);
   const int64_t units = head_rows * query_slots * Config::kBoxes;
   check(units <= int64_t{0x7FFFFFFF} && kv_rows * key_slots * 64 <= int64_t{0x7FFFFFFF},
         "attention: ", describe(q), " needs more than 2^31 - 1 blocks (split the batch)");
   const Tensor statistics =
       Tensor::empty_packed({head_rows * query_slots, 2 * kQueryTile}, DType::f32, device);
   // Packed sequences count by their mean lengths.
-  const int64_t count = std::max(1, starts.count);
+  const int64_t count = std::max(1, seqlens.count);
   const int64_t mean_tiles = std::max<int64_t>(1, gpu::ceil_div(gpu::ceil_div(k.size(1), count), kKeyTile));
   const int64_t walked = gpu::ceil_div(gpu::ceil_div(q.size(1), count), kQueryTile),
                 group = q.size(2) / k.size(2);
@@ -237,14 +238,15 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   const int64_t blocks = kv_rows * mean_tiles * count, chunks = chunks_of_walk(blocks, walked, group, sms);
   const int64_t sums =
       dq.defined() ? sums_of_dq(mean_tiles, gpu::ceil_div(walked, chunks) * group, blocks * chunks, sms) : 1;
-  const Tensor dq_sum = Tensor::empty_packed({dq.defined() ? sums * units : 1, kUnit}, DType::f32, device);
+  const Tensor dq_sum =
+      Tensor::empty_packed({dq.defined() ? sums * units : 1, kDqTileFloats}, DType::f32, device);
   const bool adds = chunks > 1 && dk.defined();
   const Tensor partial = Tensor::empty_packed(
       {adds ? kv_rows * key_slots * chunks : 1, 2, kKeyTile * Config::kHead}, DType::f32, device);
   const Tensor dq_semaphores = Tensor::empty_packed({sums * units + 1}, DType::i32, device);
 
   BackwardArgs<T> args{};
-  args.starts = starts;
+  args.seqlens = seqlens;
   args.statistics = statistics.data<float>();
   args.dq_sum = dq_sum.data<float>();
   args.ticket = dq_semaphores.data<int32_t>();
@@ -267,8 +269,8 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.causal = problem.causal;
   args.wants_queries = dq.defined();
   // Only with one sum, where every query sees a key and no tile has padding rows.
-  args.ends_sums = Config::kApart && dq.defined() && !starts.packed() && sums == 1 &&
-                   (!problem.causal || k.size(1) >= q.size(1));
+  args.stores_final_dq = Config::kDqWarpgroup && dq.defined() && !seqlens.packed() && sums == 1 &&
+                         (!problem.causal || k.size(1) >= q.size(1));
   args.wants_keys = dk.defined();
   if (dk.defined()) {
     args.dk = ops::head_rows<T>(dk);
@@ -279,7 +281,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   args.drop = problem.drop;
 
   PassArgs<T> pass{};
-  pass.starts = starts;
+  pass.seqlens = seqlens;
   pass.o = const_head_rows<T>(o);
   pass.dout = const_head_rows<T>(dout);
   pass.lse = lse.data<float>();
@@ -287,7 +289,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
   pass.statistics = statistics.data<float>();
   pass.dq_sum = dq_sum.data<float>();
   pass.dq_semaphores = args.ticket;
-  pass.turn_count = sums * units + 1;
+  pass.semaphore_count = sums * units + 1;
   pass.sums = args.sums;
   pass.sum_units = units;
   pass.heads = args.heads;
@@ -314,7 +316,7 @@ void backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& dv, const 
         device,
         {dim3(unsigned(kv_rows * key_slots * (kKeyTile * Config::kHead / 2 / 256))), dim3(256), 0, 1, true},
         attention_backward_chunks_kernel<T, Config::kHead>, args);
-  if (!dq.defined() || args.ends_sums) return;
+  if (!dq.defined() || args.stores_final_dq) return;
   pass.dq = ops::head_rows<T>(dq);
   gpu::launch(device, {dim3(unsigned(units)), dim3(256), 0, 1, true}, attention_backward_finish_kernel<T>,
               pass);

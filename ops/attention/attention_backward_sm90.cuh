@@ -19,9 +19,9 @@
 
 namespace tessera::ops::sm90 {
 
-inline constexpr int kQueryTile = 64;          // queries per step of a block
-inline constexpr int kKeyTile = 128;           // keys a block owns
-inline constexpr int kUnit = 64 * kQueryTile;  // floats of dQ per reduce-add: 64 queries, 64 columns
+inline constexpr int kQueryTile = 64;                  // queries per step of a block
+inline constexpr int kKeyTile = 128;                   // keys a block owns
+inline constexpr int kDqTileFloats = 64 * kQueryTile;  // floats of dQ per reduce-add: 64 queries, 64 columns
 
 /// Index of query i's statistics within its tile: the order in which the threads that hold an accumulator
 /// read them, four at a time (thread c of a quad needs columns 8 j + 2 c and the next).
@@ -31,11 +31,11 @@ TESSERA_HD constexpr int statistics_place(int i) {
 
 template <class T>
 struct BackwardArgs {
-  CuSeqlens starts;
+  CuSeqlens seqlens;
   HeadRows<T> dk, dv;
   const float* statistics;     // [head rows, query slots, 2, kQueryTile]: -lse log2(e), -inf where P is 0;
                                // delta, times dropout's 1 - p
-  float* dq_sum;               // [sums, head rows, query slots, kHead / 64, kUnit]
+  float* dq_sum;               // [sums, head rows, query slots, kHead / 64, kDqTileFloats]
   int* dq_semaphores;          // [sums, head rows, query slots, kHead / 64]: key tiles that have added
   int* ticket;                 // blocks that have started
   int heads, kv_heads, group;  // group: query heads that read one key head
@@ -47,8 +47,9 @@ struct BackwardArgs {
   int key_slots, query_slots;  // tiles (packed sequences: tile slots) per head
   int queries, keys, dim;      // if lengths are fixed
   bool causal, wants_queries, wants_keys;
-  bool ends_sums;  // the last key tile that a query tile sees stores the final dQ; head_dim up to 64 only
-  float scale2, scale;  // `scale`: the factor of dK and dQ
+  bool stores_final_dq;  // the last key tile that a query tile sees stores the final dQ; head_dim up to 64
+                         // only
+  float scale2, scale;   // `scale`: the factor of dK and dQ
   AttentionDropout drop;
 };
 
@@ -89,31 +90,32 @@ struct BackwardConfig {
   static constexpr bool kDrops = kDrops_;
   static constexpr int kHead = kHead_;      // 64 or 128
   static constexpr int kStages = kStages_;  // query tiles in shared memory
-  static constexpr int kSums = kSums_;      // stages of dQ on its way out, one warp each
-  static constexpr int kMainRegisters = kMainRegisters_, kSumRegisters = kSumRegisters_;
-  static constexpr bool kHeld = kHead == 64;   // K and V as operands in registers
-  static constexpr bool kApart = kHead == 64;  // dQ by a separate warpgroup
+  static constexpr int kDqStages = kSums_;  // stages of dQ tiles to be added, one warp each
+  static constexpr int kMainRegisters = kMainRegisters_, kDqRegisters = kSumRegisters_;
+  static constexpr bool kKvInRegisters = kHead == 64;  // K and V as operands in registers
+  static constexpr bool kDqWarpgroup = kHead == 64;    // dQ by a separate warpgroup
   // Exponentials overlap dP^T, dV overlaps dS: 16 registers more, which dQ's warpgroup frees by reading K^T
   // from shared memory. At D = 128 it gains nothing, and with dropout no registers are left.
-  static constexpr bool kBeside = kApart && !kDrops;
-  static constexpr int kThreads = kApart ? 512 : 384;
+  static constexpr bool kOverlapExp = kDqWarpgroup && !kDrops;
+  static constexpr int kThreads = kDqWarpgroup ? 512 : 384;
   static constexpr int kBoxes = kHead / 64;
-  static constexpr int kScores = 2;  // dS tiles
+  static constexpr int kDsStages = 2;  // dS tiles
   static constexpr int kKeyBox = kKeyTile * 128, kQueryBox = kQueryTile * 128;
   static constexpr int kK = 0, kV = kK + kBoxes * kKeyBox, kQ = kV + kBoxes * kKeyBox,
                        kDout = kQ + kStages * kBoxes * kQueryBox, kDs = kDout + kStages * kBoxes * kQueryBox,
-                       kDq = kDs + kScores * kKeyBox, kStatistics = kDq + kSums * kUnit * 4,
+                       kDq = kDs + kDsStages * kKeyBox, kStatistics = kDq + kDqStages * kDqTileFloats * 4,
                        kBarriers = kStatistics + kStages * 2 * kQueryTile * 4;
   struct Barriers {
     gpu::Barrier keys;
     gpu::Ring<kStages> queries;
-    gpu::Ring<kScores> ds;
-    gpu::Ring<kSums> dq;
-    gpu::Barrier sum[kSums];  // partial dQ of the preceding key tiles has been loaded
+    gpu::Ring<kDsStages> ds;
+    gpu::Ring<kDqStages> dq;
+    gpu::Barrier sum[kDqStages];  // partial dQ of the preceding key tiles has been loaded
     BackwardItem item;
   };
   static constexpr size_t kSharedBytes = kBarriers + sizeof(Barriers);
-  static_assert(kSums <= 3 && kSums % kBoxes == 0 && kBoxes <= kScores && kSharedBytes <= 227 * 1024);
+  static_assert(kDqStages <= 3 && kDqStages % kBoxes == 0 && kBoxes <= kDsStages &&
+                kSharedBytes <= 227 * 1024);
 };
 
 namespace detail {
@@ -131,9 +133,9 @@ using gpu::TileOrder;
 /// `index` is read from lane 0.
 template <class T>
 __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& args, int index) {
-  // While the ticket is in flight.
+  // Independent work while the atomic on the ticket is in flight.
   SequenceOrder order{};
-  if (args.starts.packed()) order = args.starts.template order<false>(kKeyTile);
+  if (args.seqlens.packed()) order = args.seqlens.template order<false>(kKeyTile);
   index = __shfl_sync(0xFFFFFFFFu, index, 0);
   BackwardItem item;
   item.chunk = 0;
@@ -148,7 +150,7 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   const int rest = index - begin * args.key_slots;
   const int kv_row = begin + rest % size, slot = rest / size;
   AttentionSequence sequence{0, 0, args.queries, 0, args.keys, slot, true};
-  if (args.starts.packed()) sequence = args.starts.template find_in<false>(order, slot, kKeyTile);
+  if (args.seqlens.packed()) sequence = args.seqlens.template find_in<false>(order, slot, kKeyTile);
   item.b = kv_row / args.kv_heads;
   item.kv_head = kv_row % args.kv_heads;
   item.key_tile = sequence.tile;
@@ -157,11 +159,11 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   item.k_first = sequence.k_first;
   item.keys = sequence.keys;
   item.slot = sequence.q_first / kQueryTile + sequence.index;
-  item.key_slot = args.starts.packed() ? item.k_first / kKeyTile + sequence.index + item.key_tile : slot;
+  item.key_slot = args.seqlens.packed() ? item.k_first / kKeyTile + sequence.index + item.key_tile : slot;
   item.first = first_query_tile(args.causal, item.queries, item.keys, item.key_tile);
   item.count = max(0, int(gpu::ceil_div(item.queries, kQueryTile)) - item.first);
   if (args.chunks > 1) {
-    const int after = item.count * item.chunk / args.chunks;  // tiles of the chunks before
+    const int after = item.count * item.chunk / args.chunks;  // query tiles in the preceding chunks
     const int count = item.count * (item.chunk + 1) / args.chunks - after;
     item.first += item.count - after - count;
     item.count = count;
@@ -182,16 +184,16 @@ __device__ __forceinline__ void store_accumulator(const float (&d)[kCount], floa
                                 gpu::pack_halves<T>(d[8 * k + 2] * factor, d[8 * k + 3] * factor),
                                 gpu::pack_halves<T>(d[8 * k + 4] * factor, d[8 * k + 5] * factor),
                                 gpu::pack_halves<T>(d[8 * k + 6] * factor, d[8 * k + 7] * factor)};
-    gpu::stmatrix_x4(box + gpu::swizzled_place(row + lane % 16, 2 * k + lane / 16), packed);
+    gpu::stmatrix_x4(box + gpu::swizzled_offset(row + lane % 16, 2 * k + lane / 16), packed);
   }
 }
 
-/// Leaves a 64 x 64 tile of dQ^T, in accumulator order, in shared memory for the warp that adds it (`stage`).
+/// Stores a 64 x 64 tile of dQ^T to shared memory, in accumulator order, for the warp that adds it (`stage`).
 template <class Config>
-__device__ __forceinline__ void send_sum(char* shared, typename Config::Barriers& barriers, int lane,
+__device__ __forceinline__ void stage_dq(char* shared, typename Config::Barriers& barriers, int lane,
                                          const float (&sum)[kQueryTile / 2], int stage) {
-  float4* const to =
-      reinterpret_cast<float4*>(shared + Config::kDq) + stage * kUnit / 4 + gpu::reread_thread() % 128;
+  float4* const to = reinterpret_cast<float4*>(shared + Config::kDq) + stage * kDqTileFloats / 4 +
+                     gpu::reread_thread() % 128;
 #pragma unroll
   for (int j = 0; j < kQueryTile / 8; ++j)
     to[j * 128] = make_float4(sum[4 * j], sum[4 * j + 1], sum[4 * j + 2], sum[4 * j + 3]);
@@ -203,9 +205,9 @@ __device__ __forceinline__ void send_sum(char* shared, typename Config::Barriers
 /// Producer thread: issues the loads of K and V of the key tile once, then of Q, dO and the statistics of
 /// each query tile.
 template <class T, class Config>
-__device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const gpu::TensorMap& map_k,
-                                            const gpu::TensorMap& map_v, const gpu::TensorMap& map_dout,
-                                            const BackwardArgs<T>& args, char* shared) {
+__device__ __forceinline__ void load_tiles(const gpu::TensorMap& map_q, const gpu::TensorMap& map_k,
+                                           const gpu::TensorMap& map_v, const gpu::TensorMap& map_dout,
+                                           const BackwardArgs<T>& args, char* shared) {
   using namespace gpu;
   constexpr int kBoxes = Config::kBoxes, kStages = Config::kStages, kKeyBox = Config::kKeyBox,
                 kQueryBox = Config::kQueryBox;
@@ -218,23 +220,23 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const g
     tma_load(shared + Config::kK + box * kKeyBox, map_k, barriers.keys, box * 64, key, item.kv_head, b);
     tma_load(shared + Config::kV + box * kKeyBox, map_v, barriers.keys, box * 64, key, item.kv_head, b);
   }
-  RingPlace<kStages> place;
+  RingState<kStages> state;
   for (int step = 0; step < item.count; ++step) {
     const int tile = item.query_tile(step), query = item.q_first + tile * kQueryTile;
     for (int member = 0; member < args.group; ++member) {
       const int h = item.kv_head * args.group + member;
-      Barrier& full = barriers.queries.full[place.stage];
-      barriers.queries.empty[place.stage].wait(place.parity ^ 1);
+      Barrier& full = barriers.queries.full[state.stage];
+      barriers.queries.empty[state.stage].wait(state.parity ^ 1);
       full.arrive_expect(2 * kBoxes * kQueryBox + 2 * kQueryTile * 4);
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
-        const int at = (place.stage * kBoxes + box) * kQueryBox;
+        const int at = (state.stage * kBoxes + box) * kQueryBox;
         tma_load(shared + Config::kQ + at, map_q, full, box * 64, query, h, b);
         tma_load(shared + Config::kDout + at, map_dout, full, box * 64, query, h, b);
       }
-      load_bytes(shared + Config::kStatistics + place.stage * 2 * kQueryTile * 4,
-                 args.statistics + item.place(args, member, tile) * 2 * kQueryTile, 2 * kQueryTile * 4, full);
-      place.advance();
+      bulk_load(shared + Config::kStatistics + state.stage * 2 * kQueryTile * 4,
+                args.statistics + item.place(args, member, tile) * 2 * kQueryTile, 2 * kQueryTile * 4, full);
+      state.advance();
     }
   }
 }
@@ -242,35 +244,35 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& map_q, const g
 /// One thread of a warp per stage of dQ: adds units of dQ^T to the f32 sum in the order of key tiles, or,
 /// where this key tile is the last that a query tile sees, stores the final dQ.
 template <class T, class Config>
-__device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const BackwardArgs<T>& args,
+__device__ __forceinline__ void reduce_dq(const gpu::TensorMap& map_dq, const BackwardArgs<T>& args,
                                           char* shared, int unit) {
   using namespace gpu;
   constexpr int kBoxes = Config::kBoxes;
   auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
   const BackwardItem& item = barriers.item;
-  float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kUnit;
+  float* const from = reinterpret_cast<float*>(shared + Config::kDq) + unit * kDqTileFloats;
   uint32_t parity = 0;
-  int turn = item.key_tile;
+  int semaphore_value = item.key_tile;
   int64_t first = unit % kBoxes;
   if (args.sums > 1) {
-    turn /= args.sums;
+    semaphore_value /= args.sums;
     first += item.key_tile % args.sums * args.units;
   }
-  int member = unit / kBoxes, step = 0;  // the query heads of a tile come one after the other
-  for (int left = args.group * item.count - member; left > 0; left -= Config::kSums / kBoxes) {
+  int member = unit / kBoxes, step = 0;  // a tile is added for each query head of the group in turn
+  for (int left = args.group * item.count - member; left > 0; left -= Config::kDqStages / kBoxes) {
     for (; member >= args.group; member -= args.group) ++step;
     const int tile = item.query_tile(step), h = item.kv_head * args.group + member;
     const int64_t at = first + item.place(args, member, tile) * kBoxes;
-    member += Config::kSums / kBoxes;
-    while (turn > 0 && gpu::load_acquire(args.dq_semaphores + at) != turn) {
+    member += Config::kDqStages / kBoxes;
+    while (semaphore_value > 0 && gpu::load_acquire(args.dq_semaphores + at) != semaphore_value) {
     }
-    if (Config::kApart && args.ends_sums &&
+    if (Config::kDqWarpgroup && args.stores_final_dq &&
         is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
       // TMA-load the partial dQ; dQ's warpgroup adds its share and rounds; TMA-store the final dQ.
-      if (turn > 0) {
+      if (semaphore_value > 0) {
         gpu::fence_async_global();
-        barriers.sum[unit].arrive_expect(kUnit * 4);
-        load_bytes(from, args.dq_sum + at * kUnit, kUnit * 4, barriers.sum[unit]);
+        barriers.sum[unit].arrive_expect(kDqTileFloats * 4);
+        bulk_load(from, args.dq_sum + at * kDqTileFloats, kDqTileFloats * 4, barriers.sum[unit]);
       }
       barriers.dq.full[unit].wait(parity);
       parity ^= 1;
@@ -283,41 +285,40 @@ __device__ __forceinline__ void add_units(const gpu::TensorMap& map_dq, const Ba
     barriers.dq.full[unit].wait(parity);
     gpu::fence_async_global();
     parity ^= 1;
-    if (turn == 0)
-      store_bytes(args.dq_sum + at * kUnit, from, kUnit * 4);
+    if (semaphore_value == 0)
+      bulk_store(args.dq_sum + at * kDqTileFloats, from, kDqTileFloats * 4);
     else
-      add_floats(args.dq_sum + at * kUnit, from, kUnit * 4);
+      bulk_reduce_add(args.dq_sum + at * kDqTileFloats, from, kDqTileFloats * 4);
     commit_stores();
     wait_stores_read<0>();
     barriers.dq.empty[unit].arrive();
     wait_stores<0>();
-    gpu::store_release(args.dq_semaphores + at, turn + 1);
+    gpu::store_release(args.dq_semaphores + at, semaphore_value + 1);
   }
   wait_stores<0>();
 }
 
 /// dQ's warpgroup, for head_dim up to 64: dQ^T = K^T dS^T of each query tile.
 template <class T, class Config>
-__device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, char* shared, int warp,
-                                                 int lane) {
+__device__ __forceinline__ void mma_dq(const BackwardArgs<T>& args, char* shared, int warp, int lane) {
   using namespace gpu;
   constexpr TileOrder kAcross = TileOrder::mn_major;
   constexpr int kKeyBox = Config::kKeyBox;
   auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
   const BackwardItem& item = barriers.item;
-  RingPlace<Config::kScores> ds;
-  RingPlace<Config::kSums> dq;
+  RingState<Config::kDsStages> ds;
+  RingState<Config::kDqStages> dq;
   const float last = item.keys == 1 ? 0.0f : args.scale;
-  uint32_t sum_parity[Config::kSums] = {};
+  uint32_t sum_parity[Config::kDqStages] = {};
   int member = 0, tile = uniform(item.query_tile(0));
   barriers.keys.wait(0);
   const uint32_t keys = shared_address(shared + Config::kK);
   [[maybe_unused]] uint32_t k[kKeyTile / 16][4];
-  if constexpr (!Config::kBeside)
+  if constexpr (!Config::kOverlapExp)
 #pragma unroll
     for (int step = 0; step < kKeyTile / 16; ++step)
-      ldmatrix_x4_trans(k[step],
-                        keys + swizzled_place(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
+      ldmatrix_x4_trans(
+          k[step], keys + swizzled_offset(step * 16 + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2));
   for (int left = uniform(item.count) * args.group; left > 0; --left) {
     barriers.ds.full[ds.stage].wait(ds.parity);
     float sum[kQueryTile / 2];
@@ -326,20 +327,21 @@ __device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, ch
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kKeyTile / 16; ++step)
-      if constexpr (Config::kBeside)
-        multiply<T, kAcross, kAcross>(sum, tile_descriptor<kAcross>(keys) + step * kDescriptorStep<kAcross>,
-                                      right + step * kDescriptorStep<kAcross>, step > 0);
+      if constexpr (Config::kOverlapExp)
+        wgmma<T, kAcross, kAcross>(sum, tile_descriptor<kAcross>(keys) + step * kDescriptorStep<kAcross>,
+                                   right + step * kDescriptorStep<kAcross>, step > 0);
       else
-        multiply<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
+        wgmma<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
     warpgroup_commit();
     if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
     warpgroup_wait<0>();
-    pin(sum);
+    warpgroup_fence_operand(sum);
     if (lane == 0) barriers.ds.empty[ds.stage].arrive();
     ds.advance();
     if (args.wants_queries) {
-      if (args.ends_sums && is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
-        char* const unit = shared + Config::kDq + dq.stage * kUnit * 4;
+      if (args.stores_final_dq &&
+          is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
+        char* const unit = shared + Config::kDq + dq.stage * kDqTileFloats * 4;
         if (item.key_tile > 0) {
           barriers.sum[dq.stage].wait(sum_parity[dq.stage]);
           sum_parity[dq.stage] ^= 1;
@@ -359,14 +361,14 @@ __device__ __forceinline__ void multiply_queries(const BackwardArgs<T>& args, ch
           for (int e = 0; e < 4; ++e)
             packed[e] = pack_halves<T>(sum[4 * j + 2 * e] * last, sum[4 * j + 2 * e + 1] * last);
           stmatrix_x4_trans(shared_address(unit) +
-                                swizzled_place(8 * j + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2),
+                                swizzled_offset(8 * j + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2),
                             packed);
         }
         fence_async_shared();
         __syncwarp();
         if (lane == 0) barriers.dq.full[dq.stage].arrive();
       } else {
-        send_sum<Config>(shared, barriers, lane, sum, dq.stage);
+        stage_dq<Config>(shared, barriers, lane, sum, dq.stage);
       }
       dq.advance();
     }
@@ -401,7 +403,7 @@ __device__ __forceinline__ void store_chunk(const BackwardArgs<T>& args, const B
 template <class T, class Config>
 __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
                                            const BackwardArgs<T>& args, char* shared, int half, int warp,
-                                           int lane, gpu::RingPlace<Config::kScores> ds,
+                                           int lane, gpu::RingState<Config::kDsStages> ds,
                                            const float (&dk)[Config::kHead / 2],
                                            float (&dv)[Config::kHead / 2]) {
   using namespace gpu;
@@ -423,7 +425,7 @@ __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const g
     const uint32_t k_box = shared_address(shared + Config::kDs) + ds.stage * kKeyBox;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const uint32_t at = swizzled_place(row + lane % 16, 2 * j + lane / 16);
+      const uint32_t at = swizzled_offset(row + lane % 16, 2 * j + lane / 16);
       uint32_t packed[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e)
@@ -449,7 +451,7 @@ __device__ __forceinline__ void store_keys(const gpu::TensorMap& map_dk, const g
       for (int index = warp * 32 + lane; index < left_keys * 8; index += 128) {
         const int row = index / 8, chunk = index % 8;
         if (box * 64 + chunk * 8 >= args.dim) continue;
-        const uint32_t at = swizzled_place(row, chunk);
+        const uint32_t at = swizzled_offset(row, chunk);
         *reinterpret_cast<uint4*>(args.dv.at(b, h, k_row + row) + box * 64 + chunk * 8) =
             *reinterpret_cast<const uint4*>(dv_rows + at);
         *reinterpret_cast<uint4*>(args.dk.at(b, h, k_row + row) + box * 64 + chunk * 8) =
@@ -486,7 +488,7 @@ __device__ __forceinline__ void make_probabilities(float (&s)[kQueryTile / 2], c
     }
   }
 }
-/// dS^T = P^T (dP^T - delta), rounded to 16 bits; P^T too, unless it is rounded already (kBeside).
+/// dS^T = P^T (dP^T - delta), rounded to 16 bits; P^T too, unless it is rounded already (kOverlapExp).
 template <class T, class Config>
 __device__ __forceinline__ void make_score_gradients(uint32_t (&p)[kQueryTile / 16][4],
                                                      uint32_t (&dscore)[kQueryTile / 16][4],
@@ -510,7 +512,7 @@ __device__ __forceinline__ void make_score_gradients(uint32_t (&p)[kQueryTile / 
             pack_halves<T>(fmaf(first, dp[i], -s[i] * low), fmaf(second, dp[i + 1], -s[i + 1] * high));
         continue;
       }
-      if constexpr (!Config::kBeside) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
+      if constexpr (!Config::kOverlapExp) p[j / 2][e / 2] = pack_halves<T>(s[i], s[i + 1]);
       dscore[j / 2][e / 2] = pack_halves<T>(s[i] * (dp[i] - low), s[i + 1] * (dp[i + 1] - high));
     }
   }
@@ -519,9 +521,9 @@ __device__ __forceinline__ void make_score_gradients(uint32_t (&p)[kQueryTile / 
 /// The two dK/dV warpgroups, 64 keys each. Per query tile: S^T, dP^T, P^T, dS^T, dV += P^T dO, dK += dS^T Q
 /// (and, for head_dim up to 128, half of dQ's columns).
 template <class T, class Config>
-__device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
-                                              const BackwardArgs<T>& args, char* shared, int half, int warp,
-                                              int lane) {
+__device__ __forceinline__ void mma_dk_dv(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
+                                          const BackwardArgs<T>& args, char* shared, int half, int warp,
+                                          int lane) {
   using namespace gpu;
   constexpr TileOrder kAlong = TileOrder::k_major, kAcross = TileOrder::mn_major;
   constexpr int kHead = Config::kHead, kBoxes = Config::kBoxes, kStages = Config::kStages;
@@ -531,16 +533,16 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
   const int row = half * 64 + warp * 16;
   const uint32_t own_k = shared_address(shared + Config::kK) + half * 64 * 128;
   const uint32_t own_v = shared_address(shared + Config::kV) + half * 64 * 128;
-  RingPlace<kStages> place;
-  RingPlace<Config::kScores> ds;
-  [[maybe_unused]] RingPlace<Config::kScores> made;  // stage of dS that dQ reads
-  [[maybe_unused]] RingPlace<Config::kSums / kBoxes> dq;
+  RingState<kStages> state;
+  RingState<Config::kDsStages> ds;
+  [[maybe_unused]] RingState<Config::kDsStages> made;  // stage of dS that dQ reads
+  [[maybe_unused]] RingState<Config::kDqStages / kBoxes> dq;
   barriers.keys.wait(0);
-  [[maybe_unused]] uint32_t k[Config::kHeld ? 4 : 1][4], v[Config::kHeld ? 4 : 1][4];
-  if constexpr (Config::kHeld) {
+  [[maybe_unused]] uint32_t k[Config::kKvInRegisters ? 4 : 1][4], v[Config::kKvInRegisters ? 4 : 1][4];
+  if constexpr (Config::kKvInRegisters) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const uint32_t at = swizzled_place(warp * 16 + lane % 16, step * 2 + lane / 16);
+      const uint32_t at = swizzled_offset(warp * 16 + lane % 16, step * 2 + lane / 16);
       ldmatrix_x4(k[step], own_k + at);
       ldmatrix_x4(v[step], own_v + at);
     }
@@ -550,23 +552,23 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
   for (int i = 0; i < kHead / 2; ++i) dk[i] = dv[i] = 0;
 
   // S^T = K Q^T or dP^T = V dO^T: (64, kQueryTile), summed over head_dim.
-  const auto multiply_rows = [&](float(&d)[kQueryTile / 2], const auto& held, uint32_t own, uint32_t tile) {
+  const auto gemm_abt = [&](float(&d)[kQueryTile / 2], const auto& held, uint32_t own, uint32_t tile) {
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kHead / 16; ++step) {
       const uint64_t right =
           tile_descriptor<kAlong>(tile + step / 4 * kQueryBox) + step % 4 * kDescriptorStep<kAlong>;
-      if constexpr (Config::kHeld)
-        multiply<T, kAlong>(d, held[step], right, step > 0);
+      if constexpr (Config::kKvInRegisters)
+        wgmma<T, kAlong>(d, held[step], right, step > 0);
       else
-        multiply<T, kAlong, kAlong>(
+        wgmma<T, kAlong, kAlong>(
             d, tile_descriptor<kAlong>(own + step / 4 * kKeyBox) + step % 4 * kDescriptorStep<kAlong>, right,
             step > 0);
     }
     warpgroup_commit();
   };
   const auto tile_at = [&](int offset) {
-    return shared_address(shared + offset) + place.stage * kBoxes * kQueryBox;
+    return shared_address(shared + offset) + state.stage * kBoxes * kQueryBox;
   };
 
   // Distance from the last key that query 0 sees to this warpgroup's first key.
@@ -574,29 +576,30 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
       uniform(item.key_tile) * kKeyTile + half * 64 - (uniform(item.keys) - uniform(item.queries));
   const bool partial = item.key_tile * kKeyTile + half * 64 + 63 >= item.keys;
   [[maybe_unused]] float sum[kQueryTile / 2];
-  int query = uniform(item.query_tile(0)) * kQueryTile, member = 0;  // of the group's query heads
-  [[maybe_unused]] uint32_t word[1];                                 // dropout's bits of the step
+  int query = uniform(item.query_tile(0)) * kQueryTile,
+      member = 0;                     // member: index of the query head in the group
+  [[maybe_unused]] uint32_t word[1];  // dropout's bits of the step
   bool started = false;
 #pragma unroll 1
   for (int left = uniform(item.count) * args.group; left > 0; --left) {
-    barriers.queries.full[place.stage].wait(place.parity);
-    multiply_rows(s, k, own_k, tile_at(Config::kQ));
+    barriers.queries.full[state.stage].wait(state.parity);
+    gemm_abt(s, k, own_k, tile_at(Config::kQ));
     warpgroup_wait<1>();  // the previous tile's dV and dK
     if (started && lane == 0)
-      barriers.queries.empty[place.stage == 0 ? kStages - 1 : place.stage - 1].arrive();
-    multiply_rows(dp, v, own_v, tile_at(Config::kDout));
-    const int place_of_lane = Config::kDrops || Config::kBeside ? reread_lane() : lane;
+      barriers.queries.empty[state.stage == 0 ? kStages - 1 : state.stage - 1].arrive();
+    gemm_abt(dp, v, own_v, tile_at(Config::kDout));
+    const int place_of_lane = Config::kDrops || Config::kOverlapExp ? reread_lane() : lane;
     if constexpr (Config::kDrops) {
       const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
                                               uint32_t(item.kv_head * args.group + member));
       word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),
                                uint32_t((item.key_tile * kKeyTile + row) / 2 + place_of_lane % 8));
-      pin(word);
+      warpgroup_fence_operand(word);
     }
     const float* const statistics =
-        reinterpret_cast<const float*>(shared + Config::kStatistics) + place.stage * 2 * kQueryTile;
+        reinterpret_cast<const float*>(shared + Config::kStatistics) + state.stage * 2 * kQueryTile;
     warpgroup_wait<1>();
-    pin(s);
+    warpgroup_fence_operand(s);
     if (partial)  // mask keys past the last
       hide_keys(s, item.queries - shift - warp * 16 - place_of_lane / 4);
     if (args.causal && shift + 63 > query)
@@ -607,12 +610,12 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
       warpgroup_arrive();
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
-        multiply<T, kAcross>(
+        wgmma<T, kAcross>(
             dv, p[j],
             tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
     };
     Barrier& empty = barriers.ds.empty[ds.stage];
-    if constexpr (Config::kBeside) {
+    if constexpr (Config::kOverlapExp) {
       // ptxas would move exponentials after the wait for dP, but not across a branch that depends on all of
       // them. They are never negative, so the branch is not taken; taking it would be harmless.
       uint32_t signs = 0;
@@ -629,21 +632,21 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
     } else {
       warpgroup_wait<0>();
     }
-    pin(dp);
+    warpgroup_fence_operand(dp);
     make_score_gradients<T, Config>(p, dscore, s, dp, statistics + kQueryTile, word[0], place_of_lane);
-    if constexpr (!Config::kBeside) empty.wait(ds.parity ^ 1);
+    if constexpr (!Config::kOverlapExp) empty.wait(ds.parity ^ 1);
 #pragma unroll
     for (int j = 0; j < kQueryTile / 16; ++j)
       stmatrix_x4(shared_address(shared + Config::kDs) + ds.stage * kKeyBox +
-                      swizzled_place(row + place_of_lane % 16, 2 * j + place_of_lane / 16),
+                      swizzled_offset(row + place_of_lane % 16, 2 * j + place_of_lane / 16),
                   dscore[j]);
     fence_async_shared();
     __syncwarp();
     if (lane == 0) barriers.ds.full[ds.stage].arrive();
     ds.advance();
-    if constexpr (!Config::kBeside) multiply_dv();
-    if constexpr (Config::kBeside) warpgroup_arrive();
-    if constexpr (!Config::kApart) {
+    if constexpr (!Config::kOverlapExp) multiply_dv();
+    if constexpr (Config::kOverlapExp) warpgroup_arrive();
+    if constexpr (!Config::kDqWarpgroup) {
       // dQ^T = K^T dS^T: each of the two warpgroups computes 64 of the head's columns.
       warpgroup_commit();
       barriers.ds.full[made.stage].wait(made.parity);
@@ -653,30 +656,30 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
       warpgroup_arrive();
 #pragma unroll
       for (int j = 0; j < kKeyTile / 16; ++j)
-        multiply<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
-                                      right + j * kDescriptorStep<kAcross>, j > 0);
+        wgmma<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
+                                   right + j * kDescriptorStep<kAcross>, j > 0);
       warpgroup_commit();
       warpgroup_arrive();
     }
 #pragma unroll
     for (int j = 0; j < kQueryTile / 16; ++j)
-      multiply<T, kAcross>(
+      wgmma<T, kAcross>(
           dk, dscore[j],
           tile_descriptor<kAcross>(tile_at(Config::kQ), kQueryBox) + j * kDescriptorStep<kAcross>);
     warpgroup_commit();
-    if constexpr (!Config::kApart) {
+    if constexpr (!Config::kDqWarpgroup) {
       warpgroup_wait<1>();
-      pin(sum);
+      warpgroup_fence_operand(sum);
       if (lane == 0) barriers.ds.empty[made.stage].arrive();
       made.advance();
       if (args.wants_queries) {
         const int unit = half + dq.stage * kBoxes;
         barriers.dq.empty[unit].wait(dq.parity ^ 1);
-        send_sum<Config>(shared, barriers, lane, sum, unit);
+        stage_dq<Config>(shared, barriers, lane, sum, unit);
         dq.advance();
       }
     }
-    place.advance();
+    state.advance();
     started = true;
     if (++member == args.group) {
       member = 0;
@@ -684,8 +687,8 @@ __device__ __forceinline__ void multiply_keys(const gpu::TensorMap& map_dk, cons
     }
   }
   warpgroup_wait<0>();
-  pin(dk);
-  pin(dv);
+  warpgroup_fence_operand(dk);
+  warpgroup_fence_operand(dv);
   if (!args.wants_keys) return;
   if (args.chunks > 1)
     store_chunk<T, Config>(args, item, dk, dv);
@@ -716,7 +719,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
       prefetch_map(map_dout);
       barriers.keys.init(1);
       barriers.queries.init(1, 8);
-      barriers.ds.init(8, Config::kApart ? 4 : 8);
+      barriers.ds.init(8, Config::kDqWarpgroup ? 4 : 8);
       barriers.dq.init(4, 1);
       for (Barrier& sum : barriers.sum) sum.init(1);
       fence_barrier_init();
@@ -738,16 +741,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_backward_wgmma_
   if (warpgroup == 0) {
     warpgroup_reg_dealloc<24>();
     if (warp == 0) {
-      if (elect_one()) detail::bring_tiles<T, Config>(map_q, map_k, map_v, map_dout, args, shared);
-    } else if (warp <= Config::kSums) {
-      if (args.wants_queries && elect_one()) detail::add_units<T, Config>(map_dq, args, shared, warp - 1);
+      if (elect_one()) detail::load_tiles<T, Config>(map_q, map_k, map_v, map_dout, args, shared);
+    } else if (warp <= Config::kDqStages) {
+      if (args.wants_queries && elect_one()) detail::reduce_dq<T, Config>(map_dq, args, shared, warp - 1);
     }
-  } else if (Config::kApart && warpgroup == 3) {
-    warpgroup_reg_dealloc<Config::kSumRegisters>();
-    detail::multiply_queries<T, Config>(args, shared, warp, lane);
+  } else if (Config::kDqWarpgroup && warpgroup == 3) {
+    warpgroup_reg_dealloc<Config::kDqRegisters>();
+    detail::mma_dq<T, Config>(args, shared, warp, lane);
   } else {
     warpgroup_reg_alloc<Config::kMainRegisters>();
-    detail::multiply_keys<T, Config>(map_dk, map_dv, args, shared, warpgroup - 1, warp, lane);
+    detail::mma_dk_dv<T, Config>(map_dk, map_dv, args, shared, warpgroup - 1, warp, lane);
   }
 }
 

@@ -5,7 +5,7 @@
 
 /// Backward of f32 operands on tensor cores in TF32: the two kernels of attention_backward.cu (one owns keys
 /// and walks the queries, one owns queries and walks the keys; seven GEMMs, no atomics, a fixed order of
-/// summation), with mma.sync.m16n8k8. The statistics are those that attention_delta_kernel left.
+/// summation), with mma.sync.m16n8k8. The statistics are those of attention_delta_kernel.
 ///
 /// Each warp has 16 rows, a block 4 warps (8 above D = 64, where shared memory holds one block per SM); the
 /// walked tiles have 64 rows, double buffered by cp.async up to D = 64, and steps are 32 columns. Q, K, V
@@ -16,7 +16,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kWalked = 64;  // rows of a walked tile
-constexpr int kStep = 32;    // rows of it that a step works on
+constexpr int kStep = 32;    // rows of a walked tile per step
 static_assert(kWalked == kAttentionPad);
 
 template <int kD>
@@ -43,42 +43,42 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
   float* const q_tiles = v_tile + kOwned * tf32::kPitch<kD>;  // kStages x [kWalked, kD]
   float* const dout_tiles = q_tiles + kStages * Tile::kWalkedFloats;
   float* const statistics = dout_tiles + kStages * Tile::kWalkedFloats;  // kStages x {lse2, delta} [kWalked]
-  __shared__ AttentionPlace place;
-  if (!find_place<false>(args, kOwned, place)) return;
-  const int first = place.sequence.tile * kOwned;
+  __shared__ AttentionCoord coord;
+  if (!find_coord<false>(args, kOwned, coord)) return;
+  const int first = coord.sequence.tile * kOwned;
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * 16;
 
   tf32::RowOperand<kD, 1, Tile::kInRegisters> k(k_tile, warp_row), v(v_tile, warp_row);
-  // Earlier queries see none of the block's keys. The heads that read them come one after the other.
-  const int begin = place.first_query(args.causal, first) / kWalked * kWalked;
+  // Earlier queries see none of the block's keys. The heads of the group are walked one after the other.
+  const int begin = coord.first_query(args.causal, first) / kWalked * kWalked;
   const auto load_queries = [&](int h, int query, int stage) {
-    const int rows = place.sequence.queries - query;
+    const int rows = coord.sequence.queries - query;
     tf32::load_tile<kD, kWalked, kThreads>(q_tiles + stage * Tile::kWalkedFloats,
-                                           place.q_row(args.q, h, query), args.q.row, rows, args.dim);
+                                           coord.q_row(args.q, h, query), args.q.row, rows, args.dim);
     tf32::load_tile<kD, kWalked, kThreads>(dout_tiles + stage * Tile::kWalkedFloats,
-                                           place.q_row(args.dout, h, query), args.dout.row, rows, args.dim);
+                                           coord.q_row(args.dout, h, query), args.dout.row, rows, args.dim);
     // Threads 0-15 copy the tile's lse2, 16-31 its delta, 16 bytes each.
     constexpr int kChunks = kWalked / 4;
     if (const int chunk = int(threadIdx.x); chunk < 2 * kChunks)
       gpu::cp_async_16(gpu::shared_address(statistics + stage * 2 * kWalked + chunk * 4),
-                       (chunk < kChunks ? args.lse2 : args.delta) + place.statistics_at(args, h) + query +
+                       (chunk < kChunks ? args.lse2 : args.delta) + coord.statistics_at(args, h) + query +
                            chunk % kChunks * 4,
                        true);
     gpu::cp_async_commit();
   };
-  int h = place.head;
-  if (begin < place.sequence.queries) {
-    const int rows = place.sequence.keys - first;
-    tf32::load_tile<kD, kOwned, kThreads>(k_tile, place.k_row(args.k, place.kv_head, first), args.k.row, rows,
+  int h = coord.head;
+  if (begin < coord.sequence.queries) {
+    const int rows = coord.sequence.keys - first;
+    tf32::load_tile<kD, kOwned, kThreads>(k_tile, coord.k_row(args.k, coord.kv_head, first), args.k.row, rows,
                                           args.dim);
-    tf32::load_tile<kD, kOwned, kThreads>(v_tile, place.k_row(args.v, place.kv_head, first), args.v.row, rows,
+    tf32::load_tile<kD, kOwned, kThreads>(v_tile, coord.k_row(args.v, coord.kv_head, first), args.v.row, rows,
                                           args.dim);
     load_queries(h, begin, 0);
     gpu::cp_async_wait<0>();
     tf32::round_tile<kD, kOwned, kThreads>(k_tile);
     tf32::round_tile<kD, kOwned, kThreads>(v_tile);
     __syncthreads();
-    k.hold(), v.hold();
+    k.load_fragments(), v.load_fragments();
   } else {
     h = INT_MAX;  // no query sees the keys
   }
@@ -86,36 +86,37 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
   float dk[1][kD / 8][4] = {}, dv[1][kD / 8][4] = {};
-  for (int query = begin, stage = 0; h < place.head + args.group; stage = (stage + 1) % kStages) {
-    const bool last_of_head = query + kWalked >= place.sequence.queries;
+  for (int query = begin, stage = 0; h < coord.head + args.group; stage = (stage + 1) % kStages) {
+    const bool last_of_head = query + kWalked >= coord.sequence.queries;
     const int next_h = h + last_of_head, next_query = last_of_head ? begin : query + kWalked;
-    const bool more = next_h < place.head + args.group;
+    const bool more = next_h < coord.head + args.group;
     float* const q_tile = q_tiles + stage * Tile::kWalkedFloats;
     float* const dout_tile = dout_tiles + stage * Tile::kWalkedFloats;
     gpu::cp_async_wait<0>();
     tf32::round_tile<kD, kWalked, kThreads>(q_tile);
     tf32::round_tile<kD, kWalked, kThreads>(dout_tile);
-    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    __syncthreads();  // the tile has landed, and no warp still reads the other stage
     if (kStages > 1 && more) load_queries(next_h, next_query, stage ^ 1);
     const float* const own_lse2 = statistics + stage * 2 * kWalked;
-    [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 keys and the walked queries: four blocks
+    [[maybe_unused]] uint32_t word =
+        0;  // keep bits of the warp's 16 keys and the walked queries: four 16 x 16 blocks
     if constexpr (kDrops)
-      word = args.drop.word(stream, place.drop_row(args, h), uint32_t(query / 16 + lane / 8),
+      word = args.drop.word(stream, coord.drop_row(args, h), uint32_t(query / 16 + lane / 8),
                             uint32_t((first + warp_row) / 2 + lane % 8));
 
 #pragma unroll 1
     for (int step = 0; step < kWalked; step += kStep) {
       // S^T = K Q^T, dP^T = V dO^T: [keys, queries]
       float s[1][kStep / 8][4] = {}, dp[1][kStep / 8][4] = {};
-      tf32::add_rows<kD>(s, k, q_tile, step);
-      tf32::add_rows<kD>(dp, v, dout_tile, step);
-      if (query + step < place.first_query(args.causal, first + kOwned - 1)) {
+      tf32::gemm_abt<kD>(s, k, q_tile, step);
+      tf32::gemm_abt<kD>(dp, v, dout_tile, step);
+      if (query + step < coord.first_query(args.causal, first + kOwned - 1)) {
 #pragma unroll
         for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int key = first + warp_row + e / 2 * 8 + lane / 4;
-            if (place.key_hidden(args.causal, query + step + n * 8 + lane % 4 * 2 + e % 2, key))
+            if (coord.is_masked(args.causal, query + step + n * 8 + lane % 4 * 2 + e % 2, key))
               s[0][n][e] = -INFINITY;
           }
       }
@@ -142,11 +143,11 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
         }
       }
       // dV += P^T dO, dK += dS^T Q
-      tf32::add_columns<kD>(dv, s, dout_tile, step);
-      tf32::add_columns<kD>(dk, dp, q_tile, step);
+      tf32::gemm_ab<kD>(dv, s, dout_tile, step);
+      tf32::gemm_ab<kD>(dk, dp, q_tile, step);
     }
     if (kStages == 1 && more) {
-      __syncthreads();  // all are done with the tile
+      __syncthreads();  // no warp still reads the tile
       load_queries(next_h, next_query, 0);
     }
     h = next_h;
@@ -155,11 +156,11 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
 
   float one[1][2], last[1][2];
   one[0][0] = one[0][1] = kDrops ? args.drop.scale : 1.0f;
-  last[0][0] = last[0][1] = place.last_factor<kDrops>(args);
-  const int rows = place.sequence.keys - first;
-  tf32::store_columns<kD>(dk, last, warp_row, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows,
+  last[0][0] = last[0][1] = coord.grad_scale<kDrops>(args);
+  const int rows = coord.sequence.keys - first;
+  tf32::store_columns<kD>(dk, last, warp_row, coord.k_row(args.dk, coord.kv_head, first), args.dk.row, rows,
                           args.dim);
-  tf32::store_columns<kD>(dv, one, warp_row, place.k_row(args.dv, place.kv_head, first), args.dv.row, rows,
+  tf32::store_columns<kD>(dv, one, warp_row, coord.k_row(args.dv, coord.kv_head, first), args.dv.row, rows,
                           args.dim);
 }
 
@@ -173,34 +174,35 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
   float* const dout_tile = q_tile + kOwned * tf32::kPitch<kD>;   // [kOwned, kD]
   float* const k_tiles = dout_tile + kOwned * tf32::kPitch<kD>;  // kStages x [kWalked, kD]
   float* const v_tiles = k_tiles + kStages * Tile::kWalkedFloats;
-  __shared__ AttentionPlace place;
-  if (!find_place<true>(args, kOwned, place)) return;
-  const int first = place.sequence.tile * kOwned, rows = min(place.sequence.queries - first, kOwned);
+  __shared__ AttentionCoord coord;
+  if (!find_coord<true>(args, kOwned, coord)) return;
+  const int first = coord.sequence.tile * kOwned, rows = min(coord.sequence.queries - first, kOwned);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * 16;
 
   tf32::RowOperand<kD, 1, Tile::kInRegisters> q(q_tile, warp_row), dout(dout_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kWalked, stage = tile % kStages * Tile::kWalkedFloats;
-    tf32::load_tile<kD, kWalked, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key),
-                                           args.k.row, place.sequence.keys - key, args.dim);
-    tf32::load_tile<kD, kWalked, kThreads>(v_tiles + stage, place.k_row(args.v, place.kv_head, key),
-                                           args.v.row, place.sequence.keys - key, args.dim);
+    tf32::load_tile<kD, kWalked, kThreads>(k_tiles + stage, coord.k_row(args.k, coord.kv_head, key),
+                                           args.k.row, coord.sequence.keys - key, args.dim);
+    tf32::load_tile<kD, kWalked, kThreads>(v_tiles + stage, coord.k_row(args.v, coord.kv_head, key),
+                                           args.v.row, coord.sequence.keys - key, args.dim);
     gpu::cp_async_commit();
   };
-  // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
-  const int clear = place.key_limit(args.causal, first), end = place.key_limit(args.causal, first + rows - 1);
+  // Every query of the block sees the first `unmasked` keys; none sees key `end` or a later one.
+  const int unmasked = coord.key_limit(args.causal, first),
+            end = coord.key_limit(args.causal, first + rows - 1);
   const int key_tiles = int(gpu::ceil_div(end, kWalked));
   if (key_tiles > 0) {
-    tf32::load_tile<kD, kOwned, kThreads>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows,
+    tf32::load_tile<kD, kOwned, kThreads>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows,
                                           args.dim);
-    tf32::load_tile<kD, kOwned, kThreads>(dout_tile, place.q_row(args.dout, place.head, first), args.dout.row,
+    tf32::load_tile<kD, kOwned, kThreads>(dout_tile, coord.q_row(args.dout, coord.head, first), args.dout.row,
                                           rows, args.dim);
     load_keys(0);
     gpu::cp_async_wait<0>();
     tf32::round_tile<kD, kOwned, kThreads>(q_tile);
     tf32::round_tile<kD, kOwned, kThreads>(dout_tile);
     __syncthreads();
-    q.hold(), dout.hold();
+    q.load_fragments(), dout.load_fragments();
   }
 
   float dq[1][kD / 8][4] = {};
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
   for (int half = 0; half < 2; ++half) {
     // Statistics of rows beyond the sequence's padding belong to another; P of such rows is made 0.
     const int row = warp_row + half * 8 + lane / 4;
-    const int64_t at = place.statistics_at(args, place.head) + first + row;
+    const int64_t at = coord.statistics_at(args, coord.head) + first + row;
     lse2[half] = row < rows ? args.lse2[at] : INFINITY;
     delta[half] = row < rows ? args.delta[at] : 0.0f;
   }
@@ -222,27 +224,28 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
     gpu::cp_async_wait<0>();
     tf32::round_tile<kD, kWalked, kThreads>(k_tile);
     tf32::round_tile<kD, kWalked, kThreads>(v_tile);
-    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    __syncthreads();  // the tile has landed, and no warp still reads the other stage
     if (kStages > 1 && tile + 1 < key_tiles) load_keys(tile + 1);
-    [[maybe_unused]] uint32_t word = 0;  // of the warp's 16 queries and the walked keys: four blocks
+    [[maybe_unused]] uint32_t word =
+        0;  // keep bits of the warp's 16 queries and the walked keys: four 16 x 16 blocks
     if constexpr (kDrops)
-      word = args.drop.word(stream, place.drop_row(args, place.head), uint32_t((first + warp_row) / 16),
+      word = args.drop.word(stream, coord.drop_row(args, coord.head), uint32_t((first + warp_row) / 16),
                             uint32_t(tile * kWalked / 2 + lane));
 
 #pragma unroll 1
     for (int step = 0; step < kWalked; step += kStep) {
       // S = Q K^T, dP = dO V^T
       float s[1][kStep / 8][4] = {}, dp[1][kStep / 8][4] = {};
-      tf32::add_rows<kD>(s, q, k_tile, step);
-      tf32::add_rows<kD>(dp, dout, v_tile, step);
-      if (tile * kWalked + step + kStep > clear) {
+      tf32::gemm_abt<kD>(s, q, k_tile, step);
+      tf32::gemm_abt<kD>(dp, dout, v_tile, step);
+      if (tile * kWalked + step + kStep > unmasked) {
 #pragma unroll
         for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int query = first + warp_row + e / 2 * 8 + lane / 4;
             const int key = tile * kWalked + step + n * 8 + lane % 4 * 2 + e % 2;
-            if (key >= place.key_limit(args.causal, query)) s[0][n][e] = -INFINITY;
+            if (key >= coord.key_limit(args.causal, query)) s[0][n][e] = -INFINITY;
           }
       }
       [[maybe_unused]] RowBits bits[kStep / 16];
@@ -258,17 +261,17 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
           dp[0][n][e] = p * (dp[0][n][e] - delta[e / 2]);
         }
       // dQ += dS K
-      tf32::add_columns<kD>(dq, dp, k_tile, step);
+      tf32::gemm_ab<kD>(dq, dp, k_tile, step);
     }
     if (kStages == 1 && tile + 1 < key_tiles) {
-      __syncthreads();  // all are done with the tile
+      __syncthreads();  // no warp still reads the tile
       load_keys(tile + 1);
     }
   }
 
   float last[1][2];
-  last[0][0] = last[0][1] = place.last_factor<kDrops>(args);
-  tf32::store_columns<kD>(dq, last, warp_row, place.q_row(args.dq, place.head, first), args.dq.row, rows,
+  last[0][0] = last[0][1] = coord.grad_scale<kDrops>(args);
+  tf32::store_columns<kD>(dq, last, warp_row, coord.q_row(args.dq, coord.head, first), args.dq.row, rows,
                           args.dim);
 }
 

@@ -3,8 +3,8 @@
 #include "gpu/launch.cuh"
 #include "ops/attention/attention_sequences.cuh"
 
-/// What the attention kernels of variant mma and f32 are given. Lengths fit in 31 bits (checked by the
-/// operator); offsets into tensors are 64-bit.
+/// Kernel arguments and block coordinates of the attention variants mma and f32. Lengths fit in 31 bits
+/// (checked by the operator); offsets into tensors are 64-bit.
 
 namespace tessera::ops {
 
@@ -12,11 +12,11 @@ template <class T>
 struct AttentionArgs {
   HeadRows<const T> q, k, v, o, dout;  // o and dout only in backward
   HeadRows<T> out, dq, dk, dv;
-  CuSeqlens starts;
+  CuSeqlens seqlens;
   float* lse;          // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;  // elements
-  float* lse2;         // backward: lse * log2(e), or +inf where a query sees nothing or is none: P is then 0
-  float* delta;        // backward: rowsum(o dout), times dropout's 1 - p; both [B * H, padded_queries]
+  float* lse2;   // backward: lse * log2(e); +inf (so P = 0) for padding rows and queries that see no key
+  float* delta;  // backward: rowsum(o dout), times dropout's 1 - p; both [B * H, padded_queries]
   int64_t padded_queries;      // tiles of kAttentionPad queries, or slots of them, times kAttentionPad
   int heads, kv_heads, group;  // group: query heads that read one key head
   int queries, keys, dim;      // of fixed lengths
@@ -29,9 +29,10 @@ struct AttentionArgs {
 /// Rows of the backward statistics are padded to the largest query tile of any kernel.
 inline constexpr int kAttentionPad = 64;
 
-/// The block's problem, in shared memory, where kernels read it again instead of keeping it in registers.
-/// Tiles of one head are neighbours in the grid, so that they share its keys (or queries) in L2.
-struct AttentionPlace {
+/// The coordinates of a block: head, tile, and sequence. In shared memory, where kernels read them again
+/// instead of keeping them in registers. Tiles of one head are neighbours in the grid, so they share its keys
+/// (or queries) in L2.
+struct AttentionCoord {
   int b, head, kv_head;  // the query head, or the first of those that read the key head
   AttentionSequence sequence;
 
@@ -39,15 +40,15 @@ struct AttentionPlace {
   __device__ int key_limit(bool causal, int i) const {
     return causal ? max(0, min(sequence.keys, i + 1 + sequence.keys - sequence.queries)) : sequence.keys;
   }
-  /// Whether `causal` hides key j from query i. Without it, and beyond either length, nothing is hidden here.
-  __device__ bool key_hidden(bool causal, int i, int j) const {
+  /// Whether the causal mask hides key j from query i. Does not check i and j against the lengths.
+  __device__ bool is_masked(bool causal, int i, int j) const {
     return causal && i + sequence.keys - sequence.queries < j;
   }
   /// The first query that sees key j.
   __device__ int first_query(bool causal, int j) const {
     return causal ? max(0, j + sequence.queries - sequence.keys) : 0;
   }
-  /// Rows of the sequence, in the head of the place or another.
+  /// Rows of the sequence, in the block's head or in another.
   template <class T>
   __device__ T* q_row(const HeadRows<T>& x, int h, int i) const {
     return x.at(b, h, int64_t(sequence.q_first) + i);
@@ -63,55 +64,55 @@ struct AttentionPlace {
   /// The statistics of the sequence's first query in query head h.
   template <class T>
   __device__ int64_t statistics_at(const AttentionArgs<T>& args, int h) const {
-    const int slot = args.starts.packed() ? sequence.q_first / kAttentionPad + sequence.index : 0;
+    const int slot = args.seqlens.packed() ? sequence.q_first / kAttentionPad + sequence.index : 0;
     return (int64_t(b) * args.heads + h) * args.padded_queries + slot * kAttentionPad;
   }
   /// The factor of dq and dk: see gradient_scale.
   template <bool kDrops, class T>
-  __device__ float last_factor(const AttentionArgs<T>& args) const {
+  __device__ float grad_scale(const AttentionArgs<T>& args) const {
     return sequence.keys == 1 ? 0.0f : (kDrops ? args.scale * args.drop.scale : args.scale);
   }
-  /// The head row of the first query in query head h, for dropout. (Of sequences b is 0.)
+  /// Row of the first query of query head h, for dropout. (For packed sequences b is 0.)
   template <class T>
   __device__ uint32_t drop_row(const AttentionArgs<T>& args, int h) const {
     return drop_head_row(uint32_t(b), args.queries, sequence.q_first, args.heads, uint32_t(h));
   }
 };
 
-/// All threads of a block: finds its place, of tiles of `tile_rows` queries (kQueries) or keys; under a
-/// causal mask longest first. Returns false if it has no tile.
+/// All threads of a block: decodes its coordinates, for tiles of `tile_rows` queries (kQueries) or keys;
+/// under a causal mask the longest tiles first. Returns false if the block has no tile.
 template <bool kQueries, class T>
-__device__ __forceinline__ bool find_place(const AttentionArgs<T>& args, int tile_rows,
-                                           AttentionPlace& place) {
+__device__ __forceinline__ bool find_coord(const AttentionArgs<T>& args, int tile_rows,
+                                           AttentionCoord& coord) {
   if (threadIdx.x < 32) {
     const int heads = kQueries ? args.heads : args.kv_heads;
-    const int length = kQueries ? (args.starts.packed() ? args.starts.q_rows : args.queries)
-                                : (args.starts.packed() ? args.starts.k_rows : args.keys);
-    const unsigned slots = unsigned(args.starts.slots(length, tile_rows));
+    const int length = kQueries ? (args.seqlens.packed() ? args.seqlens.q_rows : args.queries)
+                                : (args.seqlens.packed() ? args.seqlens.k_rows : args.keys);
+    const unsigned slots = unsigned(args.seqlens.slots(length, tile_rows));
     const int head_row = int(blockIdx.x / slots), slot = int(blockIdx.x % slots);
     AttentionSequence sequence;
-    if (args.starts.packed()) {
-      sequence = args.starts.template find_in<kQueries>(args.starts.template order<kQueries>(tile_rows), slot,
-                                                        tile_rows);
+    if (args.seqlens.packed()) {
+      sequence = args.seqlens.template find_in<kQueries>(args.seqlens.template order<kQueries>(tile_rows),
+                                                         slot, tile_rows);
     } else {
       sequence = {0, 0, args.queries, 0, args.keys, slot, true};
     }
     if (kQueries && args.causal) sequence.tile = (sequence.queries - 1) / tile_rows - sequence.tile;
     const int head = head_row % heads;
     if (threadIdx.x == 0)
-      place = {head_row / heads, kQueries ? head : head * args.group, kQueries ? head / args.group : head,
+      coord = {head_row / heads, kQueries ? head : head * args.group, kQueries ? head / args.group : head,
                sequence};
   }
   __syncthreads();
-  return place.sequence.has_tile;
+  return coord.sequence.has_tile;
 }
 
-/// Launches one block per tile, or slot, of every head of x [B, L, H, D]. The grid's x alone is used: y and z
-/// end at 65535.
+/// Launches one block per tile, or tile slot, of every head of x [B, L, H, D]. The grid is one-dimensional,
+/// since y and z are limited to 65535.
 template <class T, class Kernel>
 void launch_attention(const Tensor& x, const AttentionArgs<T>& args, int tile_rows, int threads,
                       size_t shared_bytes, Kernel kernel) {
-  const int64_t blocks = args.starts.slots(x.size(1), tile_rows) * x.size(0) * x.size(2);
+  const int64_t blocks = args.seqlens.slots(x.size(1), tile_rows) * x.size(0) * x.size(2);
   check(blocks <= int64_t{0x7FFFFFFF}, "attention: ", describe(x), " needs ", blocks,
         " blocks; expected at most 2^31 - 1 (split the batch)");
   gpu::launch(x.device(), {dim3(unsigned(blocks)), dim3(unsigned(threads)), shared_bytes}, kernel, args);
@@ -125,7 +126,7 @@ AttentionArgs<T> attention_args(const Tensor& lse, const Tensor& q, const Tensor
   args.q = const_head_rows<T>(q);
   args.k = const_head_rows<T>(k);
   args.v = const_head_rows<T>(v);
-  args.starts = cu_seqlens(problem, q, k);
+  args.seqlens = cu_seqlens(problem, q, k);
   args.lse = lse.data<float>();
   args.lse_stride = lse.row_stride();
   args.heads = int(q.size(2));

@@ -5,13 +5,13 @@
 #include "ops/attention/attention_dropout.h"
 #include "tensor/dtype.h"
 
-/// Dropout in the accumulators of tensor cores. A warp that has 16 rows of a score tile and 64 columns needs
-/// the words of four blocks of 16 x 16, eight each: every lane makes one (ten rounds of Philox, 48
-/// instructions for 32 probabilities, none of them computed twice), and the lanes that need it take it by a
-/// shuffle, 1 or 2 for 8 probabilities. The order of a word's bits is such that a rotation by an amount of
-/// the lane's own brings its bits to places that are four apart, those of neighbouring columns sixteen apart.
-/// Two of those, at the tops of exponents, are a pair of factors 2 or 0 for a packed pair, whose half rate
-/// logical operation is one (and 1/2 goes into the factor of O); in f32 others, at the tops of bytes, are
+/// Dropout applied to accumulators. A warp with 16 rows of a score tile and 64 columns needs the words of
+/// four blocks of 16 x 16, eight words each: every lane computes one (ten rounds of Philox, 48 instructions
+/// for 32 probabilities, none computed twice), and the lanes that need it read it by a shuffle, 1 or 2 per 8
+/// probabilities. The bits of a word are ordered such that, after a rotation by an amount that depends on the
+/// lane, the lane's bits are four positions apart, those of neighbouring columns sixteen apart. Two of the
+/// latter, at the top bits of two exponents, make a packed pair of factors 2 or 0 with one logical operation,
+/// which runs at half rate (the factor 1/2 goes into the factor of O); in f32, bits at the tops of bytes are
 /// spread by prmt.
 
 namespace tessera::ops {
@@ -24,7 +24,7 @@ __device__ __forceinline__ uint32_t spread(uint32_t low, uint32_t high, uint32_t
   return mask;
 }
 
-/// Two packed halves times two others, 2 or 0 each: fma, since older GPUs have no product of bf16 alone.
+/// Two packed halves times two others, 2 or 0 each: by fma, since older GPUs have no bf16 multiply.
 template <class T>
 __device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b) {
   if constexpr (std::is_same_v<T, bf16>)
@@ -39,9 +39,9 @@ __device__ __forceinline__ float drop_by_byte(float x, uint32_t bits, uint32_t b
   return __uint_as_float(__float_as_uint(x) & ~spread(bits, 0, (8 + byte) * 0x1111));
 }
 
-/// The bits of 16 queries (rows g and g + 8 of this lane) and 16 keys (columns 2 c, 2 c + 1, and 8 more) of
-/// an accumulator or left operand, from the words that the lanes of a warp have; `source` is the lane that
-/// has that of r = 0 of the block.
+/// Keep bits of 16 queries (rows g and g + 8 of this lane) and 16 keys (columns 2 c, 2 c + 1, and 8 more) of
+/// an accumulator or left operand, from the words that the lanes of a warp computed; `source` is the lane
+/// with the word of the block's row r = 0.
 struct RowBits {
   uint32_t
       bits;  // those of the lane: 2, 6, 10 and 14, row half first, then column half; 16 more: odd columns
@@ -51,7 +51,8 @@ struct RowBits {
     word = __shfl_sync(0xFFFFFFFFu, word, source + lane / 4);
     bits = __funnelshift_l(word, word, uint32_t(lane % 4));
   }
-  /// A left operand of 16 x 16, as packed pairs: what is kept is doubled, so that 1/2 is a factor of results.
+  /// Drops in a 16 x 16 left operand of packed pairs: kept values are doubled, so results need a factor of
+  /// 1/2.
   template <class T>
   __device__ __forceinline__ void keep_doubled(uint32_t (&a)[4]) const {
 #pragma unroll

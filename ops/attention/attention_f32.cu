@@ -5,10 +5,10 @@
 /// owns 64 rows, walks tiles of 64, online softmax; backward in two kernels without atomics), but tiles in
 /// shared memory without double buffering and scores through shared memory.
 ///
-/// 256 threads as 16 x 16: thread (y, x) makes rows y + 16 i and columns x + 16 j of a 64 x 64 score tile,
-/// and columns 2 x + 32 j of rows y + 16 i of a 64 x D result. Rows are padded by 4 floats: the 8 threads of
-/// one phase of a 16-byte read then meet 32 different banks. Bound by the FMA units (128 a clock and
-/// SM) at two 16-byte reads of shared memory for every 16 multiply-adds.
+/// 256 threads as 16 x 16: thread (y, x) computes rows y + 16 i and columns x + 16 j of a 64 x 64 score tile,
+/// and columns 2 x + 32 j of rows y + 16 i of a 64 x D result. Rows are padded by 4 floats, so that the 8
+/// threads of one phase of a 16-byte load access 32 different banks. Bound by the FMA units (128 per clock
+/// and SM) at two 16-byte loads from shared memory for every 16 FMAs.
 
 namespace tessera::ops {
 namespace {
@@ -28,7 +28,7 @@ constexpr size_t shared_bytes(int tiles, int vectors) {
          sizeof(float);
 }
 
-/// Rows of a tile from global memory: zeros beyond `rows` rows and `dim` columns.
+/// Loads rows of a tile from global memory: zeros beyond `rows` rows and `dim` columns.
 template <int kD>
 __device__ __forceinline__ void load_rows(float* tile, const float* from, int64_t stride, int rows, int dim) {
   for (int index = int(threadIdx.x); index < kTile * (kD / 4); index += kThreads) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void load_rows(float* tile, const float* from, int64_
 
 /// acc[i][j] += a[row y + 16 i] . b[row x + 16 j]
 template <int kD>
-__device__ __forceinline__ void multiply_rows(float (&acc)[kPer][kPer], const float* a, const float* b) {
+__device__ __forceinline__ void gemm_abt(float (&acc)[kPer][kPer], const float* a, const float* b) {
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
 #pragma unroll 4
   for (int d = 0; d < kD; d += 4) {
@@ -69,7 +69,7 @@ using Columns = float2[kPer][kD / 32];
 
 /// acc rows y + 16 i += p[row y + 16 i] b
 template <int kD>
-__device__ __forceinline__ void multiply_columns(Columns<kD>& acc, const float* p, const float* b) {
+__device__ __forceinline__ void gemm_ab(Columns<kD>& acc, const float* p, const float* b) {
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
 #pragma unroll 2
   for (int k = 0; k < kTile; k += 4) {
@@ -131,7 +131,8 @@ template <bool kDrops>
 struct DropWords {
   uint32_t words[kDrops ? 16 * 8 : 1];
 
-  /// The first 128 threads, before a barrier; `query` and `key` are the first, multiples of 16.
+  /// Called by the first 128 threads, before a barrier; `query` and `key` are the first ones, multiples of
+  /// 16.
   __device__ __forceinline__ void draw(const AttentionDropout& drop, uint32_t stream, uint32_t head_row,
                                        int query, int key) {
     const int block = int(threadIdx.x) / 8, r = int(threadIdx.x) % 8;
@@ -152,11 +153,11 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
   float* const k_tile = q_tile + kTile * kRow<kD>;
   float* const v_tile = k_tile + kTile * kRow<kD>;
   float* const p_tile = v_tile + kTile * kRow<kD>;  // [kTile, kScoreRow]
-  __shared__ AttentionPlace place;
-  if (!find_place<true>(args, kTile, place)) return;
-  const int first = place.sequence.tile * kTile, rows = min(place.sequence.queries - first, kTile);
+  __shared__ AttentionCoord coord;
+  if (!find_coord<true>(args, kTile, coord)) return;
+  const int first = coord.sequence.tile * kTile, rows = min(coord.sequence.queries - first, kTile);
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
-  load_rows<kD>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows, args.dim);
+  load_rows<kD>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows, args.dim);
 
   Columns<kD> o = {};
   float top[kPer], sum[kPer] = {};  // `sum` only of this thread's columns
@@ -164,21 +165,21 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
   for (int i = 0; i < kPer; ++i) top[i] = -INFINITY;
 
   __shared__ DropWords<kDrops> drop;
-  const int end = place.key_limit(args.causal, first + rows - 1);
+  const int end = coord.key_limit(args.causal, first + rows - 1);
   for (int key = 0; key < end; key += kTile) {
-    __syncthreads();  // all are done with the last tile
-    load_rows<kD>(k_tile, place.k_row(args.k, place.kv_head, key), args.k.row, place.sequence.keys - key,
+    __syncthreads();  // no warp still reads the last tile
+    load_rows<kD>(k_tile, coord.k_row(args.k, coord.kv_head, key), args.k.row, coord.sequence.keys - key,
                   args.dim);
-    load_rows<kD>(v_tile, place.k_row(args.v, place.kv_head, key), args.v.row, place.sequence.keys - key,
+    load_rows<kD>(v_tile, coord.k_row(args.v, coord.kv_head, key), args.v.row, coord.sequence.keys - key,
                   args.dim);
     if constexpr (kDrops)
-      drop.draw(args.drop, args.drop.stream(), place.drop_row(args, place.head), first, key);
+      drop.draw(args.drop, args.drop.stream(), coord.drop_row(args, coord.head), first, key);
     __syncthreads();
     float s[kPer][kPer] = {};
-    multiply_rows<kD>(s, q_tile, k_tile);
+    gemm_abt<kD>(s, q_tile, k_tile);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int limit = place.key_limit(args.causal, first + y + 16 * i);
+      const int limit = coord.key_limit(args.causal, first + y + 16 * i);
       float highest = top[i];
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
@@ -186,10 +187,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
         highest = fmaxf(highest, s[i][j]);
       }
       highest = row_max(highest);
-      const float base = highest == -INFINITY ? 0.0f : highest;  // nothing seen yet: any base will do
-      const float shrink = exp2f((top[i] - base) * args.scale2);
+      const float base = highest == -INFINITY ? 0.0f : highest;  // no key seen yet: any finite base serves
+      const float rescale = exp2f((top[i] - base) * args.scale2);
       top[i] = highest;
-      sum[i] *= shrink;
+      sum[i] *= rescale;
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
         s[i][j] = exp2f((s[i][j] - base) * args.scale2);
@@ -198,13 +199,13 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
       }
 #pragma unroll
       for (int c = 0; c < kD / 32; ++c) {
-        o[i][c].x *= shrink;
-        o[i][c].y *= shrink;
+        o[i][c].x *= rescale;
+        o[i][c].y *= rescale;
       }
     }
     store_scores(p_tile, s);
     __syncthreads();
-    multiply_columns<kD>(o, p_tile, v_tile);
+    gemm_ab<kD>(o, p_tile, v_tile);
   }
 
   float inverse[kPer];
@@ -214,10 +215,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
     inverse[i] = total == 0 ? 0.0f : 1 / total;
     if constexpr (kDrops) inverse[i] *= args.drop.scale;
     if (x == 0 && y + 16 * i < rows)
-      args.lse[place.lse_at(args, first + y + 16 * i)] =
+      args.lse[coord.lse_at(args, first + y + 16 * i)] =
           total == 0 ? -INFINITY : top[i] * args.scale + logf(total);
   }
-  store_columns<kD>(o, inverse, place.q_row(args.out, place.head, first), args.out.row, rows, args.dim);
+  store_columns<kD>(o, inverse, coord.q_row(args.out, coord.head, first), args.out.row, rows, args.dim);
 }
 
 template <int kD, bool kDrops>
@@ -230,38 +231,38 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
   float* const score_tile = dout_tile + kTile * kRow<kD>;  // [keys, queries]
   float* const lse2 = score_tile + kTile * kScoreRow;
   float* const delta = lse2 + kTile;
-  __shared__ AttentionPlace place;
-  if (!find_place<false>(args, kTile, place)) return;
-  const int first = place.sequence.tile * kTile, rows = min(place.sequence.keys - first, kTile);
+  __shared__ AttentionCoord coord;
+  if (!find_coord<false>(args, kTile, coord)) return;
+  const int first = coord.sequence.tile * kTile, rows = min(coord.sequence.keys - first, kTile);
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
-  load_rows<kD>(k_tile, place.k_row(args.k, place.kv_head, first), args.k.row, rows, args.dim);
-  load_rows<kD>(v_tile, place.k_row(args.v, place.kv_head, first), args.v.row, rows, args.dim);
+  load_rows<kD>(k_tile, coord.k_row(args.k, coord.kv_head, first), args.k.row, rows, args.dim);
+  load_rows<kD>(v_tile, coord.k_row(args.v, coord.kv_head, first), args.v.row, rows, args.dim);
 
   Columns<kD> dk = {}, dv = {};
-  // The heads that read the keys one after the other; earlier queries than `begin` see none of them.
-  const int begin = place.first_query(args.causal, first) / kTile * kTile;
-  const int walked = max(0, int(gpu::ceil_div(place.sequence.queries - begin, kTile)));
+  // The heads of the group are walked one after the other; queries before `begin` see none of the keys.
+  const int begin = coord.first_query(args.causal, first) / kTile * kTile;
+  const int walked = max(0, int(gpu::ceil_div(coord.sequence.queries - begin, kTile)));
   __shared__ DropWords<kDrops> drop;
   for (int n = 0; n < walked * args.group; ++n) {
-    const int h = place.head + n / walked, query = begin + n % walked * kTile;
-    __syncthreads();  // all are done with the last tile
-    load_rows<kD>(q_tile, place.q_row(args.q, h, query), args.q.row, place.sequence.queries - query,
+    const int h = coord.head + n / walked, query = begin + n % walked * kTile;
+    __syncthreads();  // no warp still reads the last tile
+    load_rows<kD>(q_tile, coord.q_row(args.q, h, query), args.q.row, coord.sequence.queries - query,
                   args.dim);
-    load_rows<kD>(dout_tile, place.q_row(args.dout, h, query), args.dout.row, place.sequence.queries - query,
+    load_rows<kD>(dout_tile, coord.q_row(args.dout, h, query), args.dout.row, coord.sequence.queries - query,
                   args.dim);
     if (int(threadIdx.x) < kTile) {
-      const int64_t at = place.statistics_at(args, h) + query + int(threadIdx.x);
+      const int64_t at = coord.statistics_at(args, h) + query + int(threadIdx.x);
       lse2[threadIdx.x] = args.lse2[at];
       delta[threadIdx.x] = args.delta[at];
     }
-    if constexpr (kDrops) drop.draw(args.drop, args.drop.stream(), place.drop_row(args, h), query, first);
+    if constexpr (kDrops) drop.draw(args.drop, args.drop.stream(), coord.drop_row(args, h), query, first);
     __syncthreads();
     float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [keys, queries]
-    multiply_rows<kD>(p, k_tile, q_tile);
-    multiply_rows<kD>(ds, v_tile, dout_tile);
+    gemm_abt<kD>(p, k_tile, q_tile);
+    gemm_abt<kD>(ds, v_tile, dout_tile);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int first_query = place.first_query(args.causal, first + y + 16 * i);
+      const int first_query = coord.first_query(args.causal, first + y + 16 * i);
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
         const int column = x + 16 * j;
@@ -277,18 +278,18 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
     }
     store_scores(score_tile, p);
     __syncthreads();
-    multiply_columns<kD>(dv, score_tile, dout_tile);
+    gemm_ab<kD>(dv, score_tile, dout_tile);
     __syncthreads();
     store_scores(score_tile, ds);
     __syncthreads();
-    multiply_columns<kD>(dk, score_tile, q_tile);
+    gemm_ab<kD>(dk, score_tile, q_tile);
   }
   float one[kPer], last[kPer];
 #pragma unroll
   for (int i = 0; i < kPer; ++i)
-    one[i] = kDrops ? args.drop.scale : 1.0f, last[i] = place.last_factor<kDrops>(args);
-  store_columns<kD>(dk, last, place.k_row(args.dk, place.kv_head, first), args.dk.row, rows, args.dim);
-  store_columns<kD>(dv, one, place.k_row(args.dv, place.kv_head, first), args.dv.row, rows, args.dim);
+    one[i] = kDrops ? args.drop.scale : 1.0f, last[i] = coord.grad_scale<kDrops>(args);
+  store_columns<kD>(dk, last, coord.k_row(args.dk, coord.kv_head, first), args.dk.row, rows, args.dim);
+  store_columns<kD>(dv, one, coord.k_row(args.dv, coord.kv_head, first), args.dv.row, rows, args.dim);
 }
 
 template <int kD, bool kDrops>
@@ -300,38 +301,38 @@ __global__ void __launch_bounds__(kThreads, 1)
   float* const k_tile = dout_tile + kTile * kRow<kD>;
   float* const v_tile = k_tile + kTile * kRow<kD>;
   float* const score_tile = v_tile + kTile * kRow<kD>;  // [queries, keys]
-  __shared__ AttentionPlace place;
-  if (!find_place<true>(args, kTile, place)) return;
-  const int first = place.sequence.tile * kTile, rows = min(place.sequence.queries - first, kTile);
+  __shared__ AttentionCoord coord;
+  if (!find_coord<true>(args, kTile, coord)) return;
+  const int first = coord.sequence.tile * kTile, rows = min(coord.sequence.queries - first, kTile);
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
-  load_rows<kD>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows, args.dim);
-  load_rows<kD>(dout_tile, place.q_row(args.dout, place.head, first), args.dout.row, rows, args.dim);
+  load_rows<kD>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows, args.dim);
+  load_rows<kD>(dout_tile, coord.q_row(args.dout, coord.head, first), args.dout.row, rows, args.dim);
 
   Columns<kD> dq = {};
   float lse2[kPer], delta[kPer];
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const int64_t at = place.statistics_at(args, place.head) + first + y + 16 * i;  // below padded_queries
+    const int64_t at = coord.statistics_at(args, coord.head) + first + y + 16 * i;  // below padded_queries
     lse2[i] = args.lse2[at];
     delta[i] = args.delta[at];
   }
   __shared__ DropWords<kDrops> drop;
-  const int end = place.key_limit(args.causal, first + rows - 1);
+  const int end = coord.key_limit(args.causal, first + rows - 1);
   for (int key = 0; key < end; key += kTile) {
-    __syncthreads();  // all are done with the last tile
-    load_rows<kD>(k_tile, place.k_row(args.k, place.kv_head, key), args.k.row, place.sequence.keys - key,
+    __syncthreads();  // no warp still reads the last tile
+    load_rows<kD>(k_tile, coord.k_row(args.k, coord.kv_head, key), args.k.row, coord.sequence.keys - key,
                   args.dim);
-    load_rows<kD>(v_tile, place.k_row(args.v, place.kv_head, key), args.v.row, place.sequence.keys - key,
+    load_rows<kD>(v_tile, coord.k_row(args.v, coord.kv_head, key), args.v.row, coord.sequence.keys - key,
                   args.dim);
     if constexpr (kDrops)
-      drop.draw(args.drop, args.drop.stream(), place.drop_row(args, place.head), first, key);
+      drop.draw(args.drop, args.drop.stream(), coord.drop_row(args, coord.head), first, key);
     __syncthreads();
     float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [queries, keys]
-    multiply_rows<kD>(p, q_tile, k_tile);
-    multiply_rows<kD>(ds, dout_tile, v_tile);
+    gemm_abt<kD>(p, q_tile, k_tile);
+    gemm_abt<kD>(ds, dout_tile, v_tile);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
-      const int limit = place.key_limit(args.causal, first + y + 16 * i);
+      const int limit = coord.key_limit(args.causal, first + y + 16 * i);
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
         const float weight = key + x + 16 * j >= limit ? 0.0f : exp2f(fmaf(p[i][j], args.scale2, -lse2[i]));
@@ -341,12 +342,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     store_scores(score_tile, ds);
     __syncthreads();
-    multiply_columns<kD>(dq, score_tile, k_tile);
+    gemm_ab<kD>(dq, score_tile, k_tile);
   }
   float last[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) last[i] = place.last_factor<kDrops>(args);
-  store_columns<kD>(dq, last, place.q_row(args.dq, place.head, first), args.dq.row, rows, args.dim);
+  for (int i = 0; i < kPer; ++i) last[i] = coord.grad_scale<kDrops>(args);
+  store_columns<kD>(dq, last, coord.q_row(args.dq, coord.head, first), args.dq.row, rows, args.dim);
 }
 
 }  // namespace

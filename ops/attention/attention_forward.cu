@@ -8,16 +8,16 @@
 /// Forward on tensor cores: FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 1) with mma.sync.
 ///
 /// A block owns 128 queries of one head, each of its 4 warps 32 of them: every fragment of K and V that a
-/// warp reads serves two m16 products, which keeps shared memory (128 bytes per clock) off the critical path;
-/// with 16 rows per warp would be bound by it. It walks the keys in tiles of 64, two in shared memory: while
-/// one is worked on, cp.async brings the next, so there is one barrier per tile. S stays in registers, the
-/// softmax is online and in base 2, and the probabilities, rounded to the dtype, are the left operand of P V
-/// as they are in the accumulators. Q stays in registers up to D = 64 and is read again from shared memory
-/// above, where O needs the registers.
+/// warp reads serves two m16 MMAs, which keeps shared memory (128 bytes per clock) off the critical path;
+/// with 16 rows per warp it would be the bound. The block walks the keys in tiles of 64, double-buffered in
+/// shared memory: while one is processed, cp.async loads the next, so there is one barrier per tile. S stays
+/// in registers, the softmax is online and in base 2, and the probabilities, rounded to the dtype, are the
+/// left operand of P V directly from the accumulators. Q stays in registers up to D = 64 and is read again
+/// from shared memory above, where O needs the registers.
 ///
-/// FLOPs: 4 Lq Lk D a head. Bytes: Q and O once, K and V once per query tile, from L2. Bound by the tensor
-/// cores at mma.sync's rate, next by the instructions of the softmax (about 5 a score; at D = 64 a score is
-/// 256 FLOPs). Masks cost only in tiles that a limit crosses.
+/// FLOPs: 4 Lq Lk D per head. Bytes: Q and O once, K and V once per query tile, from L2. Bound by the tensor
+/// cores at mma.sync's rate, next by the instructions of the softmax (about 5 per score; at D = 64 a score is
+/// 256 FLOPs). Masking costs only in tiles that a mask's edge or the end of the keys crosses.
 
 namespace tessera::ops {
 namespace {
@@ -25,7 +25,7 @@ namespace {
 template <int kD>
 struct ForwardTile {
   static constexpr int kWarps = 4, kThreads = kWarps * 32;
-  static constexpr int kM = 2;  // m16 products per warp and step
+  static constexpr int kM = 2;  // m16 MMAs per warp and step
   static constexpr int kRows = kWarps * kM * 16, kKeys = kD > 64 ? 32 : 64;
   static constexpr bool kQInRegisters = kD <= 64;
   static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * kD * 2;
@@ -40,35 +40,36 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
   T* const q_tile = reinterpret_cast<T*>(shared);  // [kRows, kD]
   T* const k_tiles = q_tile + Tile::kRows * kD;    // 2 x [kKeys, kD]
   T* const v_tiles = k_tiles + 2 * kKeys * kD;     // 2 x [kKeys, kD]
-  __shared__ AttentionPlace place;
-  if (!find_place<true>(args, Tile::kRows, place)) return;
-  const int first = place.sequence.tile * Tile::kRows,
-            rows = min(place.sequence.queries - first, Tile::kRows);
+  __shared__ AttentionCoord coord;
+  if (!find_coord<true>(args, Tile::kRows, coord)) return;
+  const int first = coord.sequence.tile * Tile::kRows,
+            rows = min(coord.sequence.queries - first, Tile::kRows);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
 
   RowOperand<kD, kM, Tile::kQInRegisters> q(q_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys, stage = tile % 2 * kKeys * kD;
-    load_tile<kD, kKeys, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,
-                                   place.sequence.keys - key, args.dim);
-    load_tile<kD, kKeys, kThreads>(v_tiles + stage, place.k_row(args.v, place.kv_head, key), args.v.row,
-                                   place.sequence.keys - key, args.dim);
+    load_tile<kD, kKeys, kThreads>(k_tiles + stage, coord.k_row(args.k, coord.kv_head, key), args.k.row,
+                                   coord.sequence.keys - key, args.dim);
+    load_tile<kD, kKeys, kThreads>(v_tiles + stage, coord.k_row(args.v, coord.kv_head, key), args.v.row,
+                                   coord.sequence.keys - key, args.dim);
   };
-  // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
-  const int clear = place.key_limit(args.causal, first), end = place.key_limit(args.causal, first + rows - 1);
+  // Every query of the block sees the first `unmasked` keys; none sees key `end` or a later one.
+  const int unmasked = coord.key_limit(args.causal, first),
+            end = coord.key_limit(args.causal, first + rows - 1);
   const int key_tiles = int(gpu::ceil_div(end, kKeys));
   if (key_tiles > 0) {
-    load_tile<kD, Tile::kRows, kThreads>(q_tile, place.q_row(args.q, place.head, first), args.q.row, rows,
+    load_tile<kD, Tile::kRows, kThreads>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows,
                                          args.dim);
     load_keys(0);
     gpu::cp_async_commit();
     gpu::cp_async_wait<0>();
     __syncthreads();
-    q.hold();
+    q.load_fragments();
   }
 
   float o[kM][kD / 8][4] = {};
-  float top[kM][2], sum[kM][2];  // of rows lane / 4 and lane / 4 + 8; `sum` only of this thread's columns
+  float top[kM][2], sum[kM][2];  // per row lane / 4 and lane / 4 + 8; `sum` only of this thread's columns
 #pragma unroll
   for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
   if constexpr (kDrops) stream = args.drop.stream();
   for (int tile = 0; tile < key_tiles; ++tile) {
     gpu::cp_async_wait<0>();
-    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    __syncthreads();  // the tile has landed, and no warp still reads the other stage
     if (tile + 1 < key_tiles) {
       load_keys(tile + 1);
       gpu::cp_async_commit();
@@ -89,8 +90,8 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
     const int stage = tile % 2 * kKeys * kD;
 
     float s[kM][kKeys / 8][4] = {};
-    multiply_rows<T>(s, q, k_tiles + stage, 0);
-    if ((tile + 1) * kKeys > clear) {
+    gemm_abt<T>(s, q, k_tiles + stage, 0);
+    if ((tile + 1) * kKeys > unmasked) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
           for (int e = 0; e < 4; ++e) {
             const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
             const int key = tile * kKeys + n * 8 + lane % 4 * 2 + e % 2;
-            if (key >= place.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
+            if (key >= coord.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
           }
     }
 
@@ -113,9 +114,9 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
           highest = fmaxf(highest, fmaxf(s[m][n][2 * hh], s[m][n][2 * hh + 1]));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
-        // Nothing seen yet: any base will do, but -inf - -inf would not.
+        // No key seen yet: any finite base serves; -inf - -inf would be NaN.
         const float base = highest == -INFINITY ? 0.0f : highest * args.scale2;
-        const float shrink = gpu::exp2_approx(top[m][hh] * args.scale2 - base);
+        const float rescale = gpu::exp2_approx(top[m][hh] * args.scale2 - base);
         top[m][hh] = highest;
         float added = 0;
 #pragma unroll
@@ -125,22 +126,22 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
             s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -base));
             added += s[m][n][e];
           }
-        sum[m][hh] = sum[m][hh] * shrink + added;
+        sum[m][hh] = sum[m][hh] * rescale + added;
 #pragma unroll
         for (int n = 0; n < kD / 8; ++n) {
-          o[m][n][2 * hh] *= shrink;
-          o[m][n][2 * hh + 1] *= shrink;
+          o[m][n][2 * hh] *= rescale;
+          o[m][n][2 * hh + 1] *= rescale;
         }
       }
     uint32_t p[kM][kKeys / 16][4];
     to_operand<T>(p, s);
     if constexpr (kDrops) {
-      // Four blocks of 16 x 16 at a time, a word for each lane.
+      // Dropout bits of four blocks of 16 x 16 at a time, one word per lane.
       constexpr int kBlocks = kKeys / 16;
 #pragma unroll
       for (int four = 0; four < kM * kBlocks; four += 4) {
         const int own = four + lane / 8;
-        const uint32_t word = args.drop.word(stream, place.drop_row(args, place.head),
+        const uint32_t word = args.drop.word(stream, coord.drop_row(args, coord.head),
                                              uint32_t((first + warp_row) / 16 + own / kBlocks),
                                              uint32_t((tile * kBlocks + own % kBlocks) * 8 + lane % 8));
 #pragma unroll
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
               .keep_doubled<T>(p[(four + block) / kBlocks][(four + block) % kBlocks]);
       }
     }
-    multiply_columns<T, kD>(o, p, v_tiles + stage, 0);
+    gemm_ab<T, kD>(o, p, v_tiles + stage, 0);
   }
 
   float inverse[kM][2];
@@ -164,10 +165,10 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
       if constexpr (kDrops) inverse[m][hh] *= args.drop.scale / 2;
       const int row = warp_row + m * 16 + hh * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
-        args.lse[place.lse_at(args, first + row)] =
+        args.lse[coord.lse_at(args, first + row)] =
             total == 0 ? -INFINITY : top[m][hh] * args.scale + logf(total);
     }
-  store_rows<kD>(o, inverse, q_tile, warp_row, place.q_row(args.out, place.head, first), args.out.row, rows,
+  store_rows<kD>(o, inverse, q_tile, warp_row, coord.q_row(args.out, coord.head, first), args.out.row, rows,
                  args.dim);
 }
 

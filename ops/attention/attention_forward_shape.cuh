@@ -9,25 +9,25 @@
 
 namespace tessera::ops {
 
-/// What a block is given besides its maps.
+/// Kernel arguments other than the tensor maps.
 template <class T>
 struct ForwardSm90 {
   AttentionSchedule schedule;  // of fixed lengths
-  CuSeqlens starts;
+  CuSeqlens seqlens;
   HeadRows<T> o;
   float* lse;  // [B * H, lse_stride], natural logarithm
   int64_t lse_stride;
-  float* partial;                   // pieces of split tiles: see ForwardShape
-  int* ticket;                      // of sequences: items that blocks have taken
-  int heads, group;                 // query heads, and how many of them read one key head
-  int heads_at_once, ticket_heads;  // of sequences: see attention_forward_sm90.cuh
+  float* partial;                   // partial results of split tiles: see ForwardShape
+  int* ticket;                      // packed sequences: tickets that blocks have taken
+  int heads, group;                 // heads: query heads; group: how many of them read one key head
+  int heads_at_once, ticket_heads;  // packed sequences: see attention_forward_sm90.cuh
   int dim;
   bool causal;
   float scale2;  // scale * log2(e)
   AttentionDropout drop;
 };
 
-/// A tile that a block works on: what the planning warp tells the others. A negative tile ends the work.
+/// A work tile, as the scheduler warp publishes it to the other warps. A negative `tile` ends the loop.
 struct ForwardWork : AttentionWork {
   int b, h;
   int q_first, queries, k_first, keys;  // of its sequence
@@ -59,7 +59,7 @@ struct ForwardShape {
     gpu::Ring<kStages> k, v;
     gpu::Ring<kQStages> q[kGroups];  // of the warpgroups
     gpu::Ring<kQStages> work;
-    gpu::Barrier near_end;  // of the tile that is being brought
+    gpu::Barrier near_end;  // the producer is near the end of its tile: the scheduler may take the next one
   };
   static constexpr int kWorkOffset = kBarrierOffset + int(sizeof(Barriers));
   static constexpr int kStreamOffset = kWorkOffset + kQStages * int(sizeof(ForwardWork));  // of dropout
@@ -76,8 +76,8 @@ struct OnlineSoftmax {
   // follows the largest score only when that grew by more than 2^8: P stays below 2^9, far from any overflow.
   float base[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0, 0};  // of this thread's columns
-  float shrink[2];
-  bool moved = false;  // O is to be multiplied by `shrink`
+  float rescale[2];
+  bool needs_rescale = false;  // O must be multiplied by `rescale`
 
   __device__ __forceinline__ void apply(float (&s)[Shape::kKeys / 2], float scale2) {
     constexpr float kSlack = 8;
@@ -93,17 +93,17 @@ struct OnlineSoftmax {
       top[half] = fmaxf(a, b) * scale2;
     }
     const bool grew = top[0] > base[0] + kSlack || top[1] > base[1] + kSlack;
-    moved = __any_sync(0xFFFFFFFFu, grew);
-    if (moved) {
+    needs_rescale = __any_sync(0xFFFFFFFFu, grew);
+    if (needs_rescale) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float highest = fmaxf(top[half], __shfl_xor_sync(0xFFFFFFFFu, top[half], 1));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
         const float next = highest > base[half] ? ceilf(highest) : base[half];
-        // Nothing seen yet: -inf - -inf would be NaN.
-        shrink[half] = next == -INFINITY ? 1.0f : gpu::exp2_approx(base[half] - next);
+        // No key seen yet: -inf - -inf would be NaN.
+        rescale[half] = next == -INFINITY ? 1.0f : gpu::exp2_approx(base[half] - next);
         base[half] = next;
-        sum[half] *= shrink[half];
+        sum[half] *= rescale[half];
       }
     }
 #pragma unroll

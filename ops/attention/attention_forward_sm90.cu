@@ -4,18 +4,19 @@
 namespace tessera::ops {
 namespace {
 
-/// Before the kernel of sequences, which takes its tiles by this counter.
+/// Clears the ticket counter from which the kernel for packed sequences takes its tiles.
 __global__ void attention_clear_kernel(int* ticket) {
   gpu::launch_dependents();
   gpu::grid_dependency_wait();
   *ticket = 0;
 }
 
-/// Shares of the columns of a head in adding pieces: few tiles may have many pieces, whose latency adds up.
+/// Slices of a head's columns when partial results are combined: few tiles may have many of them, and the
+/// latency of their loads adds up.
 constexpr int kSlices = 4;
 
-/// Adds the pieces of a tile that was cut: one block per tile, warpgroup and slice of the columns, each
-/// thread what the thread at its place has left of them.
+/// Combines the partial results of a split tile: one block per tile, warpgroup and slice of the columns; each
+/// thread combines the elements that the thread of the same index stored.
 template <class T, class Shape>
 __global__ void __launch_bounds__(128) attention_combine_kernel(ForwardSm90<T> args) {
   gpu::grid_dependency_wait();
@@ -85,9 +86,9 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
   constexpr double kLog2E = 1.44269504088896340736;
   const Device device = q.device();
   ForwardSm90<T> args{};
-  args.starts = cu_seqlens(problem, q, k);
+  args.seqlens = cu_seqlens(problem, q, k);
   const bool packed = problem.packed();
-  const int64_t heads = q.size(0) * q.size(2), tiles = args.starts.slots(q.size(1), Shape::kRows);
+  const int64_t heads = q.size(0) * q.size(2), tiles = args.seqlens.slots(q.size(1), Shape::kRows);
   check(heads * tiles <= int64_t{0x3FFFFFFF}, "attention: ", describe(q), " has ", heads * tiles,
         " tiles; expected at most 2^30 - 1 (split the batch)");
   const int64_t grid = device.multiprocessors();
@@ -97,15 +98,16 @@ void launch_forward(const Tensor& o, const Tensor& lse, const Tensor& q, const T
     ticket = Tensor::empty({1}, DType::i32, device);
     args.ticket = ticket.data<int32_t>();
     gpu::launch(device, {dim3(1), dim3(1), 0, 1, true}, attention_clear_kernel, args.ticket);
-    // As many as give every block a tile of a sequence of mean length; those of a key head stay together.
-    const int64_t mean = gpu::ceil_div(q.size(1), std::max(1, args.starts.count) * int64_t{Shape::kRows});
+    // As many heads as give every block a tile of a sequence of mean length; those of a key head stay
+    // together.
+    const int64_t mean = gpu::ceil_div(q.size(1), std::max(1, args.seqlens.count) * int64_t{Shape::kRows});
     const int64_t group = q.size(2) / k.size(2);
     args.heads_at_once = int(
         std::min(q.size(2), gpu::ceil_div(gpu::ceil_div(grid, std::max<int64_t>(1, mean)), group) * group));
-    // Where most slots are empty or nearly so, tickets are what takes time: one for several heads, as long as
-    // each block takes eight.
+    // Where most slots are empty or nearly so, tickets dominate the time: then a ticket covers several heads,
+    // as long as each block takes eight tickets.
     args.ticket_heads = 1;
-    if (args.starts.count >= 32 && q.size(1) < args.starts.count * int64_t{Shape::kRows} / 3)
+    if (args.seqlens.count >= 32 && q.size(1) < args.seqlens.count * int64_t{Shape::kRows} / 3)
       args.ticket_heads = int(std::clamp<int64_t>(tiles * q.size(2) / (8 * grid), 1, args.heads_at_once));
   } else {
     args.schedule =

@@ -7,7 +7,7 @@
 #include "ops/attention/attention_sm90.cuh"
 
 /// Forward for any number of keys, sm_90a: online softmax (Dao, FlashAttention-2, arXiv:2307.08691, algorithm
-/// 1) on wgmma, in the manner of FlashAttention-3 (Shah et al., arXiv:2407.08608, section 3).
+/// 1) on WGMMA, in the manner of FlashAttention-3 (Shah et al., arXiv:2407.08608, section 3).
 ///
 /// A block owns a tile of queries of one head, 64 per consumer warpgroup, and walks over the KV blocks from
 /// the last to the first. A producer warp issues TMA loads of Q, K and V into multistage pipelines; it runs
@@ -36,14 +36,14 @@ namespace tessera::ops {
 /// All lanes of the scheduler warp: the next tile of packed sequences; false if there is none. A ticket
 /// covers a slot in `ticket_heads` heads; `left` of them follow after `work`.
 template <class T>
-__device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, const SequenceOrder& order,
-                                                  int rows, int key_rows, ForwardWork& work, int& left) {
+__device__ __forceinline__ bool next_packed_tile(const ForwardSm90<T>& args, const SequenceOrder& order,
+                                                 int rows, int key_rows, ForwardWork& work, int& left) {
   if (left > 0) {
     --left;
     work.head_row = ++work.h;
     return true;
   }
-  const int slots = int(args.starts.slots(args.starts.q_rows, rows));
+  const int slots = int(args.seqlens.slots(args.seqlens.q_rows, rows));
   for (;;) {
     int item = 0;
     if (threadIdx.x % 32 == 0) item = atomicAdd(args.ticket, 1);
@@ -53,8 +53,8 @@ __device__ __forceinline__ bool next_of_sequences(const ForwardSm90<T>& args, co
     const int size = min(args.heads_at_once, args.heads - round * args.heads_at_once);
     if (size <= 0) return false;
     const int tickets = int(gpu::ceil_div(size, args.ticket_heads)), slot = rest / tickets;
-    if (slot >= slots) return false;  // of the last round, which may be smaller
-    const AttentionSequence sequence = args.starts.template find_in<true>(order, slot, rows);
+    if (slot >= slots) return false;  // past the end, in the last round
+    const AttentionSequence sequence = args.seqlens.template find_in<true>(order, slot, rows);
     if (!sequence.has_tile) continue;
     const int first = rest % tickets * args.ticket_heads;
     left = min(args.ticket_heads, size - first) - 1;
@@ -99,27 +99,27 @@ struct ForwardShared {
 
 /// Scheduler warp: decodes the work tiles. Its divisions would cost the consumers a thousand clocks per tile.
 template <class T, class Shape>
-__device__ __forceinline__ void plan_tiles(const ForwardSm90<T>& args, ForwardShared<Shape> shared) {
+__device__ __forceinline__ void schedule_tiles(const ForwardSm90<T>& args, ForwardShared<Shape> shared) {
   auto& barriers = shared.barriers();
-  gpu::RingPlace<Shape::kQStages> place;
+  gpu::RingState<Shape::kQStages> state;
   const auto publish = [&](const ForwardWork& work) {
-    barriers.work.empty[place.stage].wait(place.parity ^ 1);
-    shared.works()[place.stage] = work;
-    barriers.work.full[place.stage].arrive();
-    place.advance();
+    barriers.work.empty[state.stage].wait(state.parity ^ 1);
+    shared.works()[state.stage] = work;
+    barriers.work.full[state.stage].arrive();
+    state.advance();
   };
   ForwardWork work;
   // Written only by the lane that publishes: its arrival on work.full orders the write before reads.
   const auto write_dropout_stream = [&] {
     if constexpr (Shape::kDrops) shared.dropout_stream() = args.drop.stream();
   };
-  if (args.starts.packed()) {
+  if (args.seqlens.packed()) {
     if (threadIdx.x % 32 == 0) write_dropout_stream();
-    const SequenceOrder order = args.starts.template order<true>(Shape::kRows);
+    const SequenceOrder order = args.seqlens.template order<true>(Shape::kRows);
     uint32_t parity = 0;
     int left = 0;
     for (bool some = true; some; parity ^= 1) {
-      some = next_of_sequences(args, order, Shape::kRows, Shape::kKeys, work, left);
+      some = next_packed_tile(args, order, Shape::kRows, Shape::kKeys, work, left);
       if (!some) work.tile = -1;
       if (threadIdx.x % 32 == 0) publish(work);
       __syncwarp();
@@ -145,28 +145,29 @@ __device__ __forceinline__ void plan_tiles(const ForwardSm90<T>& args, ForwardSh
 
 /// Producer thread: issues the TMA loads of Q, K and V of the scheduled tiles.
 template <class T, class Shape>
-__device__ __forceinline__ void bring_tiles(const gpu::TensorMap& q_map, const gpu::TensorMap& k_map,
-                                            const gpu::TensorMap& v_map, const ForwardSm90<T>& args,
-                                            ForwardShared<Shape> shared) {
+__device__ __forceinline__ void load_tiles(const gpu::TensorMap& q_map, const gpu::TensorMap& k_map,
+                                           const gpu::TensorMap& v_map, const ForwardSm90<T>& args,
+                                           ForwardShared<Shape> shared) {
   constexpr int kGroups = Shape::kGroups, kKeys = Shape::kKeys, kStages = Shape::kStages;
   auto& barriers = shared.barriers();
-  gpu::RingPlace<kStages> k_place, v_place;
-  gpu::RingPlace<Shape::kQStages> q_place;
+  gpu::RingState<kStages> k_place, v_place;
+  gpu::RingState<Shape::kQStages> q_place;
   for (;;) {
     barriers.work.full[q_place.stage].wait(q_place.parity);
     const ForwardWork work = shared.works()[q_place.stage];
     barriers.work.empty[q_place.stage].arrive();
     if (work.tile < 0) return;
     const int kv_head = work.h / args.group;
-    const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place, char* tiles,
+    const auto load = [&](gpu::Ring<kStages>& ring, gpu::RingState<kStages>& state, char* tiles,
                           const gpu::TensorMap& map, int n) {
-      ring.empty[place.stage].wait(place.parity ^ 1);
-      ring.full[place.stage].arrive_expect(Shape::kTileBytes);
-      HeadTile<T, kKeys, Shape::kD>::load(tiles + place.stage * Shape::kTileBytes, map,
-                                          ring.full[place.stage], work.k_first + n * kKeys, kv_head, work.b);
-      place.advance();
+      ring.empty[state.stage].wait(state.parity ^ 1);
+      ring.full[state.stage].arrive_expect(Shape::kTileBytes);
+      HeadTile<T, kKeys, Shape::kD>::load(tiles + state.stage * Shape::kTileBytes, map,
+                                          ring.full[state.stage], work.k_first + n * kKeys, kv_head, work.b);
+      state.advance();
     };
-    constexpr int kNear = 2;  // steps that are left, and two are in the rings: longer than planning takes
+    constexpr int kNear =
+        2;  // remaining steps; two more are in the pipelines: together longer than scheduling takes
     if (work.end - work.begin <= kNear) barriers.near_end.arrive();
     // K runs one step ahead of V, as S does of P V.
     if (work.end > work.begin) load(barriers.k, k_place, shared.k(), k_map, work.end - 1);
@@ -190,10 +191,10 @@ __device__ __forceinline__ void bring_tiles(const gpu::TensorMap& q_map, const g
 /// The rows of a consumer warp: 16, of which this thread holds `row` and `row` + 8 of the block's tile.
 struct ForwardRows {
   int first, row, warp;  // the block's tile starts at query `first`; `warp` counts the consumers
-  int queries, q_row;    // of the sequence; where the warp's first row is in memory
+  int queries, q_row;    // queries of the sequence; memory row of the warp's first query
   int h, b;
-  int64_t piece;    // of a split tile; negative: none
-  int lane, place;  // `place` is the lane again where that spares a register
+  int64_t piece;    // index of the partial result; negative: the tile is not split
+  int lane, place;  // `place`: the lane, read again where that saves a register
 
   __device__ __forceinline__ int own() const { return first + warp * 16; }  // the warp's first query
 };
@@ -248,7 +249,7 @@ __device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const Fo
       values[i] =
           gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2], o[8 * step + 2 * i + 1] * inverse[i % 2]);
     gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * GroupTile::kBoxBytes +
-                         gpu::swizzled_place(rows.place % 16, step % 4 * 2 + rows.place / 16),
+                         gpu::swizzled_offset(rows.place % 16, step % 4 * 2 + rows.place / 16),
                      values);
   }
   gpu::fence_async_shared();
@@ -269,13 +270,13 @@ __device__ __forceinline__ void store_rows(const gpu::TensorMap& o_map, const Fo
       if (chunk * 8 < args.dim)
         *reinterpret_cast<uint4*>(args.o.at(rows.b, rows.h, rows.q_row + i) + chunk * 8) =
             *reinterpret_cast<const uint4*>(o_rows + chunk / 8 * GroupTile::kBoxBytes +
-                                            gpu::swizzled_place(i, chunk % 8));
+                                            gpu::swizzled_offset(i, chunk % 8));
     }
     __syncwarp();
   }
 }
 
-/// Dropout's words of a warp's 16 queries, from `query` on, and a KV block.
+/// Computes the dropout words of a warp's 16 queries, from `query` on, and a KV block.
 template <class T, class Shape, int kWords>
 __device__ __forceinline__ void draw_words(uint32_t (&words)[kWords], const ForwardSm90<T>& args,
                                            ForwardShared<Shape> shared, const ForwardWork& work, int query,
@@ -289,8 +290,8 @@ __device__ __forceinline__ void draw_words(uint32_t (&words)[kWords], const Forw
                               uint32_t(n * (Shape::kKeys / 2) + w * 32 + lane));
 }
 
-/// Masks the scores that `query` and `query` + 8 of this thread do not see; `key` is its first key of the
-/// block.
+/// Masks the scores of keys that `query` and `query` + 8 of this thread do not see; `key` is the first key of
+/// this thread in the block.
 template <class Shape>
 __device__ __forceinline__ void mask_scores(float (&s)[Shape::kKeys / 2], const ForwardWork& work,
                                             bool causal, int query, int key) {
@@ -346,13 +347,13 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
     work.end = in_uniform_register(work.end);
     if (work.tile < 0) break;
     const int first = work.tile * Shape::kRows;
-    // None of this warpgroup's queries sees KV block `end` or a later one; all see the first `clear` keys.
+    // None of this warpgroup's queries sees KV block `end` or a later one; all see the first `unmasked` keys.
     const int group_first = first + group * 64;
     const ForwardWork& own = works[tile.stage()];
     const int group_keys =
         group_first < own.queries ? own.key_limit(args.causal, min(group_first + 64, own.queries) - 1) : 0;
     const int end = min(work.end, int(gpu::ceil_div(group_keys, kKeys)));
-    const int clear = own.key_limit(args.causal, group_first);
+    const int unmasked = own.key_limit(args.causal, group_first);
     const int row = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile, and row + 8
 
     const auto wait_full = [&](gpu::Ring<kStages>& ring, PipelineState<kStages> at) {
@@ -398,8 +399,8 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         gpu::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kD / 16; ++step)
-          gpu::multiply<T, k_major, k_major>(s, a + GroupTile::along(step), b + KeyTile::along(step),
-                                             step > 0);
+          gpu::wgmma<T, k_major, k_major>(s, a + GroupTile::k_step_offset(step),
+                                          b + KeyTile::k_step_offset(step), step > 0);
         gpu::warpgroup_commit();
       };
       const auto issue_values = [&](PipelineState<kStages> at) {
@@ -409,7 +410,7 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         gpu::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < kKeys / 16; ++step)
-          gpu::multiply<T, mn_major>(o, p[step], b + step * gpu::kDescriptorStep<mn_major>);
+          gpu::wgmma<T, mn_major>(o, p[step], b + step * gpu::kDescriptorStep<mn_major>);
         gpu::warpgroup_commit();
       };
       const auto mask = [&](int n) {
@@ -418,9 +419,9 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
       const auto convert = [&] { round_probabilities<T, Shape>(p, s, words, lane); };
       const auto finish_values = [&](PipelineState<kStages> at) {
         gpu::warpgroup_wait<0>();
-        gpu::pin(o);
+        gpu::warpgroup_fence_operand(o);
 #pragma unroll
-        for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
+        for (int step = 0; step < kKeys / 16; ++step) gpu::warpgroup_fence_operand(p[step]);
         release(barriers.v, at);
       };
 
@@ -430,9 +431,9 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
       issue_scores();
       gpu::arrive_named(next_barrier, 256);
       gpu::warpgroup_wait<0>();
-      gpu::pin(s);
+      gpu::warpgroup_fence_operand(s);
       release(barriers.k, block);
-      if ((n + 1) * kKeys > clear) mask(n);
+      if ((n + 1) * kKeys > unmasked) mask(n);
       softmax.apply(s, args.scale2);
       convert();
       if (n > work.begin) wait_full(barriers.k, block + 1);
@@ -446,21 +447,21 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         issue_values(block + -1);
         gpu::arrive_named(next_barrier, 256);
         gpu::warpgroup_wait<1>();
-        gpu::pin(s);
+        gpu::warpgroup_fence_operand(s);
         release(barriers.k, block);
         if constexpr (kMasked) mask(n);
         softmax.apply(s, args.scale2);
         if (n > work.begin) wait_full(barriers.k, block + 1);
         finish_values(block + -1);
-        if (softmax.moved) {
+        if (softmax.needs_rescale) {
 #pragma unroll
           for (int j = 0; j < kD / 8; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[4 * j + e] *= softmax.shrink[e / 2];
+            for (int e = 0; e < 4; ++e) o[4 * j + e] *= softmax.rescale[e / 2];
         }
         convert();
       };
-      for (--n; n >= work.begin && (n + 1) * kKeys > clear; --n) step.template operator()<true>();
+      for (--n; n >= work.begin && (n + 1) * kKeys > unmasked; --n) step.template operator()<true>();
       for (; n >= work.begin; --n) step.template operator()<false>();
       issue_values(block);
       finish_values(block);
@@ -531,9 +532,9 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (warp < 4) {
     gpu::warpgroup_reg_dealloc<Shape::kProducerRegisters>();
     if (warp == 1)
-      plan_tiles<T, Shape>(args, shared);
+      schedule_tiles<T, Shape>(args, shared);
     else if (warp == 0 && gpu::elect_one())
-      bring_tiles<T, Shape>(q_map, k_map, v_map, args, shared);
+      load_tiles<T, Shape>(q_map, k_map, v_map, args, shared);
   } else {
     gpu::warpgroup_reg_alloc<Shape::kConsumerRegisters>();
     attend<T, Shape>(o_map, args, shared, warp);

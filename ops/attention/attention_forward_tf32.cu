@@ -38,32 +38,33 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
   float* const q_tile = reinterpret_cast<float*>(shared);          // [kRows, kD]
   float* const k_tiles = q_tile + Tile::kRows * tf32::kPitch<kD>;  // 2 x [kKeys, kD]
   float* const v_tiles = k_tiles + 2 * kTileFloats;                // 2 x [kKeys, kD]
-  __shared__ AttentionPlace place;
-  if (!find_place<true>(args, Tile::kRows, place)) return;
-  const int first = place.sequence.tile * Tile::kRows,
-            rows = min(place.sequence.queries - first, Tile::kRows);
+  __shared__ AttentionCoord coord;
+  if (!find_coord<true>(args, Tile::kRows, coord)) return;
+  const int first = coord.sequence.tile * Tile::kRows,
+            rows = min(coord.sequence.queries - first, Tile::kRows);
   const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * kM * 16;
 
   tf32::RowOperand<kD, kM, Tile::kQInRegisters> q(q_tile, warp_row);
   const auto load_keys = [&](int tile) {
     const int key = tile * kKeys, stage = tile % 2 * kTileFloats;
-    tf32::load_tile<kD, kKeys, kThreads>(k_tiles + stage, place.k_row(args.k, place.kv_head, key), args.k.row,
-                                         place.sequence.keys - key, args.dim);
-    tf32::load_tile<kD, kKeys, kThreads>(v_tiles + stage, place.k_row(args.v, place.kv_head, key), args.v.row,
-                                         place.sequence.keys - key, args.dim);
+    tf32::load_tile<kD, kKeys, kThreads>(k_tiles + stage, coord.k_row(args.k, coord.kv_head, key), args.k.row,
+                                         coord.sequence.keys - key, args.dim);
+    tf32::load_tile<kD, kKeys, kThreads>(v_tiles + stage, coord.k_row(args.v, coord.kv_head, key), args.v.row,
+                                         coord.sequence.keys - key, args.dim);
     gpu::cp_async_commit();
   };
-  // All of the block's queries see the first `clear` keys, none sees `end` or a later one.
-  const int clear = place.key_limit(args.causal, first), end = place.key_limit(args.causal, first + rows - 1);
+  // Every query of the block sees the first `unmasked` keys; none sees key `end` or a later one.
+  const int unmasked = coord.key_limit(args.causal, first),
+            end = coord.key_limit(args.causal, first + rows - 1);
   const int key_tiles = int(gpu::ceil_div(end, kKeys));
   if (key_tiles > 0) {
-    tf32::load_tile<kD, Tile::kRows, kThreads>(q_tile, place.q_row(args.q, place.head, first), args.q.row,
+    tf32::load_tile<kD, Tile::kRows, kThreads>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row,
                                                rows, args.dim);
     load_keys(0);
     gpu::cp_async_wait<0>();
     tf32::round_tile<kD, Tile::kRows, kThreads>(q_tile);
     __syncthreads();
-    q.hold();
+    q.load_fragments();
   }
 
   float o[kM][kD / 8][4] = {};
@@ -83,13 +84,13 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
     gpu::cp_async_wait<0>();
     tf32::round_tile<kD, kKeys, kThreads>(k_tiles + stage);
     tf32::round_tile<kD, kKeys, kThreads>(v_tiles + stage);
-    __syncthreads();  // the tile is there for all, and all are done with the other stage
+    __syncthreads();  // the tile has landed, and no warp still reads the other stage
     if (tile + 1 < key_tiles) load_keys(tile + 1);
 
     // S = Q K^T
     float s[kM][kKeys / 8][4] = {};
-    tf32::add_rows<kD>(s, q, k_tiles + stage, 0);
-    if ((tile + 1) * kKeys > clear) {
+    tf32::gemm_abt<kD>(s, q, k_tiles + stage, 0);
+    if ((tile + 1) * kKeys > unmasked) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
 #pragma unroll
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
           for (int e = 0; e < 4; ++e) {
             const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
             const int key = tile * kKeys + n * 8 + lane % 4 * 2 + e % 2;
-            if (key >= place.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
+            if (key >= coord.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
           }
     }
 
@@ -113,9 +114,9 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
           highest = fmaxf(highest, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
-        // Nothing seen yet: any base will do, but -inf - -inf would not.
+        // No key seen yet: any finite base serves; -inf - -inf would be NaN.
         const float base = highest == -INFINITY ? 0.0f : highest * args.scale2;
-        const float shrink = gpu::exp2_approx(top[m][half] * args.scale2 - base);
+        const float rescale = gpu::exp2_approx(top[m][half] * args.scale2 - base);
         top[m][half] = highest;
         float added = 0;
 #pragma unroll
@@ -125,11 +126,11 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
             s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -base));
             added += s[m][n][e];
           }
-        sum[m][half] = sum[m][half] * shrink + added;
+        sum[m][half] = sum[m][half] * rescale + added;
 #pragma unroll
         for (int n = 0; n < kD / 8; ++n) {
-          o[m][n][2 * half] *= shrink;
-          o[m][n][2 * half + 1] *= shrink;
+          o[m][n][2 * half] *= rescale;
+          o[m][n][2 * half + 1] *= rescale;
         }
       }
     if constexpr (kDrops) {
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
       constexpr int kAcross = kKeys / 16;
       static_assert(kM * kAcross == 4);
       const int own = lane / 8;
-      const uint32_t word = args.drop.word(stream, place.drop_row(args, place.head),
+      const uint32_t word = args.drop.word(stream, coord.drop_row(args, coord.head),
                                            uint32_t((first + warp_row) / 16 + own / kAcross),
                                            uint32_t((tile * kAcross + own % kAcross) * 8 + lane % 8));
 #pragma unroll
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
       }
     }
     // O += P V
-    tf32::add_columns<kD>(o, s, v_tiles + stage, 0);
+    tf32::gemm_ab<kD>(o, s, v_tiles + stage, 0);
   }
 
   // Epilogue: store O and LSE
@@ -169,10 +170,10 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
       if constexpr (kDrops) inverse[m][half] *= args.drop.scale;
       const int row = warp_row + m * 16 + half * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
-        args.lse[place.lse_at(args, first + row)] =
+        args.lse[coord.lse_at(args, first + row)] =
             total == 0 ? -INFINITY : top[m][half] * args.scale + logf(total);
     }
-  tf32::store_columns<kD>(o, inverse, warp_row, place.q_row(args.out, place.head, first), args.out.row, rows,
+  tf32::store_columns<kD>(o, inverse, warp_row, coord.q_row(args.out, coord.head, first), args.out.row, rows,
                           args.dim);
 }
 

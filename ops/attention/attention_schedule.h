@@ -76,15 +76,15 @@ inline AttentionSchedule attention_schedule(int64_t queries, int64_t keys, int64
   return schedule;
 }
 
-/// What a block does at one time.
+/// One unit of work of a block: KV blocks `begin` ... `end` - 1 of a query tile.
 struct AttentionWork {
   int head_row, tile;
   int begin, end;  // key blocks
   int64_t piece;   // index of the split where the partial result goes; -1: the tile is not split
 };
 
-/// The item-th work of block `place` of `grid`; passes over items without work, and returns false when there
-/// are no more.
+/// The item-th unit of work of block `place` of `grid`; skips empty ones, and returns false when there are no
+/// more.
 TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int place, int& item,
                                AttentionWork& work) {
   const int tiles_of_job = schedule.tiles_of_job();
@@ -92,19 +92,19 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
   for (;; ++item) {
     int job, which;
     if (item < rounds * tiles_of_job) {
-      // Turned by one each round, so that a block does not meet the same kind of tile in all of them: the
-      // last of a head may be nearly empty.
+      // Rotated by one in each wave, so that a block does not get the same tile of a head in all of them: the
+      // last one of a head may be nearly empty.
       const int round = schedule.job_of(item);
       job = round * grid + (place + round) % grid;
       which = schedule.which_of(item);
-      if (job >= schedule.whole) return false;  // in the last round, and then nothing is cut
+      if (job >= schedule.whole) return false;  // past the end, in the last wave; then no tile is split
       work.tile = schedule.tile_of(job % schedule.jobs, which);
       if (work.tile < 0) continue;
       work.begin = 0;
       work.end = schedule.tile_blocks(work.tile);
       work.piece = -1;
     } else {
-      // Of the block's share [first, last) of the remaining key blocks, what belongs to the nth tile in it.
+      // The intersection of the block's share [first, last) of the remaining KV blocks with its nth tile.
       const int nth = item - rounds * tiles_of_job;
       const int first = place * schedule.share, end = schedule.rest() * schedule.job_blocks;
       const int last = first + schedule.share < end ? first + schedule.share : end;
@@ -127,9 +127,9 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
   }
 }
 
-/// The pieces of a tile of a remaining job: of the grid's blocks first ... last, in the order of the keys. No
-/// pieces if only one block worked on it, which wrote the result, or (`blind`) none, since no query sees a
-/// key.
+/// The partial results of a tile of a remaining job: those of blocks first ... last of the grid, in key
+/// order. None if only one block worked on it, which wrote the final result, or (`blind`) no block, since no
+/// query sees a key.
 struct AttentionSplits {
   int head_row, tile;
   int first, last;

@@ -2,25 +2,25 @@
 
 #include "ops/attention/attention_kernels.h"
 
-/// How a kernel finds its sequence when lengths live on the device.
+/// How a kernel finds its sequence when the lengths are in device memory.
 ///
 /// A launch is sized by what the host knows: N rows and S sequences. Cut into tiles of R rows, sequence s
-/// gets the slots from starts[s] / R + s on: the next one's begin at least ceil(length / R) later, and N / R
-/// + S + 1 slots hold all (the last sequence stands for the padding rows). So no plan is made, nothing is
-/// counted, and the slot of a tile is known from one number; a block finds its sequence by a search of a
-/// warp, 32 places a step, and leaves at once if its slot is one of those (at most one a sequence) that hold
-/// no tile.
+/// gets the slots from cu_seqlens[s] / R + s on: those of the next one begin at least ceil(length / R) later,
+/// and N / R + S + 1 slots are enough for all (the padding rows count as a last sequence). So there is no
+/// scheduling kernel and no counting, and the slot alone determines the tile; a block finds its sequence by a
+/// warp-wide search, 32 entries per step, and exits at once if its slot is one of those (at most one per
+/// sequence) without a tile.
 
 namespace tessera::ops {
 
 /// The sequence of a tile. Fixed lengths: of batch b, from row 0 on.
 struct AttentionSequence {
   int index, q_first, queries, k_first, keys;
-  int tile;       // of the side that was asked for
-  bool has_tile;  // false: the slot holds none, and nothing else here means anything
+  int tile;       // index of the tile of queries, or of keys
+  bool has_tile;  // false: the slot has no tile, and the other fields are undefined
 };
 
-/// What each lane knows of its sequence's slots in the order of the longest.
+/// The slots of the lane's sequence in the order of decreasing length.
 struct SequenceOrder {
   int before, tiles;
 };
@@ -28,21 +28,21 @@ struct SequenceOrder {
 struct CuSeqlens {
   const void *q = nullptr, *k = nullptr;  // null: fixed lengths
   bool wide = false;                      // i64
-  int count = 0;                          // sequences; that of index `count` are the padding rows
-  int q_rows = 0, k_rows = 0;             // of all
+  int count = 0;                          // number of sequences; index `count` stands for the padding rows
+  int q_rows = 0, k_rows = 0;             // rows in all
 
   TESSERA_HD bool packed() const { return q != nullptr; }
-  /// Tiles, or with sequences slots of tiles, of so many rows.
+  /// Number of tiles, or for packed sequences of tile slots, of so many rows.
   TESSERA_HD int64_t slots(int64_t length, int64_t tile_rows) const {
     return packed() ? length / tile_rows + count + 1 : (length + tile_rows - 1) / tile_rows;
   }
 
   /// Where sequence s starts, and for s = count + 1 where the padding rows end. In [0, rows] whatever the
   /// tensor holds.
-  __device__ __forceinline__ int start(const void* starts, int rows, int s) const {
+  __device__ __forceinline__ int start(const void* seqlens, int rows, int s) const {
     if (s > count) return rows;
-    const int64_t value = wide ? __ldg(static_cast<const long long*>(starts) + s)
-                               : int64_t(__ldg(static_cast<const int*>(starts) + s));
+    const int64_t value = wide ? __ldg(static_cast<const long long*>(seqlens) + s)
+                               : int64_t(__ldg(static_cast<const int*>(seqlens) + s));
     return int(value < 0 ? 0 : (value < rows ? value : rows));
   }
 
@@ -63,8 +63,8 @@ struct CuSeqlens {
     return found;
   }
 
-  /// The sequence that has that slot of tiles of `tile_rows` queries (kQueries) or keys. All lanes of a warp
-  /// call it together.
+  /// The sequence with tile slot `slot`, for tiles of `tile_rows` queries (kQueries) or keys. All lanes of a
+  /// warp call it together.
   template <bool kQueries>
   __device__ __forceinline__ AttentionSequence find(int slot, int tile_rows) const {
     const int lane = int(threadIdx.x) % 32;
@@ -82,10 +82,10 @@ struct CuSeqlens {
     return sequence<kQueries>(low, slot - first / tile_rows - low, tile_rows);
   }
 
-  /// The same, but slots go to the sequences in another order, in which no tile has more to walk than the one
-  /// before: a grid that takes them in turn ends evenly. That order is known where the sequences and the rows
-  /// past the last sequence are one for each lane; more are taken in order. All lanes of a warp call both
-  /// functions; the first does not need the slot.
+  /// The same, but with slots sorted such that no tile walks further than the one before: blocks that take
+  /// slots in that order end at about the same time. The order is computed where the sequences and the
+  /// padding rows are at most one per lane; more sequences are taken in their own order. All lanes of a warp
+  /// call both functions; the first does not need the slot.
   template <bool kQueries>
   __device__ __forceinline__ SequenceOrder order(int tile_rows) const {
     SequenceOrder own{0, 0};
@@ -118,15 +118,15 @@ struct CuSeqlens {
 };
 
 inline CuSeqlens cu_seqlens(const AttentionProblem& problem, const Tensor& q, const Tensor& k) {
-  CuSeqlens starts;
-  if (!problem.packed()) return starts;
-  starts.q = problem.cu_seqlens_q.raw();
-  starts.k = problem.cu_seqlens_k.raw();
-  starts.wide = problem.cu_seqlens_q.dtype() == DType::i64;
-  starts.count = int(problem.cu_seqlens_q.size(0)) - 1;
-  starts.q_rows = int(q.size(1));
-  starts.k_rows = int(k.size(1));
-  return starts;
+  CuSeqlens seqlens;
+  if (!problem.packed()) return seqlens;
+  seqlens.q = problem.cu_seqlens_q.raw();
+  seqlens.k = problem.cu_seqlens_k.raw();
+  seqlens.wide = problem.cu_seqlens_q.dtype() == DType::i64;
+  seqlens.count = int(problem.cu_seqlens_q.size(0)) - 1;
+  seqlens.q_rows = int(q.size(1));
+  seqlens.k_rows = int(k.size(1));
+  return seqlens;
 }
 
 }  // namespace tessera::ops

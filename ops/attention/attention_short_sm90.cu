@@ -32,7 +32,7 @@ struct ShortArgs {
   }
 };
 
-/// Head size and keys in shared memory, consumer warpgroups, resident heads, slots of each warpgroup.
+/// Head size and keys in shared memory, consumer warpgroups, resident heads, stages of each warpgroup.
 template <int kHead, int kKeyRows, int kWarpgroups, int kResident, int kRing>
 struct ShortShape {
   static constexpr int kD = kHead, kKeys = kKeyRows, kGroups = kWarpgroups, kHeads = kResident,
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const ShortBlock block(args, Shape::kHeads);
   if (warp == 4 * kGroups) {  // the producer
     if (!gpu::elect_one()) return;
-    gpu::RingPlace<kSlots> place;
+    gpu::RingState<kSlots> state;
     int item = 0;
     for (int first = block.begin; first < block.end; first += 64) {
       const int parts = min(4, int(gpu::ceil_div(block.end - first, 16)));  // boxes of 16 tokens
@@ -103,15 +103,15 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         }
         const int group = item % kGroups;
         gpu::Ring<kSlots>& ring = rings[group];
-        ring.empty[place.stage].wait(place.parity ^ 1);
-        ring.full[place.stage].arrive_expect(uint32_t(parts * (Shape::kSlotBytes / 4)));
-        char* const slot = shared + Shape::kSlotOffset + (group * kSlots + place.stage) * Shape::kSlotBytes;
+        ring.empty[state.stage].wait(state.parity ^ 1);
+        ring.full[state.stage].arrive_expect(uint32_t(parts * (Shape::kSlotBytes / 4)));
+        char* const slot = shared + Shape::kSlotOffset + (group * kSlots + state.stage) * Shape::kSlotBytes;
         for (int part = 0; part < parts; ++part)
 #pragma unroll
           for (int box = 0; box < QueryTile::kBoxes; ++box)
-            gpu::tma_load(slot + box * QueryTile::kBoxBytes + part * 16 * 128, q_map, ring.full[place.stage],
+            gpu::tma_load(slot + box * QueryTile::kBoxBytes + part * 16 * 128, q_map, ring.full[state.stage],
                           box * kBoxWidth, first + part * 16, block.first_head + head, block.b);
-        if (group == kGroups - 1) place.advance();
+        if (group == kGroups - 1) state.advance();
         ++item;
       }
     }
@@ -120,31 +120,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 
   const int group = warp / 4, warp_row = warp % 4 * 16;
   gpu::Ring<kSlots>& ring = rings[group];
-  gpu::RingPlace<kSlots> place;
-  int previous = -1;  // the slot whose store may still be reading it
+  gpu::RingState<kSlots> state;
+  int previous = -1;  // the stage whose store may still be reading it
   int head = group, first = block.begin;
   for (;; head += kGroups) {
     for (; head >= block.heads; head -= block.heads) first += 64;
     if (first >= block.end) break;
-    char* const slot = shared + Shape::kSlotOffset + (group * kSlots + place.stage) * Shape::kSlotBytes;
+    char* const slot = shared + Shape::kSlotOffset + (group * kSlots + state.stage) * Shape::kSlotBytes;
     const uint32_t keys = gpu::shared_address(shared) + head * 2 * Shape::kKeyBytes;
     float s[kKeys / 2];
     keys_full[head].wait(0);
-    ring.full[place.stage].wait(place.parity);
+    ring.full[state.stage].wait(state.parity);
     const uint64_t q_tile = gpu::tile_descriptor<k_major>(gpu::shared_address(slot));
     const uint64_t k_tile = gpu::tile_descriptor<k_major>(keys);
     gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step)
-      gpu::multiply<T, k_major, k_major>(s, q_tile + QueryTile::along(step), k_tile + KeyTile::along(step),
-                                         step > 0);
+      gpu::wgmma<T, k_major, k_major>(s, q_tile + QueryTile::k_step_offset(step),
+                                      k_tile + KeyTile::k_step_offset(step), step > 0);
     gpu::warpgroup_commit();
     if (lane == 0 && previous >= 0) {
       gpu::wait_stores_read<0>();
       ring.empty[previous].arrive();
     }
     gpu::warpgroup_wait<0>();
-    gpu::pin(s);
+    gpu::warpgroup_fence_operand(s);
 
     const int row = first + warp_row + lane / 4;  // and row + 8
     if (args.causal || args.keys < kKeys) {
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step)
-      gpu::multiply<T, mn_major>(o, p[step], v_tile + step * gpu::kDescriptorStep<mn_major>, step > 0);
+      gpu::wgmma<T, mn_major>(o, p[step], v_tile + step * gpu::kDescriptorStep<mn_major>, step > 0);
     gpu::warpgroup_commit();
     float inverse[2];
 #pragma unroll
@@ -206,11 +206,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
             total[half] == 0 ? -INFINITY : fmaf(base[half], 0.693147180559945f, logf(total[half]));
     }
     gpu::warpgroup_wait<0>();
-    gpu::pin(o);
+    gpu::warpgroup_fence_operand(o);
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) gpu::pin(p[step]);
+    for (int step = 0; step < kKeys / 16; ++step) gpu::warpgroup_fence_operand(p[step]);
 
-    gpu::sync_named(1 + group, 128);  // all four warps are done with Q
+    gpu::sync_named(1 + group, 128);  // all four warps have read Q
     char* const o_rows = slot + warp_row * 128;
 #pragma unroll
     for (int step = 0; step < kD / 16; ++step) {
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         values[i] = gpu::pack_halves<T>(o[8 * step + 2 * i] * inverse[i % 2],
                                         o[8 * step + 2 * i + 1] * inverse[i % 2]);
       gpu::stmatrix_x4(gpu::shared_address(o_rows) + step / 4 * QueryTile::kBoxBytes +
-                           gpu::swizzled_place(lane % 16, step % 4 * 2 + lane / 16),
+                           gpu::swizzled_offset(lane % 16, step % 4 * 2 + lane / 16),
                        values);
     }
     gpu::fence_async_shared();
@@ -234,8 +234,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       }
       gpu::commit_stores();
     }
-    previous = place.stage;
-    place.advance();
+    previous = state.stage;
+    state.advance();
   }
   if (lane == 0) gpu::wait_stores_read<0>();
 }
@@ -255,8 +255,8 @@ void launch_short(const Tensor& o, const Tensor& lse, const Tensor& q, const Ten
   args.causal = problem.causal;
   args.scale2 = float(problem.scale * kLog2E);
   args.head_groups = int(gpu::ceil_div(args.heads, Shape::kHeads));
-  // Tokens per block: the fewest rounds of the grid times the time of a block, in tiles; its keys and its
-  // start count as two.
+  // Tokens per block: the fewest waves of the grid times the time of a block, in tiles, its loads of K and V
+  // and its prologue counting as two.
   const int64_t units = q.size(0) * args.head_groups, tiles = gpu::ceil_div(args.queries, 64);
   double best = INFINITY;
   const int64_t at_once = device.multiprocessors();

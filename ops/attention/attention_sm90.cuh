@@ -19,7 +19,7 @@ __device__ __forceinline__ int in_uniform_register(int value) {
   return int(__reduce_or_sync(0xFFFFFFFFu, unsigned(value)));
 }
 
-/// The n-th use of a pipeline of kStages (a power of two): one register instead of the two of gpu::RingPlace.
+/// The n-th use of a pipeline of kStages (a power of two): one register instead of the two of gpu::RingState.
 template <int kStages>
 struct PipelineState {
   static_assert((kStages & (kStages - 1)) == 0);
@@ -55,7 +55,7 @@ struct HeadTile {
       gpu::tma_load(to + box * kBoxBytes, map, barrier, box * kBoxWidth, first, h, b);
   }
   /// Offset in the descriptor of a K-major tile for columns 16 step ... 16 step + 15.
-  static __device__ __forceinline__ constexpr uint64_t along(int step) {
+  static __device__ __forceinline__ constexpr uint64_t k_step_offset(int step) {
     return uint64_t(step / 4 * (kBoxBytes >> 4)) +
            uint64_t(step % 4) * gpu::kDescriptorStep<gpu::TileOrder::k_major>;
   }

@@ -5,7 +5,7 @@
 #include "gpu/reread.cuh"
 #include "tensor/dtype.h"
 
-/// Tiles of 16-bit rows in shared memory and the products of a warp with them. T is bf16 or f16; kD, the row
+/// Tiles of 16-bit rows in shared memory and the GEMMs of a warp with them. T is bf16 or f16; kD, the row
 /// length, is 32, 64, 96 or 128; a warp owns kM times 16 rows of the left operand.
 ///
 /// Swizzle: a tile is rows of kD / 8 chunks of 16 bytes without padding; chunk c of row r lies at c ^ (r %
@@ -23,19 +23,19 @@ __device__ __forceinline__ int tile_offset(int row, int chunk) {
   return row * kD + place * 8;
 }
 
-/// The address of a chunk's place -> that of the chunk 2 k further, in the same row of a tile that starts at
-/// a multiple of the row's bytes: k is known when compiling, so this is at most two instructions.
+/// From the address of a chunk, the address of the chunk 2 k further in the same row of a tile that starts at
+/// a multiple of the row's bytes: k is known at compile time, so this takes at most two instructions.
 template <int kD>
 __device__ __forceinline__ uint32_t skip_chunks(uint32_t address, int k) {
   if constexpr (kD / 8 % 8 == 0) return address ^ uint32_t(k * 32);
   return (address ^ uint32_t(k % 2 * 32)) + uint32_t(k / 2 * 64);
 }
 
-/// Starts the copy of kRows rows to a tile by kThreads threads: zeros beyond `rows` rows and `dim` columns. A
-/// thread's chunks all have one place within the swizzle, so that it computes one address.
+/// Issues the copy of kRows rows to a tile by kThreads threads: zeros beyond `rows` rows and `dim` columns.
+/// All chunks of a thread have the same swizzle, so that it computes one address.
 template <int kD, int kRows, int kThreads, class T>
 __device__ __forceinline__ void load_tile(T* tile, const T* from, int64_t stride, int rows, int dim) {
-  constexpr int kLanes = kD / 8 % 8 == 0 ? 8 : 4;  // chunks of a row side by side
+  constexpr int kLanes = kD / 8 % 8 == 0 ? 8 : 4;  // lanes per row, one chunk each
   constexpr int kRowStep = kThreads / kLanes;      // a multiple of 8
   static_assert(kRows % kRowStep == 0 && kRowStep % 8 == 0);
   const int thread = gpu::reread_thread();
@@ -53,8 +53,7 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, int64_t stride
   }
 }
 
-/// The left operand of a product: kM * 16 rows of a tile from `row` on, held in registers or read at each
-/// use.
+/// The left operand of a GEMM: kM * 16 rows of a tile from `row` on, held in registers or read at each use.
 template <int kD, int kM, bool kInRegisters>
 class RowOperand {
  public:
@@ -63,8 +62,8 @@ class RowOperand {
     const int lane = int(threadIdx.x) % 32;
     address_ = gpu::shared_address(tile) + 2 * uint32_t(tile_offset<kD>(row + lane % 16, lane / 16));
   }
-  /// Once the tile has landed, before the first get().
-  __device__ __forceinline__ void hold() {
+  /// Loads the fragments, if they are held in registers: after the tile has landed, before the first get().
+  __device__ __forceinline__ void load_fragments() {
     if constexpr (kInRegisters) {
 #pragma unroll
       for (int k = 0; k < kD / 16; ++k) fetch(k, fragments_[k]);
@@ -95,9 +94,8 @@ class RowOperand {
 /// acc [kM * 16, kN * 8] += A B^T: A the operand, B the kN * 8 rows of a tile from `row` (a multiple of 8)
 /// on.
 template <class T, int kD, int kM, int kN, bool kInRegisters>
-__device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4],
-                                              const RowOperand<kD, kM, kInRegisters>& a, const T* tile,
-                                              int row) {
+__device__ __forceinline__ void gemm_abt(float (&acc)[kM][kN][4], const RowOperand<kD, kM, kInRegisters>& a,
+                                         const T* tile, int row) {
   static_assert(kN % 2 == 0);
   const int lane = int(threadIdx.x) % 32;
   // Matrices of one ldmatrix: rows 0-7 and 8-15 (lane / 16) by columns 0-7 and 8-15 (lane / 8 % 2).
@@ -123,8 +121,8 @@ __device__ __forceinline__ void multiply_rows(float (&acc)[kM][kN][4],
 
 /// acc [kM * 16, kD] += A B: A [kM * 16, kK * 16] in registers, B the kK * 16 rows of a tile from `row` on.
 template <class T, int kD, int kM, int kK>
-__device__ __forceinline__ void multiply_columns(float (&acc)[kM][kD / 8][4], const uint32_t (&a)[kM][kK][4],
-                                                 const T* tile, int row) {
+__device__ __forceinline__ void gemm_ab(float (&acc)[kM][kD / 8][4], const uint32_t (&a)[kM][kK][4],
+                                        const T* tile, int row) {
   const int lane = int(threadIdx.x) % 32;
   const int own_row = lane % 16, half = lane / 16;
   const uint32_t base = gpu::shared_address(tile) + 2 * uint32_t(row * kD + tile_offset<kD>(own_row, half));
@@ -157,9 +155,9 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[kM][kK][4], const float
     }
 }
 
-/// Writes the warp's accumulators, row half (m, hh) times factor[m][hh], to global rows: through its own rows
-/// of a tile (from `row` on; no other warp may read them any more), so that words of 16 bytes leave. `rows`
-/// counts from the tile's first row, which is `to`'s.
+/// Writes the warp's accumulators, row half (m, hh) times factor[m][hh], to global rows, through the warp's
+/// own rows of a tile (from `row` on; no other warp may still read them), so that each store is 16 bytes.
+/// `rows` counts from the tile's first row, which is that of `to`.
 template <int kD, int kM, class T>
 __device__ __forceinline__ void store_rows(const float (&acc)[kM][kD / 8][4], const float (&factor)[kM][2],
                                            T* tile, int row, T* to, int64_t stride, int rows, int dim) {

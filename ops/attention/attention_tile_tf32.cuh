@@ -5,17 +5,18 @@
 #include "gpu/reread.cuh"
 
 /// Tiles of f32 rows in shared memory and the GEMMs of a warp with them, on tensor cores in TF32. A tile is
-/// rounded (cvt.rna) once it has landed, by the threads that asked for it; what comes from registers is
-/// rounded there. kD, the row length, is 32, 64, 96 or 128; a warp owns kM times 16 rows of the left operand.
+/// rounded (cvt.rna) in shared memory once it has landed, by the threads that copied it; operands in
+/// registers are rounded there. kD, the row length, is 32, 64, 96 or 128; a warp owns kM times 16 rows of the
+/// left operand.
 ///
 /// Rows are padded by 4 floats. The eight 16-byte words that one phase of ldmatrix reads (one per row) then
-/// lie in eight different groups of four banks, and so do the 8-byte words of rows 0, 2, 4, 6 that
-/// add_columns reads.
+/// lie in eight different groups of four banks, and so do the 8-byte words of rows 0, 2, 4, 6 that gemm_ab
+/// reads.
 ///
 /// An 8x8 matrix of 16-bit elements, as ldmatrix moves it, is 8 rows of four floats: lane l gets float l % 4
-/// of row l / 4, which is where m16n8k8 wants its operands, K-major. A right operand across k cannot come
+/// of row l / 4, as m16n8k8 expects K-major operands. A right operand with k along the rows cannot be loaded
 /// that way (ldmatrix transposes 16 bits at a time): its rows are read in 8-byte words instead, and the order
-/// of k and of the columns is chosen so that it fits, see add_columns.
+/// of k and of the columns is permuted to fit, see gemm_ab.
 
 namespace tessera::ops::tf32 {
 
@@ -43,7 +44,7 @@ __device__ __forceinline__ void load_tile(float* tile, const float* from, int64_
   }
 }
 
-/// Rounds what this thread's load_tile of the same arguments brought: after its copies have landed
+/// Rounds what this thread's load_tile with the same arguments copied: after its copies have landed
 /// (cp_async_wait), before the barrier that publishes the tile.
 template <int kD, int kRows, int kThreads>
 __device__ __forceinline__ void round_tile(float* tile) {
@@ -68,8 +69,8 @@ class RowOperand {
     const int lane = int(threadIdx.x) % 32;
     address_ = gpu::shared_address(tile) + 4 * uint32_t((row + lane % 16) * kPitch<kD> + lane / 16 * 4);
   }
-  /// Once the tile has landed, before the first get().
-  __device__ __forceinline__ void hold() {
+  /// Loads the fragments, if they are held in registers: after the tile has landed, before the first get().
+  __device__ __forceinline__ void load_fragments() {
     if constexpr (kInRegisters) {
 #pragma unroll
       for (int k = 0; k < kD / 8; ++k) fetch(k, fragments_[k]);
@@ -98,7 +99,7 @@ class RowOperand {
 
 /// acc [kM * 16, kN * 8] += A B^T: A the operand, B the kN * 8 rows of a tile from `row` on.
 template <int kD, int kM, int kN, bool kInRegisters>
-__device__ __forceinline__ void add_rows(float (&acc)[kM][kN][4], const RowOperand<kD, kM, kInRegisters>& a,
+__device__ __forceinline__ void gemm_abt(float (&acc)[kM][kN][4], const RowOperand<kD, kM, kInRegisters>& a,
                                          const float* tile, int row) {
   static_assert(kN % 2 == 0);
   const int lane = int(threadIdx.x) % 32;
@@ -129,8 +130,8 @@ __device__ __forceinline__ void add_rows(float (&acc)[kM][kN][4], const RowOpera
 /// the result is column 16 j + 2 c and 16 j + 2 c + 1, so that the lane reads its right operands for both in
 /// one word of 8 bytes: acc[.][2 j + p][e] is column 16 j + 4 t + 2 (e % 2) + p.
 template <int kD, int kM, int kK>
-__device__ __forceinline__ void add_columns(float (&acc)[kM][kD / 8][4], const float (&a)[kM][kK][4],
-                                            const float* tile, int row) {
+__device__ __forceinline__ void gemm_ab(float (&acc)[kM][kD / 8][4], const float (&a)[kM][kK][4],
+                                        const float* tile, int row) {
   const int lane = int(threadIdx.x) % 32;
   const float* const base = tile + (row + lane % 4 * 2) * kPitch<kD> + lane / 4 * 2;
 #pragma unroll
@@ -157,7 +158,7 @@ __device__ __forceinline__ void add_columns(float (&acc)[kM][kD / 8][4], const f
   }
 }
 
-/// Writes what add_columns made, row half (m, half) times factor[m][half], to global rows; `row` is the
+/// Writes the result of gemm_ab, row half (m, half) times factor[m][half], to global rows; `row` is the
 /// warp's first, `rows` counts from row 0 of `to`.
 template <int kD, int kM>
 __device__ __forceinline__ void store_columns(const float (&acc)[kM][kD / 8][4], const float (&factor)[kM][2],

@@ -258,7 +258,7 @@ void pack_bits_cuda(const Tensor& bits, const Tensor& x) {
     gpu::launch_dependent(device, {gpu::grid_of(blocks_for(device, total, kWarps)), kThreads}, pack_kernel<T>,
                           bits.data<int32_t>(), bits.row_stride(), x.data<T>(), x.row_stride(),
                           int(x.size(1)), int(groups), uint32_t(total),
-                          gpu::packs(x.data<T>(), x.row_stride(), kPack));
+                          gpu::is_pack_aligned(x.data<T>(), x.row_stride(), kPack));
   });
 }
 
@@ -270,7 +270,7 @@ void unpack_bits_cuda(const Tensor& y, const Tensor& bits) {
     gpu::launch_dependent(device, {gpu::grid_of(blocks_for(device, total, kThreads)), kThreads},
                           unpack_kernel<T>, y.data<T>(), y.row_stride(), bits.data<int32_t>(),
                           bits.row_stride(), int(y.size(1)), int(packs), total,
-                          gpu::packs(y.data<T>(), y.row_stride(), kPack));
+                          gpu::is_pack_aligned(y.data<T>(), y.row_stride(), kPack));
   });
 }
 
@@ -285,7 +285,7 @@ void transpose_bits_cuda(const Tensor& out, const Tensor& bits) {
 void count_bits_cuda(const Tensor& counts, const Tensor& bits) {
   const Device device = bits.device();
   const int words = int(bits.size(1));
-  const int packs = gpu::packs(bits.data<int32_t>(), bits.row_stride(), 4) ? words / 4 : 0;
+  const int packs = gpu::is_pack_aligned(bits.data<int32_t>(), bits.row_stride(), 4) ? words / 4 : 0;
   gpu::launch_dependent(device, {gpu::grid_of(blocks_for(device, bits.size(0), kWarps)), kThreads},
                         count_kernel, counts.data<int32_t>(), bits.data<int32_t>(), bits.row_stride(),
                         bits.size(0), words, packs);

@@ -14,8 +14,9 @@
 
 /// All pairs by single-bit MMAs of sm_90a: S[m][n] += popc(a[m] and b[n]), 64 x 128 x 256 bits each.
 ///
-/// A block walks over tiles of 128 x 128 pairs: one thread has TMA bring 1,024 bits (128 bytes) of 128 rows
-/// of both operands into a ring of stages, two warpgroups multiply 64 rows each and store. Rows of bits are
+/// A block walks over tiles of 128 x 128 pairs: one producer thread loads 1,024 bits (128 bytes) of 128 rows
+/// of both operands by TMA into the stages of a pipeline, two warpgroups multiply 64 rows each and store.
+/// Rows of bits are
 /// K-major tiles of 128-byte rows with the 128-byte swizzle, as 8-bit operands would be; a step of 256 bits
 /// is 32 bytes along the row. TMA fills zeros past the edges, which add nothing to a count.
 ///
@@ -32,7 +33,7 @@ constexpr int kBoxWords = 32, kBoxBytes = kTile * 128, kStageBytes = 2 * kBoxByt
 constexpr int kSharedBytes = kStages * kStageBytes + int(sizeof(gpu::Ring<kStages>));
 constexpr int kSteps = 4;  // of 256 bits in a stage
 constexpr uint64_t kStepOfDescriptor = 32 >> 4;
-constexpr int kSums = kTile / 2;  // accumulators of a thread
+constexpr int kSums = kTile / 2;  // accumulators per thread
 
 struct PairsArgs {
   uint32_t* out;
@@ -65,26 +66,26 @@ __device__ __forceinline__ TilePlace place_of_item(const PairsArgs& args, int it
 }
 
 /// Producer thread: TMA loads.
-__device__ __forceinline__ void bring_rows(const PairsMaps& maps, const PairsArgs& args, char* stages,
-                                           gpu::Ring<kStages>& ring) {
-  gpu::RingPlace<kStages> place;
+__device__ __forceinline__ void load_operands(const PairsMaps& maps, const PairsArgs& args, char* stages,
+                                              gpu::Ring<kStages>& ring) {
+  gpu::RingState<kStages> state;
   for (int item = int(blockIdx.x); item < args.items; item += int(gridDim.x)) {
     const TilePlace tile = place_of_item(args, item);
     for (int box = 0; box < args.boxes; ++box) {
-      char* const to = stages + place.stage * kStageBytes;
-      gpu::Barrier& full = ring.full[place.stage];
-      ring.empty[place.stage].wait(place.parity ^ 1);
+      char* const to = stages + state.stage * kStageBytes;
+      gpu::Barrier& full = ring.full[state.stage];
+      ring.empty[state.stage].wait(state.parity ^ 1);
       full.arrive_expect(kStageBytes);
       gpu::tma_load(to, maps.a, full, box * kBoxWords, tile.m);
       gpu::tma_load(to + kBoxBytes, maps.b, full, box * kBoxWords, tile.n);
-      place.advance();
+      state.advance();
     }
   }
 }
 
 /// Consumer warpgroup: the counts of its 64 rows of a tile.
 __device__ __forceinline__ void count_tile(uint32_t (&sums)[kSums], int boxes, int group, char* stages,
-                                           gpu::Ring<kStages>& ring, gpu::RingPlace<kStages>& place) {
+                                           gpu::Ring<kStages>& ring, gpu::RingState<kStages>& state) {
   const auto release = [&](int stage) {
     if (threadIdx.x % gpu::kWarp == 0) ring.empty[stage].arrive();
   };
@@ -93,9 +94,9 @@ __device__ __forceinline__ void count_tile(uint32_t (&sums)[kSums], int boxes, i
   const uint64_t b_tile = gpu::tile_descriptor<gpu::TileOrder::k_major>(start + kBoxBytes);
   int before = 0;
   for (int box = 0; box < boxes; ++box) {
-    ring.full[place.stage].wait(place.parity);
-    const uint64_t at = uint64_t(place.stage * (kStageBytes >> 4));
-    gpu::pin(sums);
+    ring.full[state.stage].wait(state.parity);
+    const uint64_t at = uint64_t(state.stage * (kStageBytes >> 4));
+    gpu::warpgroup_fence_operand(sums);
     gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
@@ -104,11 +105,11 @@ __device__ __forceinline__ void count_tile(uint32_t (&sums)[kSums], int boxes, i
     gpu::warpgroup_commit();
     gpu::warpgroup_wait<1>();
     if (box > 0) release(before);
-    before = place.stage;
-    place.advance();
+    before = state.stage;
+    state.advance();
   }
   gpu::warpgroup_wait<0>();
-  gpu::pin(sums);
+  gpu::warpgroup_fence_operand(sums);
   release(before);
 }
 
@@ -162,13 +163,13 @@ __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();
   gpu::wait_and_launch_dependents();
   if (group == kGroups) {
-    if (threadIdx.x % gpu::kWarp == 0) bring_rows(maps, args, shared, ring);
+    if (threadIdx.x % gpu::kWarp == 0) load_operands(maps, args, shared, ring);
     return;
   }
-  gpu::RingPlace<kStages> place;
+  gpu::RingState<kStages> state;
   uint32_t sums[kSums];
   for (int item = int(blockIdx.x); item < args.items; item += int(gridDim.x)) {
-    count_tile(sums, args.boxes, group, shared, ring, place);
+    count_tile(sums, args.boxes, group, shared, ring, state);
     store_tile(args, place_of_item(args, item), group, sums);
     __syncwarp();
   }
@@ -191,18 +192,19 @@ void bit_pairs_wgmma(const BitPairs& call) {
   check(items < int64_t{1} << 31, "bit_pairs: a is ", describe(call.a), ", b is ", describe(call.b),
         "; a launch takes at most 2^31 tiles of 128 x 128 pairs (split the rows over several calls)");
   const PairsMaps maps{map_of(call.a), map_of(call.b)};
-  const PairsArgs args{.out = static_cast<uint32_t*>(call.out.raw()),
-                       .stride = call.out.row_stride(),
-                       .of_a = call.of_a.defined() ? call.of_a.data<int32_t>() : nullptr,
-                       .of_b = call.of_b.defined() ? call.of_b.data<int32_t>() : nullptr,
-                       .m = int(call.a.size(0)),
-                       .n = int(call.b.size(0)),
-                       .boxes = int(gpu::ceil_div(call.a.size(1), kBoxWords)),
-                       .tiles_n = int(tiles_n),
-                       .items = int(items),
-                       .measure = call.measure,
-                       .mirrored = call.mirrored,
-                       .wide = gpu::packs(static_cast<uint32_t*>(call.out.raw()), call.out.row_stride(), 2)};
+  const PairsArgs args{
+      .out = static_cast<uint32_t*>(call.out.raw()),
+      .stride = call.out.row_stride(),
+      .of_a = call.of_a.defined() ? call.of_a.data<int32_t>() : nullptr,
+      .of_b = call.of_b.defined() ? call.of_b.data<int32_t>() : nullptr,
+      .m = int(call.a.size(0)),
+      .n = int(call.b.size(0)),
+      .boxes = int(gpu::ceil_div(call.a.size(1), kBoxWords)),
+      .tiles_n = int(tiles_n),
+      .items = int(items),
+      .measure = call.measure,
+      .mirrored = call.mirrored,
+      .wide = gpu::is_pack_aligned(static_cast<uint32_t*>(call.out.raw()), call.out.row_stride(), 2)};
   const int64_t blocks = std::min<int64_t>(items, 2 * int64_t(device.multiprocessors()));
   gpu::launch_dependent(device,
                         {.grid = gpu::grid_of(blocks), .block = kThreads, .shared_bytes = kSharedBytes},

@@ -31,7 +31,7 @@ CrossEntropyRows<T> make_rows(const Tensor& logits, const Tensor& targets,
           targets.count(),
           logits.row_length(),
           options.ignore_index,
-          gpu::packs(logits.data<T>(), logits.row_stride(), kPackOf<T>),
+          gpu::is_pack_aligned(logits.data<T>(), logits.row_stride(), kPackOf<T>),
           float(options.label_smoothing)};
 }
 
@@ -107,7 +107,8 @@ void cross_entropy_forward_cuda(const CrossEntropyForward& args) {
 void cross_entropy_backward_cuda(const CrossEntropyBackward& args) {
   dispatch_floating_cuda(args.logits.dtype(), "cross_entropy", [&]<class T>() {
     auto rows = make_rows<T>(args.logits, args.targets, args.options);
-    rows.whole = rows.whole && gpu::packs(args.dlogits.data<T>(), args.dlogits.row_stride(), kPackOf<T>);
+    rows.whole =
+        rows.whole && gpu::is_pack_aligned(args.dlogits.data<T>(), args.dlogits.row_stride(), kPackOf<T>);
     const double smoothing = args.options.label_smoothing, off = smoothing / double(rows.classes);
     const bool mean = args.options.reduction == Reduction::mean;
     for_row_length(args.logits.device(), rows.rows, ceil_div(rows.classes, kPackOf<T>),
@@ -160,8 +161,8 @@ void cross_entropy_scale_cuda(const Tensor& dlogits, const Tensor& dloss, const 
     const unsigned blocks = gpu::resident_blocks(device, cross_entropy_scale<T>, kBlock, 0,
                                                  ceil_div(rows * ceil_div(classes, kPackOf<T>), kBlock));
     gpu::launch_dependent(device, {blocks, kBlock}, cross_entropy_scale<T>, dlogits.data<T>(), stride, rows,
-                          classes, gpu::packs(dlogits.data<T>(), stride, kPackOf<T>), dloss.data<float>(),
-                          made_for.defined() ? made_for.data<float>() : nullptr);
+                          classes, gpu::is_pack_aligned(dlogits.data<T>(), stride, kPackOf<T>),
+                          dloss.data<float>(), made_for.defined() ? made_for.data<float>() : nullptr);
   });
 }
 

@@ -1,8 +1,8 @@
 #include "ops/decode_attention/decode_attention_device.cuh"
 
-/// Row "fma", the second kernel of both rows, and the copy into the cache.
+/// Variant "fma", the second kernel of both variants, and the copy into the cache.
 ///
-/// Row "fma" (f32, every head size; also the reference of the others): a warp reads four keys at a time,
+/// Variant "fma" (f32, every head size; also the reference of the others): a warp reads four keys at a time,
 /// eight lanes each, 16 bytes per lane and load; queries and weighted sums of a tile of up to four queries
 /// lie in registers as f32. A score is a sum over eight lanes, three exchanges. Every group of eight lanes
 /// has its own running maximum and sum, joined at the end. 4 operations per element and query against 4 bytes
@@ -80,14 +80,14 @@ __global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) 
         score[r] = gpu::warp_reduce<gpu::Sum, kLanes>(score[r]) * args.scale;
         if (j >= end || j >= seen[r]) score[r] = gpu::Max::kIdentity;
         const float now = fmaxf(top[r], score[r]), base = now == gpu::Max::kIdentity ? 0.0f : now;
-        const float shrink = gpu::exp2_approx(top[r] - base);
+        const float rescale = gpu::exp2_approx(top[r] - base);
         score[r] = gpu::exp2_approx(score[r] - base);
         top[r] = now;
-        sum[r] = sum[r] * shrink + score[r];
+        sum[r] = sum[r] * rescale + score[r];
 #pragma unroll
         for (int c = 0; c < kChunks; ++c)
 #pragma unroll
-          for (int i = 0; i < kPack; ++i) sums[r][c][i] *= shrink;
+          for (int i = 0; i < kPack; ++i) sums[r][c][i] *= rescale;
       }
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) 
 #pragma unroll
     for (int step = kLanes; step < kWarp; step *= 2) all = fmaxf(all, __shfl_xor_sync(~0u, all, step));
     const float base = all == gpu::Max::kIdentity ? 0.0f : all;
-    const float shrink = gpu::exp2_approx(top[r] - base);
+    const float rescale = gpu::exp2_approx(top[r] - base);
     const auto join = [&](float& value) {
-      value *= shrink;
+      value *= rescale;
 #pragma unroll
       for (int step = kLanes; step < kWarp; step *= 2) value += __shfl_xor_sync(~0u, value, step);
     };
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kThreads, kResident) attend_fma(Args<T> args) 
 
 constexpr int kJoinThreads = 256;
 
-/// A block for each query; four elements per thread, pieces shared out among the threads that are left.
-/// Pieces that were not made are loaded too, and thrown away.
+/// One block per query; four elements per thread; where threads remain, several of them share the pieces of
+/// an element. Pieces that no block computed are loaded too, and ignored.
 template <class T>
 __global__ void __launch_bounds__(kJoinThreads) combine_splits(Args<T> args) {
   constexpr int kAhead = 8;
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kJoinThreads) combine_splits(Args<T> args) {
   const int lane = int(threadIdx.x) % kWarp;
   const float first_top = lane < args.splits ? stats[lane].x : 0.0f;
   const Pieces pieces(args, length_of(args, b));
-  if (pieces.used == 1) return;  // o is there
+  if (pieces.used == 1) return;  // the first kernel has written o
   float top = lane < pieces.used ? first_top : gpu::Max::kIdentity;
   for (int s = lane + kWarp; s < pieces.used; s += kWarp) top = fmaxf(top, stats[s].x);
 #pragma unroll

@@ -5,17 +5,19 @@
 #include "gpu/row.cuh"
 #include "ops/decode_attention/decode_attention_kernels.h"
 
-/// What the kernels of decode attention share: how the keys of a sequence are cut, and what a piece leaves.
+/// Shared by the kernels of decode attention: how the keys of a sequence are split, and the partial result of
+/// a piece.
 ///
 /// A block has one key head of one sequence, one tile of the queries that read it, and one of `splits` pieces
-/// of the keys, through which its warps go in turns of 16 keys each. The grid follows from the capacity; how
-/// long a piece is follows from the length, on the device, so that all blocks have work at every length that
-/// is worth it. A block whose piece would lie past the length is gone at once. Blocks are numbered with the
-/// key heads innermost: neighbours read neighbouring memory at the same time.
+/// of the keys, which its warps process in alternating batches of 16 keys. The grid follows from the
+/// capacity; the length of a piece follows from the sequence's length, on the device, so that all blocks have
+/// work whenever that is worthwhile. A block whose piece lies past the end exits at once. Blocks are numbered
+/// with the key heads innermost: neighbours read neighbouring memory at the same time.
 ///
 /// A warp has, for each query, the largest score (in units of log 2), the sum of 2^(score - largest) and the
-/// weighted sum of the values; the block joins those of its warps, in order. Several pieces leave the same
-/// for a second kernel, which adds them in order; if there is one, the first kernel writes o.
+/// weighted sum of the values; the block combines those of its warps, in order. With several pieces, blocks
+/// store the same as partial results, which a second kernel combines in order; with one, the first kernel
+/// writes o.
 
 namespace tessera::ops::decode {
 

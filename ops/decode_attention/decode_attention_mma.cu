@@ -19,8 +19,8 @@
 /// 24 to 32 products of matrices, some 150 instructions for 8 KiB: bound by memory, at H / Hk queries per key
 /// as at one.
 ///
-/// Before it waits for the kernels ahead of it, a warp asks for the start of its piece in L2: nothing of the
-/// cache is used before the wait, so it does not matter what of it they still write.
+/// Before griddepcontrol.wait, a warp prefetches the start of its piece into L2: it uses nothing of the cache
+/// before the wait, so it does not matter if earlier kernels still write it.
 
 namespace tessera::ops::decode {
 namespace {
@@ -45,7 +45,7 @@ struct Stream {
   /// The elements from `first` on of key j, 0 from `end` on and past the head.
   __device__ __forceinline__ Words<T> operator()(int j, int end, int first) const {
     Words<T> words;
-    if (j < end && first < dim) words = gpu::load_once(at + j * stride + first);
+    if (j < end && first < dim) words = gpu::load_no_allocate(at + j * stride + first);
     return words;
   }
 };
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_
     const int j = begin + int(threadIdx.x);
     if (j < end)
       for (int d = 0; d < args.dim; d += 64) {
-        gpu::prefetch_line(k_head + j * args.k_stride[1] + d);
-        gpu::prefetch_line(v_head + j * args.v_stride[1] + d);
+        gpu::prefetch_l2(k_head + j * args.k_stride[1] + d);
+        gpu::prefetch_l2(v_head + j * args.v_stride[1] + d);
       }
   }
   gpu::grid_dependency_wait();
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(kThreads, (kResident<kDim, kQueries>)) attend_
       now = fmaxf(now, top[h]);
       const float base = now == gpu::Max::kIdentity ? 0.0f : now;
       if (__any_sync(~0u, now > top[h])) {
-        const float shrink = gpu::exp2_approx(top[h] - base);
-        sum[h] *= shrink;
-        const float left = __shfl_sync(~0u, shrink, t * 8), right = __shfl_sync(~0u, shrink, t * 8 + 4);
+        const float rescale = gpu::exp2_approx(top[h] - base);
+        sum[h] *= rescale;
+        const float left = __shfl_sync(~0u, rescale, t * 8), right = __shfl_sync(~0u, rescale, t * 8 + 4);
 #pragma unroll
         for (int w = 0; w < kValueChunks * 4; ++w)
 #pragma unroll

@@ -3,11 +3,11 @@
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "ops/rope/rope_rotate.cuh"
 
-/// A thread takes one pack of 16 bytes from the first half of what turns of a head, and its partner from the
-/// second, or a pack of what does not turn; values go the same way with nothing turned. A few thousand
-/// elements in all: what counts is the one launch in place of four (of q and k, of the two caches), and that
-/// it overlaps with the product before and the attention after it. Heads that do not lie in packs go pair by
-/// pair.
+/// A thread rotates one pack of 16 bytes of the first half of a head's rotary dimensions and its partner of
+/// the second half, or copies a pack of the other dimensions; values are copied as well. A few thousand
+/// elements in all: what counts is one launch in place of four (q, k, and the two caches), and that it
+/// overlaps the GEMM before and the attention after it. Heads that are not aligned for packs are processed
+/// pair by pair.
 
 namespace tessera::ops {
 namespace {
@@ -31,7 +31,7 @@ struct Args {
 };
 
 template <class T, int kPack>
-__global__ void __launch_bounds__(kBlock) turn_and_append(Args<T> args) {
+__global__ void __launch_bounds__(kBlock) rotate_and_append(Args<T> args) {
   gpu::launch_dependents();
   gpu::grid_dependency_wait();
   const int64_t at = blockIdx.x * int64_t(kBlock) + threadIdx.x;
@@ -111,9 +111,9 @@ void rope_to_cache_cuda(const RopeToCache& p) {
     const gpu::LaunchShape shape{
         .grid = dim3(unsigned(ceil_div(args.count, kBlock))), .block = kBlock, .overlaps = true};
     if (whole)
-      gpu::launch(p.q.device(), shape, turn_and_append<T, kPackOf<T>>, args);
+      gpu::launch(p.q.device(), shape, rotate_and_append<T, kPackOf<T>>, args);
     else
-      gpu::launch(p.q.device(), shape, turn_and_append<T, 1>, args);
+      gpu::launch(p.q.device(), shape, rotate_and_append<T, 1>, args);
   });
 }
 

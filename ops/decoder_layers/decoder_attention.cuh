@@ -14,7 +14,7 @@
 namespace tessera::ops::decoder {
 namespace {
 
-/// What the attention has in place of the input vector of a GEMV.
+/// Shared memory of the attention phase, in place of the input vector of a GEMV.
 template <class T, int kDim>
 struct AttentionShared {
   alignas(16) T q[kGroup][kDim];
@@ -58,7 +58,7 @@ class WarpAttention {
   static_assert(kBlocks == 1 || kBlocks == 2);
 
  public:
-  /// q: (kGroup, kDim), of which `queries` are there.
+  /// q: (kGroup, kDim), of which the first `queries` rows exist.
   __device__ __forceinline__ WarpAttention(const T (&q)[kGroup][kDim], int queries, int lane)
       : g_(lane / 4), t_(lane % 4) {
 #pragma unroll
@@ -68,7 +68,7 @@ class WarpAttention {
     }
   }
 
-  /// Adds `count` keys and values, (kBatch, kDim) each. Of the rest nothing is read.
+  /// Adds `count` keys and values of the (kBatch, kDim) in the stage; the others are not read.
   __device__ __forceinline__ void add(const T* keys, const T* values, int count, float scale) {
     // S = Q K^T, (8, kBatch): this lane has query g and keys 2t, 2t + 1 of every block
     float s[kBlocks][4] = {};
@@ -96,10 +96,10 @@ class WarpAttention {
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
     const float base = most == gpu::Max::kIdentity ? 0.0f : most;
     if (__any_sync(~0u, most > top_)) {
-      const float shrink = gpu::exp2_approx(top_ - base);
-      sum_ *= shrink;
+      const float rescale = gpu::exp2_approx(top_ - base);
+      sum_ *= rescale;
       // Queries 2t and 2t + 1 are columns of O^T.
-      const float even = __shfl_sync(~0u, shrink, t_ * 8), odd = __shfl_sync(~0u, shrink, t_ * 8 + 4);
+      const float even = __shfl_sync(~0u, rescale, t_ * 8), odd = __shfl_sync(~0u, rescale, t_ * 8 + 4);
 #pragma unroll
       for (int w = 0; w < kValueChunks * 4; ++w)
 #pragma unroll
@@ -140,7 +140,7 @@ class WarpAttention {
     }
   }
 
-  /// The warp's results: of its queries, for the other warps.
+  /// Writes the warp's partial results to shared memory, for the other warps.
   __device__ __forceinline__ void store(float (&top)[kGroup], float (&sum)[kGroup],
                                         float (&values)[kGroup][kDim]) {
     sum_ += __shfl_xor_sync(~0u, sum_, 1);
@@ -165,11 +165,11 @@ class WarpAttention {
 
   int g_, t_;
   Words<T> q_[kKeyChunks];
-  float top_ = gpu::Max::kIdentity, sum_ = 0;  // of query g; the sum over this lane's keys
+  float top_ = gpu::Max::kIdentity, sum_ = 0;  // of query g; `sum_`: over this lane's keys only
   float o_[kValueChunks * 4][4] = {};
 };
 
-/// One unit. `angles`: of the new token's position.
+/// Computes one unit. `angles`: those of the new token's position.
 template <class T, int kDim>
 __device__ __forceinline__ void attend(const Args<T>& args, const Layer<T>& layer, Ring<T, kDim>& ring,
                                        AttentionShared<T, kDim>& shared, const float* angles, int& ticket,
@@ -178,14 +178,15 @@ __device__ __forceinline__ void attend(const Args<T>& args, const Layer<T>& laye
   const Keys<kDim> own(args, unit);
   const int group = args.heads / args.kv_heads, first_head = own.kv * group + own.tile * kGroup;
   const int heads = min(kGroup, group - own.tile * kGroup);
-  if (!own.valid) {  // the contract: NaN, and nothing of the cache is touched
+  if (!own.valid) {  // by contract: the result is NaN, and the cache is not accessed
     for (int i = int(threadIdx.x); own.split == 0 && i < heads * kDim; i += kThreads)
       args.mixed[first_head * kDim + i] = T(__int_as_float(0x7FC00000));
     return;
   }
   if (own.split >= own.used) return;
 
-  // q, rotated; the new key and value go to the cache, and to every unit that reads them.
+  // Rotates q. Units with the last keys also compute the new key and value; one of them stores these to the
+  // cache.
   for (int i = int(threadIdx.x); i < heads * kDim; i += kThreads)
     shared.q[i / kDim][i % kDim] =
         T(rotated(args, args.qkv + (first_head + i / kDim) * kDim, angles, i % kDim));
@@ -203,7 +204,7 @@ __device__ __forceinline__ void attend(const Args<T>& args, const Layer<T>& laye
 
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   WarpAttention<T, kDim> found(shared.q, heads, lane);
-  // The new key is a batch of its own, the one after those in the cache.
+  // The new key is a batch of its own, after those from the cache.
   const int batches = (own.stored - own.begin + kBatch - 1) / kBatch;
   bool newest = own.end == own.length && warp == batches % kWarps;
   for (int j = own.begin + warp * kBatch; j < own.stored || newest; j += Keys<kDim>::kKeysPerStep) {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void attend(const Args<T>& args, const Layer<T>& laye
   found.store(shared.top[warp], shared.sum[warp], shared.values[warp]);
   __syncthreads();
 
-  // Join the warps: an element of a head per thread.
+  // Combine the warps: one element of a head per thread.
   for (int at = int(threadIdx.x); at < heads * kDim; at += kThreads) {
     const int g = at / kDim, i = at % kDim;
     Running all;
@@ -234,14 +235,14 @@ __device__ __forceinline__ void attend(const Args<T>& args, const Layer<T>& laye
       if (i == 0) args.stats[to] = {all.top, all.sum};
     }
   }
-  __syncthreads();  // also: the next unit of this block writes the shared memory
+  __syncthreads();  // also because the next unit of this block overwrites the shared memory
   if (own.used == 1) return;
 
-  // The block that finishes last joins the splits, in their order.
+  // The block that finishes last combines the splits, in their order.
   int* const done = args.done + own.kv * args.tiles + own.tile;
   if (threadIdx.x == 0) {
     __threadfence();
-    ticket = gpu::add_acquire_release(done, 1);
+    ticket = gpu::atomic_add_acq_rel(done, 1);
   }
   __syncthreads();
   if (ticket != own.used - 1) return;

@@ -10,17 +10,17 @@
 /// small kernels between. Here every block (one per SM, co-resident) walks through the phases of all layers,
 ///   0 qkv = W_qkv rmsnorm(x)      1 attention over the cache, 4 blocks per key head and more
 ///   2 x += W_out attention        3 h = silu(W_gate n) (W_up n), n = rmsnorm(x)        4 x += W_down h
-/// with a grid-wide barrier after each, and memory never waits for a barrier: each warp streams the weights
-/// and the cached keys and values that it reads through a ring of its own in shared memory (decoder_ring.cuh:
-/// kStages of 4 KiB, weights by TMA, keys and values by cp.async; 192 KiB per SM, which last for 6 us), whose
-/// load cursor runs ahead over phase and layer boundaries. A barrier and the reload of the small input vector
-/// take 2 to 3 us, during which the ring fills.
+/// with a grid-wide barrier after each, while loads continue across the barriers: each warp streams the
+/// weights and the cached keys and values that it reads through its own pipeline in shared memory
+/// (decoder_ring.cuh: kStages of 4 KiB, weights by TMA, keys and values by cp.async; 192 KiB per SM, enough
+/// for 6 us), whose load cursor runs ahead across phase and layer boundaries. A barrier and the reload of the
+/// small input vector take 2 to 3 us, during which the pipeline fills.
 ///
 /// GEMV: a warp has two rows at a time (gate and up of one hidden feature; else neighbours), 1,024 columns of
 /// each per stage. The input vector is in shared memory in 16 bits. A lane's 16 bytes of the two rows and of
-/// the vector are one operand each of an MMA whose diagonal is the sum, in f32; the 32 lanes are reduced once
-/// per row. Units of two rows are dealt out round robin over all warps of the grid: the last round may leave
-/// warps without work, but their share of the bandwidth goes to the others.
+/// the vector are operands of an MMA whose diagonal elements are the sums, in f32; the 32 lanes are reduced
+/// once per row. Units of two rows are assigned round-robin to all warps of the grid: the last round may
+/// leave warps without work, but their share of the bandwidth goes to the others.
 ///
 /// Attention (decoder_attention.cuh): a unit is one key head, up to 4 of its query heads, and one split of
 /// the keys. With several splits the block that finishes last adds the partial results in the order of the
@@ -45,20 +45,20 @@ struct Small {
   int ticket;
 };
 
-__device__ __forceinline__ void arrive_at_grid(int* barrier) {
+__device__ __forceinline__ void grid_barrier_arrive(int* barrier) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    gpu::add_release(barrier, 1);
+    gpu::red_add_release(barrier, 1);
   }
 }
-__device__ __forceinline__ void wait_for_grid(int* barrier, int arrivals) {
+__device__ __forceinline__ void grid_barrier_wait(int* barrier, int arrivals) {
   if (threadIdx.x == 0)
     while (gpu::load_acquire(barrier) < arrivals) {
     }
   __syncthreads();
 }
 
-/// Elements of other blocks, past L1, where they would be stale.
+/// Loads of elements that other blocks wrote, bypassing L1, which may hold stale copies.
 template <class T>
 __device__ __forceinline__ Words<T> load_fresh(const T* from) {
   const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from));
@@ -112,7 +112,7 @@ __device__ __forceinline__ void norm_vector(const Args<T>& args, const T* x, con
 /// Adds the products of one tile with `vector` to the sums of its two rows. Every lane has 8 neighbouring
 /// elements of each: with g = lane / 4 these are row g (upper), row g + 8 (lower) and column g (the vector)
 /// of mma.m16n8k16, in which the order of k is free, so that elements (g, g) and (g + 8, g) of the
-/// accumulators are the sums of the four lanes of g. The other elements are of no use, and cost nothing.
+/// accumulators are the sums of the four lanes of g. The other elements are not used.
 template <class T>
 __device__ __forceinline__ void multiply_tile(const T* tile, const T* vector, int count, int lane,
                                               float (&sum)[4]) {
@@ -134,8 +134,8 @@ __device__ __forceinline__ void multiply_tile(const T* tile, const T* vector, in
   }
 }
 
-/// The warp's rows of the phase's GEMV. Where the sums go: q, k and v stay f32, gate and up become a hidden
-/// feature, and the others are added to the residual stream, in the last layer also written as y.
+/// Computes the warp's rows of the phase's GEMV and stores the sums: q, k and v as f32; silu(gate) up as a
+/// hidden feature; the others are added to the residual stream and, in the last layer, also written as y.
 template <class T, int kDim>
 __device__ __forceinline__ void gemv(const Args<T>& args, Ring<T, kDim>& ring, int layer, int phase,
                                      const T* vector, int lane) {
@@ -190,11 +190,12 @@ __global__ void __launch_bounds__(kThreads, 1) run_layers(const __grid_constant_
 
   int arrivals = 0;
   const auto grid_barrier = [&] {
-    arrive_at_grid(args.barrier);
+    grid_barrier_arrive(args.barrier);
     arrivals += blocks;
-    wait_for_grid(args.barrier, arrivals);
+    grid_barrier_wait(args.barrier, arrivals);
   };
-  // One loop over the phases of all layers: the code of a GEMV is there once, and stays in the SM's cache.
+  // One loop over the phases of all layers, so the code of the GEMV exists once and stays in the instruction
+  // cache.
 #pragma unroll 1
   for (int l = 0, phase = kQkv; l < args.layers;) {
     const Layer<T>& layer = args.layer[l];
@@ -225,7 +226,7 @@ void launch(const Problem& p) {
   const int64_t tiles = gpu::ceil_div(group, kGroup);
   const int64_t splits = std::max<int64_t>(1, blocks / (kv_heads * tiles));
 
-  // One allocation for what phases hand over; the counters start at zero.
+  // One allocation for everything that phases pass on; the counters start at zero.
   const Tensor counters = Tensor::zeros({1 + kv_heads * tiles}, DType::i32, device);
   const int64_t parts = heads * splits;
   const Tensor scratch =

@@ -10,10 +10,10 @@
 #include "ops/decoder_layers/decoder_layers_kernels.h"
 #include "ops/indices.h"
 
-/// The ring of decoder_layers_sm90.cu: each warp streams what it alone reads, tiles of weights and of cached
-/// keys and values, through stages of shared memory. The load cursor runs ahead of the compute cursor over
-/// phase and layer boundaries: which rows a warp multiplies and which keys it compares is known from the
-/// start, and only the key of the new token depends on this launch.
+/// The pipelines of decoder_layers_sm90.cu: each warp streams the tiles of weights and of cached keys and
+/// values that only it reads through stages of shared memory. The load cursor runs ahead of the compute
+/// cursor across phase and layer boundaries: which rows a warp multiplies and which keys it reads is known
+/// from the start; only the key of the new token depends on this launch.
 
 namespace tessera::ops::decoder {
 namespace {
@@ -33,7 +33,7 @@ enum Phase : int { kQkv, kKeys, kOut, kUp, kDown, kPhases };
 template <class T>
 struct Layer {
   const T *norm1, *norm2;
-  const T* weight[kPhases];  // kKeys: none
+  const T* weight[kPhases];  // weight[kKeys] is null
   T *keys, *values;
 };
 
@@ -47,7 +47,7 @@ struct Args {
   float* qkv;               // [(H + 2 Hk) D]
   T* mixed;                 // [H D]: output of the attention
   T* hidden;                // [F]
-  float* partial;           // [H, splits, D]: of the attention's splits, not yet divided by their sums
+  float* partial;           // [H, splits, D]: partial results of the attention, not yet divided by their sums
   float2* stats;            // [H, splits]: largest score in units of log 2, sum
   int* barrier;             // arrivals at the grid barrier since the launch
   int* done;                // [Hk * tiles]: splits that have written their partial result
@@ -59,18 +59,19 @@ struct Args {
   float eps, scale;  // scale: 1 / sqrt(D) times log2(e)
   Layer<T> layer[kMaxLayers];
 
-  /// Of the attention: a key head, a tile of its query heads, a split of the keys.
+  /// Units of the attention: (key head, tile of its query heads, split of the keys).
   __device__ __forceinline__ int units() const { return kv_heads * tiles * splits; }
 };
 
 /// The keys of one attention unit. A warp takes every kWarps-th batch of them.
 template <int kDim>
 struct Keys {
-  static constexpr int kBatch = kColumns / kDim;        // keys of a stage, which holds their values too
+  static constexpr int kBatch = kColumns / kDim;        // keys per stage, which holds their values too
   static constexpr int kKeysPerStep = kBatch * kWarps;  // of a block
 
-  int kv, tile, split, length, begin, end, stored, used;  // stored: end of those in the cache; used: splits
-  bool valid;                                             // the length is one that the cache can have
+  int kv, tile, split, length, begin, end, stored,
+      used;    // stored: end of the keys in the cache; used: number of splits
+  bool valid;  // the length is one that the cache can have
 
   template <class T>
   __device__ __forceinline__ Keys(const Args<T>& args, int unit) {
@@ -88,7 +89,7 @@ struct Keys {
   }
 };
 
-/// A warp's ring. A stage holds (2, kColumns) elements: columns of two rows of a weight, or (2, kBatch,
+/// A warp's pipeline. A stage holds (2, kColumns) elements: columns of two rows of a weight, or (2, kBatch,
 /// kDim), keys and their values.
 template <class T, int kDim>
 class Ring {
@@ -102,7 +103,7 @@ class Ring {
         lane_(lane),
         policy_(gpu::evict_first()),
         load_{0, kQkv, first_unit_, 0, 0, 0} {
-    settle(args);
+    skip_empty_units(args);
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) issue(args, stage);
   }
@@ -120,8 +121,8 @@ class Ring {
     full_[place_.stage].wait(place_.parity);
     return tiles_ + place_.stage * (2 * kColumns);
   }
-  /// Refills the stage of the tile that wait() gave, which no lane reads any more. After a tile of keys,
-  /// whose copies were not TMA's, behind fence_async_shared().
+  /// Releases the stage of the tile that wait() returned and loads the next tile into it. No lane may still
+  /// read it; after a tile of keys, which cp.async copied, call fence_async_shared() first.
   __device__ __forceinline__ void refill(const Args<T>& args) {
     __syncwarp();
     issue(args, place_.stage);
@@ -129,14 +130,14 @@ class Ring {
   }
 
  private:
-  /// What is loaded next: a unit of two rows from a column on, or keys of an attention unit from `column` on.
+  /// Load cursor: a unit of two rows, from `column` on, or keys of an attention unit, from `column` on.
   struct Cursor {
     int layer, phase, unit, column, end, kv;
   };
 
-  /// From the beginning of a unit to the first unit that has something for this warp, in this phase or a
-  /// later one; layer == layers at the end.
-  __device__ __forceinline__ void settle(const Args<T>& args) {
+  /// Moves the load cursor from the beginning of a unit to the first unit with work for this warp, in this
+  /// phase or a later one; layer == layers at the end.
+  __device__ __forceinline__ void skip_empty_units(const Args<T>& args) {
     while (load_.layer < args.layers) {
       if (load_.phase != kKeys) {
         load_.column = 0, load_.end = args.columns[load_.phase];
@@ -164,12 +165,12 @@ class Ring {
     load_.column += keys ? Keys<kDim>::kKeysPerStep : kColumns;
     if (load_.column < load_.end) return;
     load_.unit += keys ? int(gridDim.x) : step();
-    settle(args);
+    skip_empty_units(args);
   }
 
   __device__ __forceinline__ void issue_weights(const Args<T>& args, int stage) {
     const T* const weight = args.layer[load_.layer].weight[load_.phase];
-    // Gate and up of one feature lie F rows apart; elsewhere the two rows are neighbours.
+    // Gate and up of one feature are F rows apart; elsewhere the two rows are neighbours.
     const bool gated = load_.phase == kUp;
     const int64_t upper = gated ? load_.unit : 2 * int64_t(load_.unit);
     const int64_t lower = gated ? upper + args.rows[kUp] : upper + 1;
@@ -177,13 +178,14 @@ class Ring {
     const int64_t stride = args.stride[load_.phase];
     T* const to = tiles_ + stage * (2 * kColumns);
     full_[stage].arrive_expect(2 * bytes);
-    gpu::load_bytes(to, weight + upper * stride + load_.column, bytes, full_[stage], policy_);
-    gpu::load_bytes(to + kColumns, weight + lower * stride + load_.column, bytes, full_[stage], policy_);
+    gpu::bulk_load(to, weight + upper * stride + load_.column, bytes, full_[stage], policy_);
+    gpu::bulk_load(to + kColumns, weight + lower * stride + load_.column, bytes, full_[stage], policy_);
   }
 
   /// By ordinary asynchronous copies of 16 bytes, not TMA: rows of 256 bytes are too short for it.
   __device__ __forceinline__ void issue_keys(const Args<T>& args, int stage) {
-    constexpr int kPacks = kDim / 8, kRows = kWarp / kPacks;  // of a row; rows that the warp copies at a time
+    constexpr int kPacks = kDim / 8,
+                  kRows = kWarp / kPacks;  // packs per row; rows that the warp copies at a time
     const Layer<T>& layer = args.layer[load_.layer];
     const int count = load_.end - load_.column, first = lane_ / kPacks;
     const int64_t from =
@@ -196,7 +198,7 @@ class Ring {
         gpu::cp_async_16(to + uint32_t(row * kDim * 2), layer.keys + at, true);
         gpu::cp_async_16(to + uint32_t((kColumns + row * kDim) * 2), layer.values + at, true);
       }
-    full_[stage].arrive_after_copies();
+    full_[stage].cp_async_arrive();
     __syncwarp();
     if (lane_ == 0) full_[stage].arrive();
   }
@@ -204,9 +206,9 @@ class Ring {
   T* tiles_;
   gpu::Barrier* full_;
   int first_unit_, warp_, lane_;
-  uint64_t policy_;  // weights and keys are read once: they leave L2 first
+  uint64_t policy_;  // evict_first: weights and keys are read only once
   Cursor load_;
-  gpu::RingPlace<kStages> place_;
+  gpu::RingState<kStages> place_;
 };
 
 }  // namespace

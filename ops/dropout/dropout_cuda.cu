@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
     gpu::Pack<T, kPack> values;
     if (whole) values = gpu::load_pack<kPack>(x + from + first);  // on its way while the numbers are drawn
 
-    const uint32_t keep = draw.lives<kPack, kDense>(offset, place);  // bit k: element k lives
+    const uint32_t keep = draw.keep_bits<kPack, kDense>(offset, place);  // bit k: element k lives
     if (whole) {
 #pragma unroll
       for (int k = 0; k < kPack; ++k) values.at[k] = T(float(values.at[k]) * (keep >> k & 1u ? scale : 0.0f));
@@ -70,7 +70,7 @@ void dropout_cuda(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
     T* const out = y.data<T>();
     const T* const in = x.data<T>();
     const int inner = loop.rank - 1;
-    bool aligned = gpu::packs(out, 0, kPack) && gpu::packs(in, 0, kPack);
+    bool aligned = gpu::is_pack_aligned(out, 0, kPack) && gpu::is_pack_aligned(in, 0, kPack);
     for (int n = 0; n < 2; ++n) {
       aligned = aligned && loop.strides[n][inner] == 1;
       for (int dim = 0; dim < inner; ++dim) aligned = aligned && loop.strides[n][dim] % kPack == 0;

@@ -26,16 +26,16 @@ struct DropoutDraw {
   __device__ __forceinline__ uint32_t four(uint64_t offset, uint64_t index) const {
     const Uint4 random =
         keys.block({{uint32_t(index), uint32_t(index >> 32), uint32_t(offset), uint32_t(offset >> 32)}});
-    uint32_t lives = 0;
+    uint32_t keep_bits = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) lives |= mask.keeps(random.word[k]) ? 1u << k : 0u;
-    return lives;
+    for (int k = 0; k < 4; ++k) keep_bits |= mask.keeps(random.word[k]) ? 1u << k : 0u;
+    return keep_bits;
   }
 
   /// Bit k: the element at row-major place + k lives, k < kCount. Places that are multiples of four, as all
   /// are with kWhole, need kCount / 4 blocks, others one more. `offset`: of the stream.
   template <int kCount, bool kWhole = false>
-  __device__ __forceinline__ uint32_t lives(uint64_t offset, int64_t place) const {
+  __device__ __forceinline__ uint32_t keep_bits(uint64_t offset, int64_t place) const {
     static_assert(kCount % 4 == 0 && kCount <= 24);
     const uint64_t block = uint64_t(place) / 4;
     uint32_t bits = 0;

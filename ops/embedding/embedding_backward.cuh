@@ -44,7 +44,7 @@ struct Chunks {
   __device__ __forceinline__ bool continues(int place) const {
     return place > 0 && place < count && keys[place] == keys[place - 1];
   }
-  /// The first place after `begin` and before `end` of another row; `end` if there is none.
+  /// The first position after `begin` and before `end` with another row; `end` if there is none.
   __device__ __forceinline__ int next_row(int begin, int end) const {
     const uint32_t key = keys[begin];
     int low = begin + 1;

@@ -259,8 +259,8 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
       .rows = rows,
       .width = width,
       .count = count,
-      .to_whole = gpu::packs(dtable.data<Out>(), dtable.row_stride(), kPackOf<Out>),
-      .whole = gpu::packs(dy.data<T>(), dy.row_stride(), kPackOf<T>),
+      .to_whole = gpu::is_pack_aligned(dtable.data<Out>(), dtable.row_stride(), kPackOf<Out>),
+      .whole = gpu::is_pack_aligned(dy.data<T>(), dy.row_stride(), kPackOf<T>),
       .adds = adds,
       .clears_row_padding = owns_row_padding(dtable, int64_t(packs_per_row) * kPackOf<Out>),
       .packs_per_row = packs_per_row,
@@ -296,7 +296,7 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
       check(cub::DeviceRadixSort::SortPairs(temporary, bytes, raw_keys, keys, raw_positions, positions,
                                             int(count), 0, bits, device.stream()));
     };
-    sort(nullptr);  // says how many bytes it wants
+    sort(nullptr);  // queries the size of the workspace
     const Tensor temporary = Tensor::empty_packed({int64_t(bytes)}, DType::u8, device);
     sort(temporary.raw());
   }

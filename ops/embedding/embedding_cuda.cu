@@ -62,8 +62,8 @@ void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& 
                               width,
                               packs_per_row,
                               part,
-                              gpu::packs(y.data<T>(), y.row_stride(), kPack) &&
-                                  gpu::packs(table.data<T>(), table.row_stride(), kPack)};
+                              gpu::is_pack_aligned(y.data<T>(), y.row_stride(), kPack) &&
+                                  gpu::is_pack_aligned(table.data<T>(), table.row_stride(), kPack)};
     const int64_t blocks = std::min<int64_t>(ceil_div(args.count * packs_per_row, kBlock),
                                              int64_t(device.multiprocessors()) * 32);
     gpu::launch(device, {dim3(unsigned(blocks)), kBlock}, forward<T>, args);

@@ -273,7 +273,7 @@ bool run_wgmma(Multiplication& call) {
   Gemm& gemm = call.products.gemm;
   if (call.options.sums.defined() && call.products.calls == 1 && gemm_sm90_sums(gemm))
     gemm.sums = call.options.sums.data<float>();
-  run_own(call, gemm_wgmma);  // gemm_sm90 in gemm_sm90_rows.cuh, or gemm_stream_sm90
+  run_own(call, gemm_wgmma);  // gemm_sm90 in gemm_sm90_launch.cuh, or gemm_stream_sm90
   return gemm.sums != nullptr;
 }
 

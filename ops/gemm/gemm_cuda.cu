@@ -14,28 +14,28 @@
 /// Products by cuBLASLt. 2 m n k FLOPs per product; large ones are bound by the tensor cores (bf16, f16,
 /// TF32) or the FMA units (f32), thin ones by memory.
 ///
-/// The tensor cores are fed by vectors only where the extents, not just the leading dimensions, are multiples
-/// of 16 bytes: it falls to element-aligned kernels, five times slower, at 1365. What can be rounded up has
-/// been before it gets here (gemm_padding.h); what comes is multiplied as it is.
+/// cuBLASLt reads with vector loads only where the extents, not just the leading dimensions, are multiples of
+/// 16 bytes: at 1365 it falls back to element-aligned kernels, which are five times slower. Extents that can
+/// be rounded up have been before this is called (gemm_padding.h); here matrices are multiplied as they are.
 ///
-/// cuBLASLt thinks in columns: row-major D = A B is column-major D' = B' A', so the operands change places
-/// and nothing is moved. Asking it which algorithm to run costs tens of microseconds, so the answer and all
+/// cuBLASLt is column-major: row-major D = A B is column-major D' = B' A', so the operands are swapped and
+/// nothing is copied. The query for an algorithm costs tens of microseconds, so its result and all
 /// descriptors are kept for the kPlans most recently used problems: sizes, leading dimensions, strides,
-/// dtypes and the alignment of the pointers, since a choice made for 16-byte boundaries must not meet others.
-/// A repeated call is a look-up and cublasLtMatmul; a plan that was dropped is chosen again, by the same
+/// dtypes and the alignment of the pointers, since an algorithm chosen for 16-byte alignment must not get
+/// less aligned pointers.
 /// heuristic and so with the same algorithm. A captured graph holds the launch, not the plan.
 ///
 /// Split-K is allowed only with partial sums kept in f32 in the workspace and added by a second step: results
-/// repeat bitwise and are rounded once. The workspace (up to 32 MiB, what NVIDIA advises for Hopper; most
-/// algorithms ask for none) is a tensor of the call: the stream orders its reuse, and under capture it comes
+/// are bitwise reproducible and rounded once. The workspace (up to 32 MiB, as NVIDIA advises for Hopper; most
+/// algorithms request none) is a tensor of the call: the stream orders its reuse, and under capture it comes
 /// from the graph's pool.
 
 namespace tessera::ops {
 namespace {
 
 constexpr uint64_t kWorkspace = 32 << 20;
-/// Plans kept per device, about 1 KiB each. A training step has some dozens of problems; lengths that differ
-/// from batch to batch would otherwise add one each, for ever.
+/// Plans kept per device, about 1 KiB each. A training step has some dozens of problems; without a limit,
+/// lengths that differ from batch to batch would add one each.
 constexpr size_t kPlans = 1024;
 
 struct LtStatus {
@@ -103,7 +103,7 @@ struct Plan {
   size_t workspace = 0;
 };
 
-/// One a device, for ever.
+/// One per device, never destroyed.
 struct Library {
   std::mutex mutex;  // plans are shared, and a plan's bias pointer is set for each call
   cublasLtHandle_t handle = nullptr;

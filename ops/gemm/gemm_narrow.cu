@@ -1,6 +1,6 @@
 #include "ops/gemm/gemm_narrow.cuh"
 
-/// Launches of narrow products; the essay is in gemm_narrow.cuh.
+/// Launches of narrow GEMMs; the essay is in gemm_narrow.cuh.
 
 namespace tessera::ops {
 namespace {
@@ -14,7 +14,11 @@ NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool k_ma
     ones = std::bit_cast<uint32_t>(one);
   else
     ones = one.bits * 0x10001u;
-  return {start, ld, stride, k_major, gpu::packs(start, ld, gpu::kPackOf<T>) && stride % gpu::kPackOf<T> == 0,
+  return {start,
+          ld,
+          stride,
+          k_major,
+          gpu::is_pack_aligned(start, ld, gpu::kPackOf<T>) && stride % gpu::kPackOf<T> == 0,
           ones};
 }
 
@@ -37,7 +41,7 @@ void narrow_cuda(const Gemm& g, const NarrowChoice& choice, Device device) {
                          b = operand<T>(g.b, g.ldb, g.stride_b, g.transpose_b);
   NarrowLaunch<T> launch =
       narrow_launch(g, choice, tile.rows, tile.columns, narrow_depth(tile, sizeof(T)), a, b, device);
-  // Of a side that is narrower than a pack, one element at a time.
+  // A side narrower than a pack is loaded one element at a time.
   NarrowOperand<T>& right = launch.args.right;
   right.packs = right.packs && (right.k_major || tile.columns >= gpu::kPackOf<T>);
   launch_tile<T>(device, choice.tile, launch.blocks, launch.args);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/gemm/gemm_narrow_parts.cuh"
+#include "ops/gemm/gemm_narrow_split_k.cuh"
 
 /// Narrow GEMMs by FMA: d = alpha a b + beta c + bias with small m or n (few columns, many rows), small k
 /// (outer products of few terms), or small m and n and a long k (weight gradients). 2 m n k FLOPs for (m k +
@@ -24,9 +24,9 @@
 namespace tessera::ops {
 namespace {
 
-/// kWide rows (or columns) of an operand and kDepth of k, on the way from memory to shared memory. "Inner" is
-/// the dimension that is dense in memory. A thread has one place along it, and every `step`-th along the
-/// other.
+/// Copies a panel of an operand, kWide rows (or columns) times kDepth of k, from global to shared memory
+/// through registers. "Inner" is the dimension that is dense in memory. A thread has one position along it,
+/// and every `step`-th along the other.
 template <class T, int kWide, int kDepth>
 class NarrowPanel {
   static constexpr int kPack = gpu::kPackOf<T>, kElements = kWide * kDepth;
@@ -37,7 +37,7 @@ class NarrowPanel {
  public:
   static constexpr int kFloats = kElements + kDepth / 8 * 4;
 
-  /// The panels of rows `first` ... extent - 1 and k `begin` ... end - 1, as far as they reach.
+  /// The panels of rows `first` ... extent - 1 and k `begin` ... end - 1, clipped at these ends.
   __device__ __forceinline__ NarrowPanel(const NarrowOperand<T>& x, int64_t matrix, int first, int extent,
                                          int begin, int end)
       : x_(x) {
@@ -47,18 +47,18 @@ class NarrowPanel {
     outer_left_ = (x.k_major ? extent - first : end - begin) - outer;
     from_ = x.data + matrix * x.stride + ((x.k_major ? first : begin) + outer) * x.ld +
             (x.k_major ? begin : first) + inner;
-    to_ = x.k_major ? place(inner, outer) : place(outer, inner);
+    to_ = x.k_major ? offset(inner, outer) : offset(outer, inner);
   }
 
-  /// Where element (k, w) lies in shared memory: k first. If k is what is dense in memory, every eighth of it
-  /// is followed by a gap, so that threads with neighbouring packs write to different banks.
-  __device__ __forceinline__ int place(int k, int w) const {
+  /// Offset of element (k, w) in shared memory: k-major rows. If k is dense in memory, every eighth row is
+  /// followed by a gap, so that threads with neighbouring packs write to different banks.
+  __device__ __forceinline__ int offset(int k, int w) const {
     return k * kWide + (x_.k_major ? k / 8 * 4 : 0) + w;
   }
 
-  /// The next kDepth of k into registers. Nothing is loaded under a condition of its own, so that all of it
-  /// is in flight together: beyond the ends it is the last row once more, and `store` puts zeros. A pack
-  /// whose first elements are the row's lies in the row's memory.
+  /// Loads the next kDepth of k into registers. No load is predicated, so that all are in flight together:
+  /// past the ends the last row is loaded again, and store() writes zeros in its place. A pack whose first
+  /// elements are inside the row lies inside the row's storage.
   __device__ __forceinline__ void load() {
     if (!x_.data) {
 #pragma unroll
@@ -88,7 +88,7 @@ class NarrowPanel {
       from_ += kDepth * x_.ld, outer_left_ -= kDepth;
   }
 
-  /// What was loaded last.
+  /// Writes the panel that was loaded last to shared memory.
   __device__ __forceinline__ void store(float* shared) const {
     if (!used()) return;
     const int inner = inner_left_ + (x_.k_major ? kDepth : 0),
@@ -127,19 +127,19 @@ class NarrowPanel {
   __device__ __forceinline__ int step() const {
     return kNarrowThreads * (x_.packs ? kPack : 1) / inner_size();
   }
-  /// Whether this thread has a part of the panel.
+  /// Whether this thread copies any of the panel.
   __device__ __forceinline__ bool used() const {
     return int(threadIdx.x) * (x_.packs ? kPack : 1) < kElements;
   }
 
   const NarrowOperand<T>& x_;
   const T* from_;
-  int to_;                       // this thread's place in shared memory
-  int inner_left_, outer_left_;  // from its place in memory to the ends
+  int to_;                       // offset of this thread's elements in shared memory
+  int inner_left_, outer_left_;  // elements from this thread's position to the ends
   gpu::Words<T> words_[kSlots];
 };
 
-/// A block for each (matrix, tile, part of k), the part fastest.
+/// One block per (matrix, tile, split of k), the split fastest.
 template <class T, int kRows, int kColumns, int kDepth>
 __global__ void __launch_bounds__(kNarrowThreads, 3) narrow_kernel(const __grid_constant__ NarrowArgs<T> g) {
   using Left = NarrowPanel<T, kRows, kDepth>;
@@ -152,9 +152,9 @@ __global__ void __launch_bounds__(kNarrowThreads, 3) narrow_kernel(const __grid_
   float* const right_shared = shared + Left::kFloats;
   gpu::wait_and_launch_dependents();
 
-  const NarrowPlace place(g);
-  const int tile_of_all = place.tile_of_all, split = place.split, matrix = place.matrix;
-  const int first_row = place.row_tile * kRows, first_column = place.column_tile * kColumns;
+  const NarrowTileCoord coord(g);
+  const int tile_index = coord.tile_index, split = coord.split, matrix = coord.matrix;
+  const int first_row = coord.row_tile * kRows, first_column = coord.column_tile * kColumns;
   const int rows = g.swapped ? g.n : g.m, columns = g.swapped ? g.m : g.n;
   const int slice = int(threadIdx.x) / kSlice, in_slice = int(threadIdx.x) % kSlice;
   const int row = in_slice / (kColumns / 4) * 4, column = in_slice % (kColumns / 4) * 4;  // of the tile
@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(kNarrowThreads, 3) narrow_kernel(const __grid_
       const int some = min(kDepth, end - next + kDepth);
 #pragma unroll 2
       for (int k = slice; k < some; k += kSlices) {
-        const float4 a = *reinterpret_cast<const float4*>(left_shared + left.place(k, row));
-        const float4 b = *reinterpret_cast<const float4*>(right_shared + right.place(k, column));
+        const float4 a = *reinterpret_cast<const float4*>(left_shared + left.offset(k, row));
+        const float4 b = *reinterpret_cast<const float4*>(right_shared + right.offset(k, column));
         const float of_a[4] = {a.x, a.y, a.z, a.w}, of_b[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -210,19 +210,19 @@ __global__ void __launch_bounds__(kNarrowThreads, 3) narrow_kernel(const __grid_
                                         : (row + i) * (kColumns / 4) + column / 4)] = quad(i);
     __syncthreads();
     const int own = int(threadIdx.x) / kTeam, member = int(threadIdx.x) % kTeam;
-    float4 sum = sum_of_parts<kTeam, kQuads, true>(quads + own, member, kSlices);
+    float4 sum = reduce_partial_sums<kTeam, kQuads, true>(quads + own, member, kSlices);
     if (g.splits > 1) {
       const int groups = (g.splits + g.group - 1) / g.group, number = split / g.group;
       const int of_group = min(g.group, g.splits - number * g.group);
-      unsigned* const arrived = g.arrived + tile_of_all * (groups + 1);
-      float4* const parts = g.parts + int64_t(tile_of_all) * (g.splits + groups) * kQuads + own;
+      unsigned* const arrived = g.arrived + tile_index * (groups + 1);
+      float4* const parts = g.parts + int64_t(tile_index) * (g.splits + groups) * kQuads + own;
       if (member == 0) __stcg(parts + split * kQuads, sum);
-      if (!comes_last(arrived + number, of_group)) return;
-      sum = sum_of_parts<kTeam, kQuads, false>(parts + number * g.group * kQuads, member, of_group);
+      if (!arrives_last(arrived + number, of_group)) return;
+      sum = reduce_partial_sums<kTeam, kQuads, false>(parts + number * g.group * kQuads, member, of_group);
       if (groups > 1) {
         if (member == 0) __stcg(parts + (g.splits + number) * kQuads, sum);
-        if (!comes_last(arrived + groups, groups)) return;
-        sum = sum_of_parts<kTeam, kQuads, false>(parts + g.splits * kQuads, member, groups);
+        if (!arrives_last(arrived + groups, groups)) return;
+        sum = reduce_partial_sums<kTeam, kQuads, false>(parts + g.splits * kQuads, member, groups);
       }
     }
     if (member != 0) return;

@@ -15,7 +15,7 @@ template <class T>
 NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool k_major, int64_t inner,
                          int most) {
   const T* const start = static_cast<const T*>(data);
-  const bool packs = gpu::packs(start, ld, 8) && stride % 8 == 0;
+  const bool packs = gpu::is_pack_aligned(start, ld, 8) && stride % 8 == 0;
   return {start,
           ld,
           stride,

@@ -4,7 +4,7 @@
 
 #include "gpu/halves.cuh"
 #include "gpu/mma.cuh"
-#include "ops/gemm/gemm_narrow_parts.cuh"
+#include "ops/gemm/gemm_narrow_split_k.cuh"
 
 /// Narrow GEMMs of 16-bit matrices on the tensor cores. Operands are copied to shared memory unchanged, 16
 /// bytes per cp.async (zeros past the end of k), in three stages, and read from there by ldmatrix, transposed
@@ -12,27 +12,28 @@
 /// instruction: memory is the bound. Rows that do not start on 16-byte boundaries are copied element by
 /// element.
 ///
-/// A block of 256 threads computes a tile of d from one split of k; small tiles are deep, and their warps
-/// alternate along k. The accumulators are exchanged through shared memory into rows of d, so that
-/// neighbouring threads store neighbouring bytes. Split-K: gemm_narrow_parts.cuh.
+/// A block of 256 threads computes a tile of d from one split of k; small tiles have a large kDepth, and
+/// their warps divide k among them (sliced-K). The accumulators are exchanged through shared memory into rows
+/// of d, so that neighbouring threads store neighbouring bytes. Split-K: gemm_narrow_split_k.cuh.
 
 namespace tessera::ops {
 namespace {
 
-/// kWide rows (or columns) and kDepth of k of an operand, on the way to shared memory: there they are lines
-/// of up to 64 elements of the dense dimension ("inner"), whose 16-byte chunks change places so that eight
-/// rows of one column meet no bank twice. A thread has one chunk along a line and every kPass-th line.
+/// Copies a panel of an operand, kWide rows (or columns) times kDepth of k, to shared memory: there it is
+/// lines of up to 64 elements of the dense dimension ("inner"), whose 16-byte chunks are swizzled so that
+/// eight rows of one column are in different banks. A thread has one chunk along a line and every kPass-th
+/// line.
 template <class T, int kWide, int kDepth, bool kAlong>
 class MmaPanel {
   static constexpr int kInner = kAlong ? kDepth : kWide, kOuter = kAlong ? kWide : kDepth;
   static constexpr int kChunks = kInner / 8, kLine = std::min(kChunks, 8);
   static constexpr int kPass = kNarrowThreads / kChunks, kPasses = (kOuter + kPass - 1) / kPass;
-  static_assert(kPass % 8 == 0);  // the change of places is the same in all of them
+  static_assert(kPass % 8 == 0);  // the swizzle is the same in all of them
 
  public:
   static constexpr int kBytes = kWide * kDepth * 2;
 
-  /// Rows `first` ..., of which `wide` are there; k `begin` ..., of which `left` are there.
+  /// Rows `first` ..., of which `wide` exist; k from `begin` on, of which `left` exist.
   __device__ __forceinline__ MmaPanel(const NarrowOperand<T>& x, int matrix, int first, int wide, int begin,
                                       int left)
       : x_(x), wide_(wide), left_(left) {
@@ -40,25 +41,25 @@ class MmaPanel {
     if (x.packs) from_ += outer() * x.ld + chunk() * 8;
   }
 
-  static __device__ __forceinline__ uint32_t place(int outer, int chunk) {
-    const int turned = chunk % kLine ^ (outer * kLine / 8 & (kLine - 1));
-    return uint32_t(((chunk / kLine * kOuter + outer) * kLine + turned) * 16);
+  static __device__ __forceinline__ uint32_t offset(int outer, int chunk) {
+    const int swizzled = chunk % kLine ^ (outer * kLine / 8 & (kLine - 1));
+    return uint32_t(((chunk / kLine * kOuter + outer) * kLine + swizzled) * 16);
   }
 
-  /// The next kDepth of k.
+  /// Issues the copies of the next kDepth of k.
   __device__ __forceinline__ void load(uint32_t to) {
-    const int deep = min((left_ + 15) & ~15, kDepth);  // what the products read
+    const int deep = min((left_ + 15) & ~15, kDepth);  // the k that the MMAs read
     if (x_.packs) {
       const int inside = (kAlong ? left_ : wide_) - chunk() * 8, some = min(max(inside, 0), 8) * 2;
       const int count = (kAlong ? min(wide_, kWide) : deep) - outer();
       if (chunk() * 8 < (kAlong ? deep : wide_)) {
         const T* at = from_;
-        to += place(outer(), chunk());
+        to += offset(outer(), chunk());
 #pragma unroll
         for (int i = 0; i < kPasses; ++i) {
           const int bytes = kAlong || i * kPass < left_ - outer() ? some : 0;
           if (i * kPass < count)
-            gpu::cp_async_part(to + i * kPass * kLine * 16, bytes > 0 ? at : x_.data, bytes);
+            gpu::cp_async_zfill(to + i * kPass * kLine * 16, bytes > 0 ? at : x_.data, bytes);
           at += kPass * x_.ld;
         }
       }
@@ -80,7 +81,7 @@ class MmaPanel {
         for (int i = 0; i < kTogether; ++i) {
           const int number = begin + i * kNarrowThreads;
           const int outer = number >> x_.lanes_log, inner = number & (lanes - 1);
-          if (number < all) gpu::store_shared(to + place(outer, inner / 8) + inner % 8 * 2, raw[i]);
+          if (number < all) gpu::store_shared(to + offset(outer, inner / 8) + inner % 8 * 2, raw[i]);
         }
       }
     }
@@ -109,13 +110,13 @@ __device__ __forceinline__ void load_fragment(uint32_t (&r)[4], uint32_t row) {
     gpu::ldmatrix_x4(r, row);
 }
 
-/// Floats of one copy of a tile's sums in shared memory, its rows d's rows or d's columns.
+/// Floats of one copy of a tile's sums in shared memory, stored by rows or by columns of d.
 constexpr int staged_sums(const NarrowMmaTile& tile) {
   return std::max((tile.rows + 8) * tile.columns, (tile.columns + 8) * tile.rows);
 }
-/// Shared memory of a block with `depth` of k: for a short k one stage, if that is what any launch may have
-/// unasked. (A launch that asks for much after one that did not waits for it: the SM's memory is divided
-/// again.)
+/// Shared memory of a block that sums `depth` of k: a single stage for a short k, if that stays within what a
+/// launch may have without an opt-in. (A launch that needs much more than the one before it waits for that
+/// one to end, because the split of the SM's memory between L1 and shared memory changes.)
 constexpr size_t narrow_bytes(const NarrowMmaTile& tile, int depth) {
   const size_t stage = size_t((tile.rows + tile.columns) * tile.depth * 2),
                sums = size_t(staged_sums(tile) * 4 * (8 / tile.down / tile.across)),
@@ -123,12 +124,12 @@ constexpr size_t narrow_bytes(const NarrowMmaTile& tile, int depth) {
   return depth <= tile.depth && few <= 32 * 1024 ? few : kNarrowStages * stage;
 }
 
-/// A block for each (matrix, tile, part of k), the part fastest.
+/// One block per (matrix, tile, split of k), the split fastest.
 template <class T, int kIndex, bool kLeftAlong, bool kRightAlong>
 __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid_constant__ NarrowArgs<T> g) {
   constexpr NarrowMmaTile kTile = kNarrowMmaTiles[kIndex];
   constexpr int kM = kTile.rows, kN = kTile.columns, kDepth = kTile.depth, kStages = kNarrowStages;
-  constexpr int kDown = kTile.down, kAcross = kTile.across, kTurns = 8 / kDown / kAcross;
+  constexpr int kDown = kTile.down, kAcross = kTile.across, kWarpsK = 8 / kDown / kAcross;
   constexpr int kRows = kM / kDown, kColumns = kN / kAcross;  // of a warp
   constexpr int kA = kRows / 16, kB = (kColumns + 15) / 16;   // fragments
   using Left = MmaPanel<T, kM, kDepth, kLeftAlong>;
@@ -137,17 +138,17 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   extern __shared__ __align__(128) char shared[];
   gpu::wait_and_launch_dependents();
 
-  const NarrowPlace place(g);
-  const int tile_of_all = place.tile_of_all, split = place.split, matrix = place.matrix;
-  const int first_row = place.row_tile * kM, first_column = place.column_tile * kN;
+  const NarrowTileCoord coord(g);
+  const int tile_index = coord.tile_index, split = coord.split, matrix = coord.matrix;
+  const int first_row = coord.row_tile * kM, first_column = coord.column_tile * kN;
   const int rows = (g.swapped ? g.n : g.m) - first_row, columns = (g.swapped ? g.m : g.n) - first_column;
   const int begin = split * g.depth, deep = min(g.k - begin, g.depth);
   Left left(g.left, matrix, first_row, rows, begin, deep);
   Right right(g.right, matrix, first_column, columns, begin, deep);
   const uint32_t base = gpu::shared_address(shared);
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int turn = warp % kTurns, warp_row = warp / kTurns % kDown * kRows,
-            warp_column = warp / kTurns / kDown * kColumns;
+  const int warp_k = warp % kWarpsK, warp_row = warp / kWarpsK % kDown * kRows,
+            warp_column = warp / kWarpsK / kDown * kColumns;
 
   const auto load = [&](int stage) {
     const uint32_t to = base + uint32_t(stage * kStage);
@@ -169,23 +170,25 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
     const uint32_t of_left = base + uint32_t(stage * kStage), of_right = of_left + Left::kBytes;
     const int some = min(deep - from, kDepth);
 #pragma unroll
-    for (int step = 0; step < kDepth / 16 / kTurns; ++step) {
-      const int k = (step * kTurns + turn) * 16;
+    for (int step = 0; step < kDepth / 16 / kWarpsK; ++step) {
+      const int k = (step * kWarpsK + warp_k) * 16;
       if (k >= some) break;
       uint32_t a[kA][4], b[kB][4];
 #pragma unroll
       for (int i = 0; i < kA; ++i) {
         const int row = warp_row + i * 16;
         load_fragment<!kLeftAlong>(
-            a[i], of_left + (kLeftAlong ? Left::place(row + lane % 16, k / 8 + lane / 16)
-                                        : Left::place(k + lane % 8 + lane / 16 * 8, row / 8 + lane / 8 % 2)));
+            a[i],
+            of_left + (kLeftAlong ? Left::offset(row + lane % 16, k / 8 + lane / 16)
+                                  : Left::offset(k + lane % 8 + lane / 16 * 8, row / 8 + lane / 8 % 2)));
       }
 #pragma unroll
       for (int i = 0; i < kB; ++i) {
         const int column = warp_column + i * 16, second = kColumns < 16 ? 0 : lane / 16;
         load_fragment<!kRightAlong>(
-            b[i], of_right + (kRightAlong ? Right::place(column + lane % 8 + second * 8, k / 8 + lane / 8 % 2)
-                                          : Right::place(k + lane % 16, column / 8 + second)));
+            b[i],
+            of_right + (kRightAlong ? Right::offset(column + lane % 8 + second * 8, k / 8 + lane / 8 % 2)
+                                    : Right::offset(k + lane % 16, column / 8 + second)));
       }
 #pragma unroll
       for (int i = 0; i < kA; ++i)
@@ -199,9 +202,9 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   gpu::cp_async_wait<0>();
   __syncthreads();
 
-  // To shared memory as rows of d, one copy for each turn.
+  // Accumulators to shared memory as rows of d, one copy per warp along k.
   constexpr int kMost = staged_sums(kTile);
-  static_assert(kMost * kTurns * 4 <= kStages * kStage);
+  static_assert(kMost * kWarpsK * 4 <= kStages * kStage);
   float* const staged = reinterpret_cast<float*>(shared);
   const int pitch = g.swapped ? kM + 4 : kN + 8;
 #pragma unroll
@@ -213,10 +216,10 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
         const int r = warp_row + i * 16 + lane / 4 + down * 8, c = warp_column + j * 8 + lane % 4 * 2;
         const float low = sums[i][j][down * 2], high = sums[i][j][down * 2 + 1];
         if (g.swapped) {
-          staged[turn * kMost + c * pitch + r] = low;
-          staged[turn * kMost + (c + 1) * pitch + r] = high;
+          staged[warp_k * kMost + c * pitch + r] = low;
+          staged[warp_k * kMost + (c + 1) * pitch + r] = high;
         } else {
-          *reinterpret_cast<float2*>(staged + turn * kMost + r * pitch + c) = make_float2(low, high);
+          *reinterpret_cast<float2*>(staged + warp_k * kMost + r * pitch + c) = make_float2(low, high);
         }
       }
   __syncthreads();
@@ -230,7 +233,7 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
     const int quad = quad_of(own), row = quad / quads_across, column = quad % quads_across * 4;
     float4 sum = *reinterpret_cast<const float4*>(staged + row * pitch + column);
 #pragma unroll
-    for (int other = 1; other < kTurns; ++other)
+    for (int other = 1; other < kWarpsK; ++other)
       add_to(sum, *reinterpret_cast<const float4*>(staged + other * kMost + row * pitch + column));
     return sum;
   };
@@ -245,25 +248,26 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   }
   const int groups = (g.splits + g.group - 1) / g.group, number = split / g.group;
   const int of_group = min(g.group, g.splits - number * g.group);
-  unsigned* const arrived = g.arrived + tile_of_all * (groups + 1);
-  float4* const parts = g.parts + int64_t(tile_of_all) * (g.splits + groups) * kQuads;
+  unsigned* const arrived = g.arrived + tile_index * (groups + 1);
+  float4* const parts = g.parts + int64_t(tile_index) * (g.splits + groups) * kQuads;
 #pragma unroll
   for (int own = 0; own < kOwn; ++own) {
     const float4 sum = whole(own);
     if (member == 0) __stcg(parts + split * kQuads + quad_of(own), sum);
   }
-  if (!comes_last(arrived + number, of_group)) return;
+  if (!arrives_last(arrived + number, of_group)) return;
   for (int own = 0; own < kOwn; ++own) {
-    const float4 sum = sum_of_parts<kTeam, kQuads, false>(parts + number * g.group * kQuads + quad_of(own),
-                                                          member, of_group);
+    const float4 sum = reduce_partial_sums<kTeam, kQuads, false>(
+        parts + number * g.group * kQuads + quad_of(own), member, of_group);
     if (groups == 1)
       write(own, sum);
     else if (member == 0)
       __stcg(parts + (g.splits + number) * kQuads + quad_of(own), sum);
   }
-  if (groups == 1 || !comes_last(arrived + groups, groups)) return;
+  if (groups == 1 || !arrives_last(arrived + groups, groups)) return;
   for (int own = 0; own < kOwn; ++own)
-    write(own, sum_of_parts<kTeam, kQuads, false>(parts + g.splits * kQuads + quad_of(own), member, groups));
+    write(own, reduce_partial_sums<kTeam, kQuads, false>(parts + g.splits * kQuads + quad_of(own), member,
+                                                         groups));
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace {
 template <class T>
 NarrowOperand<T> operand(const void* data, int64_t ld, int64_t stride, bool k_major) {
   const T* const start = static_cast<const T*>(data);
-  return {start, ld, stride, k_major, gpu::packs(start, ld, 2) && stride % 2 == 0, 0, 0};
+  return {start, ld, stride, k_major, gpu::is_pack_aligned(start, ld, 2) && stride % 2 == 0, 0, 0};
 }
 
 template <class T, class Out>

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "gpu/mma.cuh"
-#include "ops/gemm/gemm_narrow_parts.cuh"
+#include "ops/gemm/gemm_narrow_split_k.cuh"
 
 /// GEMMs of few terms: large d, k at most 32, 16-bit operands. Bound by writing d, 2 m n bytes (4 m n in f32)
 /// next to 2 k (m + n) read, so every SM must have many stores in flight all the time.
@@ -19,8 +19,8 @@
 namespace tessera::ops {
 namespace {
 
-/// Column `column` of 32: which of the four products makes it, and in which of its eight columns. A lane has
-/// two of those from each product (gpu/mma.cuh); kPack of its eight lie next to each other.
+/// Where column `column` of 32 is computed: the MMA (of four), and the column of that MMA (of eight). A lane
+/// has two columns of each MMA (gpu/mma.cuh); kPack of its eight are neighbours in d.
 template <int kPack>
 struct TermsColumn {
   int product, column;
@@ -29,8 +29,8 @@ struct TermsColumn {
         column(of_32 % (4 * kPack) / kPack * 2 + of_32 % 2) {}
 };
 
-/// The terms of g.right's columns `first` ... first + range - 1, as fragments, and zeros past its ends:
-/// [32 columns][16 of k][half of the products][lane][4 words].
+/// Stores the terms of columns `first` ... first + range - 1 of g.right as fragments, zeros past its ends:
+/// [32 columns][16 of k][half of the MMAs][lane][4 words].
 template <int kPack, int kSteps, class T>
 __device__ __forceinline__ void store_terms(const NarrowArgs<T>& g, int matrix, int first, int range,
                                             uint32_t* fragments) {
@@ -68,13 +68,13 @@ constexpr size_t terms_bytes(int range, int steps, bool staged) {
   return size_t(range) * (size_t(steps) * 32 + sizeof(float)) + (staged ? kNarrowThreads / 32 * 16 * 256 : 0);
 }
 
-/// Where pack number `pack` of a row lies among a warp's 16 rows of 16 packs: what eight lanes write or read
-/// together is in different banks.
+/// Swizzled index of pack `pack` of a row in a warp's staging buffer of 16 rows of 16 packs: the packs that
+/// eight lanes access together are in different banks.
 __device__ __forceinline__ int staged_pack(int row, int pack) {
   return row * 16 + (pack ^ (row & 1) * 4);
 }
 
-/// A block for each (matrix, `rows` rows, `range` columns), the columns fastest. Both of whole 128 and 32.
+/// One block per (matrix, `rows` rows, `range` columns), the columns fastest; multiples of 128 and of 32.
 template <class T, class Out, int kSteps, bool kStaged>
 __global__ void __launch_bounds__(kNarrowThreads, kSteps == 1 ? 4 : 3)
     narrow_terms_kernel(const __grid_constant__ NarrowArgs<T> g, int rows, int range) {
@@ -82,20 +82,20 @@ __global__ void __launch_bounds__(kNarrowThreads, kSteps == 1 ? 4 : 3)
   using Pack = gpu::Pack<Out, kPack>;
   extern __shared__ __align__(16) uint32_t fragments[];
   gpu::wait_and_launch_dependents();
-  const NarrowPlace place(g);
-  const int first_column = place.column_tile * range, columns = min(g.n - first_column, range);
+  const NarrowTileCoord coord(g);
+  const int first_column = coord.column_tile * range, columns = min(g.n - first_column, range);
   float* const bias = reinterpret_cast<float*>(fragments + range * kSteps * 8);
-  store_terms<kPack, kSteps>(g, place.matrix, first_column, range, fragments);
+  store_terms<kPack, kSteps>(g, coord.matrix, first_column, range, fragments);
   if (g.bias)
     for (int i = int(threadIdx.x); i < range; i += kNarrowThreads)
-      bias[i] = i < columns ? float(g.bias[place.matrix * g.stride_bias + first_column + i]) : 0;
+      bias[i] = i < columns ? float(g.bias[coord.matrix * g.stride_bias + first_column + i]) : 0;
   __syncthreads();
 
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int end = min(g.m, (place.row_tile + 1) * rows);
+  const int end = min(g.m, (coord.row_tile + 1) * rows);
   Pack* const staged = reinterpret_cast<Pack*>(bias + range) + warp * 256;
-  const T* const left = g.left.data + place.matrix * g.left.stride;
-  for (int first = place.row_tile * rows + warp * 16; first < end; first += kNarrowThreads / 2) {
+  const T* const left = g.left.data + coord.matrix * g.left.stride;
+  for (int first = coord.row_tile * rows + warp * 16; first < end; first += kNarrowThreads / 2) {
     const int row = first + lane / 4;
     uint32_t a[kSteps][4];
 #pragma unroll
@@ -131,14 +131,14 @@ __global__ void __launch_bounds__(kNarrowThreads, kSteps == 1 ? 4 : 3)
               values[i] = g.alpha * sums[pass * (kPack / 2) + i / 2][down * 2 + i % 2] +
                           (g.bias ? bias[column + i] : 0);
             const int r = row + down * 8;
-            if (r < g.m) add_old<Out>(g, place.matrix, r, first_column + column, values);
+            if (r < g.m) add_beta_c<Out>(g, coord.matrix, r, first_column + column, values);
             Pack pack;
 #pragma unroll
             for (int i = 0; i < kPack; ++i) pack.at[i] = Out(values[i]);
             if constexpr (kStaged)
               staged[staged_pack(r - first, (column - wide) / kPack)] = pack;
             else if (r < g.m)
-              write_rounded<kPack>(g, g.packs, place.matrix, r, first_column + column, pack);
+              write_rounded<kPack>(g, g.packs, coord.matrix, r, first_column + column, pack);
           }
         }
       }
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kNarrowThreads, kSteps == 1 ? 4 : 3)
         for (int of_two = 0; of_two < 8; ++of_two) {
           const int r = of_two * 2 + lane / 16, column = wide + lane % 16 * kPack;
           if (first + r < g.m && column < columns)
-            write_rounded<kPack>(g, g.packs, place.matrix, first + r, first_column + column,
+            write_rounded<kPack>(g, g.packs, coord.matrix, first + r, first_column + column,
                                  staged[staged_pack(r, lane % 16)]);
         }
         __syncwarp();

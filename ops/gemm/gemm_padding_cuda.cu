@@ -6,13 +6,13 @@
 #include "ops/gemm/gemm_padding.h"
 #include "tensor/elementwise.h"
 
-/// Copies of matrices with zeros around them, in one kernel: a read and a write an element, bound by memory,
-/// and by its launch for the weights it is mostly used for.
+/// Copies of matrices with zero padding, in one kernel: one read and one write per element, bound by memory,
+/// or by the launch for the weights it is mostly used for.
 ///
-/// A thread makes one pack of one row of y (16 bytes where y's rows are pitched), pads included, so that
+/// A thread makes one pack of one row of y (16 bytes where y's rows are pitched), padding included, so that
 /// neighbouring threads write neighbouring words. It reads words where x's rows are dense and aligned and the
-/// pack lies inside, else element by element. The bits are moved as they are: both 16-bit dtypes are one.
-/// Word: uint16_t or uint32_t.
+/// pack lies inside, else element by element. Bits are copied unchanged, so both 16-bit dtypes share a
+/// kernel. Word: uint16_t or uint32_t.
 
 namespace tessera::ops {
 namespace {
@@ -78,7 +78,7 @@ void padded_copy(const Tensor& y, const Tensor& x) {
                      .row_stride = of_x.stride(-2),
                      .column_stride = of_x.stride(-1),
                      .y_rows = y.size(-2)};
-  c.words = (c.column_stride == 1 || c.columns == 1) && gpu::packs(c.x, c.row_stride, kPack);
+  c.words = (c.column_stride == 1 || c.columns == 1) && gpu::is_pack_aligned(c.x, c.row_stride, kPack);
   for (int dim = 0; dim < c.matrices.rank; ++dim)
     c.words = c.words && c.matrices.strides[0][dim] % kPack == 0;
   const bool packed = pitch % kPack == 0;

@@ -9,25 +9,25 @@
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
-#include "ops/gemm/gemm_sm90_pair_sums.cuh"
-#include "ops/gemm/gemm_sm90_sums.cuh"
+#include "ops/gemm/gemm_sm90_bias_gradient.cuh"
+#include "ops/gemm/gemm_sm90_pair_bias_gradient.cuh"
 
-/// Main loop of 16-bit GEMMs on sm_90a; epilogues are classes of their own (gemm_sm90_store.cuh,
-/// gemm_sm90_sum.cuh).
+/// Main loop of 16-bit GEMMs on sm_90a; epilogues are classes of their own (gemm_sm90_tma_store.cuh,
+/// gemm_sm90_register_store.cuh).
 ///
 /// Persistent and warp-specialised: a block walks over tiles of d. One thread of its first warpgroup issues
 /// TMA loads of 64 of k of both operands per pipeline stage; the two other warpgroups issue WGMMA. Either
 /// each takes half of a tile's rows (cooperative: the largest tiles, the least traffic), or they take whole
 /// tiles alternately (ping-pong), so that the epilogue of one overlaps the MMAs of the other, which a short k
 /// needs. The order barrier of ping-pong is passed when the other's MMAs have been issued, not before: a
-/// phase of the pipeline is known by its parity only, and a warpgroup that waits too early would mistake the
-/// phase before the last for its own.
+/// phase of the pipeline is identified by its parity only, so a warpgroup that waited too early would take
+/// the completion of the phase before the last for that of its own.
 ///
 /// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
 /// a): each loads every second stage of the shared operand, by multicast for both. That is 37 instead of 53
 /// bytes per clock and SM from L2 for a tile of 128 x 192; L2 delivers about 47.
 ///
-/// GEMMs of weight gradients can sum a over k on the way: gemm_sm90_sums.cuh.
+/// GEMMs of weight gradients can sum the rows of a over k meanwhile: gemm_sm90_bias_gradient.cuh.
 ///
 /// Edges cost nothing: tensor maps hold the true extents, and TMA fills in zeros, along k in both operands,
 /// so row padding is never read. A sum of several products continues along k from one pair of matrices to the
@@ -40,18 +40,19 @@ namespace tessera::ops {
 /// stages, ping-pong, cluster size, whether its tiles are neighbours along n and share a, and whether a may
 /// be summed.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
-          int kRing, bool kTurns, int kBlocks, bool kAlongN = false, bool kSums = false>
+          int kRing, bool kPingPong_, int kBlocks, bool kAlongN = false, bool kSums = false>
 struct GemmTile {
   using T = Element;
   static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
   static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
-  static constexpr bool kPingPong = kTurns;
-  static constexpr bool kSharesA = kAlongN && kBlocks > 1;                       // else b, if a cluster
-  static constexpr int kDown = kSharesA ? 1 : kBlocks, kSide = kBlocks / kDown;  // a cluster's tiles
-  static constexpr int kM = kPingPong ? kRows : kGroups * kRows;                 // of a block's tile
-  static constexpr int kParts = kRows / 64;             // MMAs of 64 rows per warpgroup
-  static constexpr bool kMany = kParts * kN / 2 > 160;  // accumulators of a thread
+  static constexpr bool kPingPong = kPingPong_;
+  static constexpr bool kSharesA = kAlongN && kBlocks > 1;  // else a cluster shares b
+  static constexpr int kClusterM = kSharesA ? 1 : kBlocks,
+                       kClusterN = kBlocks / kClusterM;               // tiles of a cluster along m and n
+  static constexpr int kM = kPingPong ? kRows : kGroups * kRows;      // rows of a block's tile
+  static constexpr int kMBlocks = kRows / 64;                         // MMAs of 64 rows per warpgroup
+  static constexpr bool kManyAccumulators = kMBlocks * kN / 2 > 160;  // accumulators of a thread
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::k_major ? kN : (kN + 63) / 64 * 64) * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB;
@@ -79,33 +80,33 @@ struct GemmPlan {
   int whole = 0;                  // of batch * rows * columns tiles
   int items = 0;                  // whole + splits * (the other tiles)
   int step_a = 0, step_b = 0;     // 0: the same matrix for the whole batch and all terms
-  float* sums = nullptr;          // m of them: a's, over k; null: not wanted
-  float* partial_sums = nullptr;  // sum_parts() rows of them
-  int sums_pitch = 0;             // between those: whole tiles
-  int* sums_arrived = nullptr;    // per 64 rows: partial sums that have arrived; zero with the last
-  // Of a pair's second problem, n of them: b's.
+  float* sums = nullptr;          // [m]: the sums of the rows of a over k; null: not wanted
+  float* partial_sums = nullptr;  // partial_sum_rows() rows of them
+  int sums_pitch = 0;             // stride of their rows: m rounded up to whole tiles
+  int* sums_arrived = nullptr;    // per 64 rows: partial sums that have arrived; the last one resets it
+  // [n]: the sums of the columns of b over k, for the second problem of a pair.
   float* sums_b = nullptr;
   float* partial_sums_b = nullptr;
   int sums_b_pitch = 0;
 
   /// Number of tiles of a tile row that sum a: at most 4, so that there are few partial sums to add up.
   template <class Tile>
-  __host__ __device__ __forceinline__ int summing() const {
-    return columns * Tile::kSide < 4 ? columns * Tile::kSide : 4;
+  __host__ __device__ __forceinline__ int summing_tiles() const {
+    return columns * Tile::kClusterN < 4 ? columns * Tile::kClusterN : 4;
   }
   /// Partial sums per element of `sums`: one per such tile and split.
   template <class Tile>
-  __host__ __device__ __forceinline__ int sum_parts() const {
-    return summing<Tile>() * splits;
+  __host__ __device__ __forceinline__ int partial_sum_rows() const {
+    return summing_tiles<Tile>() * splits;
   }
   /// The same for `sums_b`: tiles of a tile column.
   template <class Tile>
-  __host__ __device__ __forceinline__ int summing_b() const {
-    return rows * Tile::kDown < 4 ? rows * Tile::kDown : 4;
+  __host__ __device__ __forceinline__ int summing_tiles_b() const {
+    return rows * Tile::kClusterM < 4 ? rows * Tile::kClusterM : 4;
   }
 
   template <class Tile>
-  __device__ __forceinline__ WorkTile part(int item, int rank) const {
+  __device__ __forceinline__ WorkTile work_tile(int item, int rank) const {
     const int number = max(item - whole, 0) / splits, split = max(item - whole, 0) - number * splits;
     const bool splitted = item >= whole;
     const int in_all = min(item, whole) + number, tiles = rows * columns;
@@ -114,8 +115,8 @@ struct GemmPlan {
     const int high = min(group, rows - g * group), column = rest / high,
               row = g * group + rest - column * high;
     const int first = split * split_blocks;
-    return {(row * Tile::kDown + (Tile::kSharesA ? 0 : rank)) * Tile::kM,
-            (column * Tile::kSide + (Tile::kSharesA ? rank : 0)) * Tile::kN,
+    return {(row * Tile::kClusterM + (Tile::kSharesA ? 0 : rank)) * Tile::kM,
+            (column * Tile::kClusterN + (Tile::kSharesA ? rank : 0)) * Tile::kN,
             batch_index,
             split,
             first,
@@ -125,8 +126,8 @@ struct GemmPlan {
   }
 };
 
-/// Tensor maps of the operands: three dimensions, the last the batch. Problems of the same extents at
-/// unrelated addresses may form a batch as well, each with separate maps.
+/// Tensor maps of the operands: three dimensions, the last the batch. Several problems of the same extents at
+/// unrelated addresses may form a batch as well, each with its own maps.
 template <int kProblems>
 struct GemmMapsOf {
   gpu::TensorMap a[kProblems], b[kProblems];
@@ -139,14 +140,14 @@ using GemmMaps = GemmMapsOf<1>;
 ///   static constexpr int kBarriers               per warpgroup, each initialised to one arrival
 ///   Epilogue(const Params&, char* shared, gpu::Barrier*, int group)     by all threads of the warpgroup
 ///   void begin(const WorkTile&, int row)      before the MMAs: issues the loads of what finish() needs
-///   void finish(const WorkTile&, int row, float (&sums)[kParts][kN / 2])
+///   void finish(const WorkTile&, int row, float (&sums)[kMBlocks][kN / 2])
 ///   void end()                                   after the last tile
 ///   static void idle_warp(const Params&, int w)  optional: next to the tiles, by the three warps (w = 0 ...
 ///   2)
 ///                                                of the producer warpgroup that issue no loads
-/// `row` is the warpgroup's first row in the tile; sums lie as gpu/wgmma.cuh says, 64 rows a part. Rows and
-/// columns past the edge hold zeros. Its barriers among the warpgroup's threads are sync_named(1 + group,
-/// 128).
+/// `row` is the warpgroup's first row in the tile; sums are laid out as in gpu/wgmma.cuh, sums[i] for rows 64
+/// i ... 64 i + 63. Rows and columns past the edge hold zeros. Its barriers among the warpgroup's threads are
+/// sync_named(1 + group, 128).
 
 template <class Tile, class Epilogue>
 struct GemmShared {
@@ -158,33 +159,33 @@ struct GemmShared {
 };
 
 template <int kStages>
-__device__ __forceinline__ void advance(gpu::RingPlace<kStages>& place, int blocks) {
-  const int stage = place.stage + blocks;
-  place.parity ^= uint32_t(stage / kStages) & 1;
-  place.stage = stage % kStages;
+__device__ __forceinline__ void advance(gpu::RingState<kStages>& state, int blocks) {
+  const int stage = state.stage + blocks;
+  state.parity ^= uint32_t(stage / kStages) & 1;
+  state.stage = stage % kStages;
 }
 
 /// Producer thread: issues the TMA loads of both operands.
 template <class Tile, int kProblems>
-__device__ __forceinline__ void bring_operands(const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
-                                               char* stages, gpu::Ring<Tile::kStages>& ring, int rank) {
+__device__ __forceinline__ void load_operands(const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
+                                              char* stages, gpu::Ring<Tile::kStages>& ring, int rank) {
   using enum gpu::TileOrder;
-  gpu::RingPlace<Tile::kStages> place;
+  gpu::RingState<Tile::kStages> state;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster) {
-    const WorkTile part = plan.part<Tile>(item, rank);
-    const int problem = kProblems > 1 ? part.batch : 0;
-    // Of the batch or of the terms: one of them is 1.
-    int matrix = part.first / plan.term_blocks, k = (part.first - matrix * plan.term_blocks) * Tile::kDepth;
-    matrix += part.batch;
-    for (int block = 0; block < part.blocks; ++block) {
-      char* const a = stages + place.stage * Tile::kStageBytes;
+    const WorkTile work = plan.work_tile<Tile>(item, rank);
+    const int problem = kProblems > 1 ? work.batch : 0;
+    // Index of the matrix in the batch, or of the term: there is never both a batch and several terms.
+    int matrix = work.first / plan.term_blocks, k = (work.first - matrix * plan.term_blocks) * Tile::kDepth;
+    matrix += work.batch;
+    for (int block = 0; block < work.blocks; ++block) {
+      char* const a = stages + state.stage * Tile::kStageBytes;
       char* const b = a + Tile::kBytesA;
-      gpu::Barrier& full = ring.full[place.stage];
-      ring.empty[place.stage].wait(place.parity ^ 1);
+      gpu::Barrier& full = ring.full[state.stage];
+      ring.empty[state.stage].wait(state.parity ^ 1);
       full.arrive_expect(Tile::kStageBytes);
       const bool for_both = (block & 1) == rank;
-      const auto bring = [&]<bool kShared>(char* to, const gpu::TensorMap& map, int c0, int c1, int c2) {
+      const auto issue_load = [&]<bool kShared>(char* to, const gpu::TensorMap& map, int c0, int c1, int c2) {
         if constexpr (kShared)
           gpu::tma_load_multicast(to, map, full, 3, c0, c1, c2);
         else
@@ -193,18 +194,18 @@ __device__ __forceinline__ void bring_operands(const GemmMapsOf<kProblems>& maps
       if (!Tile::kSharesA || for_both) {
 #pragma unroll
         for (int box = 0; box < (Tile::kA == k_major ? 1 : Tile::kM / 64); ++box)
-          bring.template operator()<Tile::kSharesA>(a + box * 8192, maps.a[problem],
-                                                    Tile::kA == k_major ? k : part.m + box * 64,
-                                                    Tile::kA == k_major ? part.m : k, matrix * plan.step_a);
+          issue_load.template operator()<Tile::kSharesA>(
+              a + box * 8192, maps.a[problem], Tile::kA == k_major ? k : work.m + box * 64,
+              Tile::kA == k_major ? work.m : k, matrix * plan.step_a);
       }
-      if (Tile::kDown == 1 || for_both) {
+      if (Tile::kClusterM == 1 || for_both) {
 #pragma unroll
         for (int box = 0; box < (Tile::kB == k_major ? 1 : (Tile::kN + 63) / 64); ++box)
-          bring.template operator()<(Tile::kDown > 1)>(
-              b + box * 8192, maps.b[problem], Tile::kB == k_major ? k : part.n + box * 64,
-              Tile::kB == k_major ? part.n : k, matrix * plan.step_b);
+          issue_load.template operator()<(Tile::kClusterM > 1)>(
+              b + box * 8192, maps.b[problem], Tile::kB == k_major ? k : work.n + box * 64,
+              Tile::kB == k_major ? work.n : k, matrix * plan.step_b);
       }
-      place.advance();
+      state.advance();
       k += Tile::kDepth;
       if (k >= plan.k) ++matrix, k = 0;
     }
@@ -213,18 +214,18 @@ __device__ __forceinline__ void bring_operands(const GemmMapsOf<kProblems>& maps
 
 /// Main loop of a warpgroup over the k-blocks of a work tile; calls `issued` after issuing the last MMA.
 template <class Tile, class Sums, class Issued>
-__device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::kN / 2], Sums& beside,
-                                              int blocks, int row, char* stages,
-                                              gpu::Ring<Tile::kStages>& ring,
-                                              gpu::RingPlace<Tile::kStages>& place, Issued&& issued) {
+__device__ __forceinline__ void mma_mainloop(float (&sums)[Tile::kMBlocks][Tile::kN / 2], Sums& operand_sums,
+                                             int blocks, int row, char* stages,
+                                             gpu::Ring<Tile::kStages>& ring,
+                                             gpu::RingState<Tile::kStages>& state, Issued&& issued) {
   using T = typename Tile::T;
   const auto release = [&](int stage) {
     if (threadIdx.x % 32 == 0) {
       if constexpr (Tile::kCluster == 1) {
         ring.empty[stage].arrive();
       } else {
-        ring.empty[stage].let_go_at(0);
-        ring.empty[stage].let_go_at(1);
+        ring.empty[stage].arrive_remote_relaxed(0);
+        ring.empty[stage].arrive_remote_relaxed(1);
       }
     }
   };
@@ -233,31 +234,32 @@ __device__ __forceinline__ void multiply_part(float (&sums)[Tile::kParts][Tile::
   const uint64_t b_tile = gpu::tile_descriptor<Tile::kB>(gpu::shared_address(stages) + Tile::kBytesA, 8192);
   int before = 0;
   for (int block = 0; block < blocks; ++block) {
-    ring.full[place.stage].wait(place.parity);
-    const uint64_t at = uint64_t(place.stage * (Tile::kStageBytes >> 4));
+    ring.full[state.stage].wait(state.parity);
+    const uint64_t at = uint64_t(state.stage * (Tile::kStageBytes >> 4));
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
+    for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block) gpu::warpgroup_fence_operand(sums[m_block]);
     gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
 #pragma unroll
-      for (int part = 0; part < Tile::kParts; ++part)
-        gpu::multiply<T, Tile::kA, Tile::kB>(
-            sums[part], a_tile + at + uint64_t(part * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
+      for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block)
+        gpu::wgmma<T, Tile::kA, Tile::kB>(
+            sums[m_block],
+            a_tile + at + uint64_t(m_block * (8192 >> 4)) + step * gpu::kDescriptorStep<Tile::kA>,
             b_tile + at + step * gpu::kDescriptorStep<Tile::kB>, block | step);
     gpu::warpgroup_commit();
     gpu::warpgroup_wait<1>();
     if (block > 0) release(before);
-    before = place.stage;
+    before = state.stage;
     if constexpr (Tile::kSumsA) {
-      beside.visit(stages + before * Tile::kStageBytes, row);
+      operand_sums.visit(stages + before * Tile::kStageBytes, row);
     }
-    place.advance();
+    state.advance();
   }
   issued();
   gpu::warpgroup_wait<0>();
 #pragma unroll
-  for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
+  for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block) gpu::warpgroup_fence_operand(sums[m_block]);
   release(before);
 }
 
@@ -268,13 +270,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   using Shared = GemmShared<Tile, Epilogue>;
   extern __shared__ __align__(1024) char shared[];
   auto& ring = *reinterpret_cast<gpu::Ring<Tile::kStages>*>(shared + Shared::kRingAt);
-  auto* const turns = reinterpret_cast<gpu::Barrier*>(&ring + 1);  // ping-pong order barriers
-  auto* const barriers = turns + Tile::kGroups;
+  auto* const order_barriers = reinterpret_cast<gpu::Barrier*>(&ring + 1);  // ping-pong order barriers
+  auto* const barriers = order_barriers + Tile::kGroups;
   const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
   const int rank = Tile::kCluster > 1 ? int(gpu::cluster_rank()) : 0;
   if (threadIdx.x == 0) {
     ring.init(1, (Tile::kPingPong ? 4 : 8) * Tile::kCluster);
-    for (int i = 0; i < Tile::kGroups * (1 + Epilogue::kBarriers); ++i) turns[i].init(1);
+    for (int i = 0; i < Tile::kGroups * (1 + Epilogue::kBarriers); ++i) order_barriers[i].init(1);
     gpu::fence_barrier_init();
 #pragma unroll
     for (int problem = 0; problem < kProblems; ++problem) {
@@ -290,8 +292,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   gpu::launch_dependents();  // PDL: lets the next kernel start on idle SMs
 
   if (group < 0) {
-    gpu::warpgroup_reg_dealloc<Tile::kMany ? 24 : 40>();
-    if (threadIdx.x < 32 && gpu::elect_one()) bring_operands<Tile>(maps, plan, shared, ring, rank);
+    gpu::warpgroup_reg_dealloc<Tile::kManyAccumulators ? 24 : 40>();
+    if (threadIdx.x < 32 && gpu::elect_one()) load_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
       const int warp = gpu::uniform(int(threadIdx.x) / 32);
       if constexpr (kProblems > 1) {
@@ -305,55 +307,56 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     __syncwarp();
   } else {
-    gpu::warpgroup_reg_alloc<Tile::kMany ? 240 : 232>();
+    gpu::warpgroup_reg_alloc<Tile::kManyAccumulators ? 240 : 232>();
     const int row = Tile::kPingPong ? 0 : group * Tile::kRows;
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
                       barriers + group * Epilogue::kBarriers, group);
-    gpu::RingPlace<Tile::kStages> place;
-    int number = 0;  // of tiles that this block has begun
+    gpu::RingState<Tile::kStages> state;
+    int number = 0;  // work tiles that this block has begun
     for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
          item += int(gridDim.x) / Tile::kCluster, ++number) {
-      const WorkTile part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
+      const WorkTile work = plan.work_tile<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
       if (Tile::kPingPong && number % 2 != group) {
-        advance(place, part.blocks);
+        advance(state, work.blocks);
         continue;
       }
-      epilogue.begin(part, row);
-      if constexpr (Tile::kPingPong) turns[group].wait(uint32_t(number / 2 + 1 - group) & 1);
-      float sums[Tile::kParts][Tile::kN / 2];
+      epilogue.begin(work, row);
+      if constexpr (Tile::kPingPong) order_barriers[group].wait(uint32_t(number / 2 + 1 - group) & 1);
+      float sums[Tile::kMBlocks][Tile::kN / 2];
       const auto issued = [&] {
-        if (Tile::kPingPong && threadIdx.x % 128 == 0) turns[group ^ 1].arrive();
+        if (Tile::kPingPong && threadIdx.x % 128 == 0) order_barriers[group ^ 1].arrive();
       };
       if constexpr (Tile::kSumsA && kProblems > 1) {
-        const SummedRows summed = summed_rows<Tile>(plan, part, group);
+        const SummedRows summed = summed_rows<Tile>(plan, work, group);
         PairSums<Tile> with_sums{
             summed.tiles,
-            summed.to ? blocks_before_turn(summed.index, summed.tiles, part.first) : part.blocks,
+            summed.to ? k_blocks_until_summed(summed.index, summed.tiles, work.first) : work.blocks,
             summed.of_b};
-        multiply_part<Tile>(sums, with_sums, part.blocks, row, shared, ring, place, issued);
+        mma_mainloop<Tile>(sums, with_sums, work.blocks, row, shared, ring, state, issued);
         if (summed.to) {
-          write_pair_sums(plan, part, summed, with_sums);
+          write_pair_sums(plan, work, summed, with_sums);
           gpu::sync_named(3 + group, 160);
         }
       } else {
-        const bool sums_a = Tile::kSumsA && plan.sums && part.n / Tile::kN < plan.summing<Tile>();
+        const bool sums_a = Tile::kSumsA && plan.sums && work.n / Tile::kN < plan.summing_tiles<Tile>();
         SumsOfA<Tile> of_a{
-            plan.summing<Tile>(),
-            sums_a ? blocks_before_turn(part.n / Tile::kN, plan.summing<Tile>(), part.first) : part.blocks};
-        multiply_part<Tile>(sums, of_a, part.blocks, row, shared, ring, place, issued);
+            plan.summing_tiles<Tile>(),
+            sums_a ? k_blocks_until_summed(work.n / Tile::kN, plan.summing_tiles<Tile>(), work.first)
+                   : work.blocks};
+        mma_mainloop<Tile>(sums, of_a, work.blocks, row, shared, ring, state, issued);
         if constexpr (Tile::kSumsA) {
           if (sums_a) {
-            write_sums<Tile>(plan, part, part.m + row, of_a);
+            write_sums<Tile>(plan, work, work.m + row, of_a);
             gpu::sync_named(3 + group, 160);
           }
         }
       }
-      epilogue.finish(part, row, sums);
+      epilogue.finish(work, row, sums);
     }
     epilogue.end();
   }
   if constexpr (Tile::kCluster > 1)
-    gpu::cluster_sync();  // no remote arrive may reach a block that has exited
+    gpu::cluster_sync();  // a remote arrive must not reach a block that has exited
 }
 
 /// An operand, rows x columns as stored: K-major has m (n) rows of k elements, MN-major k rows of m (n).
@@ -380,10 +383,10 @@ GemmPlan gemm_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, i
   plan.blocks = int(terms) * plan.term_blocks;
   plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
   plan.splits = int(gpu::ceil_div(plan.blocks, plan.split_blocks));
-  plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kDown));
-  plan.columns = int(gpu::ceil_div(n, Tile::kN * Tile::kSide));
+  plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kClusterM));
+  plan.columns = int(gpu::ceil_div(n, Tile::kN * Tile::kClusterN));
   // Concurrent tiles should cover an area that is about square: 12 ... 16 tiles of 128 rows.
-  plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kDown));
+  plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kClusterM));
   const int tiles = plan.batch * plan.rows * plan.columns;
   plan.whole = plan.splits > 1 ? whole : tiles;
   plan.items = plan.whole + plan.splits * (tiles - plan.whole);

@@ -1,4 +1,4 @@
-#include "ops/gemm/gemm_sm90_rows.cuh"
+#include "ops/gemm/gemm_sm90_launch.cuh"
 
 namespace tessera::ops {
 

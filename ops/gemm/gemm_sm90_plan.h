@@ -14,7 +14,7 @@ struct GemmChoice {
   int tile = 0;             // index into kGemmTiles, or kStreamTile
   int splits = 1;           // split-K, added in the order of k; kStreamTile: thread blocks of a cluster
   int whole = 0;            // tiles (of a cluster) that are not split
-  bool by_threads = false;  // gemm_sm90_sum.cuh: splits, or a d that TMA cannot write
+  bool by_threads = false;  // gemm_sm90_register_store.cuh: splits, or a d that TMA cannot write
   int rows = 0;             // kStreamTile: rows of the weight per tile
   double seconds = 0;       // what the model says
 };

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ops/gemm/gemm_scatter_plan.h"
-#include "ops/gemm/gemm_sm90_rows.cuh"
+#include "ops/gemm/gemm_sm90_launch.cuh"
 
 /// A GEMM of N rows whose results are rows of a larger d, with zeros in the other rows: dx of a sliced
 /// backward pass. 2 N n k FLOPs, and M n elements written, of which M - N rows are zeros: with N a tenth of M
@@ -23,14 +23,14 @@ template <int kIndex, class T>
 void run_scatter(const Gemm& g, const GemmScatter& scatter, const GemmChoice& choice, Device device) {
   using enum gpu::TileOrder;
   using Tile = typename TileOf<kIndex, T, k_major, mn_major>::type;
-  using Epilogue = SumEpilogue<Tile, false, true>;
+  using Epilogue = RegisterStoreEpilogue<Tile, false, true>;
   const GemmPlan plan = gemm_plan<Tile>(g.m, g.n, g.k, 1, choice.splits, choice.whole);
   typename Epilogue::Params params{.d = g.d, .c = g.d, .ld = g.ldd, .stride = 0};
   params.wide = g.out == DType::f32;
   params.pairs = writes_pairs(g);
   params.m = plan.m, params.n = plan.n;
   params.alpha = float(g.alpha), params.beta = float(g.beta);
-  const Tensor scratch = room_for_parts<Epilogue>(plan, params, device);
+  const Tensor scratch = allocate_split_k_workspace<Epilogue>(plan, params, device);
   const bool fills = g.beta == 0;
   const int blocks = gemm_clusters<Tile>(plan, device, fills);
   params.scatter = {scatter.indices, int(scatter.rows), fills, FillShares::of(blocks, plan.items)};

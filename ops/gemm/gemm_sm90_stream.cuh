@@ -18,29 +18,29 @@
 /// thread block or per cluster: no SM has more to read than another. One producer thread streams W and x by
 /// TMA through a ring in shared memory, 64 of k per stage; one warpgroup multiplies.
 ///
-/// Split-K: where W has too few rows for tiles that are large next to x, the thread blocks of a cluster share
-/// a tile and divide its k. Each leaves its partial sums in its shared memory, and each adds those of all, in
-/// the order of k, for its share of the rows. Clusters are scheduled as a whole: nothing waits for a thread
-/// block that may not run.
+/// Split-K: where W has too few rows for tiles that are large compared to x, the thread blocks of a cluster
+/// share a tile and divide its k. Each leaves its partial sums in its shared memory, and each adds those of
+/// all, in the order of k, for its share of the rows. The blocks of a cluster are co-scheduled: none waits
+/// for a block that may not run.
 ///
-/// PDL: thread blocks start under the end of the kernel before, and ask for their first stages of W in L2,
-/// which is right even where W is still being written.
+/// PDL: thread blocks start before the previous kernel ends, and prefetch their first stages of W into L2,
+/// which is safe even if that kernel still writes W.
 
 namespace tessera::ops {
 namespace {
 
-constexpr int kStreamThreads = 160;  // a warpgroup that multiplies, a warp that loads
+constexpr int kStreamThreads = 160;  // one MMA warpgroup, one producer warp
 constexpr int kMostStreamStages = 24;
-/// Shared memory of ring and epilogue: what lets two thread blocks share an SM, so that the next kernel's are
-/// there, and their first tiles in L2, before this one's end; or, if that were a ring of fewer stages than
-/// kFewestStages, all of it.
+/// Shared memory of pipeline and epilogue: half an SM, so that the blocks of the next kernel are resident,
+/// and their first tiles in L2, before this kernel ends; or, if that gave fewer stages than kFewestStages,
+/// all of it.
 constexpr int kStreamShared = 111 * 1024, kStreamSharedAlone = 225 * 1024, kFewestStages = 6;
-constexpr int kParts = int(kStreamRows) / 64;  // of a tile, 64 rows each
+constexpr int kMBlocks = int(kStreamRows) / 64;  // MMAs of 64 rows per tile
 
 template <class T>
 struct StreamArgs {
   void* y;
-  const void* c;                     // beta: laid out as y
+  const void* c;                     // added, times beta; laid out as y
   const T* bias;                     // or null
   int64_t y_row, y_token, y_matrix;  // strides of y, in elements: of W's rows, of tokens, of the batch
   int64_t bias_row, bias_token, bias_matrix;  // of bias
@@ -58,8 +58,8 @@ struct StreamRing {
   gpu::Barrier full[kMostStreamStages], empty[kMostStreamStages];
 };
 
-/// kTokens: columns of the MMA. kOrder: how W lies. kGated: W has rows of the gate, then of up, and half of a
-/// tile is of each; y = silu(gate) up.
+/// kTokens: N of the MMA. kOrder: layout of W. kGated: W has the rows of the gate, then those of up, and a
+/// tile has as many of each; y = silu(gate) up.
 template <class T, int kTokens, gpu::TileOrder kOrder, bool kGated>
 class StreamKernel {
   static constexpr int kAcross = kTokens / 8, kHalves = kGated ? 2 : 1;
@@ -68,8 +68,9 @@ class StreamKernel {
   static_assert(!kGated || kOrder == gpu::TileOrder::k_major);
 
  public:
-  /// Of the epilogue: 64 rows (of gate and up); with split-K the whole tile, where the ring was.
-  static constexpr int kStagedBytes = kHalves * kStagedPart * 4, kPartialBytes = kParts * kStagedPart * 4;
+  /// Shared memory of the epilogue: 64 rows (of gate and up); with split-K the whole tile, in place of the
+  /// stages.
+  static constexpr int kStagedBytes = kHalves * kStagedPart * 4, kPartialBytes = kMBlocks * kStagedPart * 4;
 
   __device__ __forceinline__ StreamKernel(const StreamArgs<T>& args, char* ring_memory, StreamRing& barriers)
       : g(args), stages(ring_memory), ring(barriers) {
@@ -84,7 +85,7 @@ class StreamKernel {
     const uint64_t once = gpu::evict_first(), often = gpu::evict_last();
     if (first_tile < g.all_tiles)
       for (int block = 0; block < min(count, g.stages); ++block)
-        on_boxes(
+        for_each_weight_box(
             first_tile, [&](int, int c0, int c1, int c2) { gpu::tma_prefetch(weights, c0, c1, c2); },
             (first + block) * 64);
     gpu::grid_dependency_wait();
@@ -97,7 +98,7 @@ class StreamKernel {
         gpu::Barrier& full = ring.full[stage];
         ring.empty[stage].wait(parity);
         full.arrive_expect(uint32_t(g.loaded_bytes));
-        on_boxes(
+        for_each_weight_box(
             tile,
             [&](int at, int c0, int c1, int c2) { gpu::tma_load(to + at, weights, full, once, c0, c1, c2); },
             k);
@@ -106,29 +107,29 @@ class StreamKernel {
       }
   }
 
-  /// The warpgroup. `staged`: kStagedBytes.
+  /// Consumer warpgroup. `staged`: kStagedBytes of shared memory for the epilogue.
   __device__ __forceinline__ void consume(float* staged) const {
     int stage = 0;
     uint32_t parity = 0;
     for (int tile = first_tile; tile < g.all_tiles; tile += step) {
-      float sums[kParts][kTokens / 2];  // (64 kParts, kTokens)
+      float sums[kMBlocks][kTokens / 2];  // (64 kMBlocks, kTokens)
       int before = 0;
       for (int block = 0; block < count; ++block) {
         ring.full[stage].wait(parity);
         const uint32_t from = gpu::shared_address(stages) + uint32_t(stage * g.stage_bytes);
         const uint64_t x = gpu::tile_descriptor<gpu::TileOrder::k_major>(from + uint32_t(g.weight_bytes));
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) gpu::pin(sums[part]);
+        for (int m_block = 0; m_block < kMBlocks; ++m_block) gpu::warpgroup_fence_operand(sums[m_block]);
         gpu::warpgroup_arrive();
 #pragma unroll
         for (int step = 0; step < 4; ++step)
 #pragma unroll
-          for (int part = 0; part < kParts; ++part) {
-            const uint32_t rows = kGated && part >= kParts / 2
-                                      ? uint32_t(g.weight_bytes / 2 + (part - kParts / 2) * 8192)
-                                      : uint32_t(part * 8192);
-            gpu::multiply<T, kOrder, gpu::TileOrder::k_major>(
-                sums[part],
+          for (int m_block = 0; m_block < kMBlocks; ++m_block) {
+            const uint32_t rows = kGated && m_block >= kMBlocks / 2
+                                      ? uint32_t(g.weight_bytes / 2 + (m_block - kMBlocks / 2) * 8192)
+                                      : uint32_t(m_block * 8192);
+            gpu::wgmma<T, kOrder, gpu::TileOrder::k_major>(
+                sums[m_block],
                 gpu::tile_descriptor<kOrder>(from + rows, 8192) + step * gpu::kDescriptorStep<kOrder>,
                 x + step * gpu::kDescriptorStep<gpu::TileOrder::k_major>, block | step);
           }
@@ -140,20 +141,20 @@ class StreamKernel {
       }
       gpu::warpgroup_wait<0>();
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) gpu::pin(sums[part]);
+      for (int m_block = 0; m_block < kMBlocks; ++m_block) gpu::warpgroup_fence_operand(sums[m_block]);
       if (count > 0 && threadIdx.x % 32 == 0) ring.empty[before].arrive();
       if (g.splits == 1)
-        store_whole(tile, sums, staged);
+        store_tile(tile, sums, staged);
       else
-        store_shared(tile, sums);
+        reduce_and_store(tile, sums);
     }
   }
 
  private:
   /// Calls `one` for each box of W of a stage: where it goes, and its coordinates.
   template <class One>
-  __device__ __forceinline__ void on_boxes(int tile_of_all, One&& one, int k) const {
-    const int matrix = tile_of_all / g.tiles, row = (tile_of_all - matrix * g.tiles) * g.tile,
+  __device__ __forceinline__ void for_each_weight_box(int tile_index, One&& one, int k) const {
+    const int matrix = tile_index / g.tiles, row = (tile_index - matrix * g.tiles) * g.tile,
               z = matrix * g.batched_weights;
     if constexpr (kOrder == gpu::TileOrder::k_major) {
       one(0, k, row, z);
@@ -163,8 +164,9 @@ class StreamKernel {
     }
   }
 
-  /// One part's sums to shared memory, (kTokens, 64). Warp w has rows 16 w ... (gpu/wgmma.cuh).
-  static __device__ __forceinline__ void stage_part(float* to, const float (&sums)[kTokens / 2]) {
+  /// Writes the accumulators of one MMA to shared memory, (kTokens, 64). Warp w has rows 16 w ...
+  /// (gpu/wgmma.cuh).
+  static __device__ __forceinline__ void stage_accumulators(float* to, const float (&sums)[kTokens / 2]) {
     const int lane = int(threadIdx.x) % 32, row = int(threadIdx.x) / 32 * 16 + lane / 4;
     to += lane % 4 * 2 * kStagedPitch + row;
 #pragma unroll
@@ -175,36 +177,36 @@ class StreamKernel {
     }
   }
 
-  /// Epilogue of a tile that this thread block has alone: 64 rows at a time through shared memory.
-  __device__ __forceinline__ void store_whole(int tile, const float (&sums)[kParts][kTokens / 2],
-                                              float* staged) const {
+  /// Epilogue of a tile that is not split: 64 rows at a time through shared memory.
+  __device__ __forceinline__ void store_tile(int tile, const float (&sums)[kMBlocks][kTokens / 2],
+                                             float* staged) const {
 #pragma unroll
-    for (int part = 0; part < kParts / kHalves; ++part) {
+    for (int m_block = 0; m_block < kMBlocks / kHalves; ++m_block) {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
-        stage_part(staged + half * kStagedPart, sums[half * (kParts / kHalves) + part]);
+        stage_accumulators(staged + half * kStagedPart, sums[half * (kMBlocks / kHalves) + m_block]);
       gpu::sync_named(1, 128);
       const int row = int(threadIdx.x) % 64;
 #pragma unroll 4
       for (int t = int(threadIdx.x) / 64; t < min(kTokens, g.tokens); t += 2) {
         const float* const at = staged + t * kStagedPitch + row;
-        store(tile, part * 64 + row, t, at[0], at[(kHalves - 1) * kStagedPart]);
+        store(tile, m_block * 64 + row, t, at[0], at[(kHalves - 1) * kStagedPart]);
       }
       gpu::sync_named(1, 128);
     }
   }
 
-  /// Epilogue of a tile that the cluster shares: partial sums meet in distributed shared memory. The only
-  /// tile of this thread block, whose ring is free: all that it loaded has been multiplied.
-  __device__ __forceinline__ void store_shared(int tile, float (&sums)[kParts][kTokens / 2]) const {
+  /// Epilogue of a tile that the cluster shares: partial sums are reduced through distributed shared memory.
+  /// It is the only tile of this thread block, whose stages are free: all MMAs have completed.
+  __device__ __forceinline__ void reduce_and_store(int tile, float (&sums)[kMBlocks][kTokens / 2]) const {
     float* const staged = reinterpret_cast<float*>(stages);
-    gpu::sync_named(1, 128);  // all four warps have multiplied
+    gpu::sync_named(1, 128);  // all four warps have waited for their MMAs
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
+    for (int m_block = 0; m_block < kMBlocks; ++m_block) {
       if (count == 0)
 #pragma unroll
-        for (int i = 0; i < kTokens / 2; ++i) sums[part][i] = 0;
-      stage_part(staged + part * kStagedPart, sums[part]);
+        for (int i = 0; i < kTokens / 2; ++i) sums[m_block][i] = 0;
+      stage_accumulators(staged + m_block * kStagedPart, sums[m_block]);
     }
     gpu::cluster_sync();
     const int share = (g.tile + g.splits - 1) / g.splits, begin = rank * share,
@@ -218,15 +220,15 @@ class StreamKernel {
       for (int other = 0; other < g.splits; ++other) {
         sum += gpu::load_cluster(gpu::cluster_address(at, uint32_t(other)));
         if (kGated)
-          up += gpu::load_cluster(gpu::cluster_address(at + kParts / 2 * kStagedPart * 4, uint32_t(other)));
+          up += gpu::load_cluster(gpu::cluster_address(at + kMBlocks / 2 * kStagedPart * 4, uint32_t(other)));
       }
       store(tile, row, t, sum, up);
     }
   }
 
-  /// One element of y.
-  __device__ __forceinline__ void store(int tile_of_all, int in_tile, int t, float sum, float up) const {
-    const int matrix = tile_of_all / g.tiles, row = (tile_of_all - matrix * g.tiles) * g.tile + in_tile;
+  /// Writes one element of y.
+  __device__ __forceinline__ void store(int tile_index, int in_tile, int t, float sum, float up) const {
+    const int matrix = tile_index / g.tiles, row = (tile_index - matrix * g.tiles) * g.tile + in_tile;
     if (in_tile >= g.tile || row >= g.rows) return;
     const int64_t to = matrix * g.y_matrix + row * g.y_row + t * g.y_token;
     float value = kGated ? swiglu_value(sum, up) : g.alpha * sum;

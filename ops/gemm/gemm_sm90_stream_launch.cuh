@@ -31,7 +31,7 @@ void launch_stream(StreamArgs<T> args, const StreamOperand<T>& weight, const Str
   args.stage_bytes = args.weight_bytes + kTokens * 128;
   args.loaded_bytes = args.tile * 128 * halves + kTokens * 128;
   // The MMA of the last stage reads 64 rows at a time, whatever follows the tile.
-  const int behind = std::max(0, kParts * 8192 - args.stage_bytes);
+  const int behind = std::max(0, kMBlocks * 8192 - args.stage_bytes);
   const auto stages = [&](int shared) {
     return std::min(kMostStreamStages, (shared - Kernel::kStagedBytes - behind) / args.stage_bytes);
   };

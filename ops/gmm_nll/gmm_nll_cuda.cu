@@ -65,7 +65,8 @@ GmmArgs<T> arguments(const Tensor& dparams, const Tensor& dy, const Tensor& para
   args.dy = targets<T>(dy);
   args.count = y.count();
   args.components = int(params.size(-2));
-  args.whole = gpu::packs(args.params, 0, gpu::kPackOf<T>) && gpu::packs(args.dparams, 0, gpu::kPackOf<T>);
+  args.whole = gpu::is_pack_aligned(args.params, 0, gpu::kPackOf<T>) &&
+               gpu::is_pack_aligned(args.dparams, 0, gpu::kPackOf<T>);
   args.each = reduction == Reduction::none;
   args.share = reduction == Reduction::mean ? 1.0f / float(args.count) : 1.0f;
   args.divisor = reduction == Reduction::mean ? double(args.count) : 1.0;

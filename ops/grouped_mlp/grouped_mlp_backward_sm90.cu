@@ -3,19 +3,19 @@
 #include "gpu/reread.cuh"
 #include "ops/grouped_mlp/grouped_mlp_sm90.cuh"
 
-/// The hidden part of the heads' backward in one kernel: h is made again, dh is written once, and the second
-/// weight's gradient falls off on the way.
+/// The hidden layer of the heads' backward in one kernel: h is recomputed, dh is written once, and the
+/// gradient of the second weight is computed meanwhile.
 ///
 /// A unit of work is 128 hidden columns of one head over a share of the tokens: the weight's 128 rows stay in
-/// shared memory, tokens stream by in tiles of 64. An accumulator h gives a = f(h) and f'(h) from one special
-/// function; dh = da f'(h) leaves through shared memory, half a tile (64 columns) at a time. da = dy down is
-/// a small mma for 16 tokens and 8 columns; ddown^T = a^T dy is one over tokens: a is rounded to the dtype,
-/// an 8 x 8 block is transposed in registers (movmatrix) and is then the left operand, and the sums stay in
-/// registers for the whole unit: no shuffled additions.
+/// shared memory, tokens are streamed in tiles of 64. An accumulator h gives a = f(h) and f'(h) with one
+/// special function; dh = da f'(h) is stored through shared memory, half a tile (64 columns) at a time. da =
+/// dy down is a small MMA for 16 tokens and 8 columns; ddown^T = a^T dy is one over tokens: a is rounded to
+/// the dtype, an 8 x 8 block is transposed in registers (movmatrix) and is then the left operand, and the
+/// sums stay in registers for the whole unit: no reductions by shuffles.
 ///
-/// FLOPs: 2 D F K a token (the other two products, dx and dup, follow as plain ones on dh). Bytes: dh
-/// written, 2 F K a token. An epilogue is a chain of short dependent steps with few registers to overlap
-/// them, so it takes longer than a tile's products: three warpgroups take turns, one multiplies next to the
+/// FLOPs: 2 D F K per token (the other two GEMMs, dx and dup, are ordinary ones on dh). Bytes: dh written, 2
+/// F K per token. An epilogue is a chain of short dependent steps with few registers to overlap them, so it
+/// takes longer than the MMAs of a tile: three warpgroups take tiles in turn; one runs its MMAs next to the
 /// epilogues of two.
 
 namespace tessera::ops {
@@ -37,8 +37,8 @@ struct BackwardShared {
   alignas(1024) char up[kHeadChunks][kColumns * 128];
   alignas(1024) char x[kStages][kTokens * 128];
   alignas(1024) char dh[kConsumers][kTokens * 128];  // 64 columns of a tile of each warpgroup
-  alignas(16) uint4 dy[kConsumers][kTokens];         // a row: the outputs of a token, zeros up to eight
-  uint32_t down[4][kColumns + 8];                    // outputs 2 i, 2 i + 1 of a column, zeros up to eight
+  alignas(16) uint4 dy[kConsumers][kTokens];         // one row per token: its outputs, zeros up to eight
+  uint32_t down[4][kColumns + 8];                    // per column: outputs 2 i, 2 i + 1, zeros up to eight
   Resident resident;
   gpu::Ring<kStages> ring;
 };
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
   if (group == 0) {
     gpu::warpgroup_reg_dealloc<24>();
     if (threadIdx.x >= 32 || !gpu::elect_one()) return;
-    StreamPlace<kStages> place;
+    StreamState<kStages> place;
     uint32_t round = 0;
     for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
       const BackwardUnit unit(args, index);
@@ -99,9 +99,9 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
   gpu::warpgroup_reg_alloc<160>();
   const int me = group - 1, thread = int(threadIdx.x) % 128;
   char* const staging = shared.dh[me];
-  const Turns<kConsumers> turns(me);
-  StreamPlace<kStages> place;
-  int turn = 0;
+  const OrderBarrier<kConsumers> order(me);
+  StreamState<kStages> place;
+  int next_consumer = 0;
   uint32_t round = 0;
   for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
     const BackwardUnit unit(args, index);
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
       shared.down[pair][i % kColumns] = gpu::pack_halves<T>(at(2 * pair), at(2 * pair + 1));
     }
     gpu::sync_named(kUnitDone, kConsuming);
-    const int first_own = unit.first_tile + turns.ahead(turn);
+    const int first_own = unit.first_tile + order.ahead(next_consumer);
     T dy[kMostHeadOut];  // of this thread's token in the next tile
     const auto read_dy = [&](int tile) {
       if (thread >= kTokens) return;
@@ -127,8 +127,9 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
     };
     read_dy(first_own);
     float sums[kColumns / 16][4] = {};  // ddown^T: columns 16 i + g (+ 8), outputs 2 c, 2 c + 1
-    for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, turn = turns.next(turn)) {
-      if (turn != me) {
+    for (int tile = unit.first_tile; tile < unit.end_tile;
+         ++tile, next_consumer = order.next(next_consumer)) {
+      if (next_consumer != me) {
         place.at += uint32_t(args.chunks);
         continue;
       }
@@ -140,17 +141,17 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
       float h[1][kColumns / 2];
       TileGemm<T, 1, kColumns, kStages, false>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
-          tile + kConsumers >= unit.end_tile, shared.ring, place, turns, args.chunks);
+          tile + kConsumers >= unit.end_tile, shared.ring, place, order, args.chunks);
 
 #pragma unroll
       for (int part = 0; part < 2; ++part) {  // 64 columns
         if (thread == 0) gpu::wait_stores_read<0>();
         gpu::sync_named(1 + me, 128);               // the staging is free
-        if (part == 1) read_dy(tile + kConsumers);  // while registers are free and there is time
+        if (part == 1) read_dy(tile + kConsumers);  // here registers are free, and the latency is hidden
         const int lane = gpu::reread_lane(), warp = gpu::reread_thread() % 128 / 32, g = lane / 4,
                   c = lane % 4;
-        // Of the warp's 16 tokens: the outputs along the rows, the left operand of da, and along the
-        // columns, the right one of ddown. Two blocks each; the others are the same again.
+        // The dy of the warp's 16 tokens, as two operands: outputs along the rows, the left operand of da,
+        // and along the columns, the right one of ddown. Two 8 x 8 blocks each; the other two are copies.
         uint32_t dy_left[4], dy_right[4];
         const uint32_t dy_row = gpu::shared_address(&shared.dy[me][warp * 16 + lane % 16]);
         gpu::ldmatrix_x4(dy_left, dy_row);
@@ -169,15 +170,15 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
               float left, right;
               const float left_slope = ActivationApprox<T, kKind>::slope(h[0][at], left),
                           right_slope = ActivationApprox<T, kKind>::slope(h[0][at + 1], right);
-              a[block + 2 * eight] = gpu::transposed(gpu::pack_halves<T>(left, right));
+              a[block + 2 * eight] = gpu::movmatrix_trans(gpu::pack_halves<T>(left, right));
               dh[eight + 2 * block] =
                   gpu::pack_halves<T>(da[2 * eight] * left_slope, da[2 * eight + 1] * right_slope);
             }
           }
           gpu::mma_m16n8k16<T>(sums[columns / 16], a, dy_right[0], dy_right[1]);
-          gpu::stmatrix_x4(
-              gpu::shared_address(staging) + gpu::swizzled_place(warp * 16 + lane % 16, pair * 2 + lane / 16),
-              dh);
+          gpu::stmatrix_x4(gpu::shared_address(staging) +
+                               gpu::swizzled_offset(warp * 16 + lane % 16, pair * 2 + lane / 16),
+                           dh);
         }
         gpu::fence_async_shared();
         gpu::sync_named(1 + me, 128);
@@ -188,10 +189,10 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
         }
       }
     }
-    if (first_own >= unit.end_tile)  // no tile of the unit is this warpgroup's
+    if (first_own >= unit.end_tile)  // this warpgroup has no tile of the unit
       shared.resident.pass(round, args.chunks, thread == 0);
 
-    // All warps' sums, in order, by way of the staging, which the warpgroups have to themselves now.
+    // Adds all warps' sums, in order, through the staging buffers, which only the consumers use now.
     if (thread == 0) gpu::wait_stores_read<0>();
     gpu::sync_named(1 + me, 128);
     const int lane = gpu::reread_lane(), warp = gpu::reread_thread() % 128 / 32, g = lane / 4, c = lane % 4;

@@ -3,16 +3,16 @@
 #include "ops/grouped_mlp/grouped_mlp_sm90.cuh"
 #include "ops/linear/linear_kernels.h"
 
-/// Forward of the heads in one kernel: the hidden rows live in registers only.
+/// Forward of the heads in one kernel: the hidden rows exist only in registers.
 ///
 /// A unit of work is 128 tokens of one head (or of a part of its hidden columns, where units are few): x
-/// stays in shared memory (128 x 512, 128 KiB), the head's first weight streams by in tiles of 152 columns,
-/// nine of which make 1368 for the 1365 of the bundled model, and each warpgroup turns its accumulators h
-/// into E dot products with the second weight: f(h) is never stored. Three floats a row survive a tile.
+/// stays in shared memory (128 x 512, 128 KiB), the head's first weight is streamed in tiles of 152 columns,
+/// nine of which make 1368 for the 1365 of the bundled model, and each warpgroup reduces its accumulators h
+/// to E dot products with the second weight: f(h) is never stored. Only E floats per row remain of a tile.
 ///
-/// FLOPs: 2 D F K a token. Bytes: x and the weights from L2, y. Bound by the tensor cores; the epilogue
-/// (about ten instructions an accumulator, one of them special) takes a third of a tile's products and runs
-/// next to the other warpgroup's.
+/// FLOPs: 2 D F K per token. Bytes: x and the weights from L2, y. Bound by the tensor cores; the epilogue
+/// (about ten instructions per accumulator, one of them special) takes a third of the time of a tile's MMAs
+/// and runs next to those of the other warpgroup.
 
 namespace tessera::ops {
 namespace {
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(head_threads(2), 1)
   if (group == 0) {
     gpu::warpgroup_reg_dealloc<24>();
     if (threadIdx.x >= 32 || !gpu::elect_one()) return;
-    StreamPlace<kStages> place;
-    uint32_t round = 0;  // parity of the resident operand's unit
+    StreamState<kStages> place;
+    uint32_t round = 0;  // work unit: its parity is the phase of the resident operand
     for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
       const ForwardUnit unit(args, index);
       for (int tile = unit.first_tile; tile < unit.end_tile; ++tile)
@@ -95,19 +95,20 @@ __global__ void __launch_bounds__(head_threads(2), 1)
   gpu::warpgroup_reg_alloc<240>();
   const int me = group - 1, thread = int(threadIdx.x) % 128, lane = thread % 32;
   float(&down)[kMostHeadOut][kColumns] = shared.down[me];
-  const Turns<2> turns(me);
-  StreamPlace<kStages> place;
-  int turn = 0;  // of the next tile: the warpgroups take turns over the whole stream
+  const OrderBarrier<2> order(me);
+  StreamState<kStages> place;
+  int next_consumer =
+      0;  // consumer warpgroup of the next tile: they alternate over the whole stream of tiles
   uint32_t round = 0;
   for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
     const ForwardUnit unit(args, index);
     float dots[4][kMostHeadOut] = {};  // rows lane / 4 + 8 i of this warp's 16 in both halves
-    for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, turn ^= 1) {
-      if (turn != me) {
+    for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, next_consumer ^= 1) {
+      if (next_consumer != me) {
         place.at += uint32_t(args.chunks);
         continue;
       }
-      gpu::sync_named(1 + me, 128);  // all have read the last tile's second weight
+      gpu::sync_named(1 + me, 128);  // all warps have read the second weight of the last tile
       for (int i = thread; i < kMostHeadOut * kColumns; i += 128) {
         const int e = i / kColumns, column = i % kColumns, f = tile * kColumns + column;
         down[e][column] = e < args.out && f < args.wide
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(head_threads(2), 1)
       float h[2][kColumns / 2];
       TileGemm<T, 2, kColumns, kStages, true>::run(
           h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
-          tile + 2 >= unit.end_tile, shared.ring, place, turns, args.chunks);
+          tile + 2 >= unit.end_tile, shared.ring, place, order, args.chunks);
       with_activation(args.kind, [&]<Activation kKind>() {
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) {
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(head_threads(2), 1)
         }
       });
     }
-    if (unit.end_tile - unit.first_tile == 1 && turn == me)  // the other's tile
+    if (unit.end_tile - unit.first_tile == 1 && next_consumer == me)  // the other's tile
       shared.resident.pass(round, args.chunks, thread == 0);
 
 #pragma unroll

@@ -8,51 +8,53 @@
 #include "ops/activation/activation_approx.cuh"
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 
-/// What forward and backward of the heads share: one operand of 128 or so rows stays in shared memory for
-/// many tiles of the other, which streams through a ring. Two or three consumer warpgroups take whole tiles
-/// in turn, so that one's products run next to the epilogues of the others; the order of the ring is the
-/// order of the tiles, so they need no other agreement.
+/// Shared by forward and backward of the heads: one operand of 128 or so rows stays in shared memory for many
+/// tiles of the other, which is streamed through a pipeline. Two or three consumer warpgroups take whole
+/// tiles in turn, so that the MMAs of one overlap the epilogues of the others; stages are consumed in the
+/// order of the tiles, so no other synchronisation is needed.
 
 namespace tessera::ops {
 
-inline constexpr int kHeadDepth = 64;  // k of a chunk: one box of 128 bytes
+inline constexpr int kHeadDepth = 64;  // k per chunk: one box of 128 bytes
 inline constexpr int kHeadChunks = 8;  // D up to 512
 inline constexpr int kMostHeadOut = 3;
 
-/// Threads of a block: warpgroup 0 copies, the others multiply.
+/// Threads of a block: warpgroup 0 is the producer, the others are consumers.
 constexpr int head_threads(int consumers) {
   return (1 + consumers) * 128;
 }
 
-/// The turns of the consumer warpgroups, as named barriers. A warpgroup may look at a stage of the ring only
-/// when the one before has seen all of its own: a barrier tells phases apart by parity alone, and the one
-/// that skips a tile would take an old phase for its own.
+/// Order barrier of the consumer warpgroups, by named barriers. A warpgroup may wait for a stage of the
+/// pipeline only when the one before it has waited for all of its own: a barrier identifies phases by parity
+/// alone, and a warpgroup that skips a tile would take an old phase for its own.
 template <int kConsumers>
-struct Turns {
+struct OrderBarrier {
   static constexpr int kFirstBarrier = 5;
   int me;
 
-  __device__ __forceinline__ explicit Turns(int me) : me(me) {
+  __device__ __forceinline__ explicit OrderBarrier(int me) : me(me) {
     if (me == kConsumers - 1) pass();  // warpgroup 0 begins
   }
   __device__ __forceinline__ void wait() const { gpu::sync_named(kFirstBarrier + me, 256); }
   __device__ __forceinline__ void pass() const { gpu::arrive_named(kFirstBarrier + next(me), 256); }
-  static __device__ __forceinline__ int next(int turn) { return turn + 1 == kConsumers ? 0 : turn + 1; }
-  /// Tiles until this warpgroup's next, where the next tile of all is `turn`'s.
-  __device__ __forceinline__ int ahead(int turn) const {
-    return me >= turn ? me - turn : me - turn + kConsumers;
+  static __device__ __forceinline__ int next(int next_consumer) {
+    return next_consumer + 1 == kConsumers ? 0 : next_consumer + 1;
+  }
+  /// Tiles until this warpgroup's next one, if warpgroup `next_consumer` takes the next tile.
+  __device__ __forceinline__ int ahead(int next_consumer) const {
+    return me >= next_consumer ? me - next_consumer : me - next_consumer + kConsumers;
   }
 };
 
-/// Position in the stream of chunks: `tile` chunks belong to one tile.
+/// Pipeline state of the streamed operand: `at` counts its chunks; stage and phase parity follow from it.
 template <int kStages>
-struct StreamPlace {
+struct StreamState {
   uint32_t at = 0;
   __device__ __forceinline__ int stage() const { return int(at % kStages); }
   __device__ __forceinline__ uint32_t parity() const { return at / kStages & 1; }
 };
 
-/// The operand that stays, by chunks: filled for one unit of work, emptied after its last tile.
+/// Barriers of the resident operand, by chunks: filled for one unit of work, released after its last tile.
 struct Resident {
   gpu::Barrier full[kHeadChunks], empty[kHeadChunks];
 
@@ -62,32 +64,32 @@ struct Resident {
       empty[chunk].init(consumers);
     }
   }
-  /// A consumer that has no tile of this unit lets it go: not before it is there, or the arrival would count
-  /// for the unit before.
-  __device__ __forceinline__ void pass(uint32_t parity, int chunks, bool speaker) {
+  /// Called by a consumer without a tile of this unit: releases the operand, but only after it has landed;
+  /// otherwise the arrival would count for the unit before.
+  __device__ __forceinline__ void pass(uint32_t parity, int chunks, bool is_leader) {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       full[chunk].wait(parity);
-      if (speaker) empty[chunk].arrive();
+      if (is_leader) empty[chunk].arrive();
     }
   }
 };
 
-/// One tile's products by one warpgroup: d[i] = rows 64 i ... of `a` times `b`^T over `chunks` chunks.
-/// Chunks of `a` lie kABytes apart, of b kBBytes; one of them is the resident operand (kResidentA), the other
+/// MMAs of one tile by one warpgroup: d[i] = rows 64 i ... of `a` times `b`^T over `chunks` chunks.
+/// Chunks of `a` are kABytes apart, of b kBBytes; one of them is the resident operand (kResidentA), the other
 /// a stage of the ring.
-template <class T, int kParts, int kN, int kStages, bool kResidentA>
+template <class T, int kMBlocks, int kN, int kStages, bool kResidentA>
 struct TileGemm {
-  static constexpr int kABytes = kParts * 64 * 128, kBBytes = kN * 128;
+  static constexpr int kABytes = kMBlocks * 64 * 128, kBBytes = kN * 128;
 
   /// `release`: this is the warpgroup's last tile of the unit.
   template <int kConsumers>
-  static __device__ __forceinline__ void run(float (&d)[kParts][kN / 2], uint32_t a_tile, uint32_t b_tile,
+  static __device__ __forceinline__ void run(float (&d)[kMBlocks][kN / 2], uint32_t a_tile, uint32_t b_tile,
                                              Resident& resident, uint32_t resident_parity, bool release,
-                                             gpu::Ring<kStages>& ring, StreamPlace<kStages>& place,
-                                             const Turns<kConsumers>& turns, int chunks) {
+                                             gpu::Ring<kStages>& ring, StreamState<kStages>& place,
+                                             const OrderBarrier<kConsumers>& order, int chunks) {
     using enum gpu::TileOrder;
-    const bool speaker = threadIdx.x % 128 == 0;
-    turns.wait();
+    const bool is_leader = threadIdx.x % 128 == 0;
+    order.wait();
     for (int chunk = 0; chunk < chunks; ++chunk) {
       resident.full[chunk].wait(resident_parity);
       ring.full[place.stage()].wait(place.parity());
@@ -98,25 +100,25 @@ struct TileGemm {
 #pragma unroll
       for (int step = 0; step < kHeadDepth / 16; ++step)
 #pragma unroll
-        for (int i = 0; i < kParts; ++i)
-          gpu::multiply<T, k_major, k_major>(d[i],
-                                             a + step * gpu::kDescriptorStep<k_major> + i * (64 * 128 >> 4),
-                                             b + step * gpu::kDescriptorStep<k_major>, chunk > 0 || step > 0);
+        for (int i = 0; i < kMBlocks; ++i)
+          gpu::wgmma<T, k_major, k_major>(d[i],
+                                          a + step * gpu::kDescriptorStep<k_major> + i * (64 * 128 >> 4),
+                                          b + step * gpu::kDescriptorStep<k_major>, chunk > 0 || step > 0);
       gpu::warpgroup_commit();
       if (chunk > 0) {
         gpu::warpgroup_wait<1>();
-        if (speaker) {
+        if (is_leader) {
           ring.empty[(place.at - 1) % kStages].arrive();
           if (release) resident.empty[chunk - 1].arrive();
         }
       }
       ++place.at;
     }
-    turns.pass();
+    order.pass();
     gpu::warpgroup_wait<0>();
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) gpu::pin(d[i]);
-    if (speaker) {
+    for (int i = 0; i < kMBlocks; ++i) gpu::warpgroup_fence_operand(d[i]);
+    if (is_leader) {
       ring.empty[(place.at - 1) % kStages].arrive();
       if (release) resident.empty[chunks - 1].arrive();
     }
@@ -142,8 +144,8 @@ __device__ __forceinline__ void with_activation(Activation kind, F&& f) {
   }
 }
 
-/// Into how many parts of its tiles a unit is cut, so that whole waves of blocks take least time; a part
-/// costs `overhead` tiles next to its own.
+/// Number of parts into which the tiles of a unit are split, so that the waves of blocks take the least time;
+/// a part costs `overhead` tiles in addition to its own.
 inline int choose_splits(int64_t units, int64_t tiles, int blocks, double overhead) {
   int best = 1;
   double best_time = 1e300;

@@ -50,7 +50,7 @@ struct Args {
 template <class T, bool kWhole, bool kOnce>
 __device__ __forceinline__ Words<T> load_some(const T* from, int count) {
   Words<T> words;
-  if (count >= kPackOf<T>) words = kOnce ? gpu::load_once(from) : gpu::load_words(from);
+  if (count >= kPackOf<T>) words = kOnce ? gpu::load_no_allocate(from) : gpu::load_words(from);
   if (!kWhole && count > 0 && count < kPackOf<T>) words = gpu::load_tail(from, count);
   return words;
 }
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gemv_mma(Args<T> args) {
     return args.weight + at * args.weight_stride;
   };
   if (int(threadIdx.x) < kHalves * 8 && args.ahead > 0)
-    gpu::prefetch_bytes(row_at(int(threadIdx.x)), args.ahead);
+    gpu::bulk_prefetch_l2(row_at(int(threadIdx.x)), args.ahead);
   gpu::grid_dependency_wait();
 
   const T* rows[kHalves];
@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kThreads, 2) gemv_fma(Args<float> args) {
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   const int first = int(blockIdx.x) * kRows;
   if (int(threadIdx.x) < kRows && args.ahead > 0)
-    gpu::prefetch_bytes(args.weight + min(first + int(threadIdx.x), args.out - 1) * args.weight_stride,
-                        args.ahead);
+    gpu::bulk_prefetch_l2(args.weight + min(first + int(threadIdx.x), args.out - 1) * args.weight_stride,
+                          args.ahead);
   gpu::grid_dependency_wait();
 
   Words<float> w[kAhead][kRows];

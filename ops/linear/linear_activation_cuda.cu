@@ -78,7 +78,7 @@ void column_counts_cuda(const Tensor& counts, const Tensor& x) {
   if (x.count() == 0) return;
   dispatch_floating_cuda(x.dtype(), "column_counts", [&]<class T>() {
     constexpr int kPack = gpu::kPackOf<T>;
-    if (x.layout().stride(1) == 1 && gpu::packs(x.data<T>(), x.layout().stride(0), kPack))
+    if (x.layout().stride(1) == 1 && gpu::is_pack_aligned(x.data<T>(), x.layout().stride(0), kPack))
       launch<T, kPack>(counts, x);
     else
       launch<T, 1>(counts, x);

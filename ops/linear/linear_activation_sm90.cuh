@@ -21,10 +21,10 @@ namespace {
 
 /// The epilogue that stores Math's first output and counts its elements that are not zero.
 template <class Tile, class T, class Math>
-class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
-  using Base = StoreEpilogue<Tile, T, Math, 2>;
+class CountingEpilogue : public TmaStoreEpilogue<Tile, T, Math, 2> {
+  using Base = TmaStoreEpilogue<Tile, T, Math, 2>;
   static constexpr int kBlocks = Tile::kN / 8;
-  static_assert(kBlocks % 2 == 0 && Tile::kParts <= 7);  // a byte holds 16 rows per part and warp
+  static_assert(kBlocks % 2 == 0 && Tile::kMBlocks <= 7);  // a byte holds 16 rows per part and warp
 
  public:
   struct Params : Base::Params {
@@ -35,10 +35,10 @@ class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
                                               int group)
       : Base(params, shared, landed, group), params_(params) {}
 
-  __device__ __forceinline__ void finish(const WorkTile& part, int row,
-                                         float (&sums)[Tile::kParts][Tile::kN / 2]) {
-    count(part, row, sums);
-    Base::finish(part, row, sums);
+  __device__ __forceinline__ void finish(const WorkTile& work, int row,
+                                         float (&sums)[Tile::kMBlocks][Tile::kN / 2]) {
+    count(work, row, sums);
+    Base::finish(work, row, sums);
   }
 
  private:
@@ -47,10 +47,10 @@ class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
     return uint32_t((halves & 0x7FFFu) != 0) | uint32_t((halves & 0x7FFF0000u) != 0) << 8;
   }
 
-  __device__ __forceinline__ void count(const WorkTile& part, int row,
-                                        const float (&sums)[Tile::kParts][Tile::kN / 2]) const {
+  __device__ __forceinline__ void count(const WorkTile& work, int row,
+                                        const float (&sums)[Tile::kMBlocks][Tile::kN / 2]) const {
     // 192 accumulators leave no register for what follows from the thread's number.
-    const int thread = Tile::kMany ? gpu::reread_thread() : int(threadIdx.x);
+    const int thread = Tile::kManyAccumulators ? gpu::reread_thread() : int(threadIdx.x);
     const int lane = thread % 32, warp = thread % 128 / 32;
     // Columns 8 block + lane % 4 * 2 and the next one, of two blocks: four bytes.
 #pragma unroll
@@ -58,17 +58,17 @@ class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
       uint32_t found = 0;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int block = pair * 2 + half, column = part.n + block * 8 + lane % 4 * 2;
-        const auto columns = params_.math.columns(part.batch, column);
+        const int block = pair * 2 + half, column = work.n + block * 8 + lane % 4 * 2;
+        const auto columns = params_.math.columns(work.batch, column);
 #pragma unroll
         for (int down = 0; down < 2; ++down)
 #pragma unroll
-          for (int p = 0; p < Tile::kParts; ++p) {
+          for (int p = 0; p < Tile::kMBlocks; ++p) {
             uint32_t out[Math::kOutputs];
             const int i = block * 4 + down * 2;
             params_.math(sums[p][i], sums[p][i + 1], columns, 0u, out);
             // Rows past the last hold f(bias), which is no element.
-            const bool exists = part.m + row + p * 64 + warp * 16 + lane / 4 + down * 8 < params_.m;
+            const bool exists = work.m + row + p * 64 + warp * 16 + lane / 4 + down * 8 < params_.m;
             found += (exists ? nonzero(out[0]) : 0) << (half * 16);
           }
       }
@@ -78,7 +78,7 @@ class CountingEpilogue : public StoreEpilogue<Tile, T, Math, 2> {
       // All eight lanes of a quad position hold the same four counts; four of them add one each.
       const int which = lane / 4;
       if (which < 4) {
-        const int column = part.n + (pair * 2 + which / 2) * 8 + lane % 4 * 2 + which % 2;
+        const int column = work.n + (pair * 2 + which / 2) * 8 + lane % 4 * 2 + which % 2;
         const int total = int(found >> (which * 8) & 0xFFu);
         if (total > 0 && column < params_.n) atomicAdd(params_.counts + column, total);
       }

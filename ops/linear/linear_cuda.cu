@@ -85,7 +85,7 @@ template <class T>
 void sum_columns(Device device, float* sums, Columns<T> c) {
   constexpr int kPack = gpu::kPackOf<T>;
   const bool packed =
-      c.columns >= kPack && gpu::packs(c.x, c.row_stride, kPack) && c.group_stride % kPack == 0;
+      c.columns >= kPack && gpu::is_pack_aligned(c.x, c.row_stride, kPack) && c.group_stride % kPack == 0;
   const int64_t packs = gpu::ceil_div(c.columns, packed ? kPack : 1);
   c.tiles = gpu::ceil_div(packs, kMostThreads);
   c.packs = int(gpu::ceil_div(packs, c.tiles));

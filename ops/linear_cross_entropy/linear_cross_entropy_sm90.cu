@@ -3,7 +3,7 @@
 #include "ops/indices.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy_sm90.cuh"
 
-/// Row "wgmma": no pass over the logits but those of the three products.
+/// Variant "wgmma": no pass over the logits but those of the three GEMMs.
 ///
 /// The softmax needs the whole row before the first probability is known, and the gradient the probability:
 /// that is why the plain way writes the logits, reads them, and writes dl over them before two products read
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kBlock)
 
 template <bool kStores>
 void multiply_exponentials(const ExponentialChunk& chunk, const Tensor& weight) {
-  using Tile = HeadTile;
+  using Tile = LmHeadTile;
   using Epilogue = ExponentialEpilogue<Tile, kStores>;
   const Tensor &x = chunk.x, &exponentials = chunk.exponentials;
   const int64_t rows = x.size(0), classes = weight.size(0), width = x.size(1);
@@ -200,8 +200,8 @@ void add_weight_gradient_cuda(const Tensor& dweight, const ExponentialChunk& chu
       operand_map<bf16, Tile::kB>({scaled.data<bf16>(), scaled.row_stride(), 0}, width, rows, 1, Tile::kN)};
   const auto map = gpu::tensor_map<float, 2>(dweight.data<float>(), {width, classes}, {dweight.row_stride()},
                                              {32, 64}, gpu::Swizzle::k128);
-  launch_gemm<Tile, AddEpilogue<Tile>>(scaled.device(), maps, gemm_plan<Tile>(classes, width, rows, 1, 1),
-                                       {map});
+  launch_gemm<Tile, TmaReduceAddEpilogue<Tile>>(scaled.device(), maps,
+                                                gemm_plan<Tile>(classes, width, rows, 1, 1), {map});
 }
 
 void target_logits_cuda(const ExponentialChunk& chunk, const Tensor& weight, const Tensor& targets,

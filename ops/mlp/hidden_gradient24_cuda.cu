@@ -6,7 +6,7 @@
 /// read and 1 (dh) + 1.125 + 1 (S(a) and dh along tokens) written, 25.6 KB per tile of 64 x 64, some 1,380
 /// clocks of an SM at 4.3 TB/s of an H200. "separate" moves 18.5 bytes in six passes.
 ///
-/// A block brings its tile of da to shared memory (compress24_tile.cuh). Along features, thread (w, g, c)
+/// A block loads its tile of da into shared memory (compress24_tile.cuh). Along features, thread (w, g, c)
 /// already holds its fragments of S(a): it gathers da at their positions, multiplies by the slopes and stores
 /// dh; then it writes its groups of S(a), with their zeros, to a second tile, and dh in the place of da,
 /// where dropped elements become da times the slope 0. Along tokens, both tiles come back transposed
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
   const TilePlace place(da.tokens, da.features);
   const int thread = int(threadIdx.x);
   gpu::wait_and_launch_dependents();
-  // All that is read from global memory is asked for first.
+  // All loads from global memory are issued first.
   const uint32_t word = uint32_t(kept.metadata[place.by_features * kTileWords + thread]);
   uint4 values[2];
 #pragma unroll

@@ -25,7 +25,7 @@ namespace {
 template <class Tile, class T, Activation kKind>
 class CompressEpilogue {
   static constexpr int kStrips = Tile::kN / 64;
-  static_assert(Tile::kN % 64 == 0 && Tile::kParts <= 7);  // a byte counts 16 rows per part and warp
+  static_assert(Tile::kN % 64 == 0 && Tile::kMBlocks <= 7);  // a byte counts 16 rows per part and warp
 
  public:
   static constexpr int kSharedBytes = 0, kBarriers = 0;
@@ -44,17 +44,17 @@ class CompressEpilogue {
   __device__ __forceinline__ void begin(const WorkTile&, int) {}
   __device__ __forceinline__ void end() {}
 
-  __device__ __forceinline__ void finish(const WorkTile& part, int row,
-                                         float (&sums)[Tile::kParts][Tile::kN / 2]) {
+  __device__ __forceinline__ void finish(const WorkTile& work, int row,
+                                         float (&sums)[Tile::kMBlocks][Tile::kN / 2]) {
     const int k_tiles = (params_.n + 63) / 64;
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
-      const int column = part.n + strip * 64;
+      const int column = work.n + strip * 64;
       if (column >= params_.n) break;
       uint32_t found[4] = {};  // per pair of blocks, a byte per column
 #pragma unroll
-      for (int p = 0; p < Tile::kParts; ++p) {
-        const int first_row = part.m + row + p * 64;
+      for (int p = 0; p < Tile::kMBlocks; ++p) {
+        const int first_row = work.m + row + p * 64;
         if (first_row < params_.m)
           store_tile_of(sums[p], strip, first_row, column, int64_t(first_row / 64) * k_tiles + column / 64,
                         found);

@@ -2,7 +2,7 @@
 
 #include "gpu/mma.cuh"
 #include "ops/activation/activation_approx.cuh"
-#include "ops/gemm/gemm_sm90_store.cuh"
+#include "ops/gemm/gemm_sm90_tma_store.cuh"
 
 /// What the products of an mlp do to their sums: the epilogues made of the activations.
 

@@ -21,8 +21,8 @@ template <class T, gpu::TileOrder kRight, class Math, int kCluster>
 void launch_hidden(const Tensor& first, const Tensor& second, const Tensor& operand, const Tensor& left,
                    const Tensor& right, const Math& math) {
   using Tile = GemmTile<T, gpu::TileOrder::k_major, kRight, 128, 128, 5, true, kCluster>;
-  // All of an operand is asked for before the products begin, where there is room for its four panels.
-  using Epilogue = StoreEpilogue<Tile, T, Math, Math::kOperand && Math::kOutputs == 1 ? 4 : 2>;
+  // All loads of an operand are issued before the MMAs begin, where there is room for its four panels.
+  using Epilogue = TmaStoreEpilogue<Tile, T, Math, Math::kOperand && Math::kOutputs == 1 ? 4 : 2>;
   const int64_t m = first.size(0), n = first.size(1), k = left.size(1);
   const GemmMaps maps{operand_map<T, Tile::kA>(operand_of<T>(left), m, k, 1, Tile::kM),
                       operand_map<T, Tile::kB>(operand_of<T>(right), n, k, 1, Tile::kN)};

@@ -41,7 +41,7 @@ template <class T, bool kCentred, bool kResidual, bool kDrops, class Access, int
 struct BackwardShare {
   static constexpr int kPack = kPackOf<T>, kSums = kCentred ? 2 : 1;
   Words<T> x[kSteps], dy[kSteps], dsum[kResidual ? kSteps : 1];
-  uint32_t lives[kDrops ? kSteps : 1];  // see load_lives
+  uint32_t keep_bits[kDrops ? kSteps : 1];  // see load_keep_mask
   float mean, rstd;
 
   __device__ __forceinline__ void load(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
@@ -92,7 +92,7 @@ struct BackwardShare {
     dy[s] = gpu::round_to_words<T>(slope);
     if constexpr (kDrops) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) slope[i] *= lives[s] >> i & 1u ? drop_scale : 0.0f;
+      for (int i = 0; i < kPack; ++i) slope[i] *= keep_bits[s] >> i & 1u ? drop_scale : 0.0f;
       x[s] = gpu::round_to_words<T>(slope);
     }
   }
@@ -182,8 +182,8 @@ struct Ring {
     for (int s = 0; s < kSteps; ++s) {
       const int first = column_of<T, Resident::kThreads>(s, rank), inside = min(width - first, kPackOf<T>);
       if constexpr (Resident::kThreads > 1) {
-        gpu::cp_async_part(gpu::shared_address(slot(stage, operand, s)), row + first,
-                           max(inside, 0) * int(sizeof(T)));
+        gpu::cp_async_zfill(gpu::shared_address(slot(stage, operand, s)), row + first,
+                            max(inside, 0) * int(sizeof(T)));
       } else {
         *slot(stage, operand, s) = gpu::load_part(row + first, inside);
       }
@@ -229,10 +229,11 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
     rstd = args.rstd[from];
   };
   load_statistics(row);
-  uint32_t lives[kDrops ? kSteps : 1] = {};  // of the next row
+  uint32_t keep_bits[kDrops ? kSteps : 1] = {};  // of the next row
   const auto load_mask = [&](int64_t from) {
     if constexpr (kDrops)
-      if (from < args.rows) load_lives<T, kThreads>(lives, args.mask, from, args.mask_stride, 0, rank, width);
+      if (from < args.rows)
+        load_keep_mask<T, kThreads>(keep_bits, args.mask, from, args.mask_stride, 0, rank, width);
   };
   load_mask(row);
   float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {};
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
     share.rstd = rstd;
     if constexpr (kDrops)
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) share.lives[s] = lives[s];
+      for (int s = 0; s < kSteps; ++s) share.keep_bits[s] = keep_bits[s];
     load_statistics(row + step);
     load_mask(row + step);
     float sums[kCentred ? 2 : 1] = {}, g[kSteps][kPack], xhat[kSteps][kPack];
@@ -320,7 +321,8 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
   for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     load(base, width);
     if constexpr (kDrops)
-      load_lives<T, kLongBlock>(share.lives, args.mask, row, args.mask_stride, base / kPack, rank, width);
+      load_keep_mask<T, kLongBlock>(share.keep_bits, args.mask, row, args.mask_stride, base / kPack, rank,
+                                    width);
 #pragma unroll
     for (int s = 0; s < kLongSteps; ++s) {
       float g[kPack], xhat[kPack], unused[kCentred ? 2 : 1] = {};
@@ -496,8 +498,9 @@ void norm_backward_cuda(const NormBackward& norm) {
   const bool centred = norm.mean.defined();
   dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
     if (norm.x.row_length() == 0) return;
-    const Tensor x = gpu::with_packs<T>(norm.x), dy = gpu::with_packs<T>(norm.dy),
-                 dsum = gpu::with_packs<T>(norm.dsum), weight = gpu::with_packs<T>(norm.weight);
+    const Tensor x = gpu::pack_aligned_or_copy<T>(norm.x), dy = gpu::pack_aligned_or_copy<T>(norm.dy),
+                 dsum = gpu::pack_aligned_or_copy<T>(norm.dsum),
+                 weight = gpu::pack_aligned_or_copy<T>(norm.weight);
     const BackwardArgs<T> args{.dx = data_or_null<T>(norm.dx),
                                .dresidual = data_or_null<T>(norm.dresidual),
                                .dweights = nullptr,

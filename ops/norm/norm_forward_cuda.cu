@@ -38,7 +38,7 @@ struct ForwardShare {
   static constexpr int kPack = kPackOf<T>;
   static constexpr bool kResidual = kAdds != Adds::nothing, kDrops = kAdds == Adds::dropped_residual;
   Words<T> x[kSteps], residual[kResidual ? kSteps : 1];
-  uint32_t lives[kDrops ? kSteps : 1];
+  uint32_t keep_bits[kDrops ? kSteps : 1];
 
   __device__ __forceinline__ void load(const ForwardArgs<T>& args, int64_t row, int64_t base, int rank,
                                        int width) {
@@ -46,9 +46,9 @@ struct ForwardShare {
     if constexpr (kResidual)
       Access::load(residual, args.residual + row * args.residual_stride + base, rank, width);
     if constexpr (kDrops) {
-      draw_lives<T, kThreads>(lives, args.drop, args.drop.offset(), row * args.width + base, rank);
+      draw_keep_mask<T, kThreads>(keep_bits, args.drop, args.drop.offset(), row * args.width + base, rank);
       if (args.mask)
-        keep_lives<T, kThreads>(args.mask, lives, row, args.mask_stride, base / kPack, rank, width);
+        store_keep_mask<T, kThreads>(args.mask, keep_bits, row, args.mask_stride, base / kPack, rank, width);
     }
   }
 
@@ -64,7 +64,7 @@ struct ForwardShare {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
           if constexpr (kDrops) {
-            values[s][i] += other[i] * (lives[s] >> i & 1u ? args.drop.scale : 0.0f);
+            values[s][i] += other[i] * (keep_bits[s] >> i & 1u ? args.drop.scale : 0.0f);
           } else {
             values[s][i] += other[i];
           }
@@ -286,8 +286,10 @@ void norm_forward_cuda(const NormForward& norm) {
   const bool centred = norm.mean.defined();
   dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
     if (norm.y.count() == 0) return;
-    const Tensor x = gpu::with_packs<T>(norm.x), residual = gpu::with_packs<T>(norm.residual),
-                 weight = gpu::with_packs<T>(norm.weight), bias = gpu::with_packs<T>(norm.bias);
+    const Tensor x = gpu::pack_aligned_or_copy<T>(norm.x),
+                 residual = gpu::pack_aligned_or_copy<T>(norm.residual),
+                 weight = gpu::pack_aligned_or_copy<T>(norm.weight),
+                 bias = gpu::pack_aligned_or_copy<T>(norm.bias);
     const ForwardArgs<T> args{.y = norm.y.data<T>(),
                               .sum = data_or_null<T>(norm.sum),
                               .x = x.data<T>(),

@@ -45,29 +45,32 @@ inline DropoutDraw draw_of(const DropoutMask* drop) {
 /// Draws the mask of a thread's share of a row (or of a piece of one) that begins at row-major index `place`:
 /// bit i of lives[s] is set if element i of words s is kept. `offset`: draw.offset().
 template <class T, int kThreads, int kSteps>
-__device__ __forceinline__ void draw_lives(uint32_t (&lives)[kSteps], const DropoutDraw& draw,
-                                           uint64_t offset, int64_t place, int rank) {
+__device__ __forceinline__ void draw_keep_mask(uint32_t (&keep_bits)[kSteps], const DropoutDraw& draw,
+                                               uint64_t offset, int64_t place, int rank) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
-    lives[s] = draw.lives<kPackOf<T>>(offset, place + column_of<T, kThreads>(s, rank));
+    keep_bits[s] = draw.keep_bits<kPackOf<T>>(offset, place + column_of<T, kThreads>(s, rank));
 }
 
-/// Stores the mask for backward (mask_shape in norm_kernels.h): `lives` of row `row`, for a piece that begins
-/// `piece` whole packs into the row.
+/// Stores the mask for backward (mask_shape in norm_kernels.h): `keep_bits` of row `row`, for a piece that
+/// begins `piece` whole packs into the row.
 template <class T, int kThreads, int kSteps>
-__device__ __forceinline__ void keep_lives(uint8_t* mask, const uint32_t (&lives)[kSteps], int64_t row,
-                                           int64_t stride, int64_t piece, int rank, int width) {
+__device__ __forceinline__ void store_keep_mask(uint8_t* mask, const uint32_t (&keep_bits)[kSteps],
+                                                int64_t row, int64_t stride, int64_t piece, int rank,
+                                                int width) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
     if (column_of<T, kThreads>(s, rank) < width)
-      mask[row * stride + piece + s * kThreads + rank] = uint8_t(lives[s]);
+      mask[row * stride + piece + s * kThreads + rank] = uint8_t(keep_bits[s]);
 }
 template <class T, int kThreads, int kSteps>
-__device__ __forceinline__ void load_lives(uint32_t (&lives)[kSteps], const uint8_t* mask, int64_t row,
-                                           int64_t stride, int64_t piece, int rank, int width) {
+__device__ __forceinline__ void load_keep_mask(uint32_t (&keep_bits)[kSteps], const uint8_t* mask,
+                                               int64_t row, int64_t stride, int64_t piece, int rank,
+                                               int width) {
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
-    lives[s] = column_of<T, kThreads>(s, rank) < width ? mask[row * stride + piece + s * kThreads + rank] : 0;
+    keep_bits[s] =
+        column_of<T, kThreads>(s, rank) < width ? mask[row * stride + piece + s * kThreads + rank] : 0;
 }
 
 /// sum / width, rounded as the division is (Markstein's correction of a product with 1 / width), without a

@@ -135,7 +135,7 @@ void rope_cuda(const RopeProblem& rope) {
     const Device device = rope.x.device();
     const int64_t rotary = rope.table.size(1), half = rotary / 2;
     const bool whole = heads_in_packs<T>(rope.x, half, rotary) && heads_in_packs<T>(rope.y, half, rotary) &&
-                       gpu::packs(rope.table.data<float>(), rope.table.row_stride(), 4);
+                       gpu::is_pack_aligned(rope.table.data<float>(), rope.table.row_stride(), 4);
     const int64_t pack = whole ? kPackOf<T> : 1;
     const int64_t pairs = half / pack, work = pairs + (rope.x.size(3) - rotary) / pack,
                   groups = ceil_div(rope.x.size(2), kHeads), per_token = groups * work;

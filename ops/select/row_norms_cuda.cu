@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 #pragma unroll
         for (int deep = 0; deep < kDeep; ++deep)
           if (first + row < rows && at + deep * kStep < packed)
-            words[row][deep] = gpu::load_once(x + (first + row) * stride + at + deep * kStep);
+            words[row][deep] = gpu::load_no_allocate(x + (first + row) * stride + at + deep * kStep);
 #pragma unroll
       for (int row = 0; row < kRows; ++row)
 #pragma unroll

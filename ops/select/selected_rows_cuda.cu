@@ -164,7 +164,7 @@ void add_selected_cuda(const Tensor& y, const Tensor& x, const Tensor& indices) 
   dispatch_floating_cuda(y.dtype(), "add_selected", [&]<class T>() {
     constexpr int kPack = gpu::kPackOf<T>;
     const int64_t y_stride = y.layout().stride(0), x_stride = x.layout().stride(0);
-    const bool aligned = gpu::packs(y.data<T>(), y_stride, kPack) &&
+    const bool aligned = gpu::is_pack_aligned(y.data<T>(), y_stride, kPack) &&
                          reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && x_stride % kPack == 0;
     const int64_t blocks = std::min<int64_t>(gpu::ceil_div(indices.count(), kThreads / gpu::kWarp),
                                              int64_t(device.multiprocessors()) * 32);

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_any_long(Rows<T> args) {
 #pragma unroll
     for (int s = 0; s < kChunkSteps; ++s) running.add(values[s]);
   });
-  running = running.of_row<kLongBlock>(scratch);
+  running = running.reduce_row<kLongBlock>(scratch);
   const float log_sum = logf(running.sum), inverse = 1.0f / running.sum;
   for_spans<kChunk>(lead, args.width, [&](int64_t base, int begin, int end) {
     load<kLongBlock>(share, from + base, rank, end);
@@ -240,7 +240,8 @@ struct Resident {
 /// Calls `held(Resident)` or `longer()`, by where a row and what lies before its start fit.
 template <class T, class OfHeld, class Longer>
 void by_width(const Rows<T>& rows, OfHeld&& resident, Longer&& longer) {
-  const int64_t width = rows.width + (gpu::packs(rows.to, rows.to_stride, kPackOf<T>) ? 0 : kPackOf<T> - 1);
+  const int64_t width =
+      rows.width + (gpu::is_pack_aligned(rows.to, rows.to_stride, kPackOf<T>) ? 0 : kPackOf<T> - 1);
   if (width <= 16) {
     resident(Resident<T, 2, 8>{});
   } else if (width <= 32) {

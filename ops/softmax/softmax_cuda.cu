@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(Rows<T> args) {
 #pragma unroll
     for (int s = 0; s < kChunkSteps; ++s) running.add(values[s]);
   });
-  running = running.of_row<kLongBlock>(scratch);
+  running = running.reduce_row<kLongBlock>(scratch);
   const float log_sum = logf(running.sum), inverse = 1.0f / running.sum;
   for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
     load(base, width);
@@ -197,7 +197,7 @@ Tensor without_last_ones(const Tensor& tensor, int dim) {
 
 template <class T>
 bool aligned(const Tensor& rows) {
-  return gpu::packs(rows.data<T>(), rows.rows() == 1 ? 0 : rows.row_stride(), kPackOf<T>);
+  return gpu::is_pack_aligned(rows.data<T>(), rows.rows() == 1 ? 0 : rows.row_stride(), kPackOf<T>);
 }
 
 /// `x` or a copy of it whose rows lie as far after a multiple of 16 bytes as those of `like`, a tensor of
@@ -206,7 +206,7 @@ template <class T>
 Tensor lying_like(const Tensor& like, const Tensor& x) {
   const Tensor rows = x.with_rows();
   if (rows.row_length() < kPackOf<T>) return rows;
-  if (aligned<T>(like)) return gpu::with_packs<T>(rows);
+  if (aligned<T>(like)) return gpu::pack_aligned_or_copy<T>(rows);
   const auto start = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data<T>()) % 16; };
   if (start(rows) == start(like) && (rows.row_stride() - like.row_stride()) % kPackOf<T> == 0) return rows;
   Tensor copy = Tensor::empty_packed(like.shape(), like.dtype(), like.device());

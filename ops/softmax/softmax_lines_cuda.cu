@@ -4,9 +4,9 @@
 
 /// Along a dimension that is not the last: one read and one write an element forward, two reads and one write
 /// backward, bound by memory. A thread has a unit of neighbouring lines, a pack of 16 bytes where all
-/// operands lie for it, else one, so that neighbouring threads read neighbouring memory. Along a line `parts`
-/// threads of a block take turns, as many as it needs for each to keep what it reads in registers, and more
-/// where units are few. Longer lines are read twice, in batches.
+/// operands are aligned for it, else one, so that neighbouring threads read neighbouring memory. `parts`
+/// threads of a block share a line, its elements alternating: as many as it takes for each to keep its
+/// elements in registers, and more where units are few. Longer lines are read twice, in batches.
 
 namespace tessera::ops::softmax_detail {
 namespace {
@@ -20,7 +20,7 @@ struct Unit {
                        blocks_backward = kPacked ? 2 : 4, held = kPacked ? 8 : 16, ahead = kPacked ? 4 : 8;
 };
 
-/// How lines are dealt out: `parts`, a power of two, threads share a unit, block / parts units belong to a
+/// How lines are assigned: `parts` threads, a power of two, share a unit, block / parts units belong to a
 /// block; a run of `inner` neighbouring lines has `units_of_run` units.
 struct Schedule {
   int64_t units, inner, units_of_run;
@@ -320,7 +320,8 @@ bool packed(const Lines<N>& lines, const T* const (&data)[N]) {
   const int inner = lines.starts.rank - 1;
   bool fits = lines.starts.sizes[inner] >= kPackOf<T>;
   for (int n = 0; n < N; ++n) {
-    fits = fits && lines.starts.strides[n][inner] == 1 && gpu::packs(data[n], lines.strides[n], kPackOf<T>);
+    fits = fits && lines.starts.strides[n][inner] == 1 &&
+           gpu::is_pack_aligned(data[n], lines.strides[n], kPackOf<T>);
     for (int d = 0; d < inner; ++d) fits = fits && lines.starts.strides[n][d] % kPackOf<T> == 0;
   }
   return fits;

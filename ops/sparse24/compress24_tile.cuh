@@ -10,7 +10,7 @@
 /// A tile of 64 tokens x 64 features in shared memory, of a block of 128 threads: x is read once for both
 /// directions, in whole lines. Thread (w, g, c) then owns the groups whose values it stores: group c and c +
 /// 4 of both steps in rows 16 w + g and + 8 of A (sparse24_layout.h), so that what it writes are 16 adjacent
-/// bytes per step, and only the bits of the metadata change hands, among the four lanes of a row.
+/// bytes per step, and only metadata bits are exchanged, among the four lanes of a row.
 ///
 /// Four adjacent elements are a chunk, whose index in its row is permuted by the row's number: whole rows
 /// (loads), four chunks of eight rows (groups along features), four rows 4 apart of eight columns (groups

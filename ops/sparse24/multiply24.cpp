@@ -24,11 +24,11 @@ void run_decompressed(const Multiply24Call& call) {
   const auto& [d, sparse, b, options] = call;
   const PassVariant pass("multiply24", d);
   const Tensor a = dense_operand(sparse);
-  const bool turned = !writable(d), along_m = options.bias.defined() && options.bias.rank() == 2;
-  const auto view = [&](const Tensor& x) { return x.defined() && turned ? x.transpose(0, 1) : x; };
-  if (!options.bias.defined() || turned == along_m) {
+  const bool transposed = !writable(d), along_m = options.bias.defined() && options.bias.rank() == 2;
+  const auto view = [&](const Tensor& x) { return x.defined() && transposed ? x.transpose(0, 1) : x; };
+  if (!options.bias.defined() || transposed == along_m) {
     const Tensor bias = along_m ? options.bias.reshape({d.size(0)}) : options.bias;
-    multiply(view(d), turned ? b.transpose(0, 1) : a, turned ? a.transpose(0, 1) : b,
+    multiply(view(d), transposed ? b.transpose(0, 1) : a, transposed ? a.transpose(0, 1) : b,
              {.alpha = options.alpha,
               .accumulate = options.accumulate,
               .bias = bias,

@@ -58,11 +58,11 @@ Described24 describe24(const Multiply24Call& call) {
   g.dtype = a.dtype(), g.wide = d.dtype() != a.dtype(), g.a_across = a.along == Along24::tokens;
   g.values = a.values.raw(), g.metadata = a.metadata.raw();
   g.b = b.raw(), g.ldb = of_b.ld, g.b_k_major = of_b.columns;
-  g.d = d.raw(), g.ldd = of_d.ld, g.turned = of_d.columns;
+  g.d = d.raw(), g.ldd = of_d.ld, g.transposed = of_d.columns;
   g.accumulate = options.accumulate || options.residual.defined();
   g.alpha = float(options.alpha);
   g.bias_n = by_m ? nullptr : raw(options.bias), g.bias_m = by_m ? raw(options.bias) : nullptr;
-  const Tensor rows = g.turned ? d.transpose(0, 1) : d;
+  const Tensor rows = g.transposed ? d.transpose(0, 1) : d;
   const int64_t vector = 16 / int64_t(size_of(d.dtype())), width = rows.size(1);
   g.by_threads = !on_vectors(g.d, rows.size(0), g.ldd, d.dtype()) ||
                  (width % vector != 0 && !owns_row_padding(rows, ceil_div(width, vector) * vector));

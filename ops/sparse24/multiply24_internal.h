@@ -23,7 +23,7 @@ struct SparseGemm24 {
   bool b_k_major = false;  // n rows of k elements each, else k rows of n
   void* d = nullptr;
   int64_t ldd = 0;
-  bool turned = false;      // d is stored as n rows of m elements
+  bool transposed = false;  // d is stored as n rows of m elements
   bool by_threads = false;  // TMA cannot write d
   bool accumulate = false;  // d is added to
   const void* bias_n = nullptr;

@@ -19,7 +19,7 @@ void launch24(const SparseGemm24& g, Device device) {
       int(gpu::ceil_div(g.m, sparse24::kTileRows)), int(gpu::ceil_div(g.k, sparse24::kTileDepth))};
   const GemmPlan plan = gemm_plan<Tile>(g.m, g.n, g.k, 1, 1);
   typename Epilogue::Params params{};
-  params.turned = g.turned, params.by_threads = g.by_threads;
+  params.transposed = g.transposed, params.by_threads = g.by_threads;
   params.terms = {static_cast<const T*>(g.bias_n),
                   static_cast<const T*>(g.bias_m),
                   g.alpha,
@@ -28,8 +28,8 @@ void launch24(const SparseGemm24& g, Device device) {
                   int(g.n)};
   Out* const d = static_cast<Out*>(g.d);
   params.to = d, params.from = d;
-  params.row_stride = g.turned ? 1 : g.ldd, params.column_stride = g.turned ? g.ldd : 1;
-  if (!g.by_threads) params.d = params.c = Epilogue::map(d, g.m, g.n, g.ldd, g.turned);
+  params.row_stride = g.transposed ? 1 : g.ldd, params.column_stride = g.transposed ? g.ldd : 1;
+  if (!g.by_threads) params.d = params.c = Epilogue::map(d, g.m, g.n, g.ldd, g.transposed);
   const int clusters = std::min(plan.items, device.multiprocessors() / Tile::kCluster);
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * Tile::kCluster)),

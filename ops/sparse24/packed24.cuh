@@ -27,7 +27,7 @@ struct RowPair {
     return TwoGroups::of(low.x01, low.x23, high.x01, high.x23);
   }
 };
-/// Where a group along features lies: row 16 w + g, or + 8 with `down`.
+/// Position of a group along features: row 16 w + g, or + 8 with `down`.
 template <class T>
 __device__ __forceinline__ uint2* feature_group(TileOfX<T>& tile, int number, int down) {
   const int thread = int(threadIdx.x), row = thread / 32 * 16 + thread % 32 / 4 + down * 8;

@@ -11,8 +11,8 @@
 /// 256 x 128) has 512 clocks of MMA; of shared memory, 512 to read b for each 64 rows, 256 (128) to write it
 /// and 128 (256) for A: 896, 57 % of the peak, 1.13 PFLOP/s counted dense.
 ///
-/// The roles are those of gemm_sm90.cuh: one thread brings 64 of k per stage by TMA, two warpgroups multiply,
-/// each half of the rows; blocks of a cluster of two are neighbours along m and share b, each bringing every
+/// The roles are those of gemm_sm90.cuh: one thread loads 64 of k per stage by TMA, two warpgroups multiply,
+/// each half of the rows; blocks of a cluster of two are neighbours along m and share b, each loading every
 /// second stage for both. A lies in global memory in the order of the fragments (sparse24_layout.h), in tiles
 /// of 64 x 64: 4 KB of values, 512 bytes of metadata, and comes to registers through the ring (plain bulk
 /// copies, then 16 bytes per thread and step).
@@ -33,7 +33,7 @@ struct Sparse24Tile {
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
   static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
   static constexpr bool kPingPong = false, kSharesA = false;
-  static constexpr int kDown = kBlocks, kSide = 1, kM = kGroups * kRows, kParts = kRows / 64;
+  static constexpr int kClusterM = kBlocks, kClusterN = 1, kM = kGroups * kRows, kMBlocks = kRows / 64;
   static constexpr int kValueBytes = int(sparse24::kTileValues) * 2,
                        kWordBytes = int(sparse24::kTileWords) * 4;
   static constexpr int kTilesOfA = kM / 64;
@@ -41,7 +41,7 @@ struct Sparse24Tile {
   static constexpr int kBytesA = kTilesOfA * (kValueBytes + kWordBytes);
   /// b first, so that it lies on multiples of 1024; then values, then metadata.
   static constexpr int kStageBytes = kBytesB + (kBytesA + 1023) / 1024 * 1024;
-  static_assert(kN % 64 == 0 && kParts * kN <= 256);
+  static_assert(kN % 64 == 0 && kMBlocks * kN <= 256);
 };
 
 struct Sparse24Operands {
@@ -53,26 +53,27 @@ struct Sparse24Operands {
 
 /// The producer thread.
 template <class Tile>
-__device__ __forceinline__ void bring_sparse24(const Sparse24Operands& x, const GemmPlan& plan, char* stages,
-                                               gpu::Ring<Tile::kStages>& ring, int rank) {
+__device__ __forceinline__ void load_sparse24_operands(const Sparse24Operands& x, const GemmPlan& plan,
+                                                       char* stages, gpu::Ring<Tile::kStages>& ring,
+                                                       int rank) {
   using enum gpu::TileOrder;
-  gpu::RingPlace<Tile::kStages> place;
+  gpu::RingState<Tile::kStages> state;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster) {
-    const WorkTile part = plan.part<Tile>(item, rank);
+    const WorkTile work = plan.work_tile<Tile>(item, rank);
     const auto tile_of = [&](int row, int block) {
-      return int64_t(min(part.m / 64 + row, x.m_tiles - 1)) * x.k_tiles + block;
+      return int64_t(min(work.m / 64 + row, x.m_tiles - 1)) * x.k_tiles + block;
     };
-    for (int block = 0; block < part.blocks; ++block) {
-      char* const b = stages + place.stage * Tile::kStageBytes;
-      gpu::Barrier& full = ring.full[place.stage];
-      ring.empty[place.stage].wait(place.parity ^ 1);
+    for (int block = 0; block < work.blocks; ++block) {
+      char* const b = stages + state.stage * Tile::kStageBytes;
+      gpu::Barrier& full = ring.full[state.stage];
+      ring.empty[state.stage].wait(state.parity ^ 1);
       full.arrive_expect(Tile::kBytesB + Tile::kBytesA);
       const int k = block * Tile::kDepth;
       if (Tile::kCluster == 1 || (block & 1) == rank) {
 #pragma unroll
         for (int box = 0; box < (Tile::kB == k_major ? 1 : Tile::kN / 64); ++box) {
-          const int c0 = Tile::kB == k_major ? k : part.n + box * 64, c1 = Tile::kB == k_major ? part.n : k;
+          const int c0 = Tile::kB == k_major ? k : work.n + box * 64, c1 = Tile::kB == k_major ? work.n : k;
           if constexpr (Tile::kCluster > 1)
             gpu::tma_load_multicast(b + box * 8192, x.b, full, 3, c0, c1, 0);
           else
@@ -83,12 +84,12 @@ __device__ __forceinline__ void bring_sparse24(const Sparse24Operands& x, const 
       for (int row = 0; row < Tile::kTilesOfA; ++row) {
         char* const a = b + Tile::kBytesB;
         const int64_t tile = tile_of(row, block);
-        gpu::load_bytes(a + row * Tile::kValueBytes, x.values + tile * (Tile::kValueBytes / 16),
-                        Tile::kValueBytes, full);
-        gpu::load_bytes(a + Tile::kTilesOfA * Tile::kValueBytes + row * Tile::kWordBytes,
-                        x.metadata + tile * sparse24::kTileWords, Tile::kWordBytes, full);
+        gpu::bulk_load(a + row * Tile::kValueBytes, x.values + tile * (Tile::kValueBytes / 16),
+                       Tile::kValueBytes, full);
+        gpu::bulk_load(a + Tile::kTilesOfA * Tile::kValueBytes + row * Tile::kWordBytes,
+                       x.metadata + tile * sparse24::kTileWords, Tile::kWordBytes, full);
       }
-      place.advance();
+      state.advance();
     }
   }
 }
@@ -96,79 +97,81 @@ __device__ __forceinline__ void bring_sparse24(const Sparse24Operands& x, const 
 /// A of one block of k, as a thread of a warpgroup holds it.
 template <class Tile>
 struct Fragments24 {
-  uint32_t a[Tile::kParts][2][4];  // part, step
-  uint32_t metadata[Tile::kParts];
+  uint32_t a[Tile::kMBlocks][2][4];  // part, step
+  uint32_t metadata[Tile::kMBlocks];
 
   /// `row`: the first tile of A of this warpgroup in the stage.
   __device__ __forceinline__ void from_stage(const char* stage, int row) {
     const uint32_t at = gpu::shared_address(stage) + Tile::kBytesB, thread = threadIdx.x % 128;
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) {
+    for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block) {
 #pragma unroll
       for (int step = 0; step < 2; ++step)
-        gpu::load_fragment(a[part][step],
-                           at + uint32_t((row + part) * Tile::kValueBytes + step * 2048) + thread * 16);
+        gpu::load_fragment(a[m_block][step],
+                           at + uint32_t((row + m_block) * Tile::kValueBytes + step * 2048) + thread * 16);
       gpu::load_fragment(
-          metadata[part],
-          at + uint32_t(Tile::kTilesOfA * Tile::kValueBytes + (row + part) * Tile::kWordBytes) + thread * 4);
+          metadata[m_block],
+          at + uint32_t(Tile::kTilesOfA * Tile::kValueBytes + (row + m_block) * Tile::kWordBytes) +
+              thread * 4);
     }
   }
 };
 
 /// One warpgroup's MMAs of one tile.
 template <class Tile>
-class Multiplier24 {
+class MainLoop24 {
   using T = typename Tile::T;
 
  public:
-  __device__ __forceinline__ Multiplier24(char* stages, gpu::Ring<Tile::kStages>& ring, int group)
-      : stages_(stages), ring_(ring), row_(group * Tile::kParts) {}
+  __device__ __forceinline__ MainLoop24(char* stages, gpu::Ring<Tile::kStages>& ring, int group)
+      : stages_(stages), ring_(ring), row_(group * Tile::kMBlocks) {}
 
-  __device__ __forceinline__ void run(float (&sums)[Tile::kParts][Tile::kN / 2], const WorkTile& part,
-                                      gpu::RingPlace<Tile::kStages>& place) {
-    blocks_ = part.blocks;
+  __device__ __forceinline__ void run(float (&sums)[Tile::kMBlocks][Tile::kN / 2], const WorkTile& work,
+                                      gpu::RingState<Tile::kStages>& state) {
+    blocks_ = work.blocks;
     Fragments24<Tile> even, odd;
-    take(even, place);
+    load_fragments(even, state);
     int block = 0;
     for (; block + 2 <= blocks_; block += 2) {
-      one(sums, even, odd, block, place);
-      one(sums, odd, even, block + 1, place);
+      mma_k_block(sums, even, odd, block, state);
+      mma_k_block(sums, odd, even, block + 1, state);
     }
-    if (block < blocks_) one(sums, even, odd, block, place);
+    if (block < blocks_) mma_k_block(sums, even, odd, block, state);
     gpu::warpgroup_wait<0>();
 #pragma unroll
-    for (int i = 0; i < Tile::kParts; ++i) gpu::pin(sums[i]);
+    for (int i = 0; i < Tile::kMBlocks; ++i) gpu::warpgroup_fence_operand(sums[i]);
     release(before_);
   }
 
  private:
-  __device__ __forceinline__ void take(Fragments24<Tile>& set, const gpu::RingPlace<Tile::kStages>& place) {
-    ring_.full[place.stage].wait(place.parity);
-    set.from_stage(stages_ + place.stage * Tile::kStageBytes, row_);
+  __device__ __forceinline__ void load_fragments(Fragments24<Tile>& set,
+                                                 const gpu::RingState<Tile::kStages>& state) {
+    ring_.full[state.stage].wait(state.parity);
+    set.from_stage(stages_ + state.stage * Tile::kStageBytes, row_);
   }
 
   /// Block `block` with the fragments `now`; then takes those of the next block.
-  __device__ __forceinline__ void one(float (&sums)[Tile::kParts][Tile::kN / 2], const Fragments24<Tile>& now,
-                                      Fragments24<Tile>& next, int block,
-                                      gpu::RingPlace<Tile::kStages>& place) {
+  __device__ __forceinline__ void mma_k_block(float (&sums)[Tile::kMBlocks][Tile::kN / 2],
+                                              const Fragments24<Tile>& now, Fragments24<Tile>& next,
+                                              int block, gpu::RingState<Tile::kStages>& state) {
     const uint64_t b = gpu::tile_descriptor<Tile::kB>(gpu::shared_address(stages_), 8192) +
-                       uint64_t(place.stage * (Tile::kStageBytes >> 4));
+                       uint64_t(state.stage * (Tile::kStageBytes >> 4));
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) gpu::pin(sums[part]);
+    for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block) gpu::warpgroup_fence_operand(sums[m_block]);
     gpu::warpgroup_arrive();
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part)
-      gpu::multiply_sparse<T, 0, Tile::kB>(sums[part], now.a[part][0], b, now.metadata[part], block);
+    for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block)
+      gpu::wgmma_sparse<T, 0, Tile::kB>(sums[m_block], now.a[m_block][0], b, now.metadata[m_block], block);
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part)
-      gpu::multiply_sparse<T, 1, Tile::kB>(sums[part], now.a[part][1],
-                                           b + gpu::kSparseDescriptorStep<Tile::kB>, now.metadata[part]);
+    for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block)
+      gpu::wgmma_sparse<T, 1, Tile::kB>(sums[m_block], now.a[m_block][1],
+                                        b + gpu::kSparseDescriptorStep<Tile::kB>, now.metadata[m_block]);
     gpu::warpgroup_commit();
     gpu::warpgroup_wait<1>();
     if (block > 0) release(before_);
-    before_ = place.stage;
-    place.advance();
-    if (block + 1 < blocks_) take(next, place);
+    before_ = state.stage;
+    state.advance();
+    if (block + 1 < blocks_) load_fragments(next, state);
   }
 
   __device__ __forceinline__ void release(int stage) {
@@ -176,8 +179,8 @@ class Multiplier24 {
     if constexpr (Tile::kCluster == 1) {
       ring_.empty[stage].arrive();
     } else {
-      ring_.empty[stage].let_go_at(0);
-      ring_.empty[stage].let_go_at(1);
+      ring_.empty[stage].arrive_remote_relaxed(0);
+      ring_.empty[stage].arrive_remote_relaxed(1);
     }
   }
 
@@ -212,26 +215,26 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   if (group < 0) {
     gpu::warpgroup_reg_dealloc<24>();
-    if (threadIdx.x < 32 && gpu::elect_one()) bring_sparse24<Tile>(x, plan, shared, ring, rank);
+    if (threadIdx.x < 32 && gpu::elect_one()) load_sparse24_operands<Tile>(x, plan, shared, ring, rank);
     __syncwarp();
   } else {
     gpu::warpgroup_reg_alloc<240>();
     const int row = group * Tile::kRows;
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
                       barriers + group * Epilogue::kBarriers, group);
-    gpu::RingPlace<Tile::kStages> place;
+    gpu::RingState<Tile::kStages> state;
     for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
          item += int(gridDim.x) / Tile::kCluster) {
-      const WorkTile part = plan.part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
-      epilogue.begin(part, row);
-      float sums[Tile::kParts][Tile::kN / 2];
-      Multiplier24<Tile>(shared, ring, group).run(sums, part, place);
-      epilogue.finish(part, row, sums);
+      const WorkTile work = plan.work_tile<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
+      epilogue.begin(work, row);
+      float sums[Tile::kMBlocks][Tile::kN / 2];
+      MainLoop24<Tile>(shared, ring, group).run(sums, work, state);
+      epilogue.finish(work, row, sums);
     }
     epilogue.end();
   }
   if constexpr (Tile::kCluster > 1)
-    gpu::cluster_sync();  // no remote arrive may reach a block that has exited
+    gpu::cluster_sync();  // a remote arrive must not reach a block that has exited
 }
 
 }  // namespace tessera::ops

@@ -30,7 +30,7 @@ void sparse_bitmap_cuda(const SparsePartCall& call) {
   dispatch_floating_cuda(call.x.dtype(), "sparse_linear", [&]<class T>() {
     if constexpr (sizeof(T) == 2) {
       Tensor bits;
-      const Tensor x = gpu::with_packs<T>(dense_rows(call.x)), residual = dense_rows(call.residual);
+      const Tensor x = gpu::pack_aligned_or_copy<T>(dense_rows(call.x)), residual = dense_rows(call.residual);
       BitmapArgs<T> args{.to = output_of<T>(call, residual),
                          .x = x.template data<T>(),
                          .values = weight.values.template data<T>(),

@@ -51,10 +51,10 @@ __device__ __forceinline__ void load_group(char* stage, gpu::Barrier& full, cons
                                            int64_t group, int begin, int end) {
   const uint32_t bytes = uint32_t(end - begin) * uint32_t(sizeof(T));
   full.arrive_expect(bytes + kBitmapBytes + kInfoBytes);
-  if (bytes > 0) gpu::load_bytes(stage, args.values + begin, bytes, full, gpu::evict_first());
-  gpu::load_bytes(stage + args.bitmaps_at, args.bitmaps + group * 64, kBitmapBytes, full, gpu::evict_first());
-  gpu::load_bytes(stage + args.bitmaps_at + kBitmapBytes, args.info + group * 4, kInfoBytes, full,
-                  gpu::evict_first());
+  if (bytes > 0) gpu::bulk_load(stage, args.values + begin, bytes, full, gpu::evict_first());
+  gpu::bulk_load(stage + args.bitmaps_at, args.bitmaps + group * 64, kBitmapBytes, full, gpu::evict_first());
+  gpu::bulk_load(stage + args.bitmaps_at + kBitmapBytes, args.info + group * 4, kInfoBytes, full,
+                 gpu::evict_first());
 }
 
 /// 64 inputs of all tokens, under the gate; rows of tokens that are not there are 0.

@@ -39,7 +39,7 @@ void sparse_columns_cuda(const SparsePartCall& call) {
   dispatch_floating_cuda(x.dtype(), "sparse_linear", [&]<class T>() {
     if constexpr (sizeof(T) == 2) {
       Tensor bits;
-      const Tensor values = gpu::with_packs<T>(call.weight.values);
+      const Tensor values = gpu::pack_aligned_or_copy<T>(call.weight.values);
       ColumnArgs<T> args = args_of<T>(call, x, residual, bits, tiles);
       args.values = values.template data<T>();
       args.column_stride = values.layout().stride(0);

@@ -9,7 +9,7 @@
 /// reads its range of x, 1024 or 2048 inputs at a time, and writes those that count for one of the tokens,
 /// with each token's value (0 where that token's own gate is closed), to a list in shared memory, in
 /// ascending order: each warp votes on a part of the range, and one scan over the warps' counts places the
-/// parts. Then the warps take the list's entries in turns; a lane has 8 neighbouring outputs, 16 bytes of a
+/// parts. Then the warps take the list's entries in turn; a lane has 8 neighbouring outputs, 16 bytes of a
 /// dense column, and keeps their sums in f32 registers. At the end the block adds its warps in order, and the
 /// cluster its blocks, in order, through distributed shared memory: no workspace, no atomics, no second
 /// launch. Which warp adds which input depends on x alone, so bits repeat; the grid depends on the shapes
@@ -163,7 +163,7 @@ __device__ __forceinline__ void finish_columns(ColumnShared<kTokens>& shared, co
                  });
 }
 
-/// Adds the columns of the list's entries, which the warps take in turns. kAhead columns are on the way per
+/// Adds the columns of the list's entries, which the warps take in turn. kAhead columns are on the way per
 /// warp; a slot is filled again as soon as it was used. `mine`: the lane's outputs of column 0, of which
 /// `left` exist.
 template <class T, int kTokens, int kAhead>
@@ -174,7 +174,7 @@ __device__ __forceinline__ void add_listed(float (&sum)[kTokens][8], const Colum
   const auto load = [&](int a, int entry) {
     if (entry >= count || left <= 0) return;
     const T* const column = mine + shared.list.input[entry] * column_stride;
-    words[a] = left >= 8 ? gpu::load_once(column) : gpu::load_part(column, left);
+    words[a] = left >= 8 ? gpu::load_no_allocate(column) : gpu::load_part(column, left);
   };
 #pragma unroll
   for (int a = 0; a < kAhead; ++a) load(a, warp + a * kColumnWarps);
@@ -257,8 +257,8 @@ __global__ void __launch_bounds__(kColumnThreads, kBlocks) multiply_tiles(const 
         const int values = int(info[a] & ((1u << tiled_cbc::kCountBits) - 1));
         const int packs = values == 0 ? 0 : (start[a] % 8 + values + 7) / 8;
         const T* const aligned = args.values + start[a] / 8 * 8;
-        if (lane < packs) pack[a] = gpu::load_once(aligned + lane * 8);
-        if (kWarp + lane < packs) last[a] = gpu::load_once(aligned + (kWarp + lane) * 8);
+        if (lane < packs) pack[a] = gpu::load_no_allocate(aligned + lane * 8);
+        if (kWarp + lane < packs) last[a] = gpu::load_no_allocate(aligned + (kWarp + lane) * 8);
       }
       __syncwarp();  // the tiles before are read
 #pragma unroll

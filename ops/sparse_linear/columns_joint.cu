@@ -40,7 +40,8 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
       int tiles = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
         const SparsePartCall& part = parts[i];
-        const Tensor values = gpu::with_packs<T>(part.weight.values), residual = dense_rows(part.residual);
+        const Tensor values = gpu::pack_aligned_or_copy<T>(part.weight.values),
+                     residual = dense_rows(part.residual);
         Tensor bits;
         const DeviceGate gate = device_gate(part.gate, x, bits);
         args.weights[i] = {.to = output_of<T>(part, residual),

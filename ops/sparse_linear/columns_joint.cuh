@@ -30,7 +30,7 @@ struct ColumnJointArgs {
   int count;   // weights
   int blocks;  // of a cluster
   int range;   // inputs of a group
-  int early;   // columns of a group that are asked for ahead of the wait
+  int early;   // columns of a group that are prefetched before the wait
 };
 
 template <class T, int kTokens, int kGroups, int kAhead, int kBlocks, bool kSwiglu>
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kGroups* kColumnThreads, kBlocks)
     const uint32_t bytes = uint32_t(min(kTileOutputs, weight.to.out - first)) * uint32_t(sizeof(T)) / 16 * 16;
     if (bytes > 0)
       for (int j = from + thread; j < min(until, from + args.early); j += kColumnThreads)
-        gpu::prefetch_bytes(weight.values + first + j * weight.column_stride, bytes);
+        gpu::bulk_prefetch_l2(weight.values + first + j * weight.column_stride, bytes);
   }
   gpu::grid_dependency_wait();
 

@@ -16,9 +16,9 @@
 /// own, since the rows of a slice differ from part to part. They are added in the order of the parts, then of
 /// the groups, then of the cluster's blocks.
 ///
-/// Before griddepcontrol.wait: a weight that is constant (SparseWeight::constant) has its offsets read there,
-/// its first chunks loaded, and the next ones asked for in L2, so that memory works while the kernels ahead
-/// end. What it waits for is x.
+/// Before griddepcontrol.wait: for a constant weight (SparseWeight::constant), its offsets are read, its
+/// first chunks are loaded and the next ones prefetched into L2, so that memory is busy while earlier kernels
+/// end. Only x needs the wait.
 
 namespace tessera::ops::sparse {
 
@@ -40,7 +40,7 @@ struct SellJointArgs {
   int count;   // weights
   int blocks;  // of a cluster
   int steps;   // parts of a group
-  int early;   // chunks of a warp and part that are asked for ahead of the wait
+  int early;   // chunks of a warp and part that are prefetched before the wait
 };
 
 template <class T, class Shape, bool kSwiglu>
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const int loaded = lane == 0 ? kAhead : 0, asked = min(counts, args.early) - loaded;
     const int64_t from = int64_t(begins + loaded) * kWarp;
     if (asked > 0) {
-      gpu::prefetch_bytes(weight.values + from, uint32_t(asked) * kWarp * uint32_t(sizeof(uint4)));
-      gpu::prefetch_bytes(weight.gaps + from, uint32_t(asked) * kWarp * uint32_t(sizeof(uint32_t)));
+      gpu::bulk_prefetch_l2(weight.values + from, uint32_t(asked) * kWarp * uint32_t(sizeof(uint4)));
+      gpu::bulk_prefetch_l2(weight.gaps + from, uint32_t(asked) * kWarp * uint32_t(sizeof(uint32_t)));
     }
   }
   gpu::grid_dependency_wait();

@@ -73,7 +73,8 @@ __global__ void __launch_bounds__(128, 1)
   if constexpr (kRegisters) {
     for (int step = 0; step < kK / 16; ++step) {
       const int row = warp * 16 + lane % 16, chunk = step % 4 * 2 + lane / 16;
-      ldmatrix_x4(fragments[step], shared_address(a_tile) + step / 4 * 64 * 128 + swizzled_place(row, chunk));
+      ldmatrix_x4(fragments[step],
+                  shared_address(a_tile) + step / 4 * 64 * 128 + swizzled_offset(row, chunk));
     }
   }
   warpgroup_arrive();
@@ -81,13 +82,13 @@ __global__ void __launch_bounds__(128, 1)
   for (int step = 0; step < kK / 16; ++step) {
     const uint64_t b = operand_at<kB>(b_tile, kBoxedN, step);
     if constexpr (kRegisters)
-      multiply<T, kB>(sum, fragments[step], b, step > 0);
+      wgmma<T, kB>(sum, fragments[step], b, step > 0);
     else
-      multiply<T, kA, kB>(sum, operand_at<kA>(a_tile, 64, step), b, step > 0);
+      wgmma<T, kA, kB>(sum, operand_at<kA>(a_tile, 64, step), b, step > 0);
   }
   warpgroup_commit();
   warpgroup_wait<0>();
-  pin(sum);
+  warpgroup_fence_operand(sum);
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
@@ -176,7 +177,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1)
     landed.arrive_expect(sizeof tile);
     tma_load_multicast(tile[rank], map, landed, 3, 0, int(rank) * 8);
     other.arrive();
-    other.arrive_at(rank ^ 1);
+    other.arrive_remote(rank ^ 1);
   }
   landed.wait(0);
   other.wait(0);
@@ -221,13 +222,13 @@ __global__ void __launch_bounds__(32, 1) store_kernel(const __grid_constant__ Te
     const int row = i % 2 * 8 + g, column = i / 2 * 8 + c;
     values[i] = pack_halves<bf16>(float(row * 16 + column), float(row * 16 + column + 1));
   }
-  stmatrix_x4(shared_address(box) + swizzled_place(lane % 16, lane / 16), values);
+  stmatrix_x4(shared_address(box) + swizzled_offset(lane % 16, lane / 16), values);
   fence_async_shared();
   __syncwarp();
   if (elect_one()) {
     tma_store(map, box, 0, 0);
-    add_floats(sums, numbers, sizeof numbers);
-    add_floats(sums, numbers, sizeof numbers);
+    bulk_reduce_add(sums, numbers, sizeof numbers);
+    bulk_reduce_add(sums, numbers, sizeof numbers);
     commit_stores();
     wait_stores<0>();
   }
@@ -292,8 +293,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128, 1) send_kernel(
   }
   cluster_sync();
   const uint32_t words[4] = {rank * 1000 + thread, thread * 3, 0xFFFFFFFFu - thread, 7};
-  send_words(cluster_address(shared_address(mail[thread]), rank ^ 1), words,
-             reread_cluster_address(shared_address(&came), int(rank) ^ 1));
+  st_async(cluster_address(shared_address(mail[thread]), rank ^ 1), words,
+           reread_cluster_address(shared_address(&came), int(rank) ^ 1));
   came.wait(0);
   uint32_t found[4];
   load_shared(found, shared_address(mail[thread]));
@@ -331,11 +332,11 @@ __global__ void __launch_bounds__(32, 1) flag_kernel(float* numbers, int* flag, 
   } else {
     while (load_acquire(flag) != reread_grid()) {
     }
-    prefetch_line(numbers);
-    prefetch_bytes(numbers, 512);
-    out[block * 32 + lane] = std::bit_cast<float>(load_once(numbers + lane * 4).word[0]);
+    prefetch_l2(numbers);
+    bulk_prefetch_l2(numbers, 512);
+    out[block * 32 + lane] = std::bit_cast<float>(load_no_allocate(numbers + lane * 4).word[0]);
     __syncwarp();
-    if (lane == 0) add_acquire_release(flag + 1, 1);
+    if (lane == 0) atomic_add_acq_rel(flag + 1, 1);
   }
 }
 
@@ -365,7 +366,7 @@ __global__ void __launch_bounds__(32, 1) fragment_kernel(float* d, uint32_t* tur
                  pack_halves<T>(a(g + 8, 2 * c), a(g + 8, 2 * c + 1)),
                  pack_halves<T>(b(2 * c, g), b(2 * c + 1, g)));
   for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * c + i % 2] = sums[i];
-  const float2 halves = unpack_halves<T>(transposed(pack_halves<T>(b(g, 2 * c), b(g, 2 * c + 1))));
+  const float2 halves = unpack_halves<T>(movmatrix_trans(pack_halves<T>(b(g, 2 * c), b(g, 2 * c + 1))));
   turned[reread_lane() * 2] = std::bit_cast<uint32_t>(halves.x);
   turned[reread_lane() * 2 + 1] = std::bit_cast<uint32_t>(halves.y);
 }

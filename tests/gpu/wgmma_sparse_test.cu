@@ -40,13 +40,13 @@ __global__ void __launch_bounds__(128, 1)
   barrier.wait(0);
   float sum[kN / 2];
   const uint64_t b = tile_descriptor<kB>(shared_address(shared), 8192);
-  pin(sum);
+  warpgroup_fence_operand(sum);
   warpgroup_arrive();
-  multiply_sparse<T, 0, kB>(sum, fragments[0], b, word, 0);
-  multiply_sparse<T, 1, kB>(sum, fragments[1], b + kSparseDescriptorStep<kB>, word);
+  wgmma_sparse<T, 0, kB>(sum, fragments[0], b, word, 0);
+  wgmma_sparse<T, 1, kB>(sum, fragments[1], b + kSparseDescriptorStep<kB>, word);
   warpgroup_commit();
   warpgroup_wait<0>();
-  pin(sum);
+  warpgroup_fence_operand(sum);
   const int warp = int(threadIdx.x) / 32, g = int(threadIdx.x) % 32 / 4, c = int(threadIdx.x) % 4;
   for (int i = 0; i < kN / 2; ++i)
     d[(warp * 16 + g + i / 2 % 2 * 8) * kN + i / 4 * 8 + c * 2 + i % 2] = sum[i];

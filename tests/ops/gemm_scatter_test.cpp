@@ -26,7 +26,7 @@ std::vector<int32_t> spread(int64_t rows, int64_t count, int64_t padding) {
   return indices;
 }
 
-/// How often the kernel writes zeros to each row: SumEpilogue::idle_warp for every block and warp.
+/// How often the kernel writes zeros to each row: RegisterStoreEpilogue::idle_warp for every block and warp.
 std::vector<int> zeros_of(int64_t rows, const std::vector<int32_t>& indices, const FillShares& shares) {
   std::vector<int> written(size_t(rows), 0);
   for (int block = 0; block < shares.blocks; ++block)

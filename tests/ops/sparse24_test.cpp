@@ -370,7 +370,7 @@ TEST(Sparse24, TheLayoutIsAPermutation) {
 TEST(Sparse24, TheProductIsThatOfTheMaskedMatrix) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
     for (const Along24 along : {Along24::features, Along24::tokens})
-      for (const bool turned : {false, true})
+      for (const bool transposed : {false, true})
         for (const bool by_m : {false, true}) {
           const Tensor x = small_numbers({37, 46}, 1).to(dtype);
           const Sparse24 a = compress24(x, along);
@@ -380,8 +380,8 @@ TEST(Sparse24, TheProductIsThatOfTheMaskedMatrix) {
                        residual = small_numbers({m, n}, 4).to(dtype);
           const Tensor masked = decompress24(a),
                        left = along == Along24::features ? masked : masked.transpose(0, 1);
-          const Tensor memory = Tensor::empty(turned ? Shape{n, m} : Shape{m, n}, dtype, Device::cpu());
-          const Tensor d = turned ? memory.transpose(0, 1) : memory;
+          const Tensor memory = Tensor::empty(transposed ? Shape{n, m} : Shape{m, n}, dtype, Device::cpu());
+          const Tensor d = transposed ? memory.transpose(0, 1) : memory;
           multiply24(d, a, b, {.alpha = 2, .bias = bias, .residual = residual});
           const auto l = left.to_vector<double>(), r = b.to_vector<double>(), add = bias.to_vector<double>(),
                      more = residual.to_vector<double>(), y = d.to_vector<double>();
@@ -447,16 +447,16 @@ TEST(Sparse24, OperandsAreDescribedAsTheKernelsTakeThem) {
                rows = Tensor::empty({24, 72}, DType::bf16, cpu);
   const SparseGemm24 plain = described(d, b).gemm;
   EXPECT_EQ(std::vector<int64_t>({plain.m, plain.n, plain.k}), std::vector<int64_t>({40, 24, 72}));
-  EXPECT_FALSE(plain.b_k_major || plain.turned || plain.by_threads || plain.wide || plain.accumulate);
+  EXPECT_FALSE(plain.b_k_major || plain.transposed || plain.by_threads || plain.wide || plain.accumulate);
   EXPECT_EQ(plain.ldb, b.layout().stride(0));
   EXPECT_EQ(plain.ldd, d.layout().stride(0));
   const SparseGemm24 k_major = described(d, rows.transpose(0, 1)).gemm;
   EXPECT_TRUE(k_major.b_k_major);
   EXPECT_EQ(k_major.ldb, rows.layout().stride(0));
-  const Tensor turned = Tensor::empty({24, 40}, DType::f32, cpu);
-  const SparseGemm24 across = described(turned.transpose(0, 1), b, {.accumulate = true}).gemm;
-  EXPECT_TRUE(across.turned && across.wide && across.accumulate && !across.by_threads);
-  EXPECT_EQ(across.ldd, turned.layout().stride(0));
+  const Tensor transposed = Tensor::empty({24, 40}, DType::f32, cpu);
+  const SparseGemm24 across = described(transposed.transpose(0, 1), b, {.accumulate = true}).gemm;
+  EXPECT_TRUE(across.transposed && across.wide && across.accumulate && !across.by_threads);
+  EXPECT_EQ(across.ldd, transposed.layout().stride(0));
   // A bias along m or n, a residual that d becomes first.
   const Tensor by_m = Tensor::empty({40, 1}, DType::bf16, cpu), by_n = Tensor::empty({24}, DType::bf16, cpu);
   const SparseGemm24 biased = described(d, b, {.bias = by_m, .residual = d}).gemm;

@@ -17,8 +17,8 @@ struct NarrowOperand {
   const T* data;
   int64_t ld, stride;
   bool k_major;   // the dense dimension is k
-  bool packs;     // may be read in packs
-  uint32_t ones;  // value of its words if data is null (a row of ones)
+  bool packs;     // rows are aligned for packs
+  uint32_t ones;  // if data is null: the word that replaces every load (a row of ones)
   int lanes_log;  // one element at a time: log2 of the threads next to each other along the dense dimension
 };
 
@@ -29,21 +29,21 @@ struct NarrowArgs {
   void* d;
   const void* c;
   const T* bias;
-  float4* parts;  // partial sums of splits, then of groups of them, tile by tile
+  float4* parts;  // partial sums per tile: those of the splits, then those of groups of splits
   unsigned*
       arrived;  // per tile: how many splits of each group, then groups, have arrived; zero with the last
   int64_t ldd, stride_d, stride_bias;
   int m, n, k;
   gpu::Divider splits_by, tiles_by,
       columns_by;            // parts of a tile, tiles of a matrix, tiles next to each other
-  int splits, group, depth;  // depth: of k, of a part
+  int splits, group, depth;  // depth: k per split
   bool swapped, wide;        // wide: d is f32, not T
-  bool quads, packs;         // four neighbours of d, 16 bytes of it can be written at once
-  bool pads;                 // and so can those past the ends of its rows
+  bool quads, packs;         // four neighbours, or 16 bytes, of d may be written at once
+  bool pads;                 // row padding of d may be overwritten, so a row may end inside a pack
   float alpha, beta;
 };
 
-/// A product cut up: what its kernel is told, in how many blocks, and the memory that args.parts lies in.
+/// The launch of a narrow GEMM: kernel arguments, number of blocks, and the workspace of args.parts.
 template <class T>
 struct NarrowLaunch {
   NarrowArgs<T> args;
@@ -51,7 +51,8 @@ struct NarrowLaunch {
   Tensor scratch;
 };
 
-/// Of tiles of `rows` x `columns` and `chunk` of k; a and b are the product's own.
+/// Plans tiles of `rows` x `columns` and k in multiples of `chunk`; a and b are the operands as multiply()
+/// got them.
 template <class T>
 NarrowLaunch<T> narrow_launch(const Gemm& g, const NarrowChoice& choice, int rows, int columns, int64_t chunk,
                               const NarrowOperand<T>& a, const NarrowOperand<T>& b, Device device) {
@@ -101,10 +102,10 @@ __device__ __forceinline__ void add_to(float4& sum, const float4& term) {
   sum.x += term.x, sum.y += term.y, sum.z += term.z, sum.w += term.w;
 }
 
-/// The sum of parts first, first + kTeam ..., below `count`, of one quad, then of the kTeam neighbouring
-/// lanes that share it: all of them get it. Four loads are in flight together.
+/// Adds partial sums first, first + kTeam, ... below `count` of one quad, then those of the kTeam
+/// neighbouring lanes that share the quad; all of them get the result. Four loads are in flight together.
 template <int kTeam, int kQuads, bool kShared>
-__device__ __forceinline__ float4 sum_of_parts(const float4* parts, int first, int count) {
+__device__ __forceinline__ float4 reduce_partial_sums(const float4* parts, int first, int count) {
   constexpr int kTogether = 4;
   float4 sum = {};
   for (int begin = first; begin < count; begin += kTeam * kTogether) {
@@ -125,8 +126,8 @@ __device__ __forceinline__ float4 sum_of_parts(const float4* parts, int first, i
   return sum;
 }
 
-/// Whether this block is the last of `members` to come here; then it sees what all of them have written.
-__device__ __forceinline__ bool comes_last(unsigned* arrived, int members) {
+/// Whether this block is the last of `members` to call this; if so, it sees what all of them have written.
+__device__ __forceinline__ bool arrives_last(unsigned* arrived, int members) {
   __shared__ bool last;
   __threadfence();
   __syncthreads();
@@ -136,26 +137,26 @@ __device__ __forceinline__ bool comes_last(unsigned* arrived, int members) {
   return last;
 }
 
-/// Which part of which tile of which matrix a block makes: blocks count parts fastest, then tiles next to
-/// each other, tiles below each other, matrices.
-struct NarrowPlace {
-  int tile_of_all, split, matrix, row_tile, column_tile;
+/// The split, tile and matrix that a block computes: blocks count splits fastest, then tiles along a row,
+/// tile rows, matrices.
+struct NarrowTileCoord {
+  int tile_index, split, matrix, row_tile, column_tile;
 
   template <class T>
-  __device__ __forceinline__ explicit NarrowPlace(const NarrowArgs<T>& g) {
-    tile_of_all = int(g.splits_by.divide(blockIdx.x));
-    split = int(blockIdx.x) - tile_of_all * g.splits;
-    matrix = int(g.tiles_by.divide(uint32_t(tile_of_all)));
-    const int tile = tile_of_all - matrix * int(g.tiles_by.divisor);
+  __device__ __forceinline__ explicit NarrowTileCoord(const NarrowArgs<T>& g) {
+    tile_index = int(g.splits_by.divide(blockIdx.x));
+    split = int(blockIdx.x) - tile_index * g.splits;
+    matrix = int(g.tiles_by.divide(uint32_t(tile_index)));
+    const int tile = tile_index - matrix * int(g.tiles_by.divisor);
     row_tile = int(g.columns_by.divide(uint32_t(tile)));
     column_tile = tile - row_tile * int(g.columns_by.divisor);
   }
 };
 
-/// Adds beta c to the sums of d[row][column ...], as far as they are in d.
+/// Adds beta c to the sums of d[row][column ...], as far as those are inside d.
 template <class Out, int kCount, class T>
-__device__ __forceinline__ void add_old(const NarrowArgs<T>& g, int64_t matrix, int row, int column,
-                                        float (&values)[kCount]) {
+__device__ __forceinline__ void add_beta_c(const NarrowArgs<T>& g, int64_t matrix, int row, int column,
+                                           float (&values)[kCount]) {
   if (g.beta == 0) return;
   const Out* const from = static_cast<const Out*>(g.c) + matrix * g.stride_d + row * g.ldd + column;
 #pragma unroll
@@ -163,8 +164,8 @@ __device__ __forceinline__ void add_old(const NarrowArgs<T>& g, int64_t matrix, 
     if (column + i < g.n) values[i] += g.beta * float(from[i]);
 }
 
-/// Writes d[row][column ...], whose place is a multiple of kCount, as far as they are in d; at once if they
-/// may be.
+/// Writes d[row][column ...], `column` a multiple of kCount, as far as those are inside d; with one store
+/// where that is possible.
 template <int kCount, class Out, class T>
 __device__ __forceinline__ void write_rounded(const NarrowArgs<T>& g, bool together, int64_t matrix, int row,
                                               int column, const gpu::Pack<Out, kCount>& pack) {
@@ -179,7 +180,7 @@ __device__ __forceinline__ void write_rounded(const NarrowArgs<T>& g, bool toget
   }
 }
 
-/// d[row][column ... column + 3] from their sums.
+/// Writes d[row][column ... column + 3] from their sums.
 template <class T>
 __device__ __forceinline__ void write_quad(const NarrowArgs<T>& g, int64_t matrix, int row, int column,
                                            const float4& sums) {
@@ -190,7 +191,7 @@ __device__ __forceinline__ void write_quad(const NarrowArgs<T>& g, int64_t matri
     for (int i = 0; i < 4; ++i)
       if (column + i < g.n) values[i] += float(g.bias[matrix * g.stride_bias + column + i]);
   const auto write = [&]<class Out>() {
-    add_old<Out>(g, matrix, row, column, values);
+    add_beta_c<Out>(g, matrix, row, column, values);
     gpu::Pack<Out, 4> pack;
 #pragma unroll
     for (int i = 0; i < 4; ++i) pack.at[i] = Out(values[i]);

@@ -60,7 +60,7 @@ class Watch {
     std::string call;
   };
   /// Finds out on whom this rank waits in the end. The one whose message is missing may itself wait for
-  /// another rank: each is asked in turn, until one waits for nobody or does not answer within three seconds
+  /// another rank: each is asked in turn, until one waits for none or does not answer within three seconds
   /// (its process is stopped). Only while this rank is Waiting.
   Absent find_absent();
 
@@ -73,7 +73,7 @@ class Watch {
   };
   /// What another rank says of itself.
   struct Answer {
-    int awaited;  // -1: it waits for nobody
+    int awaited;  // -1: it waits for no rank
     std::string call;
   };
 

@@ -7,22 +7,22 @@
 #include "gpu/wgmma.cuh"
 #include "ops/gemm/gemm_sm90_plan.h"
 
-/// Bias gradients: the GEMM of a weight gradient, dy^T x, sums the rows of a over k on the way. The bytes are
-/// in shared memory already and the warps wait for their MMAs anyway, so they add what is there: for 64 of k
-/// and 64 rows 4 loads of 512 bytes and 64 instructions per warp. (Multiplying by ones with mma.sync stalls
-/// the warpgroups' WGMMA: docs/ops/linear.md.)
+/// Bias gradients: the GEMM of a weight gradient, dy^T x, also sums the rows of a over k. The bytes are in
+/// shared memory already and the warps wait for their MMAs anyway, so they add what is there: for 64 of k and
+/// 64 rows 4 loads of 512 bytes and 64 instructions per warp. (Multiplying by ones with mma.sync stalls the
+/// warpgroups' WGMMA: docs/ops/linear.md.)
 ///
 /// The tiles of a tile row all have the same a; up to four of them take the k-blocks alternately, counted
 /// from the start of k, not of a split, since some of these tiles may be split and others not. The warp that
 /// counts the last partial sum adds all of them, in the order of tiles and of k, so the result does not
 /// depend on which warp it is.
 ///
-/// Tile, Plan and Part are those of gemm_sm90.cuh.
+/// Tile, Plan and WorkTile are those of gemm_sm90.cuh.
 
 namespace tessera::ops {
 
 /// Number of k-blocks, counted from block `first`, before the first one that tile `index` of `tiles` sums.
-__device__ __forceinline__ int blocks_before_turn(int index, int tiles, int first) {
+__device__ __forceinline__ int k_blocks_until_summed(int index, int tiles, int first) {
   const int blocks = index - first % tiles;
   return blocks < 0 ? blocks + tiles : blocks;
 }
@@ -32,7 +32,7 @@ __device__ __forceinline__ int blocks_before_turn(int index, int tiles, int firs
 template <class Tile>
 struct SumsOfA {
   int tiles, ahead;  // ahead: blocks before the next one to sum; larger than their number to sum none
-  float sums[Tile::kParts][2] = {};
+  float sums[Tile::kMBlocks][2] = {};
 
   /// Called for each k-block in order.
   __device__ __forceinline__ void visit(const char* stage, int row) {
@@ -40,17 +40,17 @@ struct SumsOfA {
     ahead = tiles - 1;
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
     const uint32_t boxes = gpu::shared_address(stage) + uint32_t(row) * 128 +
-                           gpu::swizzled_place(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+                           gpu::swizzled_offset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part)
+    for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block)
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         uint32_t a[4];
-        gpu::ldmatrix_x4_trans(a, boxes + uint32_t(part * 8192 + step * 16 * 128));
+        gpu::ldmatrix_x4_trans(a, boxes + uint32_t(m_block * 8192 + step * 16 * 128));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float2 pair = gpu::unpack_halves<typename Tile::T>(a[i]);
-          sums[part][i % 2] += pair.x, sums[part][i % 2] += pair.y;
+          sums[m_block][i % 2] += pair.x, sums[m_block][i % 2] += pair.y;
         }
       }
   }
@@ -58,27 +58,27 @@ struct SumsOfA {
 
 /// Number of partial sums that a work tile provides: a tile that is not split provides those of all splits,
 /// all but the first zero.
-template <class Plan, class Part>
-__device__ __forceinline__ int weight_of_sums(const Plan& plan, const Part& part) {
-  return part.splits == plan.splits ? 1 : plan.splits;
+template <class Plan, class WorkTile>
+__device__ __forceinline__ int partial_sum_count(const Plan& plan, const WorkTile& work) {
+  return work.splits == plan.splits ? 1 : plan.splits;
 }
 
 /// Writes the warpgroup's partial sums of a, for its rows of the tile, which begin at row `first` of d.
-template <class Tile, class Plan, class Part>
-__device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, int first,
+template <class Tile, class Plan, class WorkTile>
+__device__ __forceinline__ void write_sums(const Plan& plan, const WorkTile& work, int first,
                                            const SumsOfA<Tile>& of_a) {
   const int lane = int(threadIdx.x) % 32, quad = lane % 4;
   float own = 0;  // each lane of the quad writes one of its sums
 #pragma unroll
-  for (int i = 0; i < 2 * Tile::kParts; ++i) {
+  for (int i = 0; i < 2 * Tile::kMBlocks; ++i) {
     float sum = of_a.sums[i / 2][i % 2];
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
     if (quad == i) own = sum;
   }
   const int row = first + int(threadIdx.x) % 128 / 32 * 16 + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
-  if (quad >= 2 * Tile::kParts || first >= plan.m) return;
-  const int place = part.n / Tile::kN * plan.splits + part.split, weight = weight_of_sums(plan, part);
+  if (quad >= 2 * Tile::kMBlocks || first >= plan.m) return;
+  const int place = work.n / Tile::kN * plan.splits + work.split, weight = partial_sum_count(plan, work);
   float* to = plan.partial_sums + int64_t(place) * plan.sums_pitch + row;
   for (int i = 0; i < weight; ++i, to += plan.sums_pitch) __stcg(to, i == 0 ? own : 0.0f);
 }
@@ -88,23 +88,24 @@ __device__ __forceinline__ void write_sums(const Plan& plan, const Part& part, i
 template <class Tile, class Plan>
 __device__ __forceinline__ void add_sums(const Plan& plan, int group) {
   // Rows per lane, and its loads in flight together: it has 24 or 40 registers.
-  constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kMany ? 1 : 16 / kRows;
+  constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kManyAccumulators ? 1 : 16 / kRows;
   using Rows = std::conditional_t<kRows == 4, float4, float2>;
-  const int lane = int(threadIdx.x) % 32, parts = plan.template sum_parts<Tile>();
+  const int lane = int(threadIdx.x) % 32, parts = plan.template partial_sum_rows<Tile>();
   int number = 0;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster, ++number) {
     if (Tile::kPingPong && number % 2 != group) continue;
-    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
-    const int first = part.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
-    if (part.n / Tile::kN >= plan.template summing<Tile>()) continue;
+    const auto work =
+        plan.template work_tile<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
+    const int first = work.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
+    if (work.n / Tile::kN >= plan.template summing_tiles<Tile>()) continue;
     gpu::sync_named(3 + group, 160);
     if (first >= plan.m) continue;
     int come = 0;
     if (lane == 0) {
       int* const there = plan.sums_arrived + first / 64;
-      const int weight = weight_of_sums(plan, part);
-      come = gpu::add_acquire_release(there, weight);
+      const int weight = partial_sum_count(plan, work);
+      come = gpu::atomic_add_acq_rel(there, weight);
       come += weight;
       if (come == parts) *there = 0;
     }

@@ -3,46 +3,46 @@
 #include "gpu/global.cuh"
 #include "gpu/reread.cuh"
 #include "ops/gemm/gemm_scatter_plan.h"
-#include "ops/gemm/gemm_sm90_store.cuh"
+#include "ops/gemm/gemm_sm90_tma_store.cuh"
 #include "ops/select/entries_below.cuh"
 
 /// Register-store epilogue, for what TMA cannot store directly: split-K, a d with unaligned rows, and f32
 /// results outside weight gradients. The threads store d from their registers, 32 bytes of a row (16 of a
 /// 16-bit d) together.
 ///
-/// Split-K: the warpgroups that hold the splits of one piece of d run on different SMs at the same time, if
-/// no other kernel holds SMs (see GemmPlan), so they reduce in this kernel. Each writes its accumulators to
-/// scratch in register order (16 dense bytes per thread), counts itself as arrived, waits for the others, and
-/// computes its share of d from all partial sums, in the order of k, so the result does not depend on the
-/// order of arrival. With 22 tiles of 128 x 256 and six splits, that is 128 KiB to L2 and back per SM and one
-/// wait, 3 us; a second kernel took 5 to 7.
+/// Split-K: the warpgroups that compute the splits of one piece (the accumulators of a warpgroup) run on
+/// different SMs at the same time, if no other kernel occupies SMs (see GemmPlan), so they reduce in this
+/// kernel. Each writes its accumulators to the workspace in register order (16 dense bytes per thread),
+/// counts itself as arrived, waits for the others, and computes its share of d from all partial sums, in the
+/// order of k, so the result does not depend on the order of arrival. With 22 tiles of 128 x 256 and six
+/// splits, that is 128 KiB to L2 and back per SM and one wait, 3 us; a second kernel took 5 to 7.
 ///
 /// Termination: a warpgroup waits only for warpgroups that are already running. Those that take the splits of
 /// the same tiles are counted while they run. One that still finds some of them not running after kPolls
-/// polls, because other kernels hold SMs, marks its share as left when it arrives and goes on to its next
-/// tile. (The polls allow for blocks that start a little later, when the kernel before this one has left
-/// their SMs: otherwise one warpgroup would have to add for several.) A share that was left is computed by a
-/// warpgroup that waits, or, if none does, by the last to arrive, from the same sums in the same order, so d
-/// has the same bits. Every wait ends, since a warpgroup waits only for arrivals of the same wave of tiles,
-/// and those depend only on earlier waves. The count costs two reductions without a return value per
-/// warpgroup and a load that is in flight with the sums. Tickets, with which blocks would wait only for
-/// earlier ones, would leave the reduction to the last split of a tile: 768 KiB for one SM instead of 128,
-/// some 8 us more.
+/// polls, because other kernels occupy SMs, marks its share as deferred when it arrives and goes on to its
+/// next tile. (The polls allow for blocks that start a little later, when the previous kernel has left their
+/// SMs: otherwise one warpgroup would have to compute several shares.) A deferred share is computed by a
+/// warpgroup that waited, or, if all deferred, by the last to arrive, from the same sums in the same order,
+/// so d has the same bits. Every wait ends, since a warpgroup waits only for arrivals of the same wave of
+/// tiles, and those depend only on earlier waves. The count costs two reductions without a return value per
+/// warpgroup and a load that is in flight with the sums. With tickets instead, blocks would wait only for
+/// earlier ones, but the last split of a tile would do the whole reduction: 768 KiB for one SM instead of
+/// 128, some 8 us more.
 
 namespace tessera::ops {
 namespace {
 
-/// Layout of a GEMM's counters (Device::counters): one per piece, per warpgroup of a cluster's splits, per 64
-/// rows whose sums are computed (gemm_sm90_sums.cuh), and a bit per piece and split.
-constexpr int kMaxTiles = 4096, kMaxRunning = 1024, kMaxLeft = 4096;
+/// Layout of a GEMM's counters (Device::counters): one per piece, one per warpgroup of a cluster's splits,
+/// one per 64 rows whose sums are computed (gemm_sm90_bias_gradient.cuh), and one bit per piece and split.
+constexpr int kMaxTiles = 4096, kMaxRunning = 1024, kMaxDeferred = 4096;
 constexpr int kRunningAt = kMaxTiles, kSumsAt = kRunningAt + kMaxRunning,
-              kLeftAt = kSumsAt + int(kMostSummedRows / 64), kGemmCounters = kLeftAt + kMaxLeft;
+              kDeferredAt = kSumsAt + int(kMostSummedRows / 64), kGemmCounters = kDeferredAt + kMaxDeferred;
 static_assert(kGemmCounters <= Device::kCounters);
 
-/// The counter of a piece: splits that have arrived, that left without waiting, and that have seen all
-/// arrive. The last use resets it to 0.
-struct Meeting {
-  static constexpr unsigned kMost = 1023, kLeft = 1u << 10, kSeen = 1u << 20;
+/// The counter of a piece, three fields in one word: splits that have arrived, those of them that deferred
+/// their share, and those that have seen all arrive. The last user resets it to 0.
+struct SplitKCounter {
+  static constexpr unsigned kMost = 1023, kDeferred = 1u << 10, kSeen = 1u << 20;
   static __device__ __forceinline__ unsigned arrived(unsigned word) { return word & kMost; }
   static __device__ __forceinline__ unsigned left(unsigned word) { return word >> 10 & kMost; }
   static __device__ __forceinline__ unsigned seen(unsigned word) { return word >> 20; }
@@ -51,17 +51,18 @@ struct Meeting {
 /// d = alpha sums + bias + beta c, rounded once. Of a pair of problems, the second one's d is transposed.
 /// kScatter: the rows are some of d's, and the others become zeros (gemm_sm90_scatter.cuh).
 template <class Tile, bool kPair = false, bool kScatter = false>
-class SumEpilogue {
+class RegisterStoreEpilogue {
   using T = typename Tile::T;
   static constexpr int kAcross = Tile::kN / 8;  // a fragment: 4 sums of a thread, in 8 columns
-  static constexpr int kFragments = Tile::kParts * kAcross;
-  static constexpr int kShares = Tile::kPingPong ? 1 : Tile::kGroups;  // pieces of a tile, one a warpgroup
+  static constexpr int kFragments = Tile::kMBlocks * kAcross;
+  static constexpr int kShares =
+      Tile::kPingPong ? 1 : Tile::kGroups;  // pieces of a work tile, one per warpgroup
 
  public:
   static constexpr int kSharedBytes = 0, kBarriers = 0, kGroups = Tile::kGroups;
   struct Params {
     void* d;
-    const void* c;  // d, or what lies as d does
+    const void* c;  // d, or a matrix with the layout of d
     int64_t ld, stride;
     bool wide;           // d is f32, not T
     bool pairs;          // two neighbouring elements can be stored at once
@@ -90,38 +91,38 @@ class SumEpilogue {
     return pieces(plan) * plan.splits * kFragments * 128 * int64_t(sizeof(float4));
   }
 
-  __device__ __forceinline__ SumEpilogue(const Params& params, char*, gpu::Barrier*, int group)
+  __device__ __forceinline__ RegisterStoreEpilogue(const Params& params, char*, gpu::Barrier*, int group)
       : params_(params), group_(group), thread_(int(threadIdx.x) % 128) {
     if (params.splits > 1 && thread_ == 0) atomicAdd(running(), 1u);
   }
 
   __device__ __forceinline__ void begin(const WorkTile&, int) {}
 
-  __device__ __forceinline__ void finish(const WorkTile& part, int row,
-                                         float (&sums)[Tile::kParts][Tile::kN / 2]) {
+  __device__ __forceinline__ void finish(const WorkTile& work, int row,
+                                         float (&sums)[Tile::kMBlocks][Tile::kN / 2]) {
     const auto fragment = [&](int i) {
       const float* const at = &sums[i / kAcross][i % kAcross * 4];
       return make_float4(at[0], at[1], at[2], at[3]);
     };
-    if (part.splits == 1) {
+    if (work.splits == 1) {
 #pragma unroll
       for (int first = 0; first < kFragments; first += kTogether) {
         float4 some[kTogether];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) some[i] = fragment(first + i);
-        write(part, row, first, kFragments, some);
+        write(work, row, first, kFragments, some);
       }
       return;
     }
-    const int piece = (part.number * Tile::kCluster +
-                       (Tile::kSharesA ? part.n / Tile::kN : part.m / Tile::kM) % Tile::kCluster) *
+    const int piece = (work.number * Tile::kCluster +
+                       (Tile::kSharesA ? work.n / Tile::kN : work.m / Tile::kM) % Tile::kCluster) *
                           kShares +
                       row / Tile::kRows;
-    const float4* const all = params_.scratch + int64_t(piece) * part.splits * (kFragments * 128) + thread_;
-    float4* const own = const_cast<float4*>(all) + part.split * (kFragments * 128);
+    const float4* const all = params_.scratch + int64_t(piece) * work.splits * (kFragments * 128) + thread_;
+    float4* const own = const_cast<float4*>(all) + work.split * (kFragments * 128);
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) __stcg(own + i * 128, fragment(i));
-    const unsigned splits = unsigned(part.splits);
+    const unsigned splits = unsigned(work.splits);
     unsigned running_now = thread_ == 0 ? *static_cast<volatile unsigned*>(running()) : splits;
     __threadfence();
     gpu::sync_named(1 + group_, 128);
@@ -130,30 +131,31 @@ class SumEpilogue {
       __nanosleep(64);
       running_now = *static_cast<volatile unsigned*>(running());
     }
-    const bool leaves = running_now != splits;
+    const bool defers = running_now != splits;
     unsigned word = 0,
-             before = 0;  // of thread 0 alone: the counter when all have arrived, or when this one left
-    if (leaves) {
-      atomicOr(left_word(piece, part, part.split), left_bit(piece, part, part.split));
+             before = 0;  // thread 0 only: the counter before it was marked as seen
+    if (defers) {
+      atomicOr(deferred_word(piece, work, work.split), deferred_bit(piece, work, work.split));
       __threadfence();
-      word = atomicAdd(counter, 1 + Meeting::kLeft) + 1 + Meeting::kLeft;
+      word = atomicAdd(counter, 1 + SplitKCounter::kDeferred) + 1 + SplitKCounter::kDeferred;
       __threadfence();
     } else if (thread_ == 0) {
       atomicAdd(counter, 1u);
-      while (Meeting::arrived(word = gpu::load_acquire(counter)) < splits) __nanosleep(64);
-      before = atomicAdd(counter, Meeting::kSeen);
+      while (SplitKCounter::arrived(word = gpu::load_acquire(counter)) < splits) __nanosleep(64);
+      before = atomicAdd(counter, SplitKCounter::kSeen);
     }
-    if (gpu::any_named(1 + group_, 128, Meeting::left(word) > 0)) [[unlikely]] {
-      if (add_for_others(part, row, piece, all, leaves, word, before)) return;
-    } else if (part.splits <= 4) {
-      add<4>(part, part.split, row, all);
-    } else if (part.splits <= 8) {
-      add<8>(part, part.split, row, all);
+    if (gpu::sync_named_or(1 + group_, 128, SplitKCounter::left(word) > 0)) [[unlikely]] {
+      if (reduce_deferred(work, row, piece, all, defers, word, before)) return;
+    } else if (work.splits <= 4) {
+      add<4>(work, work.split, row, all);
+    } else if (work.splits <= 8) {
+      add<8>(work, work.split, row, all);
     } else {
-      add<16>(part, part.split, row, all);
+      add<16>(work, work.split, row, all);
     }
-    // The last one to see all arrive resets the counter; if none waits, the last to arrive.
-    if (thread_ == 0 && (leaves || Meeting::seen(before) + 1 + Meeting::left(before) == splits)) *counter = 0;
+    // The last split to see all arrive resets the counter; if all deferred, the last to arrive.
+    if (thread_ == 0 && (defers || SplitKCounter::seen(before) + 1 + SplitKCounter::left(before) == splits))
+      *counter = 0;
   }
 
   __device__ __forceinline__ void end() {
@@ -189,9 +191,9 @@ class SumEpilogue {
   }
 
  private:
-  static constexpr int kTogether = 4;  // fragments whose old values are read at once
-  // Polls of the count, about 0.7 us each: in all as long as the last tile of the kernel before may take, for
-  // whose SMs the missing blocks wait.
+  static constexpr int kTogether = 4;  // fragments whose values of c are loaded at once
+  // Polls of the count, about 0.7 us each: together as long as the last tile of the previous kernel may take,
+  // whose SMs the missing blocks wait for.
   static constexpr int kPolls = 256;
 
   /// Number of running warpgroups that take the splits of the same tiles: those of the same index in blocks
@@ -202,39 +204,40 @@ class SumEpilogue {
     return params_.counters + kRunningAt + of_splits * Tile::kGroups + group_;
   }
 
-  /// One bit per split: whether it left the piece.
-  __device__ __forceinline__ unsigned* left_word(int piece, const WorkTile& part, int split) const {
-    return params_.counters + kLeftAt + (piece * part.splits + split) / 32;
+  /// One bit per piece and split: whether the split deferred its share.
+  __device__ __forceinline__ unsigned* deferred_word(int piece, const WorkTile& work, int split) const {
+    return params_.counters + kDeferredAt + (piece * work.splits + split) / 32;
   }
-  __device__ __forceinline__ static unsigned left_bit(int piece, const WorkTile& part, int split) {
-    return 1u << (piece * part.splits + split) % 32;
+  __device__ __forceinline__ static unsigned deferred_bit(int piece, const WorkTile& work, int split) {
+    return 1u << (piece * work.splits + split) % 32;
   }
-  /// Where some splits left the piece: computes its own share, and theirs if this is the first that has
-  /// waited, or, if none waits, the last to arrive. True if it leaves its own. `leaves`, `word` and `before`
-  /// are thread 0's.
-  __device__ __forceinline__ bool add_for_others(const WorkTile& part, int row, int piece, const float4* all,
-                                                 bool leaves, unsigned word, unsigned before) const {
-    const bool none_waits = Meeting::left(word) == unsigned(part.splits);
-    const bool first = leaves ? none_waits : thread_ == 0 && Meeting::seen(before) == 0;
-    const bool cleans = gpu::any_named(1 + group_, 128, first);
-    if (gpu::any_named(1 + group_, 128, leaves && !none_waits)) return true;
+  /// For a piece of which some shares were deferred: computes its own share, and the deferred ones if this is
+  /// the first that waited, or, if all deferred, the last to arrive. Returns true if it only defers its own.
+  /// `defers`, `word` and `before` are valid in thread 0.
+  __device__ __forceinline__ bool reduce_deferred(const WorkTile& work, int row, int piece, const float4* all,
+                                                  bool defers, unsigned word, unsigned before) const {
+    const bool all_deferred = SplitKCounter::deferred(word) == unsigned(work.splits);
+    const bool first = defers ? all_deferred : thread_ == 0 && SplitKCounter::seen(before) == 0;
+    const bool cleans = gpu::sync_named_or(1 + group_, 128, first);
+    if (gpu::sync_named_or(1 + group_, 128, defers && !all_deferred)) return true;
 #pragma unroll 1
-    for (int split = 0; split < part.splits; ++split) {
-      const bool left = (__ldcg(left_word(piece, part, split)) & left_bit(piece, part, split)) != 0;
-      if (split == part.split || (cleans && left)) add<1, 1>(part, split, row, all);
+    for (int split = 0; split < work.splits; ++split) {
+      const bool deferred =
+          (__ldcg(deferred_word(piece, work, split)) & deferred_bit(piece, work, split)) != 0;
+      if (split == work.split || (cleans && deferred)) add<1, 1>(work, split, row, all);
     }
     if (!cleans) return false;
     gpu::sync_named(1 + group_, 128);  // all threads have read the bits
-    for (int split = thread_; split < part.splits; split += 128)
-      atomicAnd(left_word(piece, part, split), ~left_bit(piece, part, split));
+    for (int split = thread_; split < work.splits; split += 128)
+      atomicAnd(deferred_word(piece, work, split), ~deferred_bit(piece, work, split));
     return false;
   }
 
-  /// A split's share of the piece, kTerms splits and kSome fragments at a time, whose loads are in flight
-  /// together. The order of the sum does not depend on them.
+  /// Computes share `share` of the piece, kTerms splits and kSome fragments at a time, whose loads are in
+  /// flight together. The order of summation does not depend on them.
   template <int kTerms, int kSome = 16 / kTerms>
-  __device__ __forceinline__ void add(const WorkTile& part, int share, int row, const float4* all) const {
-    const int splits = part.splits, end = (share + 1) * kFragments / splits;
+  __device__ __forceinline__ void add(const WorkTile& work, int share, int row, const float4* all) const {
+    const int splits = work.splits, end = (share + 1) * kFragments / splits;
     for (int first = share * kFragments / splits; first < end; first += kSome) {
       float4 total[kSome] = {};
       for (int split = 0; split < splits; split += kTerms) {
@@ -253,27 +256,28 @@ class SumEpilogue {
             total[i].z += terms[i][term].z, total[i].w += terms[i][term].w;
           }
       }
-      write(part, row, first, end, total);
+      write(work, row, first, end, total);
     }
   }
 
-  /// Fragments first ... of the piece, those before `end`.
+  /// Writes fragments first ... first + kCount - 1 of the piece, those before `end`.
   template <int kCount>
-  __device__ __forceinline__ void write(const WorkTile& part, int row, int first, int end,
+  __device__ __forceinline__ void write(const WorkTile& work, int row, int first, int end,
                                         const float4 (&sums)[kCount]) const {
-    if (kPair && part.batch == 1 ? params_.second.wide : params_.wide)
-      write_as<float>(part, row, first, end, sums);
+    if (kPair && work.batch == 1 ? params_.second.wide : params_.wide)
+      write_as<float>(work, row, first, end, sums);
     else
-      write_as<T>(part, row, first, end, sums);
+      write_as<T>(work, row, first, end, sums);
   }
   template <class Out, int kCount>
-  __device__ __forceinline__ void write_as(const WorkTile& part, int row, int first, int end,
+  __device__ __forceinline__ void write_as(const WorkTile& work, int row, int first, int end,
                                            const float4 (&sums)[kCount]) const {
     using Pair = typename GemmPair<Out>::type;
-    const int lane = thread_ % 32, line = part.m + row + thread_ / 32 * 16 + lane / 4;
-    const auto place = [&](int i, int down, int& inside) {  // of the pair in d; how many of it are inside
+    const int lane = thread_ % 32, line = work.m + row + thread_ / 32 * 16 + lane / 4;
+    const auto place = [&](int i, int down,
+                           int& inside) {  // offset of the pair in d; `inside`: how many of the two are in d
       const int r = line + (first + i) / kAcross * 64 + down * 8;
-      const int column = part.n + (first + i) % kAcross * 8 + lane % 4 * 2;
+      const int column = work.n + (first + i) % kAcross * 8 + lane % 4 * 2;
       inside = first + i < end && r < params_.m ? params_.n - column : 0;
       if constexpr (kScatter) {
         int to = r;
@@ -281,10 +285,10 @@ class SumEpilogue {
         if (unsigned(to) >= unsigned(params_.scatter.rows)) inside = 0;
         return to * params_.ld + column;
       }
-      return part.batch * params_.stride + r * params_.ld + column;
+      return work.batch * params_.stride + r * params_.ld + column;
     };
     if constexpr (kPair) {
-      if (part.batch == 1) return write_transposed<Out>(line, part.n + lane % 4 * 2, first, end, sums);
+      if (work.batch == 1) return write_transposed<Out>(line, work.n + lane % 4 * 2, first, end, sums);
     }
     float2 old[kCount][2] = {};
     if (params_.beta != 0)
@@ -306,7 +310,7 @@ class SumEpilogue {
         int inside;
         Out* const to = static_cast<Out*>(params_.d) + place(i, down, inside);
         if (inside <= 0) continue;
-        const float2 bias = params_.bias.at(part.batch, part.n + (first + i) % kAcross * 8 + lane % 4 * 2);
+        const float2 bias = params_.bias.at(work.batch, work.n + (first + i) % kAcross * 8 + lane % 4 * 2);
         float low = fmaf(params_.alpha, down ? sums[i].z : sums[i].x, bias.x);
         float high = fmaf(params_.alpha, down ? sums[i].w : sums[i].y, bias.y);
         if (params_.beta != 0) {
@@ -326,7 +330,7 @@ class SumEpilogue {
   template <class Out, int kCount>
   __device__ __forceinline__ void write_transposed(int line, int column, int first, int end,
                                                    const float4 (&sums)[kCount]) const {
-    const auto place = [&](int i, int of_four) -> int64_t {  // in d, or -1
+    const auto place = [&](int i, int of_four) -> int64_t {  // offset in d, or -1
       const int r = line + (first + i) / kAcross * 64 + of_four / 2 * 8,
                 c = column + (first + i) % kAcross * 8 + of_four % 2;
       return first + i < end && r < params_.m && c < params_.n ? c * params_.second.ld + r : -1;

@@ -1,38 +1,38 @@
 #pragma once
 
-#include "ops/gemm/gemm_sm90_sums.cuh"
+#include "ops/gemm/gemm_sm90_bias_gradient.cuh"
 
-/// The sums next to a pair of weight gradients (gemm_sm90_pair.cuh), as gemm_sm90_sums.cuh makes them next to
-/// one: dy is a of the first problem, whose rows are summed, and b of the second, which is transposed, whose
-/// columns are; there a column of tiles shares them. A kernel for single problems has no registers for the
-/// choice between the two.
+/// Bias gradients next to a pair of weight gradients (gemm_sm90_pair.cuh), as gemm_sm90_bias_gradient.cuh
+/// computes them next to one: dy is a of the first problem, whose rows are summed, and b of the second, which
+/// is transposed, whose columns are summed; there the tiles of a tile column share the sum. It is separate
+/// because a kernel for single problems has no registers left for the choice between the two.
 ///
-/// Tile, Plan and Part are those of gemm_sm90.cuh.
+/// Tile, Plan and WorkTile are those of gemm_sm90.cuh.
 
 namespace tessera::ops {
 
-/// The sums of a (or b) over every `tiles`-th block of k of a part. A lane has those of rows g and g + 8 of
+/// The sums of a (or b) over every `tiles`-th k-block of a work tile. A lane has those of rows g and g + 8 of
 /// its warp's 16 of each 64 rows, over a quarter of k: g as in gpu/wgmma.cuh.
 template <class Tile>
 struct PairSums {
-  static constexpr int kBoxesA = Tile::kParts;  // of 64 rows, of a warpgroup
+  static constexpr int kBoxesA = Tile::kMBlocks;  // boxes of 64 rows per warpgroup
   static constexpr int kBoxesB = Tile::kN / 64 / Tile::kGroups;
   static constexpr int kBoxes = kBoxesA > kBoxesB ? kBoxesA : kBoxesB;
-  static_assert(!Tile::kPingPong && !Tile::kMany && Tile::kN % (64 * Tile::kGroups) == 0);
-  int tiles, ahead;  // ahead: blocks before the next one; more than there are: none is summed
+  static_assert(!Tile::kPingPong && !Tile::kManyAccumulators && Tile::kN % (64 * Tile::kGroups) == 0);
+  int tiles, ahead;  // ahead: k-blocks before the next one to sum; larger than their number to sum none
   bool of_b = false;
   float sums[kBoxes][2] = {};
 
   __device__ __forceinline__ int boxes() const { return of_b ? kBoxesB : kBoxesA; }
 
-  /// Block after block. `row`: the warpgroup's first of the tile.
+  /// Called for each k-block in order. `row`: the warpgroup's first row in the tile.
   __device__ __forceinline__ void visit(const char* stage, int row) {
     if (--ahead >= 0) return;
     ahead = tiles - 1;
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % 128 / 32;
     const int first = of_b ? Tile::kBytesA + row / Tile::kRows * kBoxesB * 8192 : row * 128;
     const uint32_t at = gpu::shared_address(stage) + uint32_t(first) +
-                        gpu::swizzled_place(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
+                        gpu::swizzled_offset(lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
       if (box >= boxes()) continue;
@@ -50,36 +50,37 @@ struct PairSums {
   }
 };
 
-/// What of a part a warpgroup sums, if anything: rows first ... of op(A), or columns of op(B), up to
-/// `extent`.
+/// What a warpgroup sums of a work tile, if anything: rows from `first` on of op(A), or columns of op(B),
+/// below `extent`.
 struct SummedRows {
   float* to;       // null: nothing
-  float* partial;  // sums of a part and tile, rows of `pitch`
+  float* partial;  // one row of `pitch` floats per split and summing tile
   int pitch, first, extent;
-  int index, tiles;  // which tile of those that share the rows, and how many of them take turns along k
-  int counters;      // first of its sums_arrived
+  int index,
+      tiles;     // index: of this tile among the `tiles` that share the rows and take k-blocks alternately
+  int counters;  // index of its first counter in sums_arrived
   bool of_b;
 };
 
-template <class Tile, class Plan, class Part>
-__device__ __forceinline__ SummedRows summed_rows(const Plan& plan, const Part& part, int group) {
-  if (part.batch == 1) {
-    const int index = part.m / Tile::kM, tiles = plan.template summing_b<Tile>();
+template <class Tile, class Plan, class WorkTile>
+__device__ __forceinline__ SummedRows summed_rows(const Plan& plan, const WorkTile& work, int group) {
+  if (work.batch == 1) {
+    const int index = work.m / Tile::kM, tiles = plan.template summing_tiles_b<Tile>();
     return {index < tiles ? plan.sums_b : nullptr,
             plan.partial_sums_b,
             plan.sums_b_pitch,
-            part.n + group * PairSums<Tile>::kBoxesB * 64,
+            work.n + group * PairSums<Tile>::kBoxesB * 64,
             plan.n,
             index,
             tiles,
             plan.sums_pitch / 64,
             true};
   }
-  const int index = part.n / Tile::kN, tiles = plan.template summing<Tile>();
+  const int index = work.n / Tile::kN, tiles = plan.template summing_tiles<Tile>();
   return {index < tiles ? plan.sums : nullptr,
           plan.partial_sums,
           plan.sums_pitch,
-          part.m + group * Tile::kRows,
+          work.m + group * Tile::kRows,
           plan.m,
           index,
           tiles,
@@ -87,12 +88,12 @@ __device__ __forceinline__ SummedRows summed_rows(const Plan& plan, const Part& 
           false};
 }
 
-/// The warpgroup's part of the sums.
-template <class Tile, class Plan, class Part>
-__device__ __forceinline__ void write_pair_sums(const Plan& plan, const Part& part, const SummedRows& rows,
-                                                const PairSums<Tile>& of) {
+/// Writes the warpgroup's partial sums.
+template <class Tile, class Plan, class WorkTile>
+__device__ __forceinline__ void write_pair_sums(const Plan& plan, const WorkTile& work,
+                                                const SummedRows& rows, const PairSums<Tile>& of) {
   const int lane = int(threadIdx.x) % 32, quad = lane % 4;
-  float own = 0;  // of the quad's sums each lane takes one
+  float own = 0;  // each lane of the quad writes one of its sums
 #pragma unroll
   for (int i = 0; i < 2 * of.kBoxes; ++i) {
     float sum = of.sums[i / 2][i % 2];
@@ -102,13 +103,13 @@ __device__ __forceinline__ void write_pair_sums(const Plan& plan, const Part& pa
   }
   const int row = rows.first + int(threadIdx.x) % 128 / 32 * 16 + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
   if (quad >= 2 * of.boxes() || rows.first >= rows.extent) return;
-  const int place = rows.index * plan.splits + part.split, weight = weight_of_sums(plan, part);
+  const int place = rows.index * plan.splits + work.split, weight = partial_sum_count(plan, work);
   float* to = rows.partial + int64_t(place) * rows.pitch + row;
   for (int i = 0; i < weight; ++i, to += rows.pitch) __stcg(to, i == 0 ? own : 0.0f);
 }
 
-/// A lane of the warp below: adds up `parts` rows of partial sums of kRows rows from `first + lane * kRows`
-/// on.
+/// One lane of the warp of add_pair_sums: adds `parts` rows of partial sums, for kRows elements from
+/// `rows.first + lane * kRows` on.
 template <int kRows, int kTogether>
 __device__ __forceinline__ void add_parts_of_sums(const SummedRows& rows, int parts) {
   using Pack = std::conditional_t<kRows == 4, float4, float2>;
@@ -126,17 +127,18 @@ __device__ __forceinline__ void add_parts_of_sums(const SummedRows& rows, int pa
     if (row + i < rows.extent) rows.to[row + i] = sums[i];
 }
 
-/// A warp that has nothing else to do waits for the parts that warpgroup `group` writes and, where they are
-/// the last of their rows, adds all up: some 2 us to L2 and back, under the epilogue.
+/// An otherwise idle warp waits for the partial sums that warpgroup `group` writes and, where they are the
+/// last of their rows, adds them all up: some 2 us to L2 and back, which the epilogue hides.
 template <class Tile, class Plan>
 __device__ __forceinline__ void add_pair_sums(const Plan& plan, int group) {
   using Sums = PairSums<Tile>;
-  // A lane's rows; 16 loads of a number are in flight together.
+  // Elements per lane; 16 loads are in flight together.
   constexpr int kRowsA = Sums::kBoxesA * 2, kRowsB = Sums::kBoxesB * 2;
   for (int item = int(blockIdx.x) / Tile::kCluster; item < plan.items;
        item += int(gridDim.x) / Tile::kCluster) {
-    const auto part = plan.template part<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
-    const SummedRows rows = summed_rows<Tile>(plan, part, group);
+    const auto work =
+        plan.template work_tile<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
+    const SummedRows rows = summed_rows<Tile>(plan, work, group);
     if (!rows.to) continue;
     gpu::sync_named(3 + group, 160);
     if (rows.first >= rows.extent) continue;
@@ -144,8 +146,8 @@ __device__ __forceinline__ void add_pair_sums(const Plan& plan, int group) {
     int come = 0;
     if (gpu::reread_lane() == 0) {
       int* const there = plan.sums_arrived + rows.counters + rows.first / 64;
-      const int weight = weight_of_sums(plan, part);
-      come = gpu::add_acquire_release(there, weight);
+      const int weight = partial_sum_count(plan, work);
+      come = gpu::atomic_add_acq_rel(there, weight);
       come += weight;
       if (come == parts) *there = 0;
     }

@@ -44,19 +44,19 @@ __device__ __forceinline__ float2 read_pair(typename GemmPair<Out>::type pair) {
 /// Math is a class, a part of the kernel parameters, with
 ///   static constexpr int kOutputs        1 or 2
 ///   static constexpr bool kOperand       whether it reads a matrix
-///   Columns columns(int batch, int column)                        what two columns need, a bias
+///   Columns columns(int batch, int column)                        what two columns need, such as a bias
 ///   void operator()(float x0, float x1, const Columns&, Pair operand, Pair (&outputs)[kOutputs])
-/// Columns past the edge are asked for as well.
+/// columns() is called for columns past the edge as well.
 template <class Tile, class Out, class Math, int kMostBuffers>
-class StoreEpilogue {
+class TmaStoreEpilogue {
   using Pair = typename GemmPair<Out>::type;
   static constexpr int kPanel = 128 / int(sizeof(Out));  // columns
   static constexpr int kPanelBytes = 64 * 128;
-  static constexpr int kAcross = (Tile::kN + kPanel - 1) / kPanel, kPanels = Tile::kParts * kAcross;
+  static constexpr int kAcross = (Tile::kN + kPanel - 1) / kPanel, kPanels = Tile::kMBlocks * kAcross;
   static constexpr int kBuffers = std::min(kMostBuffers, kPanels);
   static_assert(Tile::kN >= kPanel && Tile::kN % 16 == 0 && (Tile::kN % kPanel == 0 || !Math::kOperand));
-  // The panels of a tile use the buffers in turn, and so does the next tile, from the first on: a buffer's
-  // last store is kBuffers stores back only if they divide the panels.
+  // The panels of a tile use the buffers round-robin, and every tile starts with the first buffer: the last
+  // store from a buffer is kBuffers stores back only if kBuffers divides the number of panels.
   static_assert(kPanels % kBuffers == 0);
 
  public:
@@ -74,27 +74,27 @@ class StoreEpilogue {
     return gpu::tensor_map<Out, 3>(data, {n, m, batch}, {ld, stride}, {kPanel, 64, 1}, gpu::Swizzle::k128);
   }
 
-  __device__ __forceinline__ StoreEpilogue(const Params& params, char* shared, gpu::Barrier* landed,
-                                           int group)
+  __device__ __forceinline__ TmaStoreEpilogue(const Params& params, char* shared, gpu::Barrier* landed,
+                                              int group)
       : params_(params),
         shared_(shared),
         landed_(landed),
         group_(group),
         thread_(int(threadIdx.x) % 128),
-        leads_(thread_ == 0) {}
+        is_leader_(thread_ == 0) {}
 
-  __device__ __forceinline__ void begin(const WorkTile& part, int row) {
+  __device__ __forceinline__ void begin(const WorkTile& work, int row) {
     if constexpr (Math::kOperand) {
-      if (!leads_) return;
+      if (!is_leader_) return;
       gpu::wait_stores_read<0>();
 #pragma unroll
-      for (int panel = 0; panel < std::min(kBuffers, kPanels); ++panel) ask(part, row, panel);
+      for (int panel = 0; panel < std::min(kBuffers, kPanels); ++panel) issue_load(work, row, panel);
     }
   }
 
-  __device__ __forceinline__ void finish(const WorkTile& part, int row,
-                                         float (&sums)[Tile::kParts][Tile::kN / 2]) {
-    const int z = part.batch * params_.splits + part.split;
+  __device__ __forceinline__ void finish(const WorkTile& work, int row,
+                                         float (&sums)[Tile::kMBlocks][Tile::kN / 2]) {
+    const int z = work.batch * params_.splits + work.split;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const int buffer = panel % kBuffers, column = column_of(panel);
@@ -102,47 +102,47 @@ class StoreEpilogue {
         landed_[buffer].wait(parity_ >> buffer & 1);
         parity_ ^= 1u << buffer;
       } else {
-        if (leads_) gpu::wait_stores_read<kBuffers - 1>();
+        if (is_leader_) gpu::wait_stores_read<kBuffers - 1>();
         gpu::sync_named(1 + group_, 128);
       }
-      fill(part, sums[panel % Tile::kParts], part.n + column, column, at(0, buffer));
+      fill(work, sums[panel % Tile::kMBlocks], work.n + column, column, at(0, buffer));
       gpu::fence_async_shared();
       gpu::sync_named(1 + group_, 128);
-      if (!leads_) continue;
+      if (!is_leader_) continue;
 #pragma unroll
       for (int output = 0; output < Math::kOutputs; ++output)
-        gpu::tma_store(params_.outputs[output], at(output, buffer), part.n + column,
-                       part.m + row + panel % Tile::kParts * 64, z);
+        gpu::tma_store(params_.outputs[output], at(output, buffer), work.n + column,
+                       work.m + row + panel % Tile::kMBlocks * 64, z);
       gpu::commit_stores();
       if constexpr (Math::kOperand && kPanels > kBuffers) {
         if (panel + kBuffers < kPanels) {
           gpu::wait_stores_read<0>();
-          ask(part, row, panel + kBuffers);
+          issue_load(work, row, panel + kBuffers);
         }
       }
     }
   }
 
   __device__ __forceinline__ void end() {
-    if (leads_) gpu::wait_stores_read<0>();
+    if (is_leader_) gpu::wait_stores_read<0>();
   }
 
  private:
   static constexpr __device__ __host__ int column_of(int panel) {
-    return std::min(panel / Tile::kParts * kPanel, Tile::kN - kPanel);
+    return std::min(panel / Tile::kMBlocks * kPanel, Tile::kN - kPanel);
   }
   __device__ __forceinline__ char* at(int output, int buffer) const {
     return shared_ + (output * kBuffers + buffer) * kPanelBytes;
   }
-  __device__ __forceinline__ void ask(const WorkTile& part, int row, int panel) {
+  __device__ __forceinline__ void issue_load(const WorkTile& work, int row, int panel) {
     gpu::Barrier& landed = landed_[panel % kBuffers];
     landed.arrive_expect(kPanelBytes);
-    gpu::tma_load(at(0, panel % kBuffers), params_.operand, landed, part.n + column_of(panel),
-                  part.m + row + panel % Tile::kParts * 64, part.batch);
+    gpu::tma_load(at(0, panel % kBuffers), params_.operand, landed, work.n + column_of(panel),
+                  work.m + row + panel % Tile::kMBlocks * 64, work.batch);
   }
-  /// The panel whose first column is column `from` of the tile, `first` of d. What comes from memory comes
-  /// first, so that the arithmetic of all its elements can overlap.
-  __device__ __forceinline__ void fill(const WorkTile& part, const float (&sums)[Tile::kN / 2], int first,
+  /// Fills the panel whose first column is column `from` of the tile, `first` of d. Loads come first, so that
+  /// the arithmetic of all elements can overlap.
+  __device__ __forceinline__ void fill(const WorkTile& work, const float (&sums)[Tile::kN / 2], int first,
                                        int from, char* panel) {
     constexpr int kBlocks = kPanel / 8;
     const int lane = thread_ % 32, warp = thread_ / 32;
@@ -150,7 +150,7 @@ class StoreEpilogue {
     decltype(params_.math.columns(0, 0)) columns[kBlocks];
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
-      columns[block] = params_.math.columns(part.batch, first + block * 8 + lane % 4 * 2);
+      columns[block] = params_.math.columns(work.batch, first + block * 8 + lane % 4 * 2);
     if constexpr (sizeof(Out) == 4) {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)
@@ -159,7 +159,7 @@ class StoreEpilogue {
           const int i = (from / 8 + block) * 4 + down * 2;
           Pair out[1];
           Pair* const to = reinterpret_cast<Pair*>(
-              panel + gpu::swizzled_place(warp * 16 + lane / 4 + down * 8, block * 2 + lane % 4 / 2) +
+              panel + gpu::swizzled_offset(warp * 16 + lane / 4 + down * 8, block * 2 + lane % 4 / 2) +
               lane % 2 * 8);
           params_.math(sums[i], sums[i + 1], columns[block], Math::kOperand ? *to : Pair{}, out);
           *to = out[0];
@@ -167,7 +167,7 @@ class StoreEpilogue {
     } else {
       static_assert(kBlocks % 2 == 0);
       const auto line = [&](int pair) {
-        return base + gpu::swizzled_place(warp * 16 + lane % 16, pair * 2 + lane / 16);
+        return base + gpu::swizzled_offset(warp * 16 + lane % 16, pair * 2 + lane / 16);
       };
       uint32_t operand[kBlocks / 2][4];
       if constexpr (Math::kOperand)
@@ -197,11 +197,11 @@ class StoreEpilogue {
   char* const shared_;
   gpu::Barrier* const landed_;
   const int group_, thread_;
-  const bool leads_;
-  uint32_t parity_ = 0;  // a bit a buffer
+  const bool is_leader_;
+  uint32_t parity_ = 0;  // one bit per buffer
 };
 
-/// A row of biases, or none.
+/// A row of biases, or null.
 template <class T>
 struct GemmBias {
   const T* values = nullptr;

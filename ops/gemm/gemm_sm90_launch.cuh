@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ops/gemm/gemm_sm90_plan.h"
-#include "ops/gemm/gemm_sm90_sum.cuh"
+#include "ops/gemm/gemm_sm90_register_store.cuh"
 
 /// Instantiations of the main loop for multiply(), compiled once per dtype.
 
@@ -33,12 +33,12 @@ GemmBias<T> bias_of(const Gemm& g) {
 }
 
 template <class Tile, class Out, bool kAdds>
-void store_gemm(const Gemm& g, const GemmPlan& plan, Device device) {
+void launch_tma_store(const Gemm& g, const GemmPlan& plan, Device device) {
   using T = typename Tile::T;
-  // The whole addend is loaded before the main loop ends, where there is room for that many panels. 64 x 192
-  // per warpgroup are three panels, and their number must be a multiple of the buffers.
-  constexpr int kBuffers = Tile::kParts == 1 && Tile::kN == 192 ? 3 : kAdds && Tile::kN == 128 ? 4 : 2;
-  using Epilogue = StoreEpilogue<Tile, Out, ScaleAndAdd<T, Out, kAdds>, kBuffers>;
+  // The whole addend is loaded before the main loop ends, if there is room for that many panels. 64 x 192 per
+  // warpgroup are three panels, and the number of buffers must divide that.
+  constexpr int kBuffers = Tile::kMBlocks == 1 && Tile::kN == 192 ? 3 : kAdds && Tile::kN == 128 ? 4 : 2;
+  using Epilogue = TmaStoreEpilogue<Tile, Out, ScaleAndAdd<T, Out, kAdds>, kBuffers>;
   typename Epilogue::Params params{};
   params.outputs[0] = Epilogue::map(static_cast<Out*>(g.d), g.m, g.n, g.batch, g.ldd, g.stride_d);
   params.splits = 1;
@@ -58,14 +58,15 @@ bool writes_pairs(const Gemm& g) {
          g.stride_d % 2 == 0;
 }
 
-/// Scratch and counters of the split-K reduction.
+/// Allocates workspace and counters of the split-K reduction.
 template <class Epilogue>
-Tensor room_for_parts(const GemmPlan& plan, typename Epilogue::Params& params, Device device) {
+Tensor allocate_split_k_workspace(const GemmPlan& plan, typename Epilogue::Params& params, Device device) {
   params.splits = plan.splits;
   if (plan.splits == 1) return {};
   const int64_t warpgroups = int64_t(device.multiprocessors()) * Epilogue::kGroups;
   check(Epilogue::pieces(plan) <= kMaxTiles && warpgroups <= kMaxRunning &&
-            unsigned(plan.splits) <= Meeting::kMost && Epilogue::pieces(plan) * plan.splits <= kMaxLeft * 32,
+            unsigned(plan.splits) <= SplitKCounter::kMost &&
+            Epilogue::pieces(plan) * plan.splits <= kMaxDeferred * 32,
         "gemm: ", Epilogue::pieces(plan), " pieces of d in ", plan.splits, " splits of k, by ", warpgroups,
         " warpgroups");
   const Tensor scratch = Tensor::empty_packed(Shape{Epilogue::scratch_bytes(plan) / 4}, DType::f32, device);
@@ -75,13 +76,13 @@ Tensor room_for_parts(const GemmPlan& plan, typename Epilogue::Params& params, D
 }
 
 template <class Tile>
-void sum_gemm(const Gemm& g, const GemmPlan& plan, Device device) {
+void launch_register_store(const Gemm& g, const GemmPlan& plan, Device device) {
   using T = typename Tile::T;
-  using Epilogue = SumEpilogue<Tile>;
+  using Epilogue = RegisterStoreEpilogue<Tile>;
   typename Epilogue::Params params{.d = g.d, .c = g.c ? g.c : g.d, .ld = g.ldd, .stride = g.stride_d};
   params.wide = g.out == DType::f32;
   params.pairs = writes_pairs(g);
-  const Tensor scratch = room_for_parts<Epilogue>(plan, params, device);
+  const Tensor scratch = allocate_split_k_workspace<Epilogue>(plan, params, device);
   params.m = plan.m, params.n = plan.n;
   params.alpha = float(g.alpha), params.beta = float(g.beta);
   params.bias = bias_of<T>(g);
@@ -89,12 +90,12 @@ void sum_gemm(const Gemm& g, const GemmPlan& plan, Device device) {
 }
 
 template <class Tile, class Out, bool kStores, bool kAdds>
-void store_or_add(const Gemm& g, const GemmPlan& plan, Device device) {
+void dispatch_tma_store(const Gemm& g, const GemmPlan& plan, Device device) {
   if constexpr (kAdds) {
-    if (g.beta != 0) return store_gemm<Tile, Out, true>(g, plan, device);
+    if (g.beta != 0) return launch_tma_store<Tile, Out, true>(g, plan, device);
   }
   if constexpr (kStores) {
-    if (g.beta == 0) return store_gemm<Tile, Out, false>(g, plan, device);
+    if (g.beta == 0) return launch_tma_store<Tile, Out, false>(g, plan, device);
   }
   check(false, "gemm: a tile of ", Tile::kM, " x ", Tile::kN, " cannot write such a d");
 }
@@ -112,27 +113,28 @@ void run_gemm(const Gemm& g, const GemmChoice& choice, Device device) {
   Tensor partial_sums;
   if (Tile::kSumsA && g.sums) {
     plan.sums_pitch = int(gpu::ceil_div(g.m, 128) * 128);
-    partial_sums = Tensor::empty_packed(Shape{plan.sum_parts<Tile>(), plan.sums_pitch}, DType::f32, device);
+    partial_sums =
+        Tensor::empty_packed(Shape{plan.partial_sum_rows<Tile>(), plan.sums_pitch}, DType::f32, device);
     plan.sums = g.sums, plan.partial_sums = partial_sums.data<float>();
     plan.sums_arrived = reinterpret_cast<int*>(device.counters(kGemmCounters) + kSumsAt);
   }
   if constexpr (kShape.by_threads) {
-    if (choice.by_threads) return sum_gemm<Tile>(g, plan, device);
+    if (choice.by_threads) return launch_register_store<Tile>(g, plan, device);
   }
   if (g.out == DType::f32)
-    store_or_add<Tile, float, kGradient && kShape.wide, kGradient && kShape.wide_adds>(g, plan, device);
+    dispatch_tma_store<Tile, float, kGradient && kShape.wide, kGradient && kShape.wide_adds>(g, plan, device);
   else
-    store_or_add<Plain, T, kShape.stores, kShape.adds>(g, plan, device);
+    dispatch_tma_store<Plain, T, kShape.stores, kShape.adds>(g, plan, device);
 }
 
 template <class T, gpu::TileOrder kA, gpu::TileOrder kB, int kIndex = 0>
-void run_order(const Gemm& g, const GemmChoice& choice, Device device) {
+void dispatch_tile(const Gemm& g, const GemmChoice& choice, Device device) {
   if constexpr (kIndex < int(std::size(kGemmTiles))) {
     constexpr GemmTileShape kShape = kGemmTiles[kIndex];
     if constexpr (kShape.takes(kA == gpu::TileOrder::k_major, kB == gpu::TileOrder::k_major)) {
       if (choice.tile == kIndex) return run_gemm<kIndex, T, kA, kB>(g, choice, device);
     }
-    run_order<T, kA, kB, kIndex + 1>(g, choice, device);
+    dispatch_tile<T, kA, kB, kIndex + 1>(g, choice, device);
   } else {
     check(false, "gemm: no tile ", choice.tile, " for operands that lie so");
   }
@@ -146,13 +148,13 @@ void gemm_sm90(const Gemm& g, const GemmChoice& choice, Device device) {
   if (choice.tile == kStreamTile) return gemm_stream_sm90<T>(g, choice, device);
   if (g.transpose_a) {
     if (g.transpose_b)
-      run_order<T, mn_major, k_major>(g, choice, device);
+      dispatch_tile<T, mn_major, k_major>(g, choice, device);
     else
-      run_order<T, mn_major, mn_major>(g, choice, device);
+      dispatch_tile<T, mn_major, mn_major>(g, choice, device);
   } else if (g.transpose_b) {
-    run_order<T, k_major, k_major>(g, choice, device);
+    dispatch_tile<T, k_major, k_major>(g, choice, device);
   } else {
-    run_order<T, k_major, mn_major>(g, choice, device);
+    dispatch_tile<T, k_major, mn_major>(g, choice, device);
   }
 }
 
