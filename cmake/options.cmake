@@ -61,7 +61,17 @@ if(TESSERA_SANITIZE)
   target_link_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
 
+# How our own code is compiled, not its users'.
 add_library(tessera_warnings INTERFACE)
 # Designated initializers leave out what has a default; GCC 12 warns of overlaps in std::string that do not exist (its bug 105651).
 target_compile_options(tessera_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
   -Wall;-Wextra;-Wno-unknown-pragmas;-Wno-missing-field-initializers;$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>>)
+# GCC collects its garbage whenever its memory has doubled, which takes a tenth of its time. Not below 1 GB, then.
+target_compile_options(tessera_warnings INTERFACE
+  $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1000000>)
+
+# tessera_optimize(<target> <-O1|-O2>): for code that computes little, in place of a release's -O3; -O1 compiles a third faster, -O2 a
+# sixth.
+function(tessera_optimize target level)
+  target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${level}>)
+endfunction()

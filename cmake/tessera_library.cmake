@@ -2,9 +2,10 @@
 # .cpp, and every .cu when the build has CUDA. Includes are rooted at the repository. FOLDER: the folder, if it is not called as the
 # library. WITHOUT, ONLY: an expression for the paths of .cpp files that are left out, or that are all of it. UNITY: eight files are
 # compiled together, so that models and nlohmann/json are compiled once for all of them; names in their unnamed namespaces must then
-# differ. Not for folders with arithmetic of their own: what is inlined where decides which products and sums are fused.
+# differ. Not for folders with arithmetic of their own: what is inlined where decides which products and sums are fused. OPTIMIZE: a
+# level for tessera_optimize.
 function(tessera_library name)
-  cmake_parse_arguments(ARG "UNITY" "FOLDER;WITHOUT;ONLY" "DEPENDS" ${ARGN})
+  cmake_parse_arguments(ARG "UNITY" "FOLDER;WITHOUT;ONLY;OPTIMIZE" "DEPENDS" ${ARGN})
   set(folder ${name})
   if(ARG_FOLDER)
     set(folder ${ARG_FOLDER})
@@ -32,6 +33,9 @@ function(tessera_library name)
     set_target_properties(${target} PROPERTIES DEFINE_SYMBOL "")  # so that static and shared libraries have the same objects
     set(scope PUBLIC)
     target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_warnings>)
+  endif()
+  if(ARG_OPTIMIZE)
+    tessera_optimize(${target} ${ARG_OPTIMIZE})
   endif()
   if(ARG_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "autograd/tape.h"
@@ -24,6 +26,25 @@ struct NamedParameter {
 /// Makes a tensor a parameter: it requires a gradient, which is f32 for bf16 and f16, else of its own dtype.
 void make_parameter(Tensor& tensor);
 
+namespace detail {
+
+/// One walk for all functions: a model's parts are many types, and a walk is compiled for each visitor.
+template <class Part, class Model>
+void for_each_part(Model& model, const std::function<void(const std::string&, Part&)>& f) {
+  for_each_node(model, [&](const std::string& name, auto& node) {
+    if constexpr (std::is_same_v<decltype(node), Part&>) f(name, node);
+  });
+}
+
+}  // namespace detail
+
+/// Calls `f(const std::string& name, Part& part)` for every part of that type, such as a layer: a finished
+/// model can be re-equipped. Of a const model the parts are const.
+template <class Part, class Model, class F>
+void for_each(Model& model, F&& f) {
+  detail::for_each_part<std::conditional_t<std::is_const_v<Model>, const Part, Part>>(model, std::ref(f));
+}
+
 /// The tensors of the model that require a gradient, in the order of fields(). A tensor that appears twice
 /// (tied weights) is listed once, by its first name. Names the layers for messages (nn/layer_call.h).
 template <class Model>
@@ -31,10 +52,9 @@ std::vector<NamedParameter> parameters(const Model& model) {
   name_layers(model);
   std::vector<NamedParameter> list;
   std::set<const GradState*> known;
-  for_each_field(model, [&](const std::string& name, auto& leaf) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
-      if (leaf.defined() && requires_grad(leaf) && known.insert(leaf.grad_state().get()).second)
-        list.push_back({name, leaf});
+  for_each<Tensor>(model, [&](const std::string& name, const Tensor& leaf) {
+    if (leaf.defined() && requires_grad(leaf) && known.insert(leaf.grad_state().get()).second)
+      list.push_back({name, leaf});
   });
   return list;
 }
@@ -53,15 +73,6 @@ void zero_grad(const Model& model) {
   for (const NamedParameter& parameter : parameters(model)) tessera::zero_grad(parameter.tensor);
 }
 
-/// Calls `f(const std::string& name, Layer& layer)` for every layer of that type: a finished model can be
-/// re-equipped.
-template <class Layer, class Model, class F>
-void for_each(Model& model, F&& f) {
-  for_each_node(model, [&](const std::string& name, auto& node) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(node)>, Layer>) f(name, node);
-  });
-}
-
 namespace detail {
 
 /// Whether two tensors are one: the same parameter, or, without gradients (frozen ones), the same elements.
@@ -76,21 +87,19 @@ template <class Model, class Convert>
 void replace_tensors(Model& model, Convert&& convert) {
   // By storage: tensors that others share, and what became of them. They stay alive: none gets their address.
   std::multimap<const void*, std::pair<Tensor, Tensor>> moved;
-  for_each_field(model, [&](const std::string&, auto& leaf) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>) {
-      if (!leaf.defined()) return;
-      const Tensor old = leaf;
-      for (auto [at, end] = moved.equal_range(old.storage().get()); at != end; ++at) {
-        if (!are_tied(at->second.first, old)) continue;
-        leaf = at->second.second;
-        return;
-      }
-      Tensor next = convert(old.detach());
-      if (next.shares_storage(old)) return;
-      if (requires_grad(old)) make_parameter(next);
-      leaf = next;
-      if (old.storage().use_count() > 1) moved.emplace(old.storage().get(), std::pair(old, next));
+  for_each<Tensor>(model, [&](const std::string&, Tensor& leaf) {
+    if (!leaf.defined()) return;
+    const Tensor old = leaf;
+    for (auto [at, end] = moved.equal_range(old.storage().get()); at != end; ++at) {
+      if (!are_tied(at->second.first, old)) continue;
+      leaf = at->second.second;
+      return;
     }
+    Tensor next = convert(old.detach());
+    if (next.shares_storage(old)) return;
+    if (requires_grad(old)) make_parameter(next);
+    leaf = next;
+    if (old.storage().use_count() > 1) moved.emplace(old.storage().get(), std::pair(old, next));
   });
 }
 
@@ -101,13 +110,11 @@ void replace_tensors(Model& model, Convert&& convert) {
 template <class Model, class Which>
 void freeze(Model& model, Which&& which) {
   std::set<std::shared_ptr<GradState>> frozen;
-  for_each_field(model, [&](const std::string& name, auto& leaf) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
-      if (leaf.defined() && requires_grad(leaf) && which(name)) frozen.insert(leaf.grad_state());
+  for_each<Tensor>(model, [&](const std::string& name, Tensor& leaf) {
+    if (leaf.defined() && requires_grad(leaf) && which(name)) frozen.insert(leaf.grad_state());
   });
-  for_each_field(model, [&](const std::string&, auto& leaf) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
-      if (leaf.defined() && frozen.contains(leaf.grad_state())) leaf = leaf.detach();
+  for_each<Tensor>(model, [&](const std::string&, Tensor& leaf) {
+    if (leaf.defined() && frozen.contains(leaf.grad_state())) leaf = leaf.detach();
   });
 }
 
