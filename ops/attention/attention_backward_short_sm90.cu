@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     const __grid_constant__ gpu::TensorMap map_dk, const __grid_constant__ gpu::TensorMap map_dv,
     const __grid_constant__ ShortArgs args) {
   using namespace gpu;
-  constexpr TileOrder kAlong = TileOrder::k_major, kAcross = TileOrder::mn_major;
+  constexpr TileOrder kKMajor = TileOrder::k_major, kMnMajor = TileOrder::mn_major;
   extern __shared__ __align__(1024) char shared[];
   Barriers& barriers = *reinterpret_cast<Barriers*>(shared + kBarriers);
   const int warpgroup = uniform(int(threadIdx.x) / 128);
@@ -212,16 +212,16 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      wgmma<T, kAlong, kAlong>(
-          s, tile_descriptor<kAlong>(shared_address(shared + kK)) + step * kDescriptorStep<kAlong>,
-          tile_descriptor<kAlong>(q_tile) + step * kDescriptorStep<kAlong>, step > 0);
+      wgmma<T, kKMajor, kKMajor>(
+          s, tile_descriptor<kKMajor>(shared_address(shared + kK)) + step * kDescriptorStep<kKMajor>,
+          tile_descriptor<kKMajor>(q_tile) + step * kDescriptorStep<kKMajor>, step > 0);
     warpgroup_commit();
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      wgmma<T, kAlong, kAlong>(
-          dp, tile_descriptor<kAlong>(shared_address(shared + kV)) + step * kDescriptorStep<kAlong>,
-          tile_descriptor<kAlong>(dout_tile) + step * kDescriptorStep<kAlong>, step > 0);
+      wgmma<T, kKMajor, kKMajor>(
+          dp, tile_descriptor<kKMajor>(shared_address(shared + kV)) + step * kDescriptorStep<kKMajor>,
+          tile_descriptor<kKMajor>(dout_tile) + step * kDescriptorStep<kKMajor>, step > 0);
     warpgroup_commit();
     barriers.statistics[state.stage].wait(state.parity);
     warpgroup_wait<1>();
@@ -269,17 +269,17 @@ __global__ void __launch_bounds__(256, 2) attention_backward_short_kernel(
     warpgroup_arrive();
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      wgmma<T, kAcross>(dq, k[j],
-                        tile_descriptor<kAcross>(shared_address(shared + kDs)) + j * kDescriptorStep<kAcross>,
-                        j > 0);
+      wgmma<T, kMnMajor>(
+          dq, k[j], tile_descriptor<kMnMajor>(shared_address(shared + kDs)) + j * kDescriptorStep<kMnMajor>,
+          j > 0);
     warpgroup_commit();
     warpgroup_arrive();
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      wgmma<T, kAcross>(dv, p[j], tile_descriptor<kAcross>(dout_tile) + j * kDescriptorStep<kAcross>);
+      wgmma<T, kMnMajor>(dv, p[j], tile_descriptor<kMnMajor>(dout_tile) + j * kDescriptorStep<kMnMajor>);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      wgmma<T, kAcross>(dk, ds[j], tile_descriptor<kAcross>(q_tile) + j * kDescriptorStep<kAcross>);
+      wgmma<T, kMnMajor>(dk, ds[j], tile_descriptor<kMnMajor>(q_tile) + j * kDescriptorStep<kMnMajor>);
     warpgroup_commit();
     warpgroup_wait<1>();
     warpgroup_fence_operand(dq);

@@ -138,19 +138,23 @@ __device__ __forceinline__ BackwardItem backward_item(const BackwardArgs<T>& arg
   if (args.seqlens.packed()) order = args.seqlens.template order<false>(kKeyTile);
   index = __shfl_sync(0xFFFFFFFFu, index, 0);
   BackwardItem item;
+  // Chunk of the walk.
   item.chunk = 0;
   if (args.chunks > 1) {
     item.chunk = index / (args.kv_rows * args.key_slots);
     index -= item.chunk * args.kv_rows * args.key_slots;
   }
+  // Group of heads ("round"): K/V heads begin ... begin + size - 1.
   const int row = index / args.key_slots;
   const int round = ((row + 1) * args.rounds - 1) / args.kv_rows;
   const int begin = round * args.kv_rows / args.rounds,
             size = (round + 1) * args.kv_rows / args.rounds - begin;
+  // Key tile (`slot`), and K/V head within the group.
   const int rest = index - begin * args.key_slots;
   const int kv_row = begin + rest % size, slot = rest / size;
   AttentionSequence sequence{0, 0, args.queries, 0, args.keys, slot, true};
   if (args.seqlens.packed()) sequence = args.seqlens.template find_in<false>(order, slot, kKeyTile);
+  // Batch index and K/V head.
   item.b = kv_row / args.kv_heads;
   item.kv_head = kv_row % args.kv_heads;
   item.key_tile = sequence.tile;
@@ -241,8 +245,15 @@ __device__ __forceinline__ void load_tiles(const gpu::TensorMap& map_q, const gp
   }
 }
 
-/// One thread of a warp per stage of dQ: adds units of dQ^T to the f32 sum in the order of key tiles, or,
-/// where this key tile is the last that a query tile sees, stores the final dQ.
+/// One thread of a warp per stage of dQ: adds tiles of dQ^T to the f32 sum in the order of key tiles. Per
+/// tile: waits until the semaphore says that all preceding key tiles of this sum have added (semaphore_value
+/// of them); waits until the consumers have stored the tile (dq.full); the first key tile stores, later ones
+/// reduce-add; releases the buffer when it has been read, and the semaphore when the addition is complete.
+/// Where this key tile is the last that the query tile sees, it loads the sum instead, and stores the final
+/// dQ that dQ's warpgroup rounds.
+///
+/// Spinning is safe: the block of the preceding key tile has a smaller ticket (backward_item), so it has
+/// started, and it does not wait for this one.
 template <class T, class Config>
 __device__ __forceinline__ void reduce_dq(const gpu::TensorMap& map_dq, const BackwardArgs<T>& args,
                                           char* shared, int unit) {
@@ -298,11 +309,16 @@ __device__ __forceinline__ void reduce_dq(const gpu::TensorMap& map_dq, const Ba
   wait_stores<0>();
 }
 
-/// dQ's warpgroup, for head_dim up to 64: dQ^T = K^T dS^T of each query tile.
+/// dQ's warpgroup, for head_dim up to 64: dQ^T = K^T dS^T of each query tile. Barriers, in order: waits for
+/// dS (ds.full) and issues the MMAs; waits for a free buffer of dQ (dq.empty) while they run; releases dS
+/// (ds.empty) when they are complete. Then one of two branches, each of which publishes the buffer (dq.full):
+///   final dQ: waits until reduce_dq has loaded the sum of the preceding key tiles (`sum`), adds it, and
+///     stores the rounded dQ;
+///   partial dQ: stores the f32 tile, which reduce_dq adds.
 template <class T, class Config>
 __device__ __forceinline__ void mma_dq(const BackwardArgs<T>& args, char* shared, int warp, int lane) {
   using namespace gpu;
-  constexpr TileOrder kAcross = TileOrder::mn_major;
+  constexpr TileOrder kMnMajor = TileOrder::mn_major;
   constexpr int kKeyBox = Config::kKeyBox;
   auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
   const BackwardItem& item = barriers.item;
@@ -323,15 +339,15 @@ __device__ __forceinline__ void mma_dq(const BackwardArgs<T>& args, char* shared
     barriers.ds.full[ds.stage].wait(ds.parity);
     float sum[kQueryTile / 2];
     const uint64_t right =
-        tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + ds.stage * kKeyBox);
+        tile_descriptor<kMnMajor>(shared_address(shared + Config::kDs) + ds.stage * kKeyBox);
     warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kKeyTile / 16; ++step)
       if constexpr (Config::kOverlapExp)
-        wgmma<T, kAcross, kAcross>(sum, tile_descriptor<kAcross>(keys) + step * kDescriptorStep<kAcross>,
-                                   right + step * kDescriptorStep<kAcross>, step > 0);
+        wgmma<T, kMnMajor, kMnMajor>(sum, tile_descriptor<kMnMajor>(keys) + step * kDescriptorStep<kMnMajor>,
+                                     right + step * kDescriptorStep<kMnMajor>, step > 0);
       else
-        wgmma<T, kAcross>(sum, k[step], right + step * kDescriptorStep<kAcross>, step > 0);
+        wgmma<T, kMnMajor>(sum, k[step], right + step * kDescriptorStep<kMnMajor>, step > 0);
     warpgroup_commit();
     if (args.wants_queries) barriers.dq.empty[dq.stage].wait(dq.parity ^ 1);
     warpgroup_wait<0>();
@@ -341,6 +357,7 @@ __device__ __forceinline__ void mma_dq(const BackwardArgs<T>& args, char* shared
     if (args.wants_queries) {
       if (args.stores_final_dq &&
           is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
+        // Final dQ.
         char* const unit = shared + Config::kDq + dq.stage * kDqTileFloats * 4;
         if (item.key_tile > 0) {
           barriers.sum[dq.stage].wait(sum_parity[dq.stage]);
@@ -351,7 +368,7 @@ __device__ __forceinline__ void mma_dq(const BackwardArgs<T>& args, char* shared
             const float4 x = before[j * 128];
             sum[4 * j] += x.x, sum[4 * j + 1] += x.y, sum[4 * j + 2] += x.z, sum[4 * j + 3] += x.w;
           }
-          sync_named(3, 128);
+          sync_named(3, 128);  // all threads have read the sum, which is overwritten next
         }
         // Store dQ^T transposed: (kQueryTile, 64).
 #pragma unroll
@@ -368,6 +385,7 @@ __device__ __forceinline__ void mma_dq(const BackwardArgs<T>& args, char* shared
         __syncwarp();
         if (lane == 0) barriers.dq.full[dq.stage].arrive();
       } else {
+        // Partial dQ.
         stage_dq<Config>(shared, barriers, lane, sum, dq.stage);
       }
       dq.advance();
@@ -519,13 +537,17 @@ __device__ __forceinline__ void make_score_gradients(uint32_t (&p)[kQueryTile / 
 }
 
 /// The two dK/dV warpgroups, 64 keys each. Per query tile: S^T, dP^T, P^T, dS^T, dV += P^T dO, dK += dS^T Q
-/// (and, for head_dim up to 128, half of dQ's columns).
+/// (and, without a warpgroup for dQ, half of dQ's columns).
+///
+/// Order per query tile: S issued; previous dV and dK waited for, and the previous query stage released; dP
+/// issued; S waited for, masked, P = exp2; with kOverlapExp dV issued; dP waited for; dS computed, stored to
+/// the dS stage and published; dV (without kOverlapExp), dQ (without kDqWarpgroup) and dK issued.
 template <class T, class Config>
 __device__ __forceinline__ void mma_dk_dv(const gpu::TensorMap& map_dk, const gpu::TensorMap& map_dv,
                                           const BackwardArgs<T>& args, char* shared, int half, int warp,
                                           int lane) {
   using namespace gpu;
-  constexpr TileOrder kAlong = TileOrder::k_major, kAcross = TileOrder::mn_major;
+  constexpr TileOrder kKMajor = TileOrder::k_major, kMnMajor = TileOrder::mn_major;
   constexpr int kHead = Config::kHead, kBoxes = Config::kBoxes, kStages = Config::kStages;
   constexpr int kKeyBox = Config::kKeyBox, kQueryBox = Config::kQueryBox;
   auto& barriers = *reinterpret_cast<typename Config::Barriers*>(shared + Config::kBarriers);
@@ -557,13 +579,13 @@ __device__ __forceinline__ void mma_dk_dv(const gpu::TensorMap& map_dk, const gp
 #pragma unroll
     for (int step = 0; step < kHead / 16; ++step) {
       const uint64_t right =
-          tile_descriptor<kAlong>(tile + step / 4 * kQueryBox) + step % 4 * kDescriptorStep<kAlong>;
+          tile_descriptor<kKMajor>(tile + step / 4 * kQueryBox) + step % 4 * kDescriptorStep<kKMajor>;
       if constexpr (Config::kKvInRegisters)
-        wgmma<T, kAlong>(d, held[step], right, step > 0);
+        wgmma<T, kKMajor>(d, held[step], right, step > 0);
       else
-        wgmma<T, kAlong, kAlong>(
-            d, tile_descriptor<kAlong>(own + step / 4 * kKeyBox) + step % 4 * kDescriptorStep<kAlong>, right,
-            step > 0);
+        wgmma<T, kKMajor, kKMajor>(
+            d, tile_descriptor<kKMajor>(own + step / 4 * kKeyBox) + step % 4 * kDescriptorStep<kKMajor>,
+            right, step > 0);
     }
     warpgroup_commit();
   };
@@ -582,40 +604,45 @@ __device__ __forceinline__ void mma_dk_dv(const gpu::TensorMap& map_dk, const gp
   bool started = false;
 #pragma unroll 1
   for (int left = uniform(item.count) * args.group; left > 0; --left) {
+    // S issued; previous dV and dK waited for, and their query stage released.
     barriers.queries.full[state.stage].wait(state.parity);
     gemm_abt(s, k, own_k, tile_at(Config::kQ));
-    warpgroup_wait<1>();  // the previous tile's dV and dK
+    warpgroup_wait<1>();
     if (started && lane == 0)
       barriers.queries.empty[state.stage == 0 ? kStages - 1 : state.stage - 1].arrive();
+    // dP issued.
     gemm_abt(dp, v, own_v, tile_at(Config::kDout));
-    const int place_of_lane = Config::kDrops || Config::kOverlapExp ? reread_lane() : lane;
+    // The lane, read again where that saves a register.
+    const int lane_now = Config::kDrops || Config::kOverlapExp ? reread_lane() : lane;
     if constexpr (Config::kDrops) {
       const uint32_t head_row = drop_head_row(uint32_t(item.b), args.queries, item.q_first, args.heads,
                                               uint32_t(item.kv_head * args.group + member));
-      word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + place_of_lane / 8),
-                               uint32_t((item.key_tile * kKeyTile + row) / 2 + place_of_lane % 8));
+      word[0] = args.drop.word(item.stream, head_row, uint32_t(query / 16 + lane_now / 8),
+                               uint32_t((item.key_tile * kKeyTile + row) / 2 + lane_now % 8));
       warpgroup_fence_operand(word);
     }
     const float* const statistics =
         reinterpret_cast<const float*>(shared + Config::kStatistics) + state.stage * 2 * kQueryTile;
+    // S waited for, masked, P = exp2.
     warpgroup_wait<1>();
     warpgroup_fence_operand(s);
     if (partial)  // mask keys past the last
-      hide_keys(s, item.queries - shift - warp * 16 - place_of_lane / 4);
+      hide_keys(s, item.queries - shift - warp * 16 - lane_now / 4);
     if (args.causal && shift + 63 > query)
-      hide_causal(s, shift + warp * 16 + place_of_lane / 4 - query - place_of_lane % 4 * 2);
-    make_probabilities(s, statistics, args.scale2, place_of_lane);
+      hide_causal(s, shift + warp * 16 + lane_now / 4 - query - lane_now % 4 * 2);
+    make_probabilities(s, statistics, args.scale2, lane_now);
     uint32_t p[kQueryTile / 16][4], dscore[kQueryTile / 16][4];
-    const auto multiply_dv = [&] {
+    const auto mma_dv = [&] {
       warpgroup_arrive();
 #pragma unroll
       for (int j = 0; j < kQueryTile / 16; ++j)
-        wgmma<T, kAcross>(
+        wgmma<T, kMnMajor>(
             dv, p[j],
-            tile_descriptor<kAcross>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kAcross>);
+            tile_descriptor<kMnMajor>(tile_at(Config::kDout), kQueryBox) + j * kDescriptorStep<kMnMajor>);
     };
     Barrier& empty = barriers.ds.empty[ds.stage];
     if constexpr (Config::kOverlapExp) {
+      // dV issued, dP waited for.
       // ptxas would move exponentials after the wait for dP, but not across a branch that depends on all of
       // them. They are never negative, so the branch is not taken; taking it would be harmless.
       uint32_t signs = 0;
@@ -626,47 +653,50 @@ __device__ __forceinline__ void mma_dk_dv(const gpu::TensorMap& map_dk, const gp
       }
       empty.wait(ds.parity ^ 1);
       if (int(signs) < 0) empty.wait(ds.parity ^ 1);
-      multiply_dv();
+      mma_dv();
       warpgroup_commit();
       warpgroup_wait<1>();
     } else {
-      warpgroup_wait<0>();
+      warpgroup_wait<0>();  // dP
     }
+    // dS computed, stored to the dS stage and published.
     warpgroup_fence_operand(dp);
-    make_score_gradients<T, Config>(p, dscore, s, dp, statistics + kQueryTile, word[0], place_of_lane);
+    make_score_gradients<T, Config>(p, dscore, s, dp, statistics + kQueryTile, word[0], lane_now);
     if constexpr (!Config::kOverlapExp) empty.wait(ds.parity ^ 1);
 #pragma unroll
     for (int j = 0; j < kQueryTile / 16; ++j)
       stmatrix_x4(shared_address(shared + Config::kDs) + ds.stage * kKeyBox +
-                      swizzled_offset(row + place_of_lane % 16, 2 * j + place_of_lane / 16),
+                      swizzled_offset(row + lane_now % 16, 2 * j + lane_now / 16),
                   dscore[j]);
     fence_async_shared();
     __syncwarp();
     if (lane == 0) barriers.ds.full[ds.stage].arrive();
     ds.advance();
-    if constexpr (!Config::kOverlapExp) multiply_dv();
+    // dV (unless issued above), dQ and dK issued.
+    if constexpr (!Config::kOverlapExp) mma_dv();
     if constexpr (Config::kOverlapExp) warpgroup_arrive();
     if constexpr (!Config::kDqWarpgroup) {
       // dQ^T = K^T dS^T: each of the two warpgroups computes 64 of the head's columns.
       warpgroup_commit();
       barriers.ds.full[made.stage].wait(made.parity);
-      const uint64_t left = tile_descriptor<kAcross>(shared_address(shared + Config::kK) + half * kKeyBox);
+      const uint64_t left = tile_descriptor<kMnMajor>(shared_address(shared + Config::kK) + half * kKeyBox);
       const uint64_t right =
-          tile_descriptor<kAcross>(shared_address(shared + Config::kDs) + made.stage * kKeyBox);
+          tile_descriptor<kMnMajor>(shared_address(shared + Config::kDs) + made.stage * kKeyBox);
       warpgroup_arrive();
 #pragma unroll
       for (int j = 0; j < kKeyTile / 16; ++j)
-        wgmma<T, kAcross, kAcross>(sum, left + j * kDescriptorStep<kAcross>,
-                                   right + j * kDescriptorStep<kAcross>, j > 0);
+        wgmma<T, kMnMajor, kMnMajor>(sum, left + j * kDescriptorStep<kMnMajor>,
+                                     right + j * kDescriptorStep<kMnMajor>, j > 0);
       warpgroup_commit();
       warpgroup_arrive();
     }
 #pragma unroll
     for (int j = 0; j < kQueryTile / 16; ++j)
-      wgmma<T, kAcross>(
+      wgmma<T, kMnMajor>(
           dk, dscore[j],
-          tile_descriptor<kAcross>(tile_at(Config::kQ), kQueryBox) + j * kDescriptorStep<kAcross>);
+          tile_descriptor<kMnMajor>(tile_at(Config::kQ), kQueryBox) + j * kDescriptorStep<kMnMajor>);
     warpgroup_commit();
+    // dQ waited for and stored for reduce_dq.
     if constexpr (!Config::kDqWarpgroup) {
       warpgroup_wait<1>();
       warpgroup_fence_operand(sum);

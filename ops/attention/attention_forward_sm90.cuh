@@ -34,7 +34,10 @@
 namespace tessera::ops {
 
 /// All lanes of the scheduler warp: the next tile of packed sequences; false if there is none. A ticket
-/// covers a slot in `ticket_heads` heads; `left` of them follow after `work`.
+/// covers a slot in `ticket_heads` heads; `left` of them follow after `work`. While left > 0, the next tile
+/// is that of the next head of the current ticket; otherwise lane 0 takes a ticket (atomic), the warp decodes
+/// its slot and first head, and skips slots without a tile. `work`, `left` and the result are the same in all
+/// lanes; `order` has a sequence's share per lane.
 template <class T>
 __device__ __forceinline__ bool next_packed_tile(const ForwardSm90<T>& args, const SequenceOrder& order,
                                                  int rows, int key_rows, ForwardWork& work, int& left) {
@@ -48,6 +51,7 @@ __device__ __forceinline__ bool next_packed_tile(const ForwardSm90<T>& args, con
     int item = 0;
     if (threadIdx.x % 32 == 0) item = atomicAdd(args.ticket, 1);
     item = __shfl_sync(0xFFFFFFFFu, item, 0);
+    // Group of heads ("round"), slot, first head; the slot is slower than the heads.
     const int round_items = int(gpu::ceil_div(args.heads_at_once, args.ticket_heads)) * slots;
     const int round = item / round_items, rest = item - round * round_items;
     const int size = min(args.heads_at_once, args.heads - round * args.heads_at_once);
@@ -322,7 +326,9 @@ __device__ __forceinline__ void round_probabilities(uint32_t (&p)[Shape::kKeys /
       RowBits(words[step / 4], step % 4 * 8, lane).template keep_doubled<T>(p[step]);
 }
 
-/// Consumer warpgroup: O of 64 queries of each tile.
+/// Consumer warpgroup: O of 64 queries of each tile. Per KV block: S of the next block and P V of this one
+/// are issued together; softmax of the next block runs during P V; the order barrier passes to the next
+/// warpgroup after the issue.
 template <class T, class Shape>
 __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const ForwardSm90<T>& args,
                                        ForwardShared<Shape> shared, int warp) {
@@ -425,6 +431,7 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         release(barriers.v, at);
       };
 
+      // Prologue: first S and its softmax.
       int n = end - 1;
       draw(n);
       wait_full(barriers.k, block);
@@ -440,6 +447,7 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
 #pragma unroll
       for (float& element : o) element = 0;
 
+      // Main loop: S of block n, P V of block n + 1.
       const auto step = [&]<bool kMasked>() {
         ++block.count;
         draw(n);
@@ -461,8 +469,10 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
         }
         convert();
       };
+      // Partly masked blocks, then those that all queries of the warpgroup see.
       for (--n; n >= work.begin && (n + 1) * kKeys > unmasked; --n) step.template operator()<true>();
       for (; n >= work.begin; --n) step.template operator()<false>();
+      // Last P V.
       issue_values(block);
       finish_values(block);
       ++block.count;
@@ -471,7 +481,8 @@ __device__ __forceinline__ void attend(const gpu::TensorMap& o_map, const Forwar
       for (float& element : o) element = 0;
     }
 
-    // Recomputed, instead of being kept in registers through the loop.
+    // Epilogue: divide O by the sums and store it, or store the partial result of a split tile.
+    // `rows` is recomputed, instead of being kept in registers through the loop.
     const ForwardRows rows{.first = first,
                            .row = row,
                            .warp = warp - 4,

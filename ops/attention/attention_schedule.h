@@ -83,19 +83,20 @@ struct AttentionWork {
   int64_t piece;   // index of the split where the partial result goes; -1: the tile is not split
 };
 
-/// The item-th unit of work of block `place` of `grid`; skips empty ones, and returns false when there are no
-/// more.
-TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int place, int& item,
+/// The item-th unit of work of block `block` of `grid`; skips empty ones, and returns false when there are no
+/// more. Items of a block: first its tiles of whole jobs (full waves, rotated), then those of its share of
+/// the remaining KV blocks, at most four tiles.
+TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int block, int& item,
                                AttentionWork& work) {
   const int tiles_of_job = schedule.tiles_of_job();
-  const int rounds = (schedule.whole + grid - 1) / grid;
+  const int waves = (schedule.whole + grid - 1) / grid;
   for (;; ++item) {
     int job, which;
-    if (item < rounds * tiles_of_job) {
-      // Rotated by one in each wave, so that a block does not get the same tile of a head in all of them: the
-      // last one of a head may be nearly empty.
-      const int round = schedule.job_of(item);
-      job = round * grid + (place + round) % grid;
+    if (item < waves * tiles_of_job) {
+      // Tile of a whole job. Rotated by one in each wave, so that a block does not get the same tile of a
+      // head in all of them: the last one of a head may be nearly empty.
+      const int wave = schedule.job_of(item);
+      job = wave * grid + (block + wave) % grid;
       which = schedule.which_of(item);
       if (job >= schedule.whole) return false;  // past the end, in the last wave; then no tile is split
       work.tile = schedule.tile_of(job % schedule.jobs, which);
@@ -104,9 +105,10 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
       work.end = schedule.tile_blocks(work.tile);
       work.piece = -1;
     } else {
-      // The intersection of the block's share [first, last) of the remaining KV blocks with its nth tile.
-      const int nth = item - rounds * tiles_of_job;
-      const int first = place * schedule.share, end = schedule.rest() * schedule.job_blocks;
+      // Tile of the share: the intersection of the block's share [first, last) of the remaining KV blocks
+      // with its nth tile.
+      const int nth = item - waves * tiles_of_job;
+      const int first = block * schedule.share, end = schedule.rest() * schedule.job_blocks;
       const int last = first + schedule.share < end ? first + schedule.share : end;
       if (first >= last || nth >= 2 * tiles_of_job) return false;
       const int rest_job = first / schedule.job_blocks + schedule.job_of(nth);
@@ -120,7 +122,7 @@ TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int 
       work.end = last < start + blocks ? last - start : blocks;
       if (work.begin >= work.end) continue;
       const bool alone = work.end - work.begin == blocks;
-      work.piece = alone ? -1 : kSplitsPerBlock * int64_t(place) + nth;
+      work.piece = alone ? -1 : kSplitsPerBlock * int64_t(block) + nth;
     }
     work.head_row = job / schedule.jobs;
     return true;
@@ -148,10 +150,10 @@ struct AttentionSplits {
     blind = tile >= 0 && blocks == 0;
     none = tile < 0 || blind || first == last;
   }
-  TESSERA_HD int64_t split_of(const AttentionSchedule& schedule, int place) const {
+  TESSERA_HD int64_t split_of(const AttentionSchedule& schedule, int block) const {
     const int nth =
-        (rest_job - place * schedule.share / schedule.job_blocks) * schedule.tiles_of_job() + which;
-    return kSplitsPerBlock * int64_t(place) + nth;
+        (rest_job - block * schedule.share / schedule.job_blocks) * schedule.tiles_of_job() + which;
+    return kSplitsPerBlock * int64_t(block) + nth;
   }
 };
 

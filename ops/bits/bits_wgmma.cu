@@ -50,10 +50,10 @@ struct PairsMaps {
 };
 
 /// First row and column of a tile.
-struct TilePlace {
+struct TileCoord {
   int m, n;
 };
-__device__ __forceinline__ TilePlace place_of_item(const PairsArgs& args, int item) {
+__device__ __forceinline__ TileCoord tile_of_item(const PairsArgs& args, int item) {
   if (!args.mirrored) {
     const int m = item / args.tiles_n;
     return {m * kTile, (item - m * args.tiles_n) * kTile};
@@ -70,7 +70,7 @@ __device__ __forceinline__ void load_operands(const PairsMaps& maps, const Pairs
                                               gpu::Ring<kStages>& ring) {
   gpu::RingState<kStages> state;
   for (int item = int(blockIdx.x); item < args.items; item += int(gridDim.x)) {
-    const TilePlace tile = place_of_item(args, item);
+    const TileCoord tile = tile_of_item(args, item);
     for (int box = 0; box < args.boxes; ++box) {
       char* const to = stages + state.stage * kStageBytes;
       gpu::Barrier& full = ring.full[state.stage];
@@ -114,7 +114,7 @@ __device__ __forceinline__ void count_tile(uint32_t (&sums)[kSums], int boxes, i
 }
 
 /// Epilogue: thread t holds rows 16 w + g and + 8, columns 8 j + 2 c and + 1 (gpu/wgmma.cuh).
-__device__ __forceinline__ void store_tile(const PairsArgs& args, const TilePlace& tile, int group,
+__device__ __forceinline__ void store_tile(const PairsArgs& args, const TileCoord& tile, int group,
                                            uint32_t (&sums)[kSums]) {
   const int thread = gpu::reread_thread() % 128, lane = thread % gpu::kWarp;
   const int row = tile.m + group * 64 + thread / gpu::kWarp * 16 + lane / 4, first = tile.n + lane % 4 * 2;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   uint32_t sums[kSums];
   for (int item = int(blockIdx.x); item < args.items; item += int(gridDim.x)) {
     count_tile(sums, args.boxes, group, shared, ring, state);
-    store_tile(args, place_of_item(args, item), group, sums);
+    store_tile(args, tile_of_item(args, item), group, sums);
     __syncwarp();
   }
 }

@@ -45,12 +45,13 @@ __global__ void __launch_bounds__(kBlock) rotate_and_append(Args<T> args) {
   const bool is_query = h < args.heads, is_value = h >= args.heads + args.kv_heads;
   if (!valid && !is_query) return;
   const T* const in = args.qkv + b * args.qkv_stride[0] + t * args.qkv_stride[1] + h * args.qkv_stride[2];
-  const auto place = [&](T* data, const int64_t(&stride)[3], int64_t row, int64_t head) {
+  const auto address = [&](T* data, const int64_t(&stride)[3], int64_t row, int64_t head) {
     return data + b * stride[0] + row * stride[1] + head * stride[2];
   };
-  T* const out = is_query   ? place(args.q, args.q_stride, t, h)
-                 : is_value ? place(args.values, args.value_stride, position, h - args.heads - args.kv_heads)
-                            : place(args.keys, args.key_stride, position, h - args.heads);
+  T* const out = is_query ? address(args.q, args.q_stride, t, h)
+                 : is_value
+                     ? address(args.values, args.value_stride, position, h - args.heads - args.kv_heads)
+                     : address(args.keys, args.key_stride, position, h - args.heads);
   constexpr bool kWhole = kPack > 1;
   const float nan = __int_as_float(0x7FC00000);
   float first[kPack], second[kPack];

@@ -141,14 +141,15 @@ class Ring {
     while (load_.layer < args.layers) {
       if (load_.phase != kKeys) {
         load_.column = 0, load_.end = args.columns[load_.phase];
-        if (load_.unit < args.rows[load_.phase]) return;
+        if (load_.unit < args.rows[load_.phase]) return;  // a GEMV unit is left
       } else if (load_.unit < args.units()) {
         const Keys<kDim> keys(args, load_.unit);
         load_.column = keys.begin + warp_ * Keys<kDim>::kBatch, load_.end = keys.stored, load_.kv = keys.kv;
-        if (load_.column < load_.end) return;
-        load_.unit += int(gridDim.x);
+        if (load_.column < load_.end) return;  // an attention unit with keys for this warp
+        load_.unit += int(gridDim.x);          // one without: try the next
         continue;
       }
+      // No unit is left: first unit of the next phase, or of the next layer.
       if (++load_.phase == kPhases) load_.phase = 0, ++load_.layer;
       load_.unit = load_.phase == kKeys ? int(blockIdx.x) : first_unit_;
     }

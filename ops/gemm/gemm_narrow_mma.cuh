@@ -23,9 +23,9 @@ namespace {
 /// lines of up to 64 elements of the dense dimension ("inner"), whose 16-byte chunks are swizzled so that
 /// eight rows of one column are in different banks. A thread has one chunk along a line and every kPass-th
 /// line.
-template <class T, int kWide, int kDepth, bool kAlong>
+template <class T, int kWide, int kDepth, bool kKMajor>
 class MmaPanel {
-  static constexpr int kInner = kAlong ? kDepth : kWide, kOuter = kAlong ? kWide : kDepth;
+  static constexpr int kInner = kKMajor ? kDepth : kWide, kOuter = kKMajor ? kWide : kDepth;
   static constexpr int kChunks = kInner / 8, kLine = std::min(kChunks, 8);
   static constexpr int kPass = kNarrowThreads / kChunks, kPasses = (kOuter + kPass - 1) / kPass;
   static_assert(kPass % 8 == 0);  // the swizzle is the same in all of them
@@ -37,7 +37,7 @@ class MmaPanel {
   __device__ __forceinline__ MmaPanel(const NarrowOperand<T>& x, int matrix, int first, int wide, int begin,
                                       int left)
       : x_(x), wide_(wide), left_(left) {
-    from_ = x.data + matrix * x.stride + (kAlong ? first : begin) * x.ld + (kAlong ? begin : first);
+    from_ = x.data + matrix * x.stride + (kKMajor ? first : begin) * x.ld + (kKMajor ? begin : first);
     if (x.packs) from_ += outer() * x.ld + chunk() * 8;
   }
 
@@ -50,14 +50,14 @@ class MmaPanel {
   __device__ __forceinline__ void load(uint32_t to) {
     const int deep = min((left_ + 15) & ~15, kDepth);  // the k that the MMAs read
     if (x_.packs) {
-      const int inside = (kAlong ? left_ : wide_) - chunk() * 8, some = min(max(inside, 0), 8) * 2;
-      const int count = (kAlong ? min(wide_, kWide) : deep) - outer();
-      if (chunk() * 8 < (kAlong ? deep : wide_)) {
+      const int inside = (kKMajor ? left_ : wide_) - chunk() * 8, some = min(max(inside, 0), 8) * 2;
+      const int count = (kKMajor ? min(wide_, kWide) : deep) - outer();
+      if (chunk() * 8 < (kKMajor ? deep : wide_)) {
         const T* at = from_;
         to += offset(outer(), chunk());
 #pragma unroll
         for (int i = 0; i < kPasses; ++i) {
-          const int bytes = kAlong || i * kPass < left_ - outer() ? some : 0;
+          const int bytes = kKMajor || i * kPass < left_ - outer() ? some : 0;
           if (i * kPass < count)
             gpu::cp_async_zfill(to + i * kPass * kLine * 16, bytes > 0 ? at : x_.data, bytes);
           at += kPass * x_.ld;
@@ -65,7 +65,7 @@ class MmaPanel {
       }
     } else {
       constexpr int kTogether = 8;
-      const int lanes = 1 << x_.lanes_log, all = min(kOuter, kAlong ? wide_ : deep) << x_.lanes_log;
+      const int lanes = 1 << x_.lanes_log, all = min(kOuter, kKMajor ? wide_ : deep) << x_.lanes_log;
 #pragma unroll 1
       for (int begin = int(threadIdx.x); begin < all; begin += kTogether * kNarrowThreads) {
         uint16_t raw[kTogether];
@@ -74,7 +74,7 @@ class MmaPanel {
           const int number = begin + i * kNarrowThreads;
           const int outer = number >> x_.lanes_log, inner = number & (lanes - 1);
           raw[i] = 0;
-          if (number < all && (kAlong ? inner : outer) < left_ && (kAlong ? outer : inner) < wide_)
+          if (number < all && (kKMajor ? inner : outer) < left_ && (kKMajor ? outer : inner) < wide_)
             raw[i] = from_[outer * x_.ld + inner].bits;
         }
 #pragma unroll
@@ -85,7 +85,7 @@ class MmaPanel {
         }
       }
     }
-    from_ += kAlong ? int64_t(kDepth) : kDepth * x_.ld;
+    from_ += kKMajor ? int64_t(kDepth) : kDepth * x_.ld;
     left_ -= kDepth;
   }
 
@@ -125,15 +125,15 @@ constexpr size_t narrow_bytes(const NarrowMmaTile& tile, int depth) {
 }
 
 /// One block per (matrix, tile, split of k), the split fastest.
-template <class T, int kIndex, bool kLeftAlong, bool kRightAlong>
+template <class T, int kIndex, bool kLeftKMajor, bool kRightKMajor>
 __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid_constant__ NarrowArgs<T> g) {
   constexpr NarrowMmaTile kTile = kNarrowMmaTiles[kIndex];
   constexpr int kM = kTile.rows, kN = kTile.columns, kDepth = kTile.depth, kStages = kNarrowStages;
   constexpr int kDown = kTile.down, kAcross = kTile.across, kWarpsK = 8 / kDown / kAcross;
   constexpr int kRows = kM / kDown, kColumns = kN / kAcross;  // of a warp
   constexpr int kA = kRows / 16, kB = (kColumns + 15) / 16;   // fragments
-  using Left = MmaPanel<T, kM, kDepth, kLeftAlong>;
-  using Right = MmaPanel<T, kN, kDepth, kRightAlong>;
+  using Left = MmaPanel<T, kM, kDepth, kLeftKMajor>;
+  using Right = MmaPanel<T, kN, kDepth, kRightKMajor>;
   constexpr int kStage = Left::kBytes + Right::kBytes;
   extern __shared__ __align__(128) char shared[];
   gpu::wait_and_launch_dependents();
@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   const int warp_k = warp % kWarpsK, warp_row = warp / kWarpsK % kDown * kRows,
             warp_column = warp / kWarpsK / kDown * kColumns;
 
+  // 1. Main loop, kNarrowStages deep.
   const auto load = [&](int stage) {
     const uint32_t to = base + uint32_t(stage * kStage);
     left.load(to);
@@ -177,18 +178,18 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
 #pragma unroll
       for (int i = 0; i < kA; ++i) {
         const int row = warp_row + i * 16;
-        load_fragment<!kLeftAlong>(
+        load_fragment<!kLeftKMajor>(
             a[i],
-            of_left + (kLeftAlong ? Left::offset(row + lane % 16, k / 8 + lane / 16)
-                                  : Left::offset(k + lane % 8 + lane / 16 * 8, row / 8 + lane / 8 % 2)));
+            of_left + (kLeftKMajor ? Left::offset(row + lane % 16, k / 8 + lane / 16)
+                                   : Left::offset(k + lane % 8 + lane / 16 * 8, row / 8 + lane / 8 % 2)));
       }
 #pragma unroll
       for (int i = 0; i < kB; ++i) {
         const int column = warp_column + i * 16, second = kColumns < 16 ? 0 : lane / 16;
-        load_fragment<!kRightAlong>(
+        load_fragment<!kRightKMajor>(
             b[i],
-            of_right + (kRightAlong ? Right::offset(column + lane % 8 + second * 8, k / 8 + lane / 8 % 2)
-                                    : Right::offset(k + lane % 16, column / 8 + second)));
+            of_right + (kRightKMajor ? Right::offset(column + lane % 8 + second * 8, k / 8 + lane / 8 % 2)
+                                     : Right::offset(k + lane % 16, column / 8 + second)));
       }
 #pragma unroll
       for (int i = 0; i < kA; ++i)
@@ -202,7 +203,8 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
   gpu::cp_async_wait<0>();
   __syncthreads();
 
-  // Accumulators to shared memory as rows of d, one copy per warp along k.
+  // 2. Accumulators to shared memory as rows of d, one copy per warp along k; `whole` adds the copies,
+  // `write` stores four elements of d with bias and beta c.
   constexpr int kMost = staged_sums(kTile);
   static_assert(kMost * kWarpsK * 4 <= kStages * kStage);
   float* const staged = reinterpret_cast<float*>(shared);
@@ -241,11 +243,14 @@ __global__ void __launch_bounds__(kNarrowThreads) narrow_mma_kernel(const __grid
     const int quad = quad_of(own), row = quad / quads_across, column = quad % quads_across * 4;
     if (member == 0) write_quad(g, matrix, d_row + row, d_column + column, sum);
   };
+  // 3. Not split: store d.
   if (g.splits == 1) {
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) write(own, whole(own));
     return;
   }
+  // 4. Split-K: partial sums to scratch; the last block of a group of splits reduces those of its group, the
+  // last group to finish those of the groups, and stores d.
   const int groups = (g.splits + g.group - 1) / g.group, number = split / g.group;
   const int of_group = min(g.group, g.splits - number * g.group);
   unsigned* const arrived = g.arrived + tile_index * (groups + 1);

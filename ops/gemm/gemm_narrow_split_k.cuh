@@ -88,7 +88,7 @@ NarrowLaunch<T> narrow_launch(const Gemm& g, const NarrowChoice& choice, int row
   launch.blocks = unsigned(tiles * args.splits);
   if (args.splits > 1) {
     const int64_t groups = gpu::ceil_div(args.splits, args.group);
-    check(tiles * (groups + 1) <= Device::kCounters, "gemm: row narrow needs fewer parts than ", tiles,
+    check(tiles * (groups + 1) <= Device::kCounters, "gemm: variant narrow needs fewer splits than ", tiles,
           " tiles with ", args.splits, " each");
     launch.scratch =
         Tensor::empty_packed(Shape{tiles * (args.splits + groups) * rows * columns}, DType::f32, device);

@@ -105,6 +105,9 @@ struct GemmPlan {
     return rows * Tile::kClusterM < 4 ? rows * Tile::kClusterM : 4;
   }
 
+  /// Decodes work item `item` for the block of rank `rank` in its cluster. Items below `whole` are whole
+  /// tiles, the others splits; the splits of a tile are consecutive. Tiles are numbered in groups of `group`
+  /// tile rows, column by column within a group.
   template <class Tile>
   __device__ __forceinline__ WorkTile work_tile(int item, int rank) const {
     const int number = max(item - whole, 0) / splits, split = max(item - whole, 0) - number * splits;
@@ -212,7 +215,11 @@ __device__ __forceinline__ void load_operands(const GemmMapsOf<kProblems>& maps,
   }
 }
 
-/// Main loop of a warpgroup over the k-blocks of a work tile; calls `issued` after issuing the last MMA.
+/// Main loop of a warpgroup. Per k-block: waits for the stage, issues 4 k-steps of MMAs for each 64 rows, and
+/// releases the stage of the previous k-block, whose MMAs are complete when only the newest group is pending
+/// (warpgroup_wait<1>). The first MMA overwrites the accumulators (block | step == 0). `operand_sums` reads
+/// the current stage while its MMAs run. `issued` is called after the last MMA is issued: ping-pong then
+/// passes the order barrier.
 template <class Tile, class Sums, class Issued>
 __device__ __forceinline__ void mma_mainloop(float (&sums)[Tile::kMBlocks][Tile::kN / 2], Sums& operand_sums,
                                              int blocks, int row, char* stages,
@@ -232,7 +239,7 @@ __device__ __forceinline__ void mma_mainloop(float (&sums)[Tile::kMBlocks][Tile:
   const uint64_t a_tile =
       gpu::tile_descriptor<Tile::kA>(gpu::shared_address(stages) + uint32_t(row) * 128, 8192);
   const uint64_t b_tile = gpu::tile_descriptor<Tile::kB>(gpu::shared_address(stages) + Tile::kBytesA, 8192);
-  int before = 0;
+  int previous_stage = 0;
   for (int block = 0; block < blocks; ++block) {
     ring.full[state.stage].wait(state.parity);
     const uint64_t at = uint64_t(state.stage * (Tile::kStageBytes >> 4));
@@ -249,10 +256,10 @@ __device__ __forceinline__ void mma_mainloop(float (&sums)[Tile::kMBlocks][Tile:
             b_tile + at + step * gpu::kDescriptorStep<Tile::kB>, block | step);
     gpu::warpgroup_commit();
     gpu::warpgroup_wait<1>();
-    if (block > 0) release(before);
-    before = state.stage;
+    if (block > 0) release(previous_stage);
+    previous_stage = state.stage;
     if constexpr (Tile::kSumsA) {
-      operand_sums.visit(stages + before * Tile::kStageBytes, row);
+      operand_sums.visit(stages + previous_stage * Tile::kStageBytes, row);
     }
     state.advance();
   }
@@ -260,13 +267,14 @@ __device__ __forceinline__ void mma_mainloop(float (&sums)[Tile::kMBlocks][Tile:
   gpu::warpgroup_wait<0>();
 #pragma unroll
   for (int m_block = 0; m_block < Tile::kMBlocks; ++m_block) gpu::warpgroup_fence_operand(sums[m_block]);
-  release(before);
+  release(previous_stage);
 }
 
 template <class Tile, class Epilogue, int kProblems>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     gemm_kernel(const __grid_constant__ GemmMapsOf<kProblems> maps, const __grid_constant__ GemmPlan plan,
                 const __grid_constant__ typename Epilogue::Params params) {
+  // Setup: barriers, PDL.
   using Shared = GemmShared<Tile, Epilogue>;
   extern __shared__ __align__(1024) char shared[];
   auto& ring = *reinterpret_cast<gpu::Ring<Tile::kStages>*>(shared + Shared::kRingAt);
@@ -292,14 +300,16 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   gpu::launch_dependents();  // PDL: lets the next kernel start on idle SMs
 
   if (group < 0) {
+    // Producer warpgroup: warp 0 issues the TMA loads; the others reduce partial sums of a bias gradient or
+    // run the epilogue's idle_warp.
     gpu::warpgroup_reg_dealloc<Tile::kManyAccumulators ? 24 : 40>();
     if (threadIdx.x < 32 && gpu::elect_one()) load_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
       const int warp = gpu::uniform(int(threadIdx.x) / 32);
       if constexpr (kProblems > 1) {
-        if (warp > 0 && warp <= Tile::kGroups) add_pair_sums<Tile>(plan, warp - 1);
+        if (warp > 0 && warp <= Tile::kGroups) reduce_pair_sums<Tile>(plan, warp - 1);
       } else {
-        if (plan.sums && warp > 0 && warp <= Tile::kGroups) add_sums<Tile>(plan, warp - 1);
+        if (plan.sums && warp > 0 && warp <= Tile::kGroups) reduce_sums<Tile>(plan, warp - 1);
       }
     }
     if constexpr (requires { Epilogue::idle_warp(params, 0); }) {
@@ -307,6 +317,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
     __syncwarp();
   } else {
+    // Consumer warpgroups.
     gpu::warpgroup_reg_alloc<Tile::kManyAccumulators ? 240 : 232>();
     const int row = Tile::kPingPong ? 0 : group * Tile::kRows;
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
@@ -321,6 +332,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         continue;
       }
       epilogue.begin(work, row);
+      // Warpgroup 1 waits for phase n of its barrier before its n-th tile (counted from 0), warpgroup 0 for
+      // phase n - 1, so its first wait returns at once (parity 1 of a fresh barrier).
       if constexpr (Tile::kPingPong) order_barriers[group].wait(uint32_t(number / 2 + 1 - group) & 1);
       float sums[Tile::kMBlocks][Tile::kN / 2];
       const auto issued = [&] {
@@ -368,9 +381,9 @@ struct GemmOperand {
 
 template <class T, gpu::TileOrder kOrder>
 gpu::TensorMap operand_map(const GemmOperand<T>& x, int64_t extent, int64_t k, int64_t batch, int boxed) {
-  constexpr bool kAlong = kOrder == gpu::TileOrder::k_major;
-  return gpu::tensor_map<T, 3>(x.data, {kAlong ? k : extent, kAlong ? extent : k, x.stride ? batch : 1},
-                               {x.ld, x.stride}, {64, kAlong ? boxed : 64, 1}, gpu::Swizzle::k128);
+  constexpr bool kKMajor = kOrder == gpu::TileOrder::k_major;
+  return gpu::tensor_map<T, 3>(x.data, {kKMajor ? k : extent, kKMajor ? extent : k, x.stride ? batch : 1},
+                               {x.ld, x.stride}, {64, kKMajor ? boxed : 64, 1}, gpu::Swizzle::k128);
 }
 
 /// The plan of m x n x k on this tile, with `splits` splits of k (fewer if k is short) after `whole` tiles

@@ -78,15 +78,17 @@ __device__ __forceinline__ void write_sums(const Plan& plan, const WorkTile& wor
   }
   const int row = first + int(threadIdx.x) % 128 / 32 * 16 + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
   if (quad >= 2 * Tile::kMBlocks || first >= plan.m) return;
-  const int place = work.n / Tile::kN * plan.splits + work.split, weight = partial_sum_count(plan, work);
-  float* to = plan.partial_sums + int64_t(place) * plan.sums_pitch + row;
-  for (int i = 0; i < weight; ++i, to += plan.sums_pitch) __stcg(to, i == 0 ? own : 0.0f);
+  const int index = work.n / Tile::kN * plan.splits + work.split, count = partial_sum_count(plan, work);
+  float* to = plan.partial_sums + int64_t(index) * plan.sums_pitch + row;
+  for (int i = 0; i < count; ++i, to += plan.sums_pitch) __stcg(to, i == 0 ? own : 0.0f);
 }
 
-/// An otherwise idle warp waits for the partial sums that warpgroup `group` writes and, where they are the
-/// last of their rows, adds them all up: some 2 us to L2 and back, which the epilogue hides.
+/// Called by the producer warpgroup, by one otherwise idle warp per consumer warpgroup (`group`). Per work
+/// tile that sums a: waits on named barrier 3 + group until the warpgroup has written its partial sums; adds
+/// their number to the arrival counter of the 64 rows; if that completes the count, adds all partial sums and
+/// writes the result. Some 2 us to L2 and back, which the epilogue hides.
 template <class Tile, class Plan>
-__device__ __forceinline__ void add_sums(const Plan& plan, int group) {
+__device__ __forceinline__ void reduce_sums(const Plan& plan, int group) {
   // Rows per lane, and its loads in flight together: it has 24 or 40 registers.
   constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kManyAccumulators ? 1 : 16 / kRows;
   using Rows = std::conditional_t<kRows == 4, float4, float2>;
@@ -101,15 +103,15 @@ __device__ __forceinline__ void add_sums(const Plan& plan, int group) {
     if (work.n / Tile::kN >= plan.template summing_tiles<Tile>()) continue;
     gpu::sync_named(3 + group, 160);
     if (first >= plan.m) continue;
-    int come = 0;
+    int arrived = 0;
     if (lane == 0) {
-      int* const there = plan.sums_arrived + first / 64;
-      const int weight = partial_sum_count(plan, work);
-      come = gpu::atomic_add_acq_rel(there, weight);
-      come += weight;
-      if (come == parts) *there = 0;
+      int* const counter = plan.sums_arrived + first / 64;
+      const int count = partial_sum_count(plan, work);
+      arrived = gpu::atomic_add_acq_rel(counter, count);
+      arrived += count;
+      if (arrived == parts) *counter = 0;
     }
-    if (__shfl_sync(0xFFFFFFFFu, come, 0) != parts) continue;
+    if (__shfl_sync(0xFFFFFFFFu, arrived, 0) != parts) continue;
     __threadfence();
     const int row = first + lane * kRows;
     const float* from = plan.partial_sums + row;

@@ -43,7 +43,8 @@ class TileModel {
     // are written once, a is read once and b for every 64 rows.
     mma_ = std::max(double(tile.rows) * tile.columns / 32,
                     costs.shared * (2.0 * tile.rows + tile.columns * (1 + tile.rows / 64.0)));
-    const double a = 128.0 * double(tile.rows) / tile.side(), b = 128.0 * double(tile.columns) / tile.down();
+    const double a = 128.0 * double(tile.rows) / tile.cluster_n(),
+                 b = 128.0 * double(tile.columns) / tile.cluster_m();
     loaded_ = a + b;
     // Only of GEMMs that take a while: short ones are bound by their ends.
     const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.terms * g.k);
@@ -92,8 +93,8 @@ GemmChoice choose_gemm(const Gemm& g, const Gpu& gpu, int forced) {
     if ((forced >= 0 && index != forced) || !tile.takes(!g.transpose_a, g.transpose_b)) continue;
     const bool stores = by_tma && (wide ? gradient && (g.beta == 0 ? tile.wide : tile.wide_adds)
                                         : (g.beta == 0 ? tile.stores : tile.adds));
-    const int64_t tiles =
-        g.batch * ceil_div(g.m, tile.rows * tile.down()) * ceil_div(g.n, tile.columns * tile.side());
+    const int64_t tiles = g.batch * ceil_div(g.m, tile.rows * tile.cluster_m()) *
+                          ceil_div(g.n, tile.columns * tile.cluster_n());
     const int64_t slots = gpu.multiprocessors / tile.cluster;
     const TileModel model(g, c, tile);
     // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks

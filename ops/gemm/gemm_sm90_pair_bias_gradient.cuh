@@ -103,15 +103,15 @@ __device__ __forceinline__ void write_pair_sums(const Plan& plan, const WorkTile
   }
   const int row = rows.first + int(threadIdx.x) % 128 / 32 * 16 + quad / 2 * 64 + lane / 4 + quad % 2 * 8;
   if (quad >= 2 * of.boxes() || rows.first >= rows.extent) return;
-  const int place = rows.index * plan.splits + work.split, weight = partial_sum_count(plan, work);
-  float* to = rows.partial + int64_t(place) * rows.pitch + row;
-  for (int i = 0; i < weight; ++i, to += rows.pitch) __stcg(to, i == 0 ? own : 0.0f);
+  const int index = rows.index * plan.splits + work.split, count = partial_sum_count(plan, work);
+  float* to = rows.partial + int64_t(index) * rows.pitch + row;
+  for (int i = 0; i < count; ++i, to += rows.pitch) __stcg(to, i == 0 ? own : 0.0f);
 }
 
-/// One lane of the warp of add_pair_sums: adds `parts` rows of partial sums, for kRows elements from
+/// One lane of the warp of reduce_pair_sums: adds `parts` rows of partial sums, for kRows elements from
 /// `rows.first + lane * kRows` on.
 template <int kRows, int kTogether>
-__device__ __forceinline__ void add_parts_of_sums(const SummedRows& rows, int parts) {
+__device__ __forceinline__ void add_partial_sum_rows(const SummedRows& rows, int parts) {
   using Pack = std::conditional_t<kRows == 4, float4, float2>;
   const int row = rows.first + int(threadIdx.x) % 32 * kRows;
   const float* from = rows.partial + row;
@@ -127,10 +127,12 @@ __device__ __forceinline__ void add_parts_of_sums(const SummedRows& rows, int pa
     if (row + i < rows.extent) rows.to[row + i] = sums[i];
 }
 
-/// An otherwise idle warp waits for the partial sums that warpgroup `group` writes and, where they are the
-/// last of their rows, adds them all up: some 2 us to L2 and back, which the epilogue hides.
+/// Called by the producer warpgroup, by one otherwise idle warp per consumer warpgroup (`group`). Per work
+/// tile that sums an operand: waits on named barrier 3 + group until the warpgroup has written its partial
+/// sums; adds their number to the arrival counter of the 64 rows; if that completes the count, adds all
+/// partial sums and writes the result. Some 2 us to L2 and back, which the epilogue hides.
 template <class Tile, class Plan>
-__device__ __forceinline__ void add_pair_sums(const Plan& plan, int group) {
+__device__ __forceinline__ void reduce_pair_sums(const Plan& plan, int group) {
   using Sums = PairSums<Tile>;
   // Elements per lane; 16 loads are in flight together.
   constexpr int kRowsA = Sums::kBoxesA * 2, kRowsB = Sums::kBoxesB * 2;
@@ -143,20 +145,20 @@ __device__ __forceinline__ void add_pair_sums(const Plan& plan, int group) {
     gpu::sync_named(3 + group, 160);
     if (rows.first >= rows.extent) continue;
     const int parts = rows.tiles * plan.splits;
-    int come = 0;
+    int arrived = 0;
     if (gpu::reread_lane() == 0) {
-      int* const there = plan.sums_arrived + rows.counters + rows.first / 64;
-      const int weight = partial_sum_count(plan, work);
-      come = gpu::atomic_add_acq_rel(there, weight);
-      come += weight;
-      if (come == parts) *there = 0;
+      int* const counter = plan.sums_arrived + rows.counters + rows.first / 64;
+      const int count = partial_sum_count(plan, work);
+      arrived = gpu::atomic_add_acq_rel(counter, count);
+      arrived += count;
+      if (arrived == parts) *counter = 0;
     }
-    if (__shfl_sync(0xFFFFFFFFu, come, 0) != parts) continue;
+    if (__shfl_sync(0xFFFFFFFFu, arrived, 0) != parts) continue;
     __threadfence();
     if (rows.of_b)
-      add_parts_of_sums<kRowsB, 16 / kRowsB>(rows, parts);
+      add_partial_sum_rows<kRowsB, 16 / kRowsB>(rows, parts);
     else
-      add_parts_of_sums<kRowsA, 16 / kRowsA>(rows, parts);
+      add_partial_sum_rows<kRowsA, 16 / kRowsA>(rows, parts);
   }
 }
 

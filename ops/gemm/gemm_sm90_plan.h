@@ -36,8 +36,8 @@ struct GemmTileShape {
   int stages;
   bool stores, adds, by_threads, wide, wide_adds;
 
-  constexpr int down() const { return along_n ? 1 : cluster; }
-  constexpr int side() const { return along_n ? cluster : 1; }
+  constexpr int cluster_m() const { return along_n ? 1 : cluster; }
+  constexpr int cluster_n() const { return along_n ? cluster : 1; }
   /// TMA boxes of an MN-major b are 64 columns wide; tiles of other widths would make them straddle lines.
   constexpr bool takes(bool a_k_major, bool b_k_major) const {
     return (b_k_major || columns % 64 == 0) && (stores || product_is_gradient(a_k_major, b_k_major));

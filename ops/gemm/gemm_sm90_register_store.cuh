@@ -44,7 +44,7 @@ static_assert(kGemmCounters <= Device::kCounters);
 struct SplitKCounter {
   static constexpr unsigned kMost = 1023, kDeferred = 1u << 10, kSeen = 1u << 20;
   static __device__ __forceinline__ unsigned arrived(unsigned word) { return word & kMost; }
-  static __device__ __forceinline__ unsigned left(unsigned word) { return word >> 10 & kMost; }
+  static __device__ __forceinline__ unsigned deferred(unsigned word) { return word >> 10 & kMost; }
   static __device__ __forceinline__ unsigned seen(unsigned word) { return word >> 20; }
 };
 
@@ -98,6 +98,13 @@ class RegisterStoreEpilogue {
 
   __device__ __forceinline__ void begin(const WorkTile&, int) {}
 
+  /// Not split: stores d. Split:
+  ///   1. writes the accumulators to the workspace;
+  ///   2. decides whether all splits of the tile are running, otherwise defers its share;
+  ///   3. arrives on the piece's counter and, unless it defers, waits until all splits have arrived;
+  ///   4. computes its share of d from all partial sums, and the deferred shares too if it is the first that
+  ///      waited;
+  ///   5. the last one resets the counter.
   __device__ __forceinline__ void finish(const WorkTile& work, int row,
                                          float (&sums)[Tile::kMBlocks][Tile::kN / 2]) {
     const auto fragment = [&](int i) {
@@ -114,6 +121,7 @@ class RegisterStoreEpilogue {
       }
       return;
     }
+    // 1. Accumulators to the workspace, in register order.
     const int piece = (work.number * Tile::kCluster +
                        (Tile::kSharesA ? work.n / Tile::kN : work.m / Tile::kM) % Tile::kCluster) *
                           kShares +
@@ -122,6 +130,8 @@ class RegisterStoreEpilogue {
     float4* const own = const_cast<float4*>(all) + work.split * (kFragments * 128);
 #pragma unroll
     for (int i = 0; i < kFragments; ++i) __stcg(own + i * 128, fragment(i));
+    // 2. Only thread 0 reads the count of running warpgroups. The others start with the full count, so only
+    // thread 0 polls, and only thread 0 can have `defers` true.
     const unsigned splits = unsigned(work.splits);
     unsigned running_now = thread_ == 0 ? *static_cast<volatile unsigned*>(running()) : splits;
     __threadfence();
@@ -132,6 +142,7 @@ class RegisterStoreEpilogue {
       running_now = *static_cast<volatile unsigned*>(running());
     }
     const bool defers = running_now != splits;
+    // 3. Arrive; wait for the other splits unless the share is deferred.
     unsigned word = 0,
              before = 0;  // thread 0 only: the counter before it was marked as seen
     if (defers) {
@@ -144,7 +155,8 @@ class RegisterStoreEpilogue {
       while (SplitKCounter::arrived(word = gpu::load_acquire(counter)) < splits) __nanosleep(64);
       before = atomicAdd(counter, SplitKCounter::kSeen);
     }
-    if (gpu::sync_named_or(1 + group_, 128, SplitKCounter::left(word) > 0)) [[unlikely]] {
+    // 4. All threads learn whether a share of the piece was deferred; compute the share of d.
+    if (gpu::sync_named_or(1 + group_, 128, SplitKCounter::deferred(word) > 0)) [[unlikely]] {
       if (reduce_deferred(work, row, piece, all, defers, word, before)) return;
     } else if (work.splits <= 4) {
       add<4>(work, work.split, row, all);
@@ -153,8 +165,9 @@ class RegisterStoreEpilogue {
     } else {
       add<16>(work, work.split, row, all);
     }
-    // The last split to see all arrive resets the counter; if all deferred, the last to arrive.
-    if (thread_ == 0 && (defers || SplitKCounter::seen(before) + 1 + SplitKCounter::left(before) == splits))
+    // 5. The last split to see all arrive resets the counter; if all deferred, the last to arrive.
+    if (thread_ == 0 &&
+        (defers || SplitKCounter::seen(before) + 1 + SplitKCounter::deferred(before) == splits))
       *counter = 0;
   }
 

@@ -73,22 +73,23 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
   __syncthreads();
 
   if (group == 0) {
+    // Producer: one thread issues the TMA loads.
     gpu::warpgroup_reg_dealloc<24>();
     if (threadIdx.x >= 32 || !gpu::elect_one()) return;
-    StreamState<kStages> place;
-    uint32_t round = 0;
-    for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
+    StreamState<kStages> stream;
+    uint32_t resident_parity = 0;
+    for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), resident_parity ^= 1) {
       const BackwardUnit unit(args, index);
       for (int tile = unit.first_tile; tile < unit.end_tile; ++tile)
-        for (int chunk = 0; chunk < args.chunks; ++chunk, ++place.at) {
+        for (int chunk = 0; chunk < args.chunks; ++chunk, ++stream.at) {
           if (tile == unit.first_tile) {
-            shared.resident.empty[chunk].wait(round ^ 1);
+            shared.resident.empty[chunk].wait(resident_parity ^ 1);
             shared.resident.full[chunk].arrive_expect(kColumns * 128);
             gpu::tma_load(shared.up[chunk], map_up, shared.resident.full[chunk], chunk * kHeadDepth,
                           unit.first_column, unit.group);
           }
-          const int stage = place.stage();
-          shared.ring.empty[stage].wait(place.parity() ^ 1);
+          const int stage = stream.stage();
+          shared.ring.empty[stage].wait(stream.parity() ^ 1);
           shared.ring.full[stage].arrive_expect(kTokens * 128);
           gpu::tma_load(shared.x[stage], map_x, shared.ring.full[stage], chunk * kHeadDepth, tile * kTokens);
         }
@@ -96,14 +97,16 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
     return;
   }
 
+  // Consumer warpgroups.
   gpu::warpgroup_reg_alloc<160>();
-  const int me = group - 1, thread = int(threadIdx.x) % 128;
-  char* const staging = shared.dh[me];
-  const OrderBarrier<kConsumers> order(me);
-  StreamState<kStages> place;
+  const int consumer = group - 1, thread = int(threadIdx.x) % 128;
+  char* const staging = shared.dh[consumer];
+  const OrderBarrier<kConsumers> order(consumer);
+  StreamState<kStages> stream;
   int next_consumer = 0;
-  uint32_t round = 0;
-  for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
+  uint32_t resident_parity = 0;
+  for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), resident_parity ^= 1) {
+    // Per unit: second weight to shared memory.
     const BackwardUnit unit(args, index);
 #pragma unroll 1
     for (int i = gpu::reread_thread() - 128; i < 4 * kColumns; i += kConsuming) {
@@ -129,31 +132,34 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
     float sums[kColumns / 16][4] = {};  // ddown^T: columns 16 i + g (+ 8), outputs 2 c, 2 c + 1
     for (int tile = unit.first_tile; tile < unit.end_tile;
          ++tile, next_consumer = order.next(next_consumer)) {
-      if (next_consumer != me) {
-        place.at += uint32_t(args.chunks);
+      // The chunks of a skipped tile still advance the pipeline state.
+      if (next_consumer != consumer) {
+        stream.at += uint32_t(args.chunks);
         continue;
       }
-      gpu::sync_named(1 + me, 128);
+      // Per tile: dy to shared memory, MMAs.
+      gpu::sync_named(1 + consumer, 128);
       if (thread < kTokens)
-        shared.dy[me][thread] = {gpu::pack_halves<T>(float(dy[0]), float(dy[1])),
-                                 gpu::pack_halves<T>(float(dy[2]), 0), 0, 0};
-      gpu::sync_named(1 + me, 128);
+        shared.dy[consumer][thread] = {gpu::pack_halves<T>(float(dy[0]), float(dy[1])),
+                                       gpu::pack_halves<T>(float(dy[2]), 0), 0, 0};
+      gpu::sync_named(1 + consumer, 128);
       float h[1][kColumns / 2];
       TileGemm<T, 1, kColumns, kStages, false>::run(
-          h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
-          tile + kConsumers >= unit.end_tile, shared.ring, place, order, args.chunks);
+          h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, resident_parity,
+          tile + kConsumers >= unit.end_tile, shared.ring, stream, order, args.chunks);
 
+      // Epilogue of the tile: da, dh, ddown.
 #pragma unroll
       for (int part = 0; part < 2; ++part) {  // 64 columns
         if (thread == 0) gpu::wait_stores_read<0>();
-        gpu::sync_named(1 + me, 128);               // the staging is free
+        gpu::sync_named(1 + consumer, 128);         // the staging is free
         if (part == 1) read_dy(tile + kConsumers);  // here registers are free, and the latency is hidden
         const int lane = gpu::reread_lane(), warp = gpu::reread_thread() % 128 / 32, g = lane / 4,
                   c = lane % 4;
         // The dy of the warp's 16 tokens, as two operands: outputs along the rows, the left operand of da,
         // and along the columns, the right one of ddown. Two 8 x 8 blocks each; the other two are copies.
         uint32_t dy_left[4], dy_right[4];
-        const uint32_t dy_row = gpu::shared_address(&shared.dy[me][warp * 16 + lane % 16]);
+        const uint32_t dy_row = gpu::shared_address(&shared.dy[consumer][warp * 16 + lane % 16]);
         gpu::ldmatrix_x4(dy_left, dy_row);
         gpu::ldmatrix_x4_trans(dy_right, dy_row);
 #pragma unroll
@@ -181,7 +187,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
                            dh);
         }
         gpu::fence_async_shared();
-        gpu::sync_named(1 + me, 128);
+        gpu::sync_named(1 + consumer, 128);
         if (thread == 0) {
           const int column = unit.first_column + part * 64;
           if (column < args.stored) gpu::tma_store(map_dh, staging, column, unit.group, tile * kTokens);
@@ -190,11 +196,12 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
       }
     }
     if (first_own >= unit.end_tile)  // this warpgroup has no tile of the unit
-      shared.resident.pass(round, args.chunks, thread == 0);
+      shared.resident.pass(resident_parity, args.chunks, thread == 0);
 
-    // Adds all warps' sums, in order, through the staging buffers, which only the consumers use now.
+    // End of the unit: adds all warps' sums, in order, through the staging buffers, which only the consumers
+    // use now.
     if (thread == 0) gpu::wait_stores_read<0>();
-    gpu::sync_named(1 + me, 128);
+    gpu::sync_named(1 + consumer, 128);
     const int lane = gpu::reread_lane(), warp = gpu::reread_thread() % 128 / 32, g = lane / 4, c = lane % 4;
     float* const mine = reinterpret_cast<float*>(staging) + warp * kColumns * 4;  // [column][output]
     if (c < 2)
@@ -206,7 +213,7 @@ __global__ void __launch_bounds__(head_threads(kConsumers), 1)
               make_float2(sums[i][2 * eight], sums[i][2 * eight + 1]);
     gpu::sync_named(kUnitDone, kConsuming);
     const int f = unit.first_column + thread;
-    if (me == 0 && f < args.wide)
+    if (consumer == 0 && f < args.wide)
       for (int e = 0; e < args.out; ++e) {
         float total = 0;
 #pragma unroll

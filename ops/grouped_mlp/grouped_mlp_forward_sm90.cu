@@ -68,22 +68,23 @@ __global__ void __launch_bounds__(head_threads(2), 1)
   __syncthreads();
 
   if (group == 0) {
+    // Producer: one thread issues the TMA loads.
     gpu::warpgroup_reg_dealloc<24>();
     if (threadIdx.x >= 32 || !gpu::elect_one()) return;
-    StreamState<kStages> place;
-    uint32_t round = 0;  // work unit: its parity is the phase of the resident operand
-    for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
+    StreamState<kStages> stream;
+    uint32_t resident_parity = 0;  // phase of the resident operand: parity of the work unit
+    for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), resident_parity ^= 1) {
       const ForwardUnit unit(args, index);
       for (int tile = unit.first_tile; tile < unit.end_tile; ++tile)
-        for (int chunk = 0; chunk < args.chunks; ++chunk, ++place.at) {
+        for (int chunk = 0; chunk < args.chunks; ++chunk, ++stream.at) {
           if (tile == unit.first_tile) {
-            shared.resident.empty[chunk].wait(round ^ 1);
+            shared.resident.empty[chunk].wait(resident_parity ^ 1);
             shared.resident.full[chunk].arrive_expect(kRows * 128);
             gpu::tma_load(shared.x[chunk], map_x, shared.resident.full[chunk], chunk * kHeadDepth,
                           unit.first_row);
           }
-          const int stage = place.stage();
-          shared.ring.empty[stage].wait(place.parity() ^ 1);
+          const int stage = stream.stage();
+          shared.ring.empty[stage].wait(stream.parity() ^ 1);
           shared.ring.full[stage].arrive_expect(kColumns * 128);
           gpu::tma_load(shared.up[stage], map_up, shared.ring.full[stage], chunk * kHeadDepth,
                         tile * kColumns, unit.group);
@@ -92,34 +93,39 @@ __global__ void __launch_bounds__(head_threads(2), 1)
     return;
   }
 
+  // Consumer warpgroups.
   gpu::warpgroup_reg_alloc<240>();
-  const int me = group - 1, thread = int(threadIdx.x) % 128, lane = thread % 32;
-  float(&down)[kMostHeadOut][kColumns] = shared.down[me];
-  const OrderBarrier<2> order(me);
-  StreamState<kStages> place;
+  const int consumer = group - 1, thread = int(threadIdx.x) % 128, lane = thread % 32;
+  float(&down)[kMostHeadOut][kColumns] = shared.down[consumer];
+  const OrderBarrier<2> order(consumer);
+  StreamState<kStages> stream;
   int next_consumer =
       0;  // consumer warpgroup of the next tile: they alternate over the whole stream of tiles
-  uint32_t round = 0;
-  for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), round ^= 1) {
+  uint32_t resident_parity = 0;
+  for (int index = int(blockIdx.x); index < args.units; index += int(gridDim.x), resident_parity ^= 1) {
+    // Per unit.
     const ForwardUnit unit(args, index);
     float dots[4][kMostHeadOut] = {};  // rows lane / 4 + 8 i of this warp's 16 in both halves
     for (int tile = unit.first_tile; tile < unit.end_tile; ++tile, next_consumer ^= 1) {
-      if (next_consumer != me) {
-        place.at += uint32_t(args.chunks);
+      // The chunks of a skipped tile still advance the pipeline state.
+      if (next_consumer != consumer) {
+        stream.at += uint32_t(args.chunks);
         continue;
       }
-      gpu::sync_named(1 + me, 128);  // all warps have read the second weight of the last tile
+      // Per tile: second weight to shared memory, MMAs.
+      gpu::sync_named(1 + consumer, 128);  // all warps have read the second weight of the last tile
       for (int i = thread; i < kMostHeadOut * kColumns; i += 128) {
         const int e = i / kColumns, column = i % kColumns, f = tile * kColumns + column;
         down[e][column] = e < args.out && f < args.wide
                               ? float(args.down[unit.group * args.down_group + e * args.down_row + f])
                               : 0.0f;
       }
-      gpu::sync_named(1 + me, 128);
+      gpu::sync_named(1 + consumer, 128);
       float h[2][kColumns / 2];
       TileGemm<T, 2, kColumns, kStages, true>::run(
-          h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, round,
-          tile + 2 >= unit.end_tile, shared.ring, place, order, args.chunks);
+          h, gpu::shared_address(shared.x), gpu::shared_address(shared.up), shared.resident, resident_parity,
+          tile + 2 >= unit.end_tile, shared.ring, stream, order, args.chunks);
+      // Epilogue of the tile: f(h) times the second weight.
       with_activation(args.kind, [&]<Activation kKind>() {
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) {
@@ -138,8 +144,9 @@ __global__ void __launch_bounds__(head_threads(2), 1)
         }
       });
     }
-    if (unit.end_tile - unit.first_tile == 1 && next_consumer == me)  // the other's tile
-      shared.resident.pass(round, args.chunks, thread == 0);
+    // End of the unit: sum over the lanes of a row, then over both warpgroups; store.
+    if (unit.end_tile - unit.first_tile == 1 && next_consumer == consumer)  // the other's tile
+      shared.resident.pass(resident_parity, args.chunks, thread == 0);
 
 #pragma unroll
     for (int row = 0; row < 4; ++row)
@@ -149,7 +156,7 @@ __global__ void __launch_bounds__(head_threads(2), 1)
         dots[row][e] += __shfl_xor_sync(0xFFFFFFFFu, dots[row][e], 2);
       }
     const int first = thread / 32 * 16 + lane / 4;
-    if (me == 1) {
+    if (consumer == 1) {
       if (index != int(blockIdx.x)) gpu::sync_named(kPartsFree, 256);
       if (lane % 4 == 0)
 #pragma unroll
@@ -163,13 +170,13 @@ __global__ void __launch_bounds__(head_threads(2), 1)
       if (lane % 4 == 0)
 #pragma unroll
         for (int row = 0; row < 4; ++row) {
-          const int place_in_tile = first + row / 2 * 64 + row % 2 * 8;
-          const int64_t t = unit.first_row + place_in_tile;
+          const int row_in_tile = first + row / 2 * 64 + row % 2 * 8;
+          const int64_t t = unit.first_row + row_in_tile;
           if (t >= args.rows) continue;
 #pragma unroll
           for (int e = 0; e < kMostHeadOut; ++e) {
             if (e >= args.out) continue;
-            const float sum = dots[row][e] + shared.dots[place_in_tile][e];
+            const float sum = dots[row][e] + shared.dots[row_in_tile][e];
             if (args.splits == 1)
               args.y[t * args.y_row + unit.group * args.y_group + e] = T(sum);
             else

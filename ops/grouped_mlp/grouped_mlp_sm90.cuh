@@ -30,19 +30,19 @@ constexpr int head_threads(int consumers) {
 template <int kConsumers>
 struct OrderBarrier {
   static constexpr int kFirstBarrier = 5;
-  int me;
+  int consumer;
 
-  __device__ __forceinline__ explicit OrderBarrier(int me) : me(me) {
-    if (me == kConsumers - 1) pass();  // warpgroup 0 begins
+  __device__ __forceinline__ explicit OrderBarrier(int consumer) : consumer(consumer) {
+    if (consumer == kConsumers - 1) pass();  // warpgroup 0 begins
   }
-  __device__ __forceinline__ void wait() const { gpu::sync_named(kFirstBarrier + me, 256); }
-  __device__ __forceinline__ void pass() const { gpu::arrive_named(kFirstBarrier + next(me), 256); }
+  __device__ __forceinline__ void wait() const { gpu::sync_named(kFirstBarrier + consumer, 256); }
+  __device__ __forceinline__ void pass() const { gpu::arrive_named(kFirstBarrier + next(consumer), 256); }
   static __device__ __forceinline__ int next(int next_consumer) {
     return next_consumer + 1 == kConsumers ? 0 : next_consumer + 1;
   }
   /// Tiles until this warpgroup's next one, if warpgroup `next_consumer` takes the next tile.
   __device__ __forceinline__ int ahead(int next_consumer) const {
-    return me >= next_consumer ? me - next_consumer : me - next_consumer + kConsumers;
+    return consumer >= next_consumer ? consumer - next_consumer : consumer - next_consumer + kConsumers;
   }
 };
 
@@ -85,15 +85,15 @@ struct TileGemm {
   template <int kConsumers>
   static __device__ __forceinline__ void run(float (&d)[kMBlocks][kN / 2], uint32_t a_tile, uint32_t b_tile,
                                              Resident& resident, uint32_t resident_parity, bool release,
-                                             gpu::Ring<kStages>& ring, StreamState<kStages>& place,
+                                             gpu::Ring<kStages>& ring, StreamState<kStages>& stream,
                                              const OrderBarrier<kConsumers>& order, int chunks) {
     using enum gpu::TileOrder;
     const bool is_leader = threadIdx.x % 128 == 0;
     order.wait();
     for (int chunk = 0; chunk < chunks; ++chunk) {
       resident.full[chunk].wait(resident_parity);
-      ring.full[place.stage()].wait(place.parity());
-      const int a_at = kResidentA ? chunk : place.stage(), b_at = kResidentA ? place.stage() : chunk;
+      ring.full[stream.stage()].wait(stream.parity());
+      const int a_at = kResidentA ? chunk : stream.stage(), b_at = kResidentA ? stream.stage() : chunk;
       const uint64_t a = gpu::tile_descriptor<k_major>(a_tile + uint32_t(a_at * kABytes));
       const uint64_t b = gpu::tile_descriptor<k_major>(b_tile + uint32_t(b_at * kBBytes));
       gpu::warpgroup_arrive();
@@ -108,18 +108,18 @@ struct TileGemm {
       if (chunk > 0) {
         gpu::warpgroup_wait<1>();
         if (is_leader) {
-          ring.empty[(place.at - 1) % kStages].arrive();
+          ring.empty[(stream.at - 1) % kStages].arrive();
           if (release) resident.empty[chunk - 1].arrive();
         }
       }
-      ++place.at;
+      ++stream.at;
     }
     order.pass();
     gpu::warpgroup_wait<0>();
 #pragma unroll
     for (int i = 0; i < kMBlocks; ++i) gpu::warpgroup_fence_operand(d[i]);
     if (is_leader) {
-      ring.empty[(place.at - 1) % kStages].arrive();
+      ring.empty[(stream.at - 1) % kStages].arrive();
       if (release) resident.empty[chunks - 1].arrive();
     }
   }

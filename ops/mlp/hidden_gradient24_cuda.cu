@@ -61,16 +61,16 @@ __global__ void __launch_bounds__(kThreads)
     hidden_gradient24_kernel(Rows24<const T> da, Matrix24<T> kept, T* dh, Matrix24<T> act_by_tokens,
                              T* dh_by_tokens) {
   __shared__ TileOfX<T> gradient, act;
-  const TilePlace place(da.tokens, da.features);
+  const TileCoord coord(da.tokens, da.features);
   const int thread = int(threadIdx.x);
   gpu::wait_and_launch_dependents();
   // All loads from global memory are issued first.
-  const uint32_t word = uint32_t(kept.metadata[place.by_features * kTileWords + thread]);
+  const uint32_t word = uint32_t(kept.metadata[coord.by_features * kTileWords + thread]);
   uint4 values[2];
 #pragma unroll
   for (int step = 0; step < 2; ++step)
-    values[step] = __ldcs(step_values(kept.values, place.by_features, step));
-  load_tile(gradient, da, place);
+    values[step] = __ldcs(step_values(kept.values, coord.by_features, step));
+  load_tile(gradient, da, coord);
   __syncthreads();
 
   // Along features: dh = da f'(S(a)) in registers; S(a) and dh to the tiles.
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads)
           scale_group<T, kKind>(feature_group(gradient, index, 1), feature_group(act, index, 1), rows.high,
                                 pairs[half * 2 + 1], at >> 16);
     }
-    *step_values(dh, place.by_features, step) = {scaled[0], scaled[1], scaled[2], scaled[3]};
+    *step_values(dh, coord.by_features, step) = {scaled[0], scaled[1], scaled[2], scaled[3]};
   }
   __syncthreads();
 
@@ -108,12 +108,12 @@ __global__ void __launch_bounds__(kThreads)
       of_act[half] = choices.of(groups);
       of_gradient[half] = choices.of(read_groups<Along24::tokens>(gradient, index).groups());
     }
-    *step_values(act_by_tokens.values, place.by_tokens, step) = {of_act[0].low, of_act[0].high, of_act[1].low,
+    *step_values(act_by_tokens.values, coord.by_tokens, step) = {of_act[0].low, of_act[0].high, of_act[1].low,
                                                                  of_act[1].high};
-    *step_values(dh_by_tokens, place.by_tokens, step) = {of_gradient[0].low, of_gradient[0].high,
+    *step_values(dh_by_tokens, coord.by_tokens, step) = {of_gradient[0].low, of_gradient[0].high,
                                                          of_gradient[1].low, of_gradient[1].high};
   }
-  act_by_tokens.metadata[place.by_tokens * kTileWords + thread] = int32_t(transposed_nibbles(nibbles));
+  act_by_tokens.metadata[coord.by_tokens * kTileWords + thread] = int32_t(transposed_nibbles(nibbles));
 }
 
 template <class T, Activation kKind>

@@ -237,9 +237,9 @@ struct Resident {
   }
 };
 
-/// Calls `held(Resident)` or `longer()`, by where a row and what lies before its start fit.
-template <class T, class OfHeld, class Longer>
-void by_width(const Rows<T>& rows, OfHeld&& resident, Longer&& longer) {
+/// Calls `resident(Resident)` or `longer()`, by where a row and what lies before its start fit.
+template <class T, class OfResident, class Longer>
+void by_width(const Rows<T>& rows, OfResident&& resident, Longer&& longer) {
   const int64_t width =
       rows.width + (gpu::is_pack_aligned(rows.to, rows.to_stride, kPackOf<T>) ? 0 : kPackOf<T> - 1);
   if (width <= 16) {

@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_rows(Rows<T> args) {
 
 /// How many threads hold a row, and how many words each.
 template <class T, int kThreads, int kColumns>
-struct Held {
+struct Resident {
   static constexpr int threads = kThreads, steps = kColumns / kPackOf<T>,
                        block = kThreads <= kWarp ? 128 : kThreads;
   static dim3 grid(const Rows<T>& rows) {
@@ -168,21 +168,21 @@ struct Held {
   }
 };
 
-/// Calls `held(Held)` or `longer()`, by where a row fits.
-template <class T, class OfHeld, class Longer>
-void by_width(int64_t width, OfHeld&& held, Longer&& longer) {
+/// Calls `resident(Resident)` or `longer()`, by where a row fits.
+template <class T, class OfResident, class Longer>
+void by_width(int64_t width, OfResident&& resident, Longer&& longer) {
   if (width < kPackOf<T>) {
-    held(Held<T, 1, kPackOf<T>>{});
+    resident(Resident<T, 1, kPackOf<T>>{});
   } else if (width <= 512) {
-    held(Held<T, kWarp, 16>{});
+    resident(Resident<T, kWarp, 16>{});
   } else if (width <= 1024) {
-    held(Held<T, kWarp, 32>{});
+    resident(Resident<T, kWarp, 32>{});
   } else if (width <= 2048) {
-    held(Held<T, 128, 16>{});
+    resident(Resident<T, 128, 16>{});
   } else if (width <= 4096) {
-    held(Held<T, 128, 32>{});
+    resident(Resident<T, 128, 32>{});
   } else if (width <= 8192) {
-    held(Held<T, 256, 32>{});
+    resident(Resident<T, 256, 32>{});
   } else {
     longer();
   }

@@ -111,20 +111,20 @@ struct Own {
     if (warps == 1) return;
     const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
     __syncthreads();  // threads may still read the last result
-    if (lane < lanes) write(place(scratch, warp, lane), values);
+    if (lane < lanes) write(scratch_of(scratch, warp, lane), values);
     __syncthreads();
     const int first = warp / warps * warps;
-    read(values, place(scratch, first, lane % lanes));
+    read(values, scratch_of(scratch, first, lane % lanes));
     for (int w = 1; w < warps; ++w) {
       float others[kLines];
-      read(others, place(scratch, first + w, lane % lanes));
+      read(others, scratch_of(scratch, first + w, lane % lanes));
 #pragma unroll
       for (int i = 0; i < kLines; ++i) values[i] = Op{}(values[i], others[i]);
     }
   }
 
  private:
-  static __device__ __forceinline__ float* place(float* scratch, int warp, int lane) {
+  static __device__ __forceinline__ float* scratch_of(float* scratch, int warp, int lane) {
     return scratch + (warp * kWarp + lane) * kLines;
   }
   /// 16 bytes at a time.

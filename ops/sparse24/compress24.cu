@@ -76,18 +76,18 @@ template <class T, Mode24 kMode>
 __global__ void __launch_bounds__(kThreads)
     compress24_kernel(Rows24<const T> x, Matrix24<T> by_features, Matrix24<T> by_tokens, Choice24 choice) {
   __shared__ TileOfX<T> tile;
-  const TilePlace place(x.tokens, x.features);
+  const TileCoord coord(x.tokens, x.features);
   gpu::wait_and_launch_dependents();
-  load_tile(tile, x, place);
+  load_tile(tile, x, coord);
   __syncthreads();
   if (by_features.values)
-    compress_direction<Along24::features, kMode>(tile, by_features, choice, place.by_features, place.token,
-                                                 place.feature, x.tokens, x.features,
+    compress_direction<Along24::features, kMode>(tile, by_features, choice, coord.by_features, coord.token,
+                                                 coord.feature, x.tokens, x.features,
                                                  by_tokens.values != nullptr);
   if (!by_tokens.values) return;
   if (by_features.values) __syncthreads();
-  compress_direction<Along24::tokens, kMode>(tile, by_tokens, choice, place.by_tokens, place.feature,
-                                             place.token, x.features, x.tokens, false);
+  compress_direction<Along24::tokens, kMode>(tile, by_tokens, choice, coord.by_tokens, coord.feature,
+                                             coord.token, x.features, x.tokens, false);
 }
 
 /// The elements of the matrix, or those of `from` at its places, to the tile.
@@ -120,19 +120,19 @@ __global__ void __launch_bounds__(kThreads)
     decompress24_kernel(Rows24<T> y, Rows24<const T> from, Matrix24<const T> x, const int32_t* metadata,
                         Along24 along) {
   __shared__ TileOfX<T> tile;
-  const TilePlace place(y.tokens, y.features);
+  const TileCoord coord(y.tokens, y.features);
   gpu::wait_and_launch_dependents();
   const bool masks = from.data != nullptr;
   if (masks) {
-    load_tile(tile, from, place);
+    load_tile(tile, from, coord);
     __syncthreads();
   }
   if (along == Along24::features)
-    decompress_direction<Along24::features>(tile, x, metadata, place.by_features, masks);
+    decompress_direction<Along24::features>(tile, x, metadata, coord.by_features, masks);
   else
-    decompress_direction<Along24::tokens>(tile, x, metadata, place.by_tokens, masks);
+    decompress_direction<Along24::tokens>(tile, x, metadata, coord.by_tokens, masks);
   __syncthreads();
-  store_tile(tile, y, place);
+  store_tile(tile, y, coord);
 }
 
 // ---- soft_scale ----

@@ -52,16 +52,16 @@ template <class T, bool kLike>
 __global__ void __launch_bounds__(kThreads)
     compress24_packed_kernel(Rows24<const T> x, Matrix24<T> by_features, Matrix24<T> by_tokens) {
   __shared__ TileOfX<T> tile;
-  const TilePlace place(x.tokens, x.features);
+  const TileCoord coord(x.tokens, x.features);
   gpu::wait_and_launch_dependents();
-  load_tile(tile, x, place);
+  load_tile(tile, x, coord);
   __syncthreads();
   if (by_features.values)
-    compress_packed<Along24::features, kLike>(tile, by_features, place.by_features,
+    compress_packed<Along24::features, kLike>(tile, by_features, coord.by_features,
                                               by_tokens.values != nullptr);
   if (!by_tokens.values) return;
   if (by_features.values) __syncthreads();
-  compress_packed<Along24::tokens, kLike>(tile, by_tokens, place.by_tokens, false);
+  compress_packed<Along24::tokens, kLike>(tile, by_tokens, coord.by_tokens, false);
 }
 
 template <class T>

@@ -50,12 +50,12 @@ struct Rows24 {
   bool vectors;
 };
 
-/// Which tile of x a block has, and where it lies in the two matrices.
-struct TilePlace {
+/// Coordinates of a block's tile of x, and its index in each of the two compressed matrices.
+struct TileCoord {
   int64_t token, feature;  // the first of each
   int64_t by_features, by_tokens;
 
-  __device__ __forceinline__ TilePlace(int64_t tokens, int64_t features) {
+  __device__ __forceinline__ TileCoord(int64_t tokens, int64_t features) {
     const int64_t across = (features + kTileDepth - 1) / kTileDepth,
                   down = (tokens + kTileRows - 1) / kTileRows;
     by_features = int64_t(blockIdx.x) + int64_t(blockIdx.y) * gridDim.x;
@@ -68,13 +68,13 @@ struct TilePlace {
 /// Calls visit(token and chunk in the tile, its first element in x, elements inside x) for this thread's
 /// share of the tile: 16 bytes of a row at a time.
 template <class T, class Visit>
-__device__ __forceinline__ void for_each_vector(const Rows24<T>& x, const TilePlace& place, Visit&& visit) {
+__device__ __forceinline__ void for_each_vector(const Rows24<T>& x, const TileCoord& coord, Visit&& visit) {
   constexpr int kPerVector = 16 / int(sizeof(T)), kAcross = int(kTileDepth) / kPerVector;
 #pragma unroll
   for (int i = 0; i < int(kTileRows) * kAcross / kThreads; ++i) {
     const int vector = i * kThreads + int(threadIdx.x), token = vector / kAcross,
               feature = vector % kAcross * kPerVector;
-    const int64_t row = place.token + token, column = place.feature + feature;
+    const int64_t row = coord.token + token, column = coord.feature + feature;
     const int inside =
         row < x.tokens ? int(max(int64_t{0}, min(int64_t{kPerVector}, x.features - column))) : 0;
     visit(token, feature / 4, x.data + row * x.stride + column, inside);
@@ -83,9 +83,9 @@ __device__ __forceinline__ void for_each_vector(const Rows24<T>& x, const TilePl
 
 template <class T>
 __device__ __forceinline__ void load_tile(TileOfX<T>& tile, const Rows24<const T>& x,
-                                          const TilePlace& place) {
+                                          const TileCoord& coord) {
   constexpr int kPerVector = 16 / int(sizeof(T));
-  for_each_vector(x, place, [&](int token, int chunk, const T* from, int inside) {
+  for_each_vector(x, coord, [&](int token, int chunk, const T* from, int inside) {
     uint4 words{};
     if (x.vectors && inside == kPerVector) {
       words = __ldcs(reinterpret_cast<const uint4*>(from));
@@ -100,9 +100,9 @@ __device__ __forceinline__ void load_tile(TileOfX<T>& tile, const Rows24<const T
 }
 
 template <class T>
-__device__ __forceinline__ void store_tile(TileOfX<T>& tile, const Rows24<T>& y, const TilePlace& place) {
+__device__ __forceinline__ void store_tile(TileOfX<T>& tile, const Rows24<T>& y, const TileCoord& coord) {
   constexpr int kPerVector = 16 / int(sizeof(T));
-  for_each_vector(y, place, [&](int token, int chunk, T* to, int inside) {
+  for_each_vector(y, coord, [&](int token, int chunk, T* to, int inside) {
     const uint4 words = *reinterpret_cast<const uint4*>(tile.chunk(token, chunk));
     if (y.vectors && inside == kPerVector) {
       __stcs(reinterpret_cast<uint4*>(to), words);

@@ -49,18 +49,18 @@ __global__ void __launch_bounds__(kThreads) backward_rows(BackwardRows<T> args) 
   if (pack >= args.packs) return;
   const uint32_t row = args.by_packs_per_row.divide(pack);
   const int64_t column = int64_t(pack - row * args.packs_per_row) * kPack;
-  const auto place = [&](int operand) { return int64_t(row) * args.strides[operand] + column; };
-  const auto dy = gpu::load_pack<kPack>(args.dy + place(2)),
-             gate = gpu::load_pack<kPack>(args.gate + place(3)),
-             up = gpu::load_pack<kPack>(args.up + place(4));
+  const auto offset = [&](int operand) { return int64_t(row) * args.strides[operand] + column; };
+  const auto dy = gpu::load_pack<kPack>(args.dy + offset(2)),
+             gate = gpu::load_pack<kPack>(args.gate + offset(3)),
+             up = gpu::load_pack<kPack>(args.up + offset(4));
   gpu::Pack<T, kPack> dgate, dup;
 #pragma unroll
   for (int i = 0; i < kPack; ++i) {
     dgate.at[i] = Dgate<T>{}(dy.at[i], gate.at[i], up.at[i]);
     dup.at[i] = Dup<T>{}(dy.at[i], gate.at[i]);
   }
-  gpu::store_pack<kPack>(args.dgate + place(0), dgate);
-  gpu::store_pack<kPack>(args.dup + place(1), dup);
+  gpu::store_pack<kPack>(args.dgate + offset(0), dgate);
+  gpu::store_pack<kPack>(args.dup + offset(1), dup);
 }
 
 /// Launches backward_rows, or returns false where it does not take the operands.

@@ -140,7 +140,7 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
       g.sums = run % 3 == 2 ? nullptr : sums.data<float>();
       // Every other run splits only what does not fill a round.
       const GemmTileShape& shape = kGemmTiles[tile];
-      const int rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
+      const int rows = shape.rows * shape.cluster_m(), columns = shape.columns * shape.cluster_n();
       const int splits = run % 2 ? 7 : 21;
       const int tiles = int((m + rows - 1) / rows * ((n + columns - 1) / columns));
       const int slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
@@ -166,7 +166,7 @@ TEST_F(GemmSm90Cuda, SumsAreExactWhereSomeTilesOfARowAreSplit) {
     const GemmTileShape& shape = kGemmTiles[tile];
     if (!shape.by_threads) continue;
     for (const int splits : {2, 3, 4, 6}) {
-      const int64_t rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
+      const int64_t rows = shape.rows * shape.cluster_m(), columns = shape.columns * shape.cluster_n();
       const int64_t tiles = (m + rows - 1) / rows * ((n + columns - 1) / columns);
       const int64_t slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
       const Tensor d = filled_with_nan({m, n}), sums = filled_with_nan({m});
@@ -314,7 +314,7 @@ TEST_F(GemmSm90Cuda, PairsSumBiasesInWholeTilesAndInParts) {
         return gemm;
       };
       const GemmTileShape& shape = kGemmTiles[tile];
-      const int64_t rows = shape.rows * shape.down(), columns = shape.columns * shape.side();
+      const int64_t rows = shape.rows * shape.cluster_m(), columns = shape.columns * shape.cluster_n();
       const int64_t tiles = 2 * ((m + rows - 1) / rows) * ((n + columns - 1) / columns);
       const int64_t slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
       const GemmChoice choice{.tile = tile,
