@@ -149,6 +149,8 @@ class TcpLinks : public Links {
     const Deadline deadline(kPatience * 1e-3);
     while (::poll(&alarm, 1, deadline.milliseconds()) < 0 && errno == EINTR) {
     }
+    if (!watch_.failure() && peer != 0 && !watch_.hears_rank_zero())
+      watch_.fail({0, watch_.named(0) + " does not pass on why " + watch_.named(peer) + " ended: it hangs"});
     if (!watch_.failure())
       watch_.fail({peer, watch_.named(peer) + " left the job before " + call.text() +
                              "; all ranks must make the same calls"});

@@ -117,7 +117,7 @@ Watch::Absent Watch::find_absent() {
     absent = {awaited_, call_->text()};
   }
   // Questions to the others go through rank 0.
-  if (rank_ != 0 && absent.rank != 0 && !ask(0)) return {0, absent.call};
+  if (absent.rank != 0 && !hears_rank_zero()) return {0, absent.call};
   const Absent first = absent;
   for (int hops = 0; hops < size_; ++hops) {
     const std::optional<Answer> answer = ask(absent.rank);

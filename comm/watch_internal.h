@@ -63,6 +63,8 @@ class Watch {
   /// another rank: each is asked in turn, until one waits for none or does not answer within three seconds
   /// (its process is stopped). Only while this rank is Waiting.
   Absent find_absent();
+  /// Whether rank 0 passes on what the others say; it may take three seconds to see that it does not.
+  bool hears_rank_zero() { return rank_ == 0 || ask(0); }
 
  private:
   struct Incoming {
