@@ -46,6 +46,14 @@ void tell_persistent(const std::vector<pretrained::SparseModule>& modules, const
           module.name, module.format));
 }
 
+/// transformers believes config.json, so its user gets another model.
+void tell_stated(const std::string& path, const pretrained::Config& config, DType stored) {
+  if (config.stated_dtype.value_or(stored) != stored)
+    train::tell(fmt::format(
+        "tessera: the weights in {} are {}, which is taken, though config.json says {}; correct its dtype\n",
+        path, name_of(stored), pretrained::dtype_name(*config.stated_dtype)));
+}
+
 }  // namespace
 
 LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype,
@@ -62,6 +70,8 @@ LanguageFolder load_language(const std::string& folder, Device device, const std
         " are compressed, which ranks cannot share out; make it dense (tessera convert), or run it on one "
         "rank");
   pretrained::LoadOptions options{.config = {.cola = true}, .ranks = ranks};
+  const DType stored = pretrained::stored_dtype(path);
+  if (dtype.empty() && (!ranks.shares() || ranks.rank() == 0)) tell_stated(path, config, stored);
   if (!dtype.empty())
     options.dtype = parse_dtype(dtype);
   else if (device.is_cpu())
@@ -69,7 +79,7 @@ LanguageFolder load_language(const std::string& folder, Device device, const std
   if (sparse) pretrained::check_sparse(path, *sparse);
   auto rng = std::make_unique<Rng>(0);
   LanguageModel model = load_model(path, config, *rng, device, options, !sparse);
-  LanguageFolder language{path, std::move(config), std::move(rng), std::move(model)};
+  LanguageFolder language{path, std::move(config), std::move(rng), std::move(model), stored};
   if (!sparse) return language;
   language.sparse =
       std::visit([&](auto& held) { return pretrained::make_sparse(held, *sparse, path); }, language.model);

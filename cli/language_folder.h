@@ -20,6 +20,7 @@ struct LanguageFolder {
   pretrained::Config config;
   std::unique_ptr<Rng> rng;  // outlives the model
   std::variant<models::Gpt, models::Llama> model;
+  DType stored = DType::f32;                          // that of the file (pretrained::stored_dtype)
   std::vector<pretrained::SparseModule> sparse = {};  // its linear layers, if they may run sparse
 };
 
@@ -27,8 +28,9 @@ struct LanguageFolder {
 /// "model" below it. Throws if there is neither.
 std::string language_folder(const std::string& folder);
 
-/// Reads the model. `dtype` f32, bf16, f16 or "": what config.json says, on the CPU f32. Throws, naming the
-/// folder, for a model that is no causal language model.
+/// Reads the model. `dtype` f32, bf16, f16 or "": that of the weights in the file, on the CPU f32; a
+/// config.json that states another one is told. Throws, naming the folder, for a model that is no causal
+/// language model.
 /// `sparse`, if given: its linear layers run compressed or under gates (pretrained::make_sparse), which is
 /// told; without it a compressed model is decompressed. `ranks`: those that share out a llama, each of which
 /// calls this.

@@ -11,6 +11,7 @@
 #include "cli/calibration_flags.h"
 #include "cli/commands.h"
 #include "cli/sparse_flags.h"
+#include "io/file.h"
 #include "io/utf8.h"
 #include "runtime/interrupt.h"
 #include "sparsity/allocation_file.h"
@@ -19,6 +20,7 @@
 #include "sparsity/prune_report.h"
 #include "train/perplexity.h"
 #include "train/progress.h"
+#include "train/run_folder.h"
 
 namespace tessera::cli {
 namespace {
@@ -141,6 +143,8 @@ ordered_json report_of(const PruneArgs& args, const LanguageFolder& language,
                            {"seed", samples.seed},
                            {"begins", samples.begins}};
   report["sparsity"] = pruned.sparsity();
+  report["block_matrices"] = pruned.block_matrices;
+  report["block_sparsity"] = pruned.block_sparsity;
   report["matrices"] = sparsity::matrices_to_json(pruned.matrices);
   return report;
 }
@@ -192,8 +196,7 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
   LanguageFolder language = load_language(args.model, device, args.dtype);
   check(!language.config.cola, "prune: the weights in ", language.path,
         " are factors (cola); only dense weights are pruned");
-  const DType of_file = std::visit([](const auto& config) { return config.dtype; }, language.config.model);
-  const DType saved = args.dtype.empty() ? of_file : dtype_of(language);
+  const DType saved = args.dtype.empty() ? language.stored : dtype_of(language);
   if (saved != dtype_of(language)) args.options.dtype = saved;
   args.texts.choose_length("prune", language);
   auto work = std::unique_ptr<Work>(new Work{device, std::move(language), saved, {}, {}, {}});
@@ -207,14 +210,35 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
   return work;
 }
 
+/// Where finished blocks are kept until the model is written. It is locked, so that no other call writes to
+/// the same --out meanwhile.
+class BlockFolder {
+ public:
+  explicit BlockFolder(const std::string& path)
+      : path_(path), resumes_(std::filesystem::exists(path, ignored_)), lock_(made(path)) {}
+  /// It stays if there are blocks in it.
+  ~BlockFolder() { std::filesystem::remove(path_, ignored_); }
+  BlockFolder(const BlockFolder&) = delete;
+  BlockFolder& operator=(const BlockFolder&) = delete;
+  bool resumes() const { return resumes_; }
+  void remove_blocks() { std::filesystem::remove_all(path_, ignored_); }
+
+ private:
+  static const std::string& made(const std::string& path) {
+    io::make_folder(path);
+    return path;
+  }
+  std::error_code ignored_;
+  std::string path_;
+  bool resumes_;
+  train::FolderLock lock_;
+};
+
 /// Blocks that are finished when it is interrupted, or killed, stay for the next call; an error would come
 /// again.
-sparsity::Pruned prune_blocks(PruneArgs& args, Work& work) {
-  args.options.progress = args.out + ".partial";
+sparsity::Pruned prune_blocks(PruneArgs& args, Work& work, BlockFolder& blocks) {
   args.options.on_block =
       block_teller(work.with_model([](const auto& model) { return int64_t(model.blocks.size()); }));
-  std::error_code ignored;
-  const bool resumes = std::filesystem::exists(args.options.progress, ignored);
   try {
     sparsity::Pruned pruned =
         work.with_model([&](auto& model) { return sparsity::prune(model, work.samples, args.options); });
@@ -224,7 +248,7 @@ sparsity::Pruned prune_blocks(PruneArgs& args, Work& work) {
   } catch (const Interrupted&) {
     throw;
   } catch (const Error&) {
-    if (!resumes) std::filesystem::remove_all(args.options.progress, ignored);
+    if (!blocks.resumes()) blocks.remove_blocks();
     throw;
   }
 }
@@ -232,8 +256,11 @@ sparsity::Pruned prune_blocks(PruneArgs& args, Work& work) {
 void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const ordered_json& report) {
   if (pruned.resumed > 0)
     fmt::print("{:<12} {} blocks were pruned by an earlier call\n", "resumed", pruned.resumed);
-  fmt::print("\n{}\n{:<12} {:.6f}\n", sparsity::sparsity_table(pruned.matrices), "sparsity",
-             pruned.sparsity());
+  fmt::print("\n{}\n{:<12} {:.6f}", sparsity::sparsity_table(pruned.matrices), "sparsity", pruned.sparsity());
+  if (int64_t(pruned.matrices.size()) < pruned.block_matrices)
+    fmt::print(" of {} of the {} matrices; {:.6f} of all of them", pruned.matrices.size(),
+               pruned.block_matrices, pruned.block_sparsity);
+  fmt::print("\n");
   if (const auto found = report.find("perplexity"); found != report.end())
     fmt::print("{:<12} {:.4f} before, {:.4f} after, on {} windows of {} tokens\n", "perplexity",
                found->at("before").get<double>(), found->at("after").get<double>(),
@@ -268,6 +295,8 @@ int prune(PruneArgs args) {
   std::fflush(stdout);
   if (args.plan_only) return 0;
 
+  args.options.progress = args.out + ".partial";
+  BlockFolder blocks(args.options.progress);
   const auto begin = std::chrono::steady_clock::now();
   const bool measures = !work->windows.empty();
   const int64_t batch = args.options.batch;
@@ -275,7 +304,7 @@ int prune(PruneArgs args) {
   work->gates = args.options.gates;
   const double before = measures ? work->perplexity(batch) : 0,
                gated_before = gated ? work->gated_perplexity(batch) : 0;
-  const sparsity::Pruned pruned = prune_blocks(args, *work);
+  const sparsity::Pruned pruned = prune_blocks(args, *work, blocks);
   ordered_json report = report_of(args, work->language, work->samples, pruned);
   if (measures)
     report["perplexity"] = {{"length", args.texts.samples.length},
@@ -290,7 +319,7 @@ int prune(PruneArgs args) {
     sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
                           {.dtype = work->saved, .companions = work->language.path});
   });
-  std::filesystem::remove_all(args.options.progress);
+  blocks.remove_blocks();
   if (!args.json) {
     print_result(args, pruned, report);
     return 0;

@@ -54,8 +54,8 @@ int run_import(const ImportArgs& args) {
   fmt::print("{}\n{:<12} {:.6f} of {} matrices\n", sparsity::sparsity_table(pruned.matrices), "sparsity",
              pruned.sparsity(), pruned.matrices.size());
   fmt::print("{:<12} {}, fingerprint {}\n", "model", io::utf8_text(info.model), info.fingerprint);
-  fmt::print("{:<12} {}, pattern {}, sparsity {}, seed {}\n", "method", shown(info.method),
-             shown(info.pattern), shown(info.sparsity), shown(info.seed));
+  fmt::print("{:<12} {}, pattern {}, asked {}, seed {}\n", "method", shown(info.method), shown(info.pattern),
+             shown(info.sparsity), shown(info.seed));
   fmt::print("{:<12} {}\n", "written", args.out);
   return 0;
 }

@@ -103,6 +103,15 @@ const WeightEntry& WeightSource::entry(const std::string& name) const {
   return entries_[found->second.entry];
 }
 
+DType WeightSource::dtype() const {
+  std::map<DType, int64_t> counts;
+  for (const WeightEntry& entry : entries_)
+    if (is_floating(entry.dtype)) counts[entry.dtype] += entry.shape.count();
+  const auto most = std::ranges::max_element(
+      counts, {}, [](const auto& found) { return std::pair(found.second, size_of(found.first)); });
+  return most == counts.end() ? DType::f32 : most->first;
+}
+
 Tensor WeightSource::load(const std::string& name) const {
   entry(name);
   return std::visit([&](const auto& file) { return file.load(name); }, files_[index_.at(name).file]);

@@ -35,6 +35,8 @@ class WeightSource {
   const std::vector<WeightEntry>& entries() const { return entries_; }
   /// The contents of torch.save files that are not tensors, as TorchFile::others names them.
   const std::vector<std::string>& others() const { return others_; }
+  /// The floating dtype of most elements; of as many the wider one; f32 if there are none.
+  DType dtype() const;
   bool has(const std::string& name) const { return index_.contains(name); }
   const WeightEntry& entry(const std::string& name) const;  // throws if there is none, naming the nearest
   /// Row-major elements, in host memory.

@@ -1,6 +1,7 @@
 #include "pretrained/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "io/file.h"
@@ -49,8 +50,9 @@ const char* activation_name(Activation activation) {
   fail_at(Site::here(), "config: activation ", ops::name_of(activation), " has no name in transformers");
 }
 
-DType dtype_of(ConfigReader& reader) {
-  const std::string old_name = reader.text("torch_dtype", "float32"), name = reader.text("dtype", old_name);
+std::optional<DType> stated_dtype(ConfigReader& reader) {
+  const std::string old_name = reader.text("torch_dtype", ""), name = reader.text("dtype", old_name);
+  if (name.empty()) return {};
   if (name == "float32") return DType::f32;
   if (name == "bfloat16") return DType::bf16;
   if (name == "float16") return DType::f16;
@@ -183,6 +185,11 @@ int64_t trained_length(ConfigReader& reader, ConfigReader& scaling, const LlamaC
   return reader.integer(kKey, c.family == LlamaFamily::phi3 ? 4096 : within);
 }
 
+/// By how much yarn enlarges cosines and sines (transformers' get_mscale).
+double yarn_scale(double factor, double mscale) {
+  return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
+}
+
 /// Fills rope and partial_rotary of `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`
 /// (before). Sizes and family are read already.
 void read_rope(ConfigReader& reader, LlamaConfig& c, const std::set<std::string>& ignored) {
@@ -229,8 +236,10 @@ void read_rope(ConfigReader& reader, LlamaConfig& c, const std::set<std::string>
     options.beta_slow = scaling.number("beta_slow", 1.0);
     options.attention_factor = scaling.number("attention_factor", 0.0);
     scaling.expect("truncate", true, "the ramp begins and ends at whole pairs");
-    scaling.expect("mscale", nullptr, "the factor of cosines follows from `factor`");
-    scaling.expect("mscale_all_dim", nullptr, "the factor of cosines follows from `factor`");
+    const double own = scaling.number("mscale", 0.0), all = scaling.number("mscale_all_dim", 0.0);
+    // As transformers: one of the two alone changes nothing.
+    if (options.attention_factor == 0 && own != 0 && all != 0)
+      options.attention_factor = yarn_scale(options.factor, own) / yarn_scale(options.factor, all);
   }
   if (options.scaling == ops::RopeScaling::longrope) {
     options.factor = std::max(options.factor, 1.0);  // a smaller one does as little
@@ -316,6 +325,9 @@ LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::
     c.residual_dropout = reader.number("resid_pdrop", 0.0);
     for (const char* const bias : {"attention_bias", "mlp_bias", "lm_head_bias"})
       reader.expect(bias, false, "phi3 has no biases");
+    // Fields of Phi-4-mini: transformers knows only these values.
+    reader.expect("full_attn_mod", 1, "every layer attends to all tokens");
+    reader.expect("interpolate_factor", 1, "positions are those of the tokens");
     reader.ignore({"auto_map"});  // where the code was before transformers had it
   }
   check(c.heads > 0, reader.where(), ": num_attention_heads is 0");
@@ -438,9 +450,9 @@ Config parse_config(const std::string& path, std::string_view text, const Config
   if (const auto first = token_list(reader, "bos_token_id"); !first.empty()) config.first_token = first[0];
   config.end_tokens = token_list(reader, "eos_token_id");
   config.cola = cola_config(reader, options.cola);
-  const DType dtype = dtype_of(reader);
+  config.stated_dtype = stated_dtype(reader);
   const auto keep = [&](auto model) {
-    model.dtype = dtype;
+    model.dtype = config.stated_dtype.value_or(DType::f32);
     ignore_common(reader);
     reader.finish(options.ignored_fields);
     model.validate();
@@ -469,8 +481,14 @@ const char* dtype_name(DType dtype) {
 Config read_config(const std::string& path, const ConfigOptions& options) {
   constexpr uint64_t kMost = uint64_t{1} << 20;
   std::error_code ignored;
-  const std::string file = std::filesystem::is_directory(path, ignored) ? path + "/config.json" : path;
-  return parse_config(file, io::read_file(file, kMost), options);
+  const bool is_folder = std::filesystem::is_directory(path, ignored);
+  const std::string file = is_folder ? path + "/config.json" : path, own = path + "/generation_config.json";
+  Config config = parse_config(file, io::read_file(file, kMost), options);
+  if (!is_folder || !std::filesystem::is_regular_file(own, ignored)) return config;
+  const json generation = parse_object(own, io::read_file(own, kMost));
+  ConfigReader reader("config: " + own, generation);
+  if (reader.has("eos_token_id")) config.end_tokens = token_list(reader, "eos_token_id");
+  return config;
 }
 
 std::string config_text(const GptConfig& c) {

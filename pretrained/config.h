@@ -33,16 +33,18 @@ struct Config {
   std::variant<models::GptConfig, models::LlamaConfig, models::BertConfig> model;
   std::optional<int64_t> first_token;  // what a text begins with
   std::vector<int64_t> end_tokens;     // what ends it
+  std::optional<DType> stated_dtype;   // what config.json says of the weights (pretrained::stored_dtype)
   std::optional<ColaConfig> cola;      // given: the blocks' linear layers are nn::Cola
 };
 
 /// "bfloat16", as config.json calls it.
 const char* dtype_name(DType dtype);
 
-/// `text` of the file `path`. The dtype is that of the file (f32 if it says none). Throws, naming path and
+/// `text` of the file `path`. The model's dtype is the one that it states, else f32. Throws, naming path and
 /// field.
 Config parse_config(const std::string& path, std::string_view text, const ConfigOptions& options = {});
-/// Of a folder, or of the file itself. At most 1 MiB.
+/// Of a folder, or of the file itself. At most 1 MiB. In a folder the end tokens of generation_config.json,
+/// if it names any, are taken in place of config.json's, as transformers does.
 Config read_config(const std::string& path, const ConfigOptions& options = {});
 
 /// The config.json that transformers and parse_config read back as the same model.

@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <sstream>
 
+#include "pretrained/narrowed_internal.h"
 #include "pretrained/shares.h"
+#include "pretrained/sparse_file.h"
 
 namespace tessera::pretrained {
 namespace {
@@ -128,7 +130,8 @@ void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameT
       const auto theirs = matched.names.find(part.theirs);
       if (theirs == matched.names.end()) return;
       const Tensor tensor = source.load(theirs->second);
-      parameter.detach().slice(0, row, end).copy_from(rule.transposed ? tensor.transpose(0, 1) : tensor);
+      copy_narrowed(parameter.detach().slice(0, row, end), rule.transposed ? tensor.transpose(0, 1) : tensor,
+                    theirs->second);
     });
     check(end == parameter.size(0), "weights: '", name, "' is ", describe(parameter), ", but the table has ",
           end, " rows");
@@ -145,6 +148,15 @@ void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameT
   }
 }
 
+DType stored_dtype(const io::WeightSource& source) {
+  const DType dtype = source.dtype();
+  return dtype == DType::bf16 || dtype == DType::f16 ? dtype : DType::f32;
+}
+
+DType stored_dtype(const std::string& folder) {
+  return is_sparse_folder(folder) ? SparseFile(folder).dtype() : stored_dtype(io::WeightSource(folder));
+}
+
 namespace {
 
 template <class Model, class ModelConfig>
@@ -154,8 +166,8 @@ Model load(const char* what, const std::string& folder, Rng& rng, Device device,
   const auto* const found = std::get_if<ModelConfig>(&config.model);
   check(found != nullptr, "load: ", folder, " holds a model of type ", config.type, ", not ", what);
   ModelConfig wanted = *found;
-  if (options.dtype) wanted.dtype = *options.dtype;
   const io::WeightSource source(folder);
+  wanted.dtype = options.dtype ? *options.dtype : stored_dtype(source);
   const NameTable plain = name_table(wanted), table = config.cola ? with_cola(plain, *config.cola) : plain;
   const Matched matched = match_names(table, source, options.fresh_head, options.fresh_classes);
   if constexpr (std::is_same_v<Model, models::Llama>) {

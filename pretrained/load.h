@@ -10,7 +10,7 @@ namespace tessera::pretrained {
 
 struct LoadOptions {
   ConfigOptions config = {};
-  std::optional<DType> dtype = {};  // of the parameters; else what config.json says
+  std::optional<DType> dtype = {};  // of the parameters; else that of the weights (stored_dtype)
   /// A head (classifier, masked language head) that the file lacks keeps its initial values; else it is
   /// missing.
   bool fresh_head = true;
@@ -43,9 +43,15 @@ Matched match_names(const NameTable& table, const io::WeightSource& source, bool
 std::string name_of_other(const NameTable& table, const std::string& in_file);
 
 /// Copies the tensors into the parameters, converting their dtype. Parameters as nn::parameters lists them;
-/// a parameter that the table has not is an error, as is a tied tensor that differs from the token embedding.
+/// a parameter that the table has not is an error, as is a tied tensor that differs from the token embedding,
+/// and a finite value that the parameters' dtype would make infinite.
 void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameTable& table,
                   const Matched& matched, const io::WeightSource& source);
+
+/// The dtype that a model has by itself: that of most elements of its weights, whatever config.json states;
+/// f32 for f64 and 8 bits, in which no model is computed. `folder` may hold compressed weights.
+DType stored_dtype(const std::string& folder);
+DType stored_dtype(const io::WeightSource& source);
 
 /// Read config.json and weights of the folder. `rng` must outlive the model: it draws what the file does not
 /// have, and dropout masks. The shapes in the file are compared with config.json before any memory is taken
@@ -61,7 +67,7 @@ models::Bert load_bert(const std::string& folder, Rng& rng, Device device, const
 io::NamedTensors export_tensors(const io::NamedTensors& ours, const NameTable& table);
 
 struct SaveOptions {
-  std::optional<DType> dtype = {};  // of the files; else that of the parameters
+  std::optional<DType> dtype = {};  // of the files; else that of the parameters. Throws as convert()
   uint64_t shard_bytes = uint64_t{5'000'000'000};
   /// A model directory whose config.json (with the dtype of the files), tokenizer and licence go along; "":
   /// none, and a config.json of the model's own configuration.

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
 #include "pretrained/narrowed_internal.h"
 
 namespace tessera::pretrained {
@@ -15,11 +17,12 @@ double overflow_of(DType dtype) {
                                 : HUGE_VAL;
 }
 
-}  // namespace
+bool may_overflow(DType from, DType to) {
+  return is_floating(from) && overflow_of(from) > overflow_of(to);
+}
 
-Tensor narrowed(const Tensor& tensor, DType dtype, const std::string& name) {
-  const bool is_wider = is_floating(tensor.dtype()) && overflow_of(tensor.dtype()) > overflow_of(dtype);
-  if (!is_wider) return tensor.to(dtype);
+/// Throws if `tensor` has finite values that `dtype` makes infinite.
+void check_overflow(const Tensor& tensor, DType dtype, const std::string& name) {
   constexpr int64_t kChunk = int64_t{1} << 20;  // elements that are compared on the host at a time
   const Tensor flat = tensor.to(Device::cpu()).packed().reshape({tensor.count()});
   int64_t count = 0;
@@ -34,7 +37,27 @@ Tensor narrowed(const Tensor& tensor, DType dtype, const std::string& name) {
   check(count == 0, "weights: '", name, "' has ", count, " finite values that ", dtype,
         " would make infinite, such as ", largest, "; ",
         dtype == DType::f16 ? "bf16 or f32 can hold them" : "keep the dtype of the file");
-  return tensor.to(dtype);
+}
+
+/// Only where rounding left something infinite are the values looked at one by one: saving and loading large
+/// models would take minutes more.
+void check_rounded(const Tensor& rounded, const Tensor& from, const std::string& name) {
+  if (!may_overflow(from.dtype(), rounded.dtype())) return;
+  // 0 times an infinity or a NaN is a NaN.
+  if (ops::sum(ops::scale(rounded, 0)).item() != 0) check_overflow(from, rounded.dtype(), name);
+}
+
+}  // namespace
+
+Tensor narrowed(const Tensor& tensor, DType dtype, const std::string& name) {
+  const Tensor rounded = tensor.to(dtype);
+  check_rounded(rounded, tensor, name);
+  return rounded;
+}
+
+void copy_narrowed(const Tensor& to, const Tensor& from, const std::string& name) {
+  to.copy_from(from);
+  check_rounded(to, from, name);
 }
 
 }  // namespace tessera::pretrained

@@ -50,7 +50,7 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
     for_each_part(rule, [&](const NameRule::Part& part, int64_t row, int64_t rows) {
       weights.push_back(
           {{part.theirs, config.dtype, part.shape}, [=, ours = found->second, dtype = config.dtype] {
-             return part_of(ours(), rule, row, rows).to(dtype);
+             return narrowed(part_of(ours(), rule, row, rows), dtype, part.theirs);
            }});
     });
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "pretrained/narrowed_internal.h"
+
 namespace tessera::pretrained {
 namespace {
 
@@ -81,7 +83,8 @@ void copy_shares(const models::Llama& model, const NameTable& table, const Match
                      const auto theirs = matched.names.find(part.theirs);
                      if (theirs == matched.names.end()) return;
                      const Tensor rows = source.load_rows(theirs->second, first, first + count);
-                     parameter.detach().slice(0, target, target + count).copy_from(columns_of(rows, share));
+                     copy_narrowed(parameter.detach().slice(0, target, target + count),
+                                   columns_of(rows, share), theirs->second);
                    });
   }
   const ParameterShare of_token = share_of("token.weight", model.config, rank, ranks);

@@ -9,6 +9,7 @@
 #include "pretrained/companions_internal.h"
 #include "pretrained/fingerprint.h"
 #include "pretrained/load.h"
+#include "pretrained/narrowed_internal.h"
 #include "runtime/interrupt.h"
 
 namespace tessera::pretrained {
@@ -131,6 +132,12 @@ SparseFile::SparseFile(const std::string& folder) : file_(folder + "/" + kSparse
           "' has no checksum");
 }
 
+DType SparseFile::dtype() const {
+  for (const io::SafetensorsEntry& entry : file_.entries())
+    if (is_floating(entry.dtype)) return entry.dtype;
+  return DType::f32;
+}
+
 std::vector<std::string> SparseFile::dense_names() const {
   std::map<std::string, bool> of_layers;
   for (const auto& [name, layer] : layers_)
@@ -230,10 +237,6 @@ class Compressor {
   io::NamedTensors tensors_;
 };
 
-DType dtype_of(const Config& config) {
-  return std::visit([](const auto& model) { return model.dtype; }, config.model);
-}
-
 }  // namespace
 
 std::string module_of(const NameRule::Part& weight) {
@@ -259,7 +262,7 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
   const io::WeightSource source(from);
   const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
   const Matched matched = match_names(table, source, false);
-  Compressor compressor(format, dtype.value_or(dtype_of(config)));
+  Compressor compressor(format, dtype.value_or(stored_dtype(source)));
   io::Xxh3 found;
   for (const NameRule& rule : table.rules)
     for (const NameRule::Part& part : rule.parts) {

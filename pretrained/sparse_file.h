@@ -46,6 +46,8 @@ class SparseFile {
   const std::string& path() const { return file_.path(); }
   const std::map<std::string, SparseLayer>& layers() const { return layers_; }
   const std::string& fingerprint() const { return fingerprint_; }
+  /// Of all floating tensors in it: convert_sparse gives them one.
+  DType dtype() const;
   bool has(const std::string& tensor) const { return file_.has(tensor); }
   const io::SafetensorsEntry& entry(const std::string& tensor) const { return file_.entry(tensor); }
   /// Tensors that belong to no layer.
@@ -83,11 +85,11 @@ struct SparseConversion {
 };
 
 /// Compresses the linear layers in the blocks of the model in folder `from` (dense, with zeros in its
-/// weights) and writes folder `to`, all of it or nothing. `dtype`: of the tensors in it; else config.json's.
-/// A weight of -0, which pruning by multiplication leaves, becomes 0. Throws if `from` is compressed already,
-/// if a weight is not finite, if `to` has weights, for encoders, and, before anything is written, if
-/// `fingerprint` is given and is not that of the weights in `from`. Host memory: the compressed model and one
-/// block.
+/// weights) and writes folder `to`, all of it or nothing. `dtype`: of the tensors in it; else
+/// stored_dtype(from). A weight of -0, which pruning by multiplication leaves, becomes 0. Throws if `from` is
+/// compressed already, if a weight is not finite, if `to` has weights, for encoders, and, before anything is
+/// written, if `fingerprint` is given and is not that of the weights in `from`. Host memory: the compressed
+/// model and one block.
 SparseConversion convert_sparse(const std::string& from, const std::string& to, ops::SparseFormat format,
                                 std::optional<DType> dtype = {}, const ConfigOptions& config = {},
                                 const std::string& fingerprint = {});

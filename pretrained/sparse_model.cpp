@@ -76,8 +76,8 @@ Model load_by_blocks(const char* what, const std::string& folder, Rng& rng, Devi
   const auto* const found = std::get_if<ModelConfig>(&config.model);
   check(found != nullptr, "load: ", folder, " holds a model of type ", config.type, ", not ", what);
   ModelConfig wanted = *found;
-  if (options.dtype) wanted.dtype = *options.dtype;
   const SparseFile file(folder);
+  wanted.dtype = options.dtype ? *options.dtype : file.dtype();
   const NameTable table = name_table(wanted);
   check_fits(table, file);
   if (!dense) check_dtypes(file, device, wanted.dtype);

@@ -53,7 +53,8 @@ class Importer {
   struct Found {
     Mask mask;
     ImportedMatrix from;
-    MaskInfo info;  // of the input it came with
+    MaskInfo info;                // of the input it came with
+    bool names_sparsity = false;  // the name of its file gives a sparsity and no n:m pattern that implies it
   };
 
   static bool is_matrix_name(const fs::path& path) {
@@ -78,6 +79,7 @@ class Importer {
     if (named) {
       found.from.pattern = named->pattern, found.from.sparsity = named->sparsity;
       check_pattern(path, found.mask, *named);
+      found.names_sparsity = !named->sparsity.empty() && !parse_pattern(named->pattern).structured();
     }
     put(matrix, std::move(found));
   }
@@ -165,6 +167,9 @@ class Importer {
   void check_related(const std::string& path, const Matrix& matrix, const Tensor& values) const;
   /// Throws unless the mask has the pattern that the name of its file gives.
   static void check_pattern(const std::string& path, const Mask& mask, const MatrixFileName& named);
+  /// Throws unless files whose names give one sparsity have it together: a pruning may divide it unevenly
+  /// among the matrices (OWL).
+  void check_named_sparsities() const;
 
   ModelMatrices model_;
   ImportOptions options_;
@@ -224,7 +229,29 @@ void Importer::check_pattern(const std::string& path, const Mask& mask, const Ma
     }
 }
 
+void Importer::check_named_sparsities() const {
+  struct Sum {
+    int64_t files = 0, zeros = 0, all = 0;
+    std::string first;
+  };
+  std::map<std::string, Sum> sums;
+  for (const auto& [name, found] : found_) {
+    if (!found.names_sparsity) continue;
+    Sum& sum = sums[found.from.sparsity];
+    if (++sum.files == 1) sum.first = found.from.from;
+    sum.zeros += found.mask.count() - found.mask.ones(), sum.all += found.mask.count();
+  }
+  constexpr double kMost = 0.01;  // names have two digits, and rows of few weights drop whole ones
+  for (const auto& [asked, sum] : sums) {
+    const double counted = sum.all > 0 ? double(sum.zeros) / double(sum.all) : 0;
+    check(std::abs(std::strtod(asked.c_str(), nullptr) - counted) <= kMost, "masks: ", sum.first,
+          ": its name says a sparsity of ", asked, ", but the ", sum.files, " files that say so have ",
+          counted, " together; rename them, or leave the sparsity out of their names");
+  }
+}
+
 Imported Importer::finish() {
+  check_named_sparsities();
   Imported result;
   std::vector<std::string> methods, seeds, patterns, sparsities, missing;
   for (const Matrix& matrix : model_.all()) {

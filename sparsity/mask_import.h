@@ -20,7 +20,7 @@ struct ImportedMatrix {
   std::string name;      // of its module in the model
   std::string from;      // the input, or the file of a folder
   std::string pattern;   // that the input names; "" if it does not
-  std::string sparsity;  // likewise
+  std::string sparsity;  // that was asked for, likewise
 };
 
 struct Imported {
@@ -43,6 +43,9 @@ struct Imported {
 ///   or module that the model does not have, or that fits two;
 /// - a matrix of another shape, or given by two inputs;
 /// - a mask that is not of the n:m pattern of its file's name, or whose sparsity there is not n / m;
+/// - files without a pattern whose names give a sparsity that their masks do not have, to 0.01, taken
+/// together
+///   over the files of that sparsity;
 /// - masks of another model: they carry another fingerprint, or the weights that they come with are not
 ///   related to the model's (cosine below 0.5 over the kept ones; it is 1 if they were not updated, and 0
 ///   within 1 / sqrt(weights) for independent ones). Matrices of zeros and ones are not compared;

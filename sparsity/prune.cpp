@@ -22,13 +22,28 @@
 namespace tessera::sparsity {
 namespace {
 
+/// 0 times an infinity or a NaN is a NaN.
+bool is_finite(const Tensor& tensor) {
+  return ops::sum(ops::scale(tensor, 0)).item() == 0;
+}
+
 void check_weights(const std::vector<Target>& targets) {
   for (const Target& target : targets) {
     check_interrupt();
-    // 0 times an infinity or a NaN is a NaN.
-    const double sum = ops::sum(ops::scale(weight_of(target.module), 0)).item();
-    check(sum == 0, "prune: the weights of ", target.module.name,
+    check(is_finite(weight_of(target.module)), "prune: the weights of ", target.module.name,
           " are not finite; the file of the model is damaged, or it was trained until it diverged");
+  }
+}
+
+/// Before anything is computed with the model: only then is its file the same model.
+template <class Model>
+void round_parameters(const Model& model, DType dtype) {
+  for (const auto& [name, parameter] : nn::parameters(model)) {
+    check_interrupt();
+    const Tensor values = parameter.detach(), rounded = values.to(dtype);
+    check(is_finite(rounded) || !is_finite(values), "prune: '", name, "' has finite values that ", dtype,
+          " would make infinite; give a --dtype that holds them (", name_of(values.dtype()), ")");
+    values.copy_from(rounded);
   }
 }
 
@@ -59,6 +74,7 @@ class Pruner {
     const NoTape no_tape;
     const std::string fingerprint = pretrained::fingerprint_of(model_);
     if (options_.gates) check_gates_fit(model_, *options_.gates);
+    if (options_.dtype) round_parameters(model_, *options_.dtype);
     std::optional<PruneProgress> progress;
     if (!options_.progress.empty())
       progress.emplace(options_.progress, request_digest(options_, samples_, fingerprint, model_));
@@ -94,6 +110,7 @@ class Pruner {
       std::ranges::move(matrices, std::back_inserter(pruned_.matrices));
     }
     pruned_.fingerprint = pretrained::fingerprint_of(model_);
+    count_blocks();
     pruned_.masks.info = {.fingerprint = fingerprint,
                           .model = "",
                           .method = options_.method(),
@@ -104,6 +121,25 @@ class Pruner {
   }
 
  private:
+  /// Matrices that were not pruned may have zeros from an earlier pruning.
+  void count_blocks() {
+    std::map<std::string, int64_t> counted;
+    for (const PrunedMatrix& matrix : pruned_.matrices) counted.emplace(matrix.name, matrix.zeros);
+    int64_t zeros = 0, all = 0;
+    for (const pretrained::LinearModule& module : block_modules(model_)) {
+      const Tensor weight = weight_of(module);
+      const auto found = counted.find(module.name);
+      if (found == counted.end()) {
+        const Mask mask = mask_of(weight);
+        zeros += mask.count() - mask.ones();
+      } else {
+        zeros += found->second;
+      }
+      all += weight.count(), ++pruned_.block_matrices;
+    }
+    pruned_.block_sparsity = all > 0 ? double(zeros) / double(all) : 0;
+  }
+
   std::vector<PrunedMatrix> prune_block(std::span<const Target> own,
                                         const std::optional<BlockWalk<Model>>& walk) {
     std::vector<PrunedMatrix> matrices;
@@ -167,6 +203,8 @@ class Pruner {
     Tensor pruned = prune_matrix(start, inputs, samples_.count(), hessian.u, target, options_);
     if (options_.dtype) pruned = pruned.to(*options_.dtype);
     stored.copy_from(pruned);
+    check(is_finite(stored), "prune: the pruned weights of ", target.module.name, " are not finite in ",
+          options_.dtype.value_or(stored.dtype()), "; give --dtype bf16 or f32, or more --damping");
     const Mask mask = mask_of(stored);
     matrix.zeros = mask.count() - mask.ones();
     if (gated) {

@@ -38,6 +38,8 @@ struct Pruned {
   Masks masks;                         // (W != 0) of each of them
   int64_t resumed = 0;                 // blocks that were taken from options.progress
   std::string fingerprint = {};        // of the pruned model (masks.info has that of the dense one)
+  int64_t block_matrices = 0;          // in the model's blocks, pruned or not
+  double block_sparsity = 0;           // zeros of all of those, as a share of their weights
   /// Zeros of all pruned matrices, as a share of their weights.
   double sparsity() const;
 };

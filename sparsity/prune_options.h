@@ -98,7 +98,9 @@ struct PruneOptions {
   /// Gate-aware (DuoGPT, arXiv:2506.20194): the weights that stay make, of gated inputs, the dense model's
   /// outputs (sparsity/gate_aware.h). With the update obs or admm.
   std::optional<PruneGates> gates = {};
-  std::optional<DType> dtype = {};  // weights are rounded to it before the next block sees them
+  /// All parameters of the model are rounded to it, those that stay as they are too: the model in memory is
+  /// the one that is saved in this dtype.
+  std::optional<DType> dtype = {};
 
   int64_t batch = 1;  // samples passed through a block at a time
   /// Where finished blocks are kept, so that the same call goes on after them; "": nowhere.

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "io/safetensors.h"
 #include "sparsity/prune_report.h"
 
 namespace tessera::sparsity {
@@ -24,8 +23,17 @@ std::string PruneProgress::path_of(int64_t block) const {
   return fmt::format("{}/block-{:05}.safetensors", folder_, block);
 }
 
+io::SafetensorsFile PruneProgress::open(const std::string& path) const {
+  try {
+    return io::SafetensorsFile(path);
+  } catch (const Error& error) {
+    fail_at(Site::here(), "prune: a finished block is damaged (", error.message(), "); remove ", folder_,
+            " to start over");
+  }
+}
+
 void PruneProgress::check_request(const std::string& path) const {
-  const io::SafetensorsFile file(path);
+  const io::SafetensorsFile file = open(path);
   const auto found = file.metadata().find("request");
   check(found != file.metadata().end() && found->second == request_, "prune: ", folder_,
         " holds blocks of a pruning of another model, text or other options; remove it to start over, or "
@@ -39,7 +47,7 @@ bool PruneProgress::has(int64_t block) const {
 }
 
 std::vector<PrunedMatrix> PruneProgress::restore(int64_t block, std::span<const Target> targets) const {
-  const io::SafetensorsFile file(path_of(block));
+  const io::SafetensorsFile file = open(path_of(block));
   const auto report = file.metadata().find("matrices");
   check(report != file.metadata().end(), "prune: ", file.path(), " is damaged; remove ", folder_);
   std::vector<PrunedMatrix> matrices =

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "io/checksum.h"
+#include "io/safetensors.h"
 #include "nn/module.h"
 #include "sparsity/prune.h"
 #include "sparsity/targets.h"
@@ -26,6 +27,8 @@ class PruneProgress {
 
  private:
   std::string path_of(int64_t block) const;
+  /// Throws, saying what to remove, if the file is cut off.
+  io::SafetensorsFile open(const std::string& path) const;
   void check_request(const std::string& path) const;
   std::string folder_, request_;
 };

@@ -93,9 +93,7 @@ class Sparsifier {
 
  private:
   DType file_dtype() const {
-    if (options_.file_dtype) return *options_.file_dtype;
-    const auto config = pretrained::read_config(how_.model).model;
-    return std::visit([](const auto& one) { return one.dtype; }, config);
+    return options_.file_dtype ? *options_.file_dtype : pretrained::stored_dtype(how_.model);
   }
   void how_tell(const std::string& line) const {
     if (how_.tell) how_.tell(line);

@@ -21,7 +21,7 @@ struct SparsifyOptions {
   /// half of the evaluation text, and confirm it on the second half; splits that are not confirmed give way
   /// to the next fastest.
   std::optional<double> most_perplexity = {};
-  std::optional<DType> file_dtype = {};  // of the weights in `out`; default: config.json's
+  std::optional<DType> file_dtype = {};  // of the weights in `out`; default: that of the model's
   int64_t sample_tokens = 48;            // of the text that the result generates
 };
 

@@ -47,8 +47,9 @@ double percentile(std::vector<double> values, double share) {
   return values.empty() ? 0 : values[std::min(values.size() - 1, size_t(share * double(values.size())))];
 }
 
-/// What decides the results, one setting per row.
-std::vector<std::vector<TableCell>> settings_of(const SweepOptions& options, const std::string& fingerprint) {
+/// What decides the results, one setting per row; `dtype` is that of the loaded model.
+std::vector<std::vector<TableCell>> settings_of(const SweepOptions& options, const std::string& fingerprint,
+                                                DType dtype) {
   io::Xxh3 calibration, evaluation;
   calibration.add(options.calibration.data(), options.calibration.size_bytes());
   evaluation.add(options.evaluation.data(), options.evaluation.size_bytes());
@@ -59,6 +60,7 @@ std::vector<std::vector<TableCell>> settings_of(const SweepOptions& options, con
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
            {"fingerprint", fingerprint},
            {"device", options.device.name()},
+           {"dtype", tessera::name_of(dtype)},
            {"prune", to_json(prune).dump()},
            {"samples", number(options.samples.count)},
            {"sample_length", number(options.samples.length)},
@@ -77,7 +79,8 @@ std::vector<std::vector<TableCell>> settings_of(const SweepOptions& options, con
            {"prefill", number(options.gates.prefill)},
            {"prompt", number(options.prompt)},
            {"new_tokens", number(options.timing.new_tokens)},
-           {"repeats", number(options.timing.repeats)}})
+           {"repeats", number(options.timing.repeats)},
+           {"warmups", number(options.timing.warmups)}})
     rows.push_back({std::string(name), value});
   return rows;
 }
@@ -135,8 +138,20 @@ class Store {
     database_.insert("INSERT INTO layer_times VALUES (?1, ?2, ?3, ?4, ?5)", ms);
     database_.run("COMMIT");
   }
+  /// The dense model as an earlier call measured it: ratios of all splits are to one measurement.
+  bool find_dense(SweepResult& result) {
+    const report::Table rows =
+        database_.run("SELECT perplexity, ttft_ms, ttft_p90, tpot_ms, tpot_p90, bytes FROM dense");
+    if (rows.rows.empty()) return false;
+    const auto& row = rows.rows[0];
+    const auto number = [&](size_t i) { return std::get<double>(row[i]); };
+    SplitResult& d = result.dense;
+    result.dense_perplexity = d.uniform_perplexity = number(0);
+    d.ttft_ms = number(1), d.ttft_p90 = number(2), d.tpot_ms = number(3), d.tpot_p90 = number(4);
+    d.bytes = uint64_t(std::get<int64_t>(row[5]));
+    return true;
+  }
   void keep_dense(const SweepResult& result) {
-    database_.run("DELETE FROM dense");
     const SplitResult& d = result.dense;
     database_.run("INSERT INTO dense VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
                   {result.dense_perplexity, d.ttft_ms, d.ttft_p90, d.tpot_ms, d.tpot_p90, int64_t(d.bytes)});
@@ -214,8 +229,8 @@ class Sweeper {
     {
       Rng rng(0);
       Model model = load_(rng);
-      store_.emplace(folder_, settings_of(options_, pretrained::fingerprint_of(model)));
-      measure_dense(model, result);
+      store_.emplace(folder_, settings_of(options_, pretrained::fingerprint_of(model), model.config.dtype));
+      if (!store_->find_dense(result)) measure_dense(model, result);
     }
     for (size_t begin = 0; begin < splits_.size();) {
       size_t end = begin;

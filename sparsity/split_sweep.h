@@ -79,8 +79,8 @@ struct SweepResult {
 std::vector<Split> splits_of(const SweepOptions& options);
 
 /// Measures all splits. If `folder` is not empty, each is put into `folder`/sparsity.sqlite as soon as it is
-/// there, and a later call with the same options goes on after those; the CSV and the page are written at the
-/// end. Throws if the folder has a sweep with other options, or another database.
+/// there, and a later call with the same options goes on after those, and after the dense model; the CSV and
+/// the page are written at the end. Throws if the folder has a sweep with other options, or another database.
 SweepResult sweep_splits(const SweepOptions& options, const std::string& folder);
 
 /// Not dominated: no other is at most as slow and has at most the perplexity, with one of the two less. By

@@ -24,8 +24,8 @@ FolderLock::FolderLock(const fs::path& folder)
     : file_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
   if (file_ < 0 || ::flock(file_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
   ::close(file_);
-  fail_at(Site::here(), "run folder ", folder.string(),
-          ": another process is training in it; let it end, or stop it with Ctrl-C");
+  fail_at(Site::here(), "folder ", folder.string(),
+          ": another process is writing in it; let it end, or stop it with Ctrl-C");
 }
 
 FolderLock::~FolderLock() {

@@ -18,30 +18,25 @@ bool starts_with_word(std::string_view text) {
 
 }  // namespace
 
-AddedMatcher::AddedMatcher(const std::vector<AddedToken>& added, bool normalized,
-                           const Normalizer& normalizer) {
-  for (const AddedToken& token : added) {
-    if (token.normalized != normalized || token.content.empty()) continue;
-    Entry entry{normalized ? normalizer(token.content) : token.content, token};
-    if (!entry.content.empty()) entries_.push_back(std::move(entry));
-  }
-  std::stable_sort(entries_.begin(), entries_.end(),
-                   [](const Entry& a, const Entry& b) { return a.content < b.content; });
-  for (const Entry& entry : entries_) begins_[static_cast<unsigned char>(entry.content[0])] = true;
+AddedMatcher::AddedMatcher(const std::vector<AddedToken>& added, bool normalized) {
+  for (const AddedToken& token : added)
+    if (token.normalized == normalized && !token.text.empty()) entries_.push_back(token);
+  std::ranges::stable_sort(entries_, {}, &AddedToken::text);
+  for (const AddedToken& entry : entries_) begins_[static_cast<unsigned char>(entry.text[0])] = true;
 }
 
-const AddedMatcher::Entry* AddedMatcher::longest_at(std::string_view text, size_t at) const {
+const AddedToken* AddedMatcher::longest_at(std::string_view text, size_t at) const {
   // The entries that begin as the text does, byte by byte fewer.
-  const Entry* found = nullptr;
+  const AddedToken* found = nullptr;
   auto first = entries_.begin(), last = entries_.end();
   for (size_t depth = 0; at + depth < text.size() && first != last; ++depth) {
     const auto byte = static_cast<unsigned char>(text[at + depth]);
-    const auto of = [depth](const Entry& entry) {
-      return entry.content.size() > depth ? int(static_cast<unsigned char>(entry.content[depth])) : -1;
+    const auto of = [depth](const AddedToken& entry) {
+      return entry.text.size() > depth ? int(static_cast<unsigned char>(entry.text[depth])) : -1;
     };
-    first = std::partition_point(first, last, [&](const Entry& entry) { return of(entry) < byte; });
-    last = std::partition_point(first, last, [&](const Entry& entry) { return of(entry) <= byte; });
-    if (first != last && first->content.size() == depth + 1) found = &*first;
+    first = std::partition_point(first, last, [&](const AddedToken& entry) { return of(entry) < byte; });
+    last = std::partition_point(first, last, [&](const AddedToken& entry) { return of(entry) <= byte; });
+    if (first != last && first->text.size() == depth + 1) found = &*first;
   }
   return found;
 }
@@ -50,17 +45,17 @@ std::vector<Segment> AddedMatcher::split(std::string_view text) const {
   std::vector<Segment> segments;
   size_t taken = 0;  // up to here the text is in segments
   for (size_t at = 0; at < text.size();) {
-    const Entry* const entry = begins_[static_cast<unsigned char>(text[at])] ? longest_at(text, at) : nullptr;
+    const AddedToken* const entry =
+        begins_[static_cast<unsigned char>(text[at])] ? longest_at(text, at) : nullptr;
     if (!entry) {
       at += 1;
       continue;
     }
-    size_t begin = at, end = at + entry->content.size();
+    size_t begin = at, end = at + entry->text.size();
     at = end;
-    if (entry->token.single_word &&
-        (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end))))
+    if (entry->single_word && (ends_with_word(text.substr(0, begin)) || starts_with_word(text.substr(end))))
       continue;
-    if (entry->token.lstrip) {
+    if (entry->lstrip) {
       while (begin > taken) {
         size_t before = begin;
         if (!unicode::is_space(unicode::previous(text, before))) break;
@@ -68,7 +63,7 @@ std::vector<Segment> AddedMatcher::split(std::string_view text) const {
       }
       begin = std::max(begin, taken);
     }
-    if (entry->token.rstrip) {
+    if (entry->rstrip) {
       while (end < text.size()) {
         size_t behind = end;
         if (!unicode::is_space(unicode::next(text, behind))) break;
@@ -78,7 +73,7 @@ std::vector<Segment> AddedMatcher::split(std::string_view text) const {
     if (end <= taken) continue;  // a token of blanks that the one before has taken
     begin = std::max(begin, taken);
     if (begin > taken) segments.push_back({taken, begin, -1});
-    segments.push_back({begin, end, entry->token.id});
+    segments.push_back({begin, end, entry->id});
     taken = end;
   }
   if (taken < text.size()) segments.push_back({taken, text.size(), -1});

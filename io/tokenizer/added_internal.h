@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "io/tokenizer/file_internal.h"
-#include "io/tokenizer/normalizer_internal.h"
 
 namespace tessera::io {
 
@@ -24,18 +23,14 @@ struct Segment {
 class AddedMatcher {
  public:
   AddedMatcher() = default;
-  /// Tokens of `added` whose flag `normalized` is this; their contents normalized if it is true.
-  AddedMatcher(const std::vector<AddedToken>& added, bool normalized, const Normalizer& normalizer);
+  /// Tokens of `added` whose flag `normalized` is this.
+  AddedMatcher(const std::vector<AddedToken>& added, bool normalized);
   bool empty() const { return entries_.empty(); }
   std::vector<Segment> split(std::string_view text) const;
 
  private:
-  struct Entry {
-    std::string content;
-    AddedToken token;
-  };
-  const Entry* longest_at(std::string_view text, size_t at) const;
-  std::vector<Entry> entries_;  // in the order of their contents
+  const AddedToken* longest_at(std::string_view text, size_t at) const;
+  std::vector<AddedToken> entries_;  // in the order of their texts
   std::array<bool, 256> begins_{};
 };
 

@@ -19,6 +19,9 @@ struct AddedToken {
   std::string content;
   int32_t id = 0;
   bool special = false, single_word = false, lstrip = false, rstrip = false, normalized = false;
+  /// What it is found as in a text and decoded to: the content, which the tokenizer's normalizer has passed
+  /// through if the token is `normalized`. Set by Tokenizer::Core::index_added.
+  std::string text = {};
 };
 
 /// The larger ones in use have 35 MB.

@@ -96,7 +96,7 @@ std::string Tokenizer::decode_pieces(std::span<const int32_t> ids, bool skip_spe
       pieces.push_back(id);
     } else if (!skip_special || !added->second->special) {
       add_pieces();
-      text += added->second->content;
+      text += added->second->text;
     }
   }
   add_pieces();
@@ -201,7 +201,7 @@ bool Tokenizer::has(int32_t id) const {
 std::string Tokenizer::token(int32_t id) const {
   check(has(id), "tokenizer: ", path(), ": there is no token ", id);
   const auto added = core_->added_by_id.find(id);
-  if (added != core_->added_by_id.end()) return added->second->content;
+  if (added != core_->added_by_id.end()) return added->second->text;
   if (core_->sentencepiece) return core_->sentencepiece->piece(id);
   return std::string(core_->file.vocabulary.token(id));
 }

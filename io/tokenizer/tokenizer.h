@@ -74,7 +74,8 @@ class Tokenizer {
   /// Tokens there are; fewer than vocab_size() if there are holes.
   int64_t token_count() const;
   bool has(int32_t id) const;
-  /// As the file writes it: "Ġthe", "##ing", "▁a".
+  /// As the file writes it: "Ġthe", "##ing", "▁a"; an added token that is normalized, as its normalizer
+  /// leaves it.
   std::string token(int32_t id) const;
   std::optional<int32_t> id_of(std::string_view token) const;
   bool is_special(int32_t id) const;

@@ -22,8 +22,9 @@ struct Tokenizer::Core {
   /// The same without a blank in front of a text, for text after an added token ("legacy": false); null: the
   /// first serves there too.
   std::unique_ptr<SentencePiece> sentencepiece_inside;
-  /// Fills added_by_id, added_by_text, end and count from file.added; `find` and `text` are those of the
-  /// model's vocabulary. Throws if two tokens share a number or one has two.
+  /// Sets the texts of file.added by the normalizer, and from them added_by_id, added_by_text, end and count;
+  /// `find` and `text` are those of the model's vocabulary. Throws if two tokens share a number or one has
+  /// two.
   void index_added(const std::function<int32_t(const std::string&)>& find,
                    const std::function<std::optional<std::string>(int32_t)>& text);
   PostProcessor post_processor;

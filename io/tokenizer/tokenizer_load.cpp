@@ -80,8 +80,9 @@ std::string read(const std::string& path) {
 void Tokenizer::Core::index_added(const std::function<int32_t(const std::string&)>& find,
                                   const std::function<std::optional<std::string>(int32_t)>& text) {
   for (size_t i = 0; i < file.added.size(); ++i) {
-    const AddedToken& token = file.added[i];
+    AddedToken& token = file.added[i];
     if (token.content.empty()) continue;
+    token.text = token.normalized ? normalizer(token.content) : token.content;
     const std::string where = file.path + ": added_tokens[" + std::to_string(i) + "]";
     const int32_t known = find(token.content);
     check(known < 0 || known == token.id, "tokenizer: ", where, ": \"", shown(token.content),
@@ -125,8 +126,8 @@ std::shared_ptr<Tokenizer::Core> Tokenizer::build(TokenizerFile parsed) {
     return file.vocabulary.has(id) ? std::optional(std::string(file.vocabulary.token(id))) : std::nullopt;
   };
   core->index_added([&](const std::string& text) { return file.vocabulary.find(text); }, text_of);
-  core->raw_added = AddedMatcher(file.added, false, core->normalizer);
-  core->normalized_added = AddedMatcher(file.added, true, core->normalizer);
+  core->raw_added = AddedMatcher(file.added, false);
+  core->normalized_added = AddedMatcher(file.added, true);
   const auto known = [&](int64_t id) {
     return file.vocabulary.has(int32_t(id)) || core->added_by_id.contains(int32_t(id));
   };
@@ -180,7 +181,7 @@ std::shared_ptr<Tokenizer::Core> Tokenizer::build_sentencepiece(const std::strin
     return id < pieces.size() ? std::optional(pieces.piece(id)) : std::nullopt;
   };
   core->index_added([&](const std::string& text) { return pieces.id_of(text); }, text_of);
-  core->raw_added = AddedMatcher(core->file.added, false, core->normalizer);
+  core->raw_added = AddedMatcher(core->file.added, false);
   const Settings says(config.fields, config.path + ": ");
   if (!core->raw_added.empty() && !says.flag("legacy", true)) {
     // A second normalizer_spec of the model's message is merged into the first: add_dummy_prefix is false.

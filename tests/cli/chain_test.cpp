@@ -274,9 +274,15 @@ TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
   if (first.err.find("SQLite") != std::string::npos) GTEST_SKIP() << "skipped: " << first.err;
   expect_success(first);
   EXPECT_TRUE(holds_all(first.out, "dense|0.3|Pareto front of 5 splits")) << first.out;
-  // Five more of another total; the first five are taken from the folder.
+  const auto dense = [&] {
+    return Process(at, {"sparsity", "query", "r", "SELECT * FROM dense", "--format", "csv"}).wait().out;
+  };
+  const std::string measured = dense();
+  // Five more of another total; the first five and the dense model are taken from the folder.
   const std::string more = said(at, how + "--out r --total 0.3,0.4 --weight-sparsity 0,0.1");
   EXPECT_TRUE(holds_all(more, "5 splits were measured by an earlier call|of 10 splits")) << more;
+  EXPECT_EQ(dense(), measured);
+  EXPECT_EQ(std::count(measured.begin(), measured.end(), '\n'), 2) << measured;
   const std::string csv = at.get("r/sweep.csv");
   EXPECT_TRUE(csv.starts_with("s,s1,s2,format,Uniform_PPL,Greedy_PPL,ttft_ms")) << csv;
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 11);
@@ -295,6 +301,9 @@ TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
   const Outcome other = run(at, how + "--out r --total 0.3 --seed 5");
   EXPECT_EQ(other.code, 1);
   EXPECT_TRUE(holds_all(other.err, "other settings (seed)")) << other.err;
+  EXPECT_TRUE(holds_all(run(at, how + "--out r --total 0.3 --warmups 7").err, "other settings (warmups)"));
+  // Weights of f16 have one fingerprint in f16 and f32, which compute other perplexities.
+  EXPECT_TRUE(holds_all(run(at, how + "--out r --total 0.3 --dtype f16").err, "other settings (dtype)"));
   at.put("f/sparsity.sqlite", std::string(200, 'x'));
   expect_failures(
       at,

@@ -137,6 +137,10 @@ TEST(Generate, EndsAtEndTokensStopTextsAndTheLastPosition) {
   EXPECT_EQ(ended["tokens"].back(), token);
   EXPECT_LE(ended["tokens"].size(), 6u);
   EXPECT_EQ(made(at, "--prompt abc --seed 7 --ignore-end")["texts"][0]["tokens"], whole["tokens"]);
+  // generation_config.json has the last word, as in transformers.
+  put_model(at, "m", {.more = "\"eos_token_id\": 259"});
+  at.put("m/generation_config.json", "{\"eos_token_id\": " + std::to_string(token) + "}");
+  EXPECT_EQ(made(at, "--prompt abc --seed 7")["texts"][0]["tokens"], ended["tokens"]);
 }
 
 TEST(Generate, AnEmptyPromptBeginsWithTheFirstToken) {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/language_model.h"
+#include "train/run_folder.h"
 
 // tessera prune: what it writes and says, and what is said of what cannot be.
 
@@ -131,6 +132,62 @@ TEST(PruneCommand, SaysWhatIsWrongAndWritesNothing) {
   EXPECT_EQ(at.files(), before);
 }
 
+TEST(PruneCommand, KeepsTheDtypeOfTheFile) {
+  const Workplace at;
+  const std::string how = "prune --device cpu --method magnitude --model m --out ";
+  for (const auto& [dtype, stated] : {std::pair(DType::f32, "\"bfloat16\""), {DType::bf16, "null"}}) {
+    if (const std::string why = put_model(at, "m", {.dtype = dtype}); !why.empty())
+      GTEST_SKIP() << "skipped: " << why;
+    std::string config = at.get("m/config.json");
+    const size_t begin = config.find(pretrained::dtype_name(dtype)) - 1;
+    config.replace(begin, config.find_first_of(",\n", begin) - begin, stated);
+    at.put("m/config.json", config);
+    const std::string out = std::string("p-") + name_of(dtype);
+    const Outcome outcome = run(at, how + out);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(
+        outcome.err.find("are f32, which is taken, though config.json says bfloat16") != std::string::npos,
+        dtype == DType::f32)
+        << outcome.err;
+    EXPECT_EQ(pretrained::stored_dtype(at / out), dtype);
+    EXPECT_EQ(pretrained::read_config(at / out).stated_dtype, dtype);
+    expect_success(run(at, "convert " + out + " " + out + "-c --format tca-bme"));
+  }
+}
+
+TEST(PruneCommand, SaysWhichShareOfTheModelIsPruned) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  const std::string how =
+      "prune --device cpu --method magnitude --model m --only transformer.h.*.mlp.c_proj --out ";
+  // 2 of 24 x 16 among 2 of 16 x (48 + 16 + 24 + 24) weights.
+  EXPECT_TRUE(holds_all(said(at, how + "p"), "0.500000 of 2 of the 8 matrices; 0.107143 of all of them"));
+  EXPECT_EQ(json::parse(at.get("p/pruning.json"))["block_matrices"], 8);
+}
+
+TEST(PruneCommand, DamagedAndLockedBlocksAreSaid) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  const std::string how = "prune --device cpu --method magnitude --model m --out p";
+  at.put("p.partial/block-00000.safetensors", "cut off");
+  const Outcome damaged = run(at, how);
+  EXPECT_EQ(damaged.code, 1);
+  EXPECT_TRUE(
+      holds_all(damaged.err, "a finished block is damaged|block-00000|remove p.partial to start over"))
+      << damaged.err;
+  fs::remove_all(at / "p.partial");
+  fs::create_directory(at / "p.partial");
+  {
+    const train::FolderLock other(at / "p.partial");
+    const Outcome second = run(at, how);
+    EXPECT_EQ(second.code, 1);
+    EXPECT_TRUE(holds_all(second.err, "p.partial: another process is writing in it")) << second.err;
+  }
+  EXPECT_FALSE(fs::exists(at / "p"));
+  said(at, how);
+  EXPECT_FALSE(fs::exists(at / "p.partial"));
+}
+
 TEST(PruneCommand, GoesOnAfterASignal) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
@@ -173,7 +230,7 @@ TEST(SparsityImportCommand, WritesMasksThatCompareReads) {
   const std::string out = said(at, "sparsity import p --model m --seed 4 --out i.safetensors");
   EXPECT_TRUE(holds_all(out,
                         "mlp.c_proj|0.5000|of 8 matrices|model        m, fingerprint|method       magnitude, "
-                        "pattern unstructured, sparsity 0.5, seed 4|written      i.safetensors"))
+                        "pattern unstructured, asked 0.5, seed 4|written      i.safetensors"))
       << out;
   EXPECT_TRUE(
       holds_all(said(at, "sparsity compare i.safetensors p"), "transformer.h.1.mlp.c_fc|1.0000 +- 0.0000"));

@@ -129,7 +129,7 @@ TEST(Study, InterruptedKilledOrOutOfTimeItGoesOnToTheSameBytes) {
   // The cell that ran then ends by itself (it gets SIGTERM); its folder is free once it has.
   Outcome outcome;
   do outcome = run(at, "study run s.toml --out parts");
-  while (holds_all(outcome.err, "another process is training in it"));
+  while (holds_all(outcome.err, "another process is writing in it"));
   expect_success(outcome);
   expect_same_results(at, "whole", "parts");
 }

@@ -84,6 +84,50 @@ TEST(Utf8, RepairsAsPythonDoes) {
   EXPECT_EQ(unicode::open_end("\xC3"), 1u);
 }
 
+/// A BPE whose normalizer has the given steps and that has one added token more.
+Tokenizer with_added(const TemporaryFolder& folder, const std::string& steps, const std::string& content,
+                     bool special) {
+  const std::string flags = R"("single_word": false, "lstrip": false, "rstrip": false, "normalized": true)";
+  put_raw(
+      folder / "tokenizer.json",
+      R"({"normalizer": {"type": "Sequence", "normalizers": )" + steps +
+          R"(}, "decoder": {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+                 "added_tokens": [{"id": 8, "content": ")" +
+          content + R"(", "special": )" + (special ? "true, " : "false, ") + flags +
+          R"(}], "model": {"type": "BPE", "unk_token": "<unk>", "merges": ["\u2581 x"], "vocab": {"<unk>": 0,
+                 "\u2581": 1, "h": 2, "i": 3, "x": 4, "\u2581x": 5, "n": 6, "e": 7}}})");
+  return Tokenizer::load(folder / "tokenizer.json");
+}
+
+TEST(Tokenizer, NormalizedAddedTokensDecodeToTheirNormalizedText) {
+  // As tokenizers 0.23 does, whether the token is special or not.
+  const TemporaryFolder folder;
+  const std::string blanks =
+      R"([{"type": "Prepend", "prepend": "\u2581"},
+          {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}])";
+  for (const bool special : {false, true}) {
+    const Tokenizer tokenizer = with_added(folder, blanks, "foo bar", special);
+    const Ids ids = tokenizer.encode("hi foo bar x").ids;
+    EXPECT_EQ(ids, (Ids{1, 2, 3, 8, 5}));
+    EXPECT_EQ(tokenizer.decode(ids, false), " hi foo bar x");
+    EXPECT_EQ(tokenizer.decode(ids), special ? " hi x" : " hi foo bar x");
+    EXPECT_EQ(tokenizer.token(8),
+              "\xE2\x96\x81"
+              "foo"
+              "\xE2\x96\x81"
+              "bar");
+    EXPECT_EQ(tokenizer.id_of("foo bar"), 8);
+    TokenStream stream(tokenizer, false);
+    std::string streamed;
+    for (const int32_t id : ids) streamed += stream.next(id);
+    EXPECT_EQ(streamed + stream.finish(), " hi foo bar x");
+  }
+  if (!tokenizer_libraries().utf8proc) GTEST_SKIP() << "skipped: no utf8proc";
+  const Tokenizer lower = with_added(folder, R"([{"type": "Lowercase"}])", "NewTok", false);
+  EXPECT_EQ(lower.encode("hiNEWTOKx").ids, (Ids{2, 3, 8, 4}));
+  EXPECT_EQ(lower.decode(Ids{8}), "newtok");
+}
+
 TEST(Tokenizer, LongWordsTakeTimeInProportion) {
   // A quadratic merge would take minutes.
   const std::string path = data("gpt2.json");

@@ -25,6 +25,21 @@ TEST(ShardIndex, MapsTensorsToFiles) {
         1u);
 }
 
+TEST(WeightSource, ItsDtypeIsThatOfMostElements) {
+  const TemporaryFolder folder;
+  const auto dtype = [&](std::initializer_list<std::pair<DType, int64_t>> tensors) {
+    NamedTensors named;
+    for (const auto& [dtype, count] : tensors)
+      named.emplace_back("t" + std::to_string(named.size()), Tensor::zeros({count}, dtype, Device::cpu()));
+    save_safetensors(folder / "w.safetensors", named);
+    return WeightSource(folder / "w.safetensors").dtype();
+  };
+  EXPECT_EQ(dtype({{DType::f32, 3}, {DType::bf16, 2}, {DType::bf16, 2}, {DType::i64, 9}}), DType::bf16);
+  EXPECT_EQ(dtype({{DType::bf16, 4}, {DType::f32, 4}}), DType::f32);
+  EXPECT_EQ(dtype({{DType::f16, 1}}), DType::f16);
+  EXPECT_EQ(dtype({{DType::i64, 1}}), DType::f32);
+}
+
 struct RefusedIndex {
   const char* what;
   std::string text, error;

@@ -44,7 +44,7 @@ WORDS = ["the", "The", "licence", " ", "  ", "\n", "\n\n", "\t", "\r\n", "don't"
          "\ud55c\uad6d\uc5b4", "\u0939\u093f\u0928\u094d\u0926\u0940", "\u0627\u0644\u0639\u0631\u0628\u064a\u0629", "\u05e2\u05d1",
          "\u0e44\u0e17\u0e22", "\u2581", "\u2581the", "\u00a0", "\u3000", "\u200b", "\ufeff", "\ufffd", "\x00", "\x7f", "\u0345", "\u1e9e",
          "'\u017f", "'S", "\u2126", "\u212b", "\ufb01", "<s>", "</s>", "[CLS]", "[MASK]", "<mask>", "<|endoftext|>", "<unk>", " <mask> ",
-         "word<mask>word", "\u180e", "\x1c", "\x85", "e\u0301\u0323", "\u0344", "a" * 130, "ab" * 120, "-" * 70]
+         "foo bar", "NewTok", "word<mask>word", "\u180e", "\x1c", "\x85", "e\u0301\u0323", "\u0344", "a" * 130, "ab" * 120, "-" * 70]
 
 
 def random_text(rng):
@@ -181,6 +181,7 @@ def bytes_of_bpe(training, legacy=True):
     tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
                                            decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(t, normalized=legacy) for t in ("<unk>", "<s>", "</s>")])
+    tokenizer.add_tokens(["foo bar"])
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)])
     return tokenizer
 
@@ -195,7 +196,7 @@ def mixed(training):
     tokenizer.decoder = decoders.BPEDecoder(suffix="</w>")
     tokenizer.train_from_iterator(training, trainers.BpeTrainer(
         vocab_size=sized(1500), special_tokens=["[UNK]"], show_progress=False, continuing_subword_prefix="##", end_of_word_suffix="</w>"))
-    tokenizer.add_tokens([AddedToken("licence", single_word=True), AddedToken("the", single_word=True, rstrip=True), "foo_"])
+    tokenizer.add_tokens([AddedToken("licence", single_word=True), AddedToken("the", single_word=True, rstrip=True), "foo_", "NewTok"])
     return tokenizer
 
 

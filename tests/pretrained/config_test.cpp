@@ -75,6 +75,21 @@ TEST(Config, ReadsBothWaysOfWritingRope) {
             ops::RopeScaling::none);
 }
 
+TEST(Config, YarnScalesCosinesAsTransformersDoes) {
+  const auto factor = [](const std::string& fields) {
+    const std::string scaling = R"("rope_scaling": {"rope_type": "yarn", "factor": 4.0)" + fields + R"(})";
+    return llama(parse_config("c", with("llama", scaling))).rope.attention_factor;
+  };
+  EXPECT_EQ(factor(""), 0);  // the default: 0.1 ln(4) + 1
+  EXPECT_EQ(factor(R"(, "mscale": 0.5)"), 0);
+  EXPECT_EQ(factor(R"(, "mscale_all_dim": 2)"), 0);
+  EXPECT_EQ(factor(R"(, "mscale": 0.5, "mscale_all_dim": 0)"), 0);
+  EXPECT_EQ(factor(R"(, "mscale": 0.7, "mscale_all_dim": 0.7)"), 1);
+  // _compute_yarn_parameters of transformers 5.24.
+  EXPECT_NEAR(factor(R"(, "mscale": 0.5, "mscale_all_dim": 2)"), 0.8371949816203595, 1e-15);
+  EXPECT_EQ(factor(R"(, "mscale": 0.5, "mscale_all_dim": 2, "attention_factor": 1.5)"), 1.5);
+}
+
 TEST(Config, LlamasFamiliesHaveDefaultsOfTheirOwn) {
   const auto family = [](const std::string& type, const std::string& fields = "") {
     return llama(parse_config("c", with(type, fields)));
@@ -145,6 +160,8 @@ TEST(Config, ReadsPhi3sRopeAsItsFilesHaveIt) {
   EXPECT_EQ(config.rope.base, 500);
   EXPECT_EQ(config.rotary(), 2);
   EXPECT_EQ(phi3(R"("rope_scaling": null)").rope.scaling, ops::RopeScaling::none);
+  // Fields that Phi-4-mini has besides.
+  EXPECT_EQ(phi3(R"("full_attn_mod": 1, "interpolate_factor": 1)").rope.scaling, ops::RopeScaling::none);
   const auto of_llama = llama(parse_config(
       "c",
       with("llama", R"("hidden_size": 8, "num_attention_heads": 2, "rope_scaling": {"rope_type": "longrope",
@@ -251,6 +268,10 @@ TEST(Config, RefusesWhatItCannotCompute) {
        "rope: scaling \"mrope\": expected none, linear, dynamic, llama3, yarn or longrope"},
       {"phi3 with rope of another kind", with("phi3", R"("rope_scaling": {"type": "linear", "factor": 2})"),
        "rope_scaling: rope_type is \"linear\"; phi3 has default and longrope"},
+      {"phi3 with other attention", with("phi3", R"("full_attn_mod": 2)"),
+       "full_attn_mod is 2; only 1 is supported (every layer"},
+      {"phi3 with other positions", with("phi3", R"("interpolate_factor": 4)"),
+       "interpolate_factor is 4; only 1 is supported (positions"},
       {"longrope without factors", with("llama", R"("rope_scaling": {"rope_type": "longrope"})"),
        "rope_scaling has no short_factor"},
       {"too few factors",

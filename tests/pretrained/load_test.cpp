@@ -1,7 +1,9 @@
 #include "pretrained/load.h"
 
 #include <limits>
+#include <nlohmann/json.hpp>
 
+#include "pretrained/sparse_model.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
 #include "tests/io/torch_bytes.h"
@@ -187,6 +189,60 @@ TEST_F(Load, DtypesConvert) {
             gpt.token.weight.detach().to(DType::bf16).to_vector<float>());
   EXPECT_EQ(message_of([&] { save(gpt, folder / "wrong", {.dtype = DType::i64}); }),
             "save: parameters of i64; expected f32, bf16 or f16");
+}
+
+TEST_F(Load, TheDtypeIsThatOfTheWeightsWhateverConfigJsonSays) {
+  const auto dtypes = [&](const std::string& at) {
+    return std::pair(load_gpt(at, rng, kCpu).token.weight.dtype(), stored_dtype(at));
+  };
+  for (const auto& [dtype, stated] :
+       {std::pair(DType::f32, "bfloat16"), {DType::bf16, "float32"}, {DType::bf16, ""}}) {
+    const std::string at = folder / (std::string(name_of(dtype)) + stated);
+    save(gpt, at, {.dtype = dtype});
+    auto config = nlohmann::json::parse(io::read_file(at + "/config.json", 1 << 20));
+    config.erase("torch_dtype");
+    if (*stated) config["dtype"] = stated;
+    io::write_file(at + "/config.json", config.dump());
+    EXPECT_EQ(dtypes(at), std::pair(dtype, dtype)) << at;
+    EXPECT_EQ(read_config(at).stated_dtype.has_value(), *stated != 0);
+    EXPECT_EQ(convert_sparse(at, at + "-sparse", ops::SparseFormat::tca_bme).dtype, dtype);
+    EXPECT_EQ(load_sparse_gpt(at + "-sparse", rng, kCpu).config.dtype, dtype);
+    EXPECT_EQ(stored_dtype(at + "-sparse"), dtype);
+  }
+  // Norms of f32 in a file of bf16.
+  save(gpt, folder / "half", {.dtype = DType::bf16});
+  auto tensors = tensors_in(folder / "half");
+  for (auto& [name, tensor] : tensors)
+    if (name.find("ln_") != std::string::npos) tensor = tensor.to(DType::f32);
+  EXPECT_EQ(dtypes(put("mixed", folder / "half", tensors)), std::pair(DType::bf16, DType::bf16));
+}
+
+TEST_F(Load, FiniteWeightsDoNotBecomeInfinite) {
+  const models::Gpt large(gpt.config, rng, kCpu);
+  large.token.weight.detach().slice(0, 2, 3).fill(-70000);
+  const std::string error = "'transformer.wte.weight' has 4 finite values that f16 would make infinite";
+  EXPECT_TRUE(io::test::throws([&] { save(large, folder / "out", {.dtype = DType::f16}); }, error));
+  EXPECT_FALSE(io::test::fs::exists(folder / "out/model.safetensors"));
+  save(large, folder / "wide", {.dtype = DType::bf16});
+  EXPECT_TRUE(io::test::throws([&] { load_gpt(folder / "wide", rng, kCpu, {.dtype = DType::f16}); }, error));
+  EXPECT_EQ(load_gpt(folder / "wide", rng, kCpu, {.dtype = DType::f32}).config.dtype, DType::f32);
+}
+
+TEST_F(Load, EndTokensAreThoseOfGeneration) {
+  save(gpt, folder / "chat");
+  const std::string path = folder / "chat", config = path + "/config.json";
+  const auto put_ends = [&](const char* file, const char* text) { io::write_file(path + file, text); };
+  auto fields = nlohmann::json::parse(io::read_file(config, 1 << 20));
+  fields["eos_token_id"] = 2;
+  io::write_file(config, fields.dump());
+  EXPECT_EQ(read_config(path).end_tokens, (std::vector<int64_t>{2}));
+  put_ends("/generation_config.json", R"({"eos_token_id": [7, 8], "top_p": 0.9})");
+  EXPECT_EQ(read_config(path).end_tokens, (std::vector<int64_t>{7, 8}));
+  EXPECT_EQ(read_config(config).end_tokens, (std::vector<int64_t>{2}));
+  put_ends("/generation_config.json", R"({"eos_token_id": null})");
+  EXPECT_EQ(read_config(path).end_tokens, (std::vector<int64_t>{2}));
+  put_ends("/generation_config.json", R"({"eos_token_id": "x"})");
+  EXPECT_TRUE(io::test::throws([&] { read_config(path); }, "generation_config.json: eos_token_id is not a"));
 }
 
 TEST_F(Load, AMismatchIsListedWhole) {

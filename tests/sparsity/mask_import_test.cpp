@@ -193,7 +193,7 @@ TEST(Import, SaysWhatIsWrongWithNamesAndShapes) {
     io::save_npy(folder / ("one/" + name), x);
     return models.fails("one/" + name);
   };
-  EXPECT_EQ(put("layer0-mlp.down_proj-0-0-0.5.npy", w), "");
+  EXPECT_EQ(put("layer0-mlp.down_proj-0-0-0.npy", w), "");
   EXPECT_EQ(put("layer0-down_proj-0-0.npy", w), "");
   EXPECT_EQ(put("model.layers.0.mlp.down_proj.npy", w), "");
   const auto says = [](const std::string& message, const std::string& part) {
@@ -222,6 +222,28 @@ TEST(Import, SaysWhatIsWrongWithNamesAndShapes) {
        "component 'c_proj', which fits 2 of attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj of layer 0");
 }
 
+TEST(Import, RefusesSparsitiesOfNamesThatTheMasksDoNotHave) {
+  const Models models;
+  const fs::path folder = models.folder.path();
+  models.split("m", "-0-0-0.9.npy");
+  const std::string message = models.fails("m");
+  EXPECT_NE(message.find("-0-0-0.9.npy: its name says a sparsity of 0.9, but the 14 files that say so have "
+                         "0.5 together; rename them"),
+            std::string::npos)
+      << message;
+  fs::remove_all(folder / "m");
+  models.split("m", "-0-0-0.5.npy");
+  EXPECT_EQ(models.fails("m"), "");
+  fs::rename(folder / "m/layer0-mlp.up_proj-0-0-0.5.npy", folder / "m/layer0-mlp.up_proj-0-0-0.52.npy");
+  EXPECT_NE(models.fails("m").find("the 1 files that say so have 0.5"), std::string::npos);
+  // Of a pruning that takes more from one matrix than from another, what counts is the whole.
+  fs::remove_all(folder / "m");
+  const Models uneven(
+      {.score = Score::magnitude, .assigned = {{"model.layers.0.**", 0.4}, {"model.layers.1.**", 0.6}}});
+  uneven.split("m", "-0-0-0.5.npy");
+  EXPECT_EQ(uneven.fails("m"), "");
+}
+
 TEST(Import, RefusesDuplicatesEmptyFoldersAndWhatCannotBeRead) {
   const Models models;
   models.split("m", "-0-0-0.5.npy");
@@ -242,8 +264,8 @@ TEST(Import, RefusesDuplicatesEmptyFoldersAndWhatCannotBeRead) {
   says(message_of([&] { import_masks({models.folder / "m"}, models.folder / "m"); }),
        {"has none of model.safetensors"});
   if (!io::has_torch_files()) return;
-  const ModelMatrices dense(models.folder / "dense");
-  const std::string bytes = torch_matrix(dense.load(*dense.find("model.layers.0.mlp.up_proj")));
+  const ModelMatrices pruned(models.folder / "pruned");
+  const std::string bytes = torch_matrix(pruned.load(*pruned.find("model.layers.0.mlp.up_proj")));
   const std::string name = "layer0-mlp.up_proj-0-0-0.5.pt";
   for (size_t size = 1; size < bytes.size(); size += 97) {
     io::test::put_raw(models.folder / name, bytes.substr(0, size));
@@ -280,8 +302,8 @@ TEST(Import, RefusesMasksOfAnotherModel) {
   const Tensor weight = matrices.load(*matrices.find("model.layers.1.mlp.up_proj"));
   io::save_npy(folder / "layer1-up_proj-0-0-0.5.npy", weight);
   EXPECT_NE(models.fails("layer1-up_proj-0-0-0.5.npy").find("masks of another model"), std::string::npos);
-  io::save_npy(folder / "layer1-up_proj-0-0-0.5.npy", mask_of(weight).unpacked());
-  EXPECT_EQ(models.fails("layer1-up_proj-0-0-0.5.npy"), "");
+  io::save_npy(folder / "layer1-up_proj-0-0.npy", mask_of(weight).unpacked());
+  EXPECT_EQ(models.fails("layer1-up_proj-0-0.npy"), "");
   const Tensor damaged =
       ModelMatrices(folder / "dense").load(*matrices.find("model.layers.1.mlp.up_proj")).clone();
   damaged.slice(0, 0, 1).fill(std::numeric_limits<double>::infinity());

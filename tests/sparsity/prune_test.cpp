@@ -7,7 +7,9 @@
 #include <map>
 
 #include "nn/observe.h"
+#include "pretrained/fingerprint.h"
 #include "runtime/parallel.h"
+#include "sparsity/model_matrices.h"
 #include "sparsity/targets.h"
 #include "tests/io/files.h"
 #include "tests/sparsity/small.h"
@@ -96,6 +98,16 @@ void expect_wanda(double sparsity, Pattern pattern) {
       EXPECT_EQ(result.masks.at(name).ones(), int64_t(w.size() / group) * (int64_t(group) - zeros)) << name;
     }
   }
+}
+
+/// The weights of modules whose names end so, as a share of all in the blocks.
+double weight_share(models::Gpt& model, const std::string& end) {
+  double own = 0, all = 0;
+  for (const pretrained::LinearModule& module : block_modules(model)) {
+    const double count = double(weight_of(module).count());
+    all += count, own += module.name.ends_with(end) ? count : 0;
+  }
+  return own / all;
 }
 
 TEST(Prune, WandaDropsTheLowestOfEachRow) {
@@ -265,6 +277,30 @@ TEST(Prune, WeightsAreThoseThatTheFileWillHold) {
   for (const pretrained::LinearModule& module : block_modules(small.model))
     EXPECT_TRUE(same(weight_of(module).to(DType::bf16).to(DType::f32), weight_of(module).clone()))
         << module.name;
+}
+
+TEST(Prune, OtherWeightsAreThoseOfTheFileToo) {
+  const TemporaryFolder folder;
+  SmallGpt small;
+  const Pruned pruned =
+      prune(small.model, {},
+            {.score = Score::magnitude, .only = {"transformer.h.*.attn.c_proj"}, .dtype = DType::bf16});
+  for (const auto& [name, parameter] : nn::parameters(small.model))
+    EXPECT_TRUE(same(parameter.to(DType::bf16).to(DType::f32), parameter.detach().clone())) << name;
+  EXPECT_EQ(pruned.fingerprint, pretrained::fingerprint_of(small.model));
+  pretrained::save(small.model, folder / "p", {.dtype = DType::bf16});
+  EXPECT_EQ(ModelMatrices(folder / "p").fingerprint(), pruned.fingerprint);
+  EXPECT_EQ(pruned.matrices.size(), 2u);
+  EXPECT_EQ(pruned.block_matrices, 8);
+  EXPECT_NEAR(pruned.block_sparsity, 0.5 * weight_share(small.model, "attn.c_proj"), 1e-12);
+}
+
+TEST(Prune, NoWeightBecomesInfinite) {
+  SmallGpt small;
+  small.model.token.weight.detach().slice(0, 3, 4).fill(70000);
+  const PruneOptions options{.score = Score::magnitude, .dtype = DType::f16};
+  EXPECT_TRUE(throws([&] { prune(small.model, {}, options); },
+                     "'token.weight' has finite values that f16 would make infinite"));
 }
 
 TEST(Prune, SequentialCalibrationSeesPrunedLayersOfItsBlock) {

@@ -508,8 +508,10 @@ TEST(LanguageExport, KeepsTheEndTokensOfTheModelThatItBeganWith) {
   const std::filesystem::path folder = root / "model";
   export_language(session, data, own, folder.string());
   const pretrained::Config config = pretrained::read_config(folder.string());
-  EXPECT_EQ(config.end_tokens, (std::vector<int64_t>{0, 5, 7}));
+  EXPECT_EQ(config.end_tokens, (std::vector<int64_t>{0, 9}));
   EXPECT_EQ(config.first_token, std::optional<int64_t>(3));
+  EXPECT_EQ(pretrained::read_config((folder / "config.json").string()).end_tokens,
+            (std::vector<int64_t>{0, 5, 7}));
   // Documents ended with token 0, so the model makes it, whatever ended a text before.
   const json generation = json::parse(get(folder / "generation_config.json"));
   EXPECT_EQ(generation, json::parse(R"({"eos_token_id": [0, 9], "bos_token_id": 0, "top_p": 0.9})"));
