@@ -45,11 +45,13 @@ int run_tokenize(const TokenizeArgs& args) {
   if (args.options.validation > 0 && done.validation.tokens == 0)
     train::tell(fmt::format(
         "tessera: warning: --validation {:g} holds nothing out: a held-out part begins with a line of its "
-        "own; give longer texts (or a larger --piece), or --validation 0\n",
+        "own, in a text of one line with a word; give longer texts (or a larger --piece), or --validation "
+        "0\n",
         args.options.validation));
   for (const auto& [name, part] : {std::pair("train", done.train), std::pair("validation", done.validation)})
     fmt::print("{}: {} tokens, {}, {} shards\n", name, part.tokens,
                documents_text(part.documents, part.empty_documents), part.shards);
+  if (done.one_line > 0) fmt::print("documents of one line, cut at a space: {}\n", done.one_line);
   const std::optional<int32_t> end = tokenizer.special().eos;
   fmt::print("{} bytes of {} files; documents end with {}; tokenizer {}\n", done.bytes, args.text.size(),
              end ? "token " + std::to_string(*end) + " (" + tokenizer.token(*end) + ")" : "no token",

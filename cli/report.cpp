@@ -30,6 +30,8 @@ int run_report(const ReportArgs& args) {
           fmt::format("report: --check: \"{}\" is one run, which does not tell the noise over runs; give "
                       "at least two of each group",
                       group.name));
+  if (const std::string why = train::incomparable(groups); args.check && !why.empty())
+    throw UsageError("report: --check: " + why + "; give runs of one tokenizer and length");
   fmt::print("{}", train::format_groups(groups));
   train::write_runs_report(args.out, groups, options);
   fmt::print("{}\n", args.out);

@@ -10,6 +10,7 @@
 #include <list>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "comm/status.h"
 #include "comm/transport.h"
@@ -131,20 +132,26 @@ class Reception {
     return std::nullopt;
   }
 
-  bool belongs(const Caller& caller) const {
+  bool belongs(const Caller& caller) {
     const Hello& hello = caller.hello;
     if (hello.version == Hello().version && text_of(hello.token) == meeting_.token) return true;
-    refuse(caller.connection, hello.version != Hello().version
-                                  ? "the job's processes speak another version of the protocol; run the same "
-                                    "program on all ranks"
-                                  : "the token of the job is another one; is this process of another job, or "
-                                    "is the port another job's?");
+    const std::string reason =
+        hello.version != Hello().version
+            ? "the job's processes speak another version of the protocol; run the same program on all ranks"
+            : "the token of the job is another one; " +
+                  (meeting_.origin.empty() ? "is this process of another job, or is the port another job's?"
+                                           : meeting_.origin);
+    refuse(caller.connection, reason);
+    if (meeting_.rank == 0 && !std::exchange(told_refused_, true))
+      std::fprintf(stderr, "tessera: rank 0 refused %s, which says that it is rank %d of %d: %s\n",
+                   who(hello).c_str(), hello.rank, hello.size, reason.c_str());
     return false;
   }
 
   const File& listener_;
   const Meeting& meeting_;
   std::list<Unknown> unknown_;
+  bool told_refused_ = false;
 };
 
 Hello hello_of(const Meeting& meeting, Purpose purpose, int port) {

@@ -19,6 +19,7 @@ struct Meeting {
   int port = 0;
   int listener = -1;     // rank 0: a socket that listens there already, inherited; -1: make one
   std::string token;     // of the job; a process without it is refused. At most 255 bytes
+  std::string origin;    // rank 0: where tokens come from, for a process that has another; "": no matter
   std::string what;      // the program and what it was told: equal on all ranks. At most 1,023 bytes
   double seconds = 120;  // for all to come
   double quiet = 10;     // after so many, rank 0 says once for which ranks it waits
@@ -38,8 +39,8 @@ struct Connections {
 
 /// Throws on every rank that has come, with the same reason, if two say that they are the same rank, if they
 /// disagree about the number of ranks or about what they run, if one ends before all have come, or if not all
-/// come in time. Connections of other programs are dropped, those with another token told so; neither
-/// disturbs the job, and what they send is bounded.
+/// come in time. Connections of other programs are dropped, those with another token told so, the first of
+/// them also by rank 0 on standard error; neither disturbs the job, and what they send is bounded.
 Connections meet(const Meeting& meeting);
 
 /// One message on a connection for notices (comm/watch_internal.h).

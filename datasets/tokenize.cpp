@@ -53,7 +53,7 @@ class PartWriter {
 
 struct Encoded {
   std::vector<std::vector<int32_t>> train, validation;  // documents
-  uint64_t bytes = 0, invalid = 0;
+  uint64_t bytes = 0, invalid = 0, one_line = 0;
   std::exception_ptr error;
 };
 
@@ -94,6 +94,7 @@ Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokeni
           for (const std::string_view piece : split_pieces(text, uint64_t(options.piece))) {
             check_interrupt();
             const TextSplit split = split_text(piece, options.validation);
+            encoded[i].one_line += !split.validation.empty() && is_one_line(piece) ? 1 : 0;
             encode(split.train, encoded[i].train);
             encode(split.validation, encoded[i].validation);
           }
@@ -111,6 +112,7 @@ Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokeni
       for (const auto& document : one.validation) validation.add(document);
       done.bytes += one.bytes;
       done.invalid += one.invalid;
+      done.one_line += one.one_line;
     }
   }
   done.train = train.finish();

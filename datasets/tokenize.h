@@ -24,8 +24,9 @@ struct TokenizedPart {
 };
 struct Tokenized {
   TokenizedPart train, validation;
-  uint64_t bytes = 0;    // of the texts
-  uint64_t invalid = 0;  // bytes among them that are not UTF-8; each sequence of them became U+FFFD
+  uint64_t bytes = 0;     // of the texts
+  uint64_t invalid = 0;   // bytes among them that are not UTF-8; each sequence of them became U+FFFD
+  uint64_t one_line = 0;  // documents of one line, whose last share was cut off at a space
 };
 
 /// Throws if the folder has shards of tokens.

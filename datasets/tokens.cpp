@@ -112,21 +112,28 @@ std::vector<std::string> shard_paths(const std::string& folder, const std::strin
   return paths;
 }
 
+bool is_one_line(std::string_view text) {
+  const size_t line_break = text.find('\n');
+  return line_break == std::string_view::npos || line_break + 1 == text.size();
+}
+
 TextSplit split_text(std::string_view text, double share) {
   check(share >= 0 && share < 1, "tokens: a validation share of ", share, "; expected 0 to less than 1");
   const size_t wanted = text.size() - size_t(std::llround(double(text.size()) * share));
-  const size_t end_of_line = wanted == 0 ? std::string_view::npos : text.find('\n', wanted - 1);
-  const size_t cut = share == 0 || end_of_line == std::string_view::npos ? text.size() : end_of_line + 1;
+  const char between = is_one_line(text) ? ' ' : '\n';
+  const size_t end = wanted == 0 ? std::string_view::npos : text.find(between, wanted - 1);
+  const size_t cut = share == 0 || end == std::string_view::npos ? text.size() : end + 1;
   return {text.substr(0, cut), text.substr(cut)};
 }
 
 std::vector<std::string_view> split_pieces(std::string_view text, uint64_t bytes) {
   std::vector<std::string_view> pieces;
+  const char between = is_one_line(text) ? ' ' : '\n';
   while (bytes > 0 && text.size() > bytes + bytes / 2) {
-    const size_t end_of_line = text.find('\n', size_t(bytes) - 1);
-    if (end_of_line == std::string_view::npos) break;
-    pieces.push_back(text.substr(0, end_of_line + 1));
-    text.remove_prefix(end_of_line + 1);
+    const size_t end = text.find(between, size_t(bytes) - 1);
+    if (end == std::string_view::npos) break;
+    pieces.push_back(text.substr(0, end + 1));
+    text.remove_prefix(end + 1);
   }
   if (!text.empty()) pieces.push_back(text);
   return pieces;

@@ -64,15 +64,19 @@ class TokenWindows {
 std::vector<std::string> shard_paths(const std::string& folder, const std::string& part);
 std::string shard_name(const std::string& part, int64_t number);
 
-/// The last `share` of a text, cut past the end of a line: a text's own validation part. The two parts are
-/// the whole text.
+/// Whether a text has one line, with or without a line break at its end: it is cut after spaces then.
+bool is_one_line(std::string_view text);
+
+/// The last `share` of a text, cut past the end of a line, or in a text of one line past a space: a text's
+/// own validation part. The two parts are the whole text.
 struct TextSplit {
   std::string_view train, validation;
 };
 TextSplit split_text(std::string_view text, double share);
 
-/// A text in pieces of `bytes` and what is left of a line, the last one up to half longer; 0: one piece, the
-/// whole. Each piece has a validation part of its own then: held out is some of everything, not of the ends.
+/// A text in pieces of `bytes` and what is left of a line, in a text of one line of a word, the last one up
+/// to half longer; 0: one piece, the whole. Each piece has a validation part of its own then: held out is
+/// some of everything, not of the ends.
 std::vector<std::string_view> split_pieces(std::string_view text, uint64_t bytes);
 
 }  // namespace tessera::datasets

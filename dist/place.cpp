@@ -123,8 +123,14 @@ void set_meeting_point(Place& place, const Variables& of, const Claim& claim) {
     if (place.token.empty()) place.token = of.text(name);
   if (place.token.empty() && of.has("SLURM_JOB_ID")) place.token = slurm_job;
   // The ranks of one machine have one parent: mpirun, or the daemon that it started there.
-  if (place.token.empty() && place.local_size == place.size)
-    place.token = "parent " + std::to_string(::getppid());
+  if (place.token.empty() && place.local_size == place.size) {
+    const std::string parent = std::to_string(::getppid());
+    place.token = "parent " + parent;
+    place.origin =
+        "no launcher names the job, so ranks must be started by one process, and rank 0 was by that of pid " +
+        parent +
+        "; where each has a parent of its own (sh, timeout), set TESSERA_JOB to the same text on all ranks";
+  }
 
   place.host = of.text("MASTER_ADDR");
   if (place.host.empty() && place.local_size == place.size) place.host = "127.0.0.1";
@@ -191,6 +197,7 @@ comm::Meeting meeting_of(const Place& place, const std::string& what) {
           .port = place.port,
           .listener = place.listener,
           .token = place.token.substr(0, 255),
+          .origin = place.origin,
           .what = what};
 }
 

@@ -15,6 +15,7 @@ struct Place {
   int port = 0;
   int listener = -1;       // rank 0 of `tessera launch`: a socket that listens there already
   std::string token;       // of the job
+  std::string origin;      // where the token comes from, if no launcher names the job; else ""
   std::string started_by;  // "torchrun", "Slurm", ...; "" for a process that was not started as a rank
 };
 
@@ -32,7 +33,9 @@ using Environment = std::function<const char*(const char* name)>;
 ///   Slurm (srun)            SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST
 ///
 /// MASTER_ADDR and MASTER_PORT count with every launcher; without them, Slurm's first node and a port by the
-/// number of the job, and for ranks of one machine its loopback address. Where torchrun's agent occupies
+/// number of the job, and for ranks of one machine its loopback address. TESSERA_JOB names the job, with any
+/// launcher; without it the launcher's own name counts, and for ranks of one machine the process that started
+/// all of them. Where torchrun's agent occupies
 /// MASTER_PORT, the port after it is ours. A job of no launcher is a place of size 1.
 ///
 /// Throws, naming the variables, if one is no number or out of range, if a part of the variables of a

@@ -177,7 +177,8 @@ void Optimizer::spread_states(const Sharding& sharding, const std::vector<RuleUs
   if (sharding.parts == 1) return;
   for (const RuleUse& use : rules)
     check(use.rule->spreads(), buffers.name, ": the states of the rule ", use.rule->name(),
-          " cannot be spread over ranks: it works on whole tensors; use adamw or sgd, or --zero 0");
+          " cannot be spread over ranks: it works on whole tensors; use adamw or sgd, without momentum "
+          "resets, or --zero 0");
   Spread spread;
   spread.buckets = buckets_of(packing, sharding.bucket_mb);
   cut_buckets(spread.buckets, packing, sharding.parts);

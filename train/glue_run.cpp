@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/deadline.h"
+#include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "io/utf8.h"
 #include "ops/attention/attention.h"
@@ -208,6 +209,14 @@ void GlueGroup::resume(const GlueStart& start, RunRequest& request) {
   const json run = take_settings(request.options, request.given);
   if (request.given.contains("--steps")) settings_.steps = start.settings.steps;
   settings_.set_ranks(ranks_of(request), request.given, true);
+  for (uint64_t seed = settings_.seed; seed < settings_.seed + uint64_t(count_); ++seed) {
+    const fs::path checkpoints = seeds().folder_of(seed) / "checkpoints";
+    std::error_code ignored;
+    if (!fs::exists(checkpoints, ignored)) continue;
+    for (const int64_t step : io::CheckpointFolder(checkpoints.string()).steps())
+      check(step <= settings_.steps, "train bert: seed ", seed, " is at step ", step,
+            " already, past --steps ", settings_.steps, "; give a larger --steps to continue");
+  }
   read_known_set(run);
   write_settings(request.options, run);
 }

@@ -72,9 +72,12 @@ datasets::Tokenized write_language_data(const LanguageText& text, const std::str
                                                              .piece = text.piece,
                                                              .workers = cpu_threads(),
                                                              .any_bytes = text.any_bytes});
-  check(text.validation == 0 || done.validation.tokens > 0, "train: no line begins in the last ",
-        text.validation,
-        " of any text (or --piece of one), so nothing is held out; give a larger --validation, or 0");
+  check(text.validation == 0 || done.validation.tokens > 0,
+        "train: nothing is held out: no line, nor in a text of one line a word, begins in the last ",
+        text.validation, " of any ",
+        text.piece > 0 ? "--piece of " + std::to_string(text.piece) + " bytes; give a larger --piece or"
+                       : std::string("text; give a larger"),
+        " --validation, or 0, or break the text into lines");
   return done;
 }
 
@@ -262,11 +265,11 @@ NgramBaseline ngram_baseline(const LanguageData& data, int order, const HeldOut&
           .ngrams = model.ngrams()};
 }
 
-uint64_t target_bytes(const LanguageData& data, const HeldOut& held_out) {
+std::string target_text(const LanguageData& data, const HeldOut& held_out) {
   std::vector<int32_t> targets;
   for (const HeldOut::Stretch& stretch : held_out.stretches)
     targets.insert(targets.end(), stretch.tokens.begin() + stretch.first, stretch.tokens.end());
-  return data.tokenizer().decode(targets).size();
+  return data.tokenizer().decode(targets);
 }
 
 }  // namespace tessera::train

@@ -105,8 +105,8 @@ struct NgramBaseline {
 };
 NgramBaseline ngram_baseline(const LanguageData& data, int order, const HeldOut& held_out, uint64_t most);
 
-/// Bytes of the text of the targets: what nats per token are divided by to be nats per byte, times the
+/// The text of the targets. Its bytes are what nats per token are divided by to be nats per byte, times the
 /// targets.
-uint64_t target_bytes(const LanguageData& data, const HeldOut& held_out);
+std::string target_text(const LanguageData& data, const HeldOut& held_out);
 
 }  // namespace tessera::train

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "io/checkpoint_folder.h"
+#include "io/checksum.h"
 #include "ops/attention/attention.h"
 #include "plan/plan.h"
 #include "pretrained/config.h"
@@ -118,6 +119,9 @@ void LanguageRecipe::check_held_out(const RunFolder& run) {
   check(watch.exported == "last" || watch.exported == "best", "train: --export is \"", watch.exported,
         "\"; expected last or best");
   held_out_ = held_out(*data_, watch.eval_tokens);
+  io::Xxh3 hash;
+  hash.add(target_text(*data_, held_out_));
+  held_out_text_ = hash.digits();
   check_export(run);
   check(!had_evaluation_ || held_out_.targets > 0, "train: the run in ", run.path().string(),
         " was evaluated on held-out text, but there are no validation shards any more in ",
@@ -143,6 +147,7 @@ void LanguageRecipe::make_data(const std::string& own) {
     if (own_text.tokenizer.empty() && !settings_.start.empty()) own_text.tokenizer = settings_.start;
     const datasets::Tokenized done = write_language_data(own_text, own);
     on_invalid(done.invalid, done.bytes);
+    cut_at_spaces_ = done.one_line;
   }
   if (!settings_.start.empty()) keep_base_configs(settings_.start, own);
   const int64_t tokens = io::Tokenizer::load(own).vocab_size();
@@ -182,11 +187,9 @@ void LanguageRecipe::set_steps(Device device) {
 nlohmann::json LanguageRecipe::facts() const {
   nlohmann::json facts = nlohmann::json::object();
   if (held_out_.targets > 0)
-    facts["evaluation"] = {{"protocol", "sliding"},
-                           {"length", settings_.length},
-                           {"stride", watch.eval_stride},
-                           {"targets", held_out_.targets},
-                           {"behind_training_part", held_out_.continued}};
+    facts["evaluation"] = {{"protocol", "sliding"},       {"length", settings_.length},
+                           {"stride", watch.eval_stride}, {"targets", held_out_.targets},
+                           {"text", held_out_text_},      {"behind_training_part", held_out_.continued}};
   if (baseline_.order > 0)
     facts["baseline"] = {{"method", "interpolated modified Kneser-Ney"},
                          {"order", baseline_.order},
@@ -252,12 +255,13 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
                                                              settings_.length, settings_.forms())
                                               .total())));
   if (held_out_.targets > 0)
-    text += fmt::format("  held out  {} tokens to predict, {} at a time, each after {} or more{}\n",
-                        format_count(double(held_out_.targets)), watch.eval_stride,
-                        settings_.length - watch.eval_stride + 1,
-                        held_out_.continued  ? "; a document continues after its training part"
-                        : data_->documents() ? "; each document alone"
-                                             : "; one document after the other");
+    text += fmt::format(
+        "  held out  {} tokens to predict, {} at a time, each after {} or more{}{}\n",
+        format_count(double(held_out_.targets)), watch.eval_stride, settings_.length - watch.eval_stride + 1,
+        held_out_.continued  ? "; a document continues after its training part"
+        : data_->documents() ? "; each document alone"
+                             : "; one document after the other",
+        cut_at_spaces_ > 0 ? fmt::format("; documents of one line, cut at a space: {}", cut_at_spaces_) : "");
   if (baseline_.order > 0)
     text += fmt::format("  baseline  {}-gram: {:.4f} nats per token{}\n", baseline_.order, baseline_.nll,
                         baseline_.trained < data_->train().tokens()

@@ -63,6 +63,8 @@ class LanguageRecipe : public Recipe {
   std::optional<LanguageData> data_;
   std::optional<LanguageJob> job_;
   HeldOut held_out_;
+  std::string held_out_text_;   // fingerprint of the text of its targets
+  uint64_t cut_at_spaces_ = 0;  // documents of a new run, see datasets::split_text
   BestEvaluation best_;
   NgramBaseline baseline_;
 };

@@ -65,7 +65,8 @@ void LanguageJob::set_data(const LanguageData& data, const LanguageWatch& watch,
   for (const HeldOut::Stretch& stretch : held_out_.stretches)
     std::ranges::copy(sliding_windows(stretch.tokens, stretch.first, s.length + 1, stride),
                       std::back_inserter(windows_));
-  tokens_per_byte_ = double(held_out_.targets) / double(std::max<uint64_t>(1, target_bytes(data, held_out_)));
+  tokens_per_byte_ =
+      double(held_out_.targets) / double(std::max<size_t>(1, target_text(data, held_out_).size()));
   if (watch.sample_tokens > 0) prompt_ = sample_prompt(data, watch);
 }
 

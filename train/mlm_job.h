@@ -89,7 +89,8 @@ class MlmJob : public Job {
          const std::string& weights);
   const MlmSettings& settings() const { return settings_; }
   const models::Bert& model() const { return model_; }
-  int64_t eval_sequences() const { return int64_t(held_out_.size()); }
+  /// Tokens of the sequences of an evaluation.
+  const std::vector<std::vector<int64_t>>& held_out() const { return held_out_; }
 
   JobInfo info() const override;
   void batch(uint64_t index) override;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/checkpoint_folder.h"
+#include "io/checksum.h"
 #include "io/file.h"
 #include "ops/attention/attention.h"
 #include "pretrained/load.h"
@@ -123,6 +124,7 @@ void MlmRecipe::make_data(const std::string& own) {
     text.kind = "bert", text.vocab_size = start_.vocab_size;
     const datasets::Tokenized done = write_language_data(text, own);
     on_invalid(done.invalid, done.bytes);
+    cut_at_spaces_ = done.one_line;
   }
   const int64_t tokens = io::Tokenizer::load(own).vocab_size();
   if (settings_.model.empty()) settings_.bert.vocabulary = tokens;
@@ -145,6 +147,19 @@ void MlmRecipe::set_steps() {
 
 // ---- what is said of it ----
 
+json MlmRecipe::facts() const {
+  if (job_->held_out().empty()) return json::object();
+  io::Xxh3 hash;
+  for (const std::vector<int64_t>& text : job_->held_out())
+    hash.add(data_->tokenizer().decode(std::vector<int32_t>(text.begin(), text.end())));
+  return {{"evaluation",
+           {{"protocol", "masked"},
+            {"length", settings_.max_length},
+            {"mask", settings_.mask},
+            {"sequences", job_->held_out().size()},
+            {"text", hash.digits()}}}};
+}
+
 std::string MlmRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
   const Device device = job_->device();
   const models::BertConfig& c = settings_.bert;
@@ -158,9 +173,10 @@ std::string MlmRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                       format_count(double(parameters)), c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary,
                       settings_.model.empty() ? "from scratch" : "from " + settings_.model);
   text += fmt::format(
-      "  data      {} tokens to train, {} sequences held out; {} sequences of {} a step, {:g} % masked\n",
-      format_count(double(data_->train().tokens())), job_->eval_sequences(), settings_.texts_per_step(),
-      settings_.max_length, 100 * settings_.mask);
+      "  data      {} tokens to train, {} sequences held out{}; {} sequences of {} a step, {:g} % masked\n",
+      format_count(double(data_->train().tokens())), job_->held_out().size(),
+      cut_at_spaces_ > 0 ? fmt::format(" (documents of one line, cut at a space: {})", cut_at_spaces_) : "",
+      settings_.texts_per_step(), settings_.max_length, 100 * settings_.mask);
   text += fmt::format("  training  steps {} to {} ({:.2f} epochs), lr {:g} ({}, {} of warm-up), seed {}\n",
                       first_step, settings_.steps, epochs, settings_.lr, settings_.schedule, settings_.warmup,
                       settings_.seed);

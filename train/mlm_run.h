@@ -43,6 +43,7 @@ class MlmRecipe : public Recipe {
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }
   DType dtype() const override { return settings_.bert.dtype; }
+  nlohmann::json facts() const override;
   std::string header(const RunFolder& run, bool graph, int64_t first_step) override;
   /// The page, and of a finished run the folder model/.
   void report(const RunFolder& run, const TrainResult& result) override;
@@ -59,6 +60,7 @@ class MlmRecipe : public Recipe {
   MlmOptions options_;
   Given given_;
   MlmSettings settings_;
+  uint64_t cut_at_spaces_ = 0;  // documents of a new run, see datasets::split_text
   std::optional<LanguageData> data_;
   std::optional<MlmJob> job_;
 };

@@ -193,24 +193,69 @@ class Run {
                  {"gpu", request_.device.info().name}};
   }
 
+  /// Nothing in the folder is changed before all checks have passed.
   void restore() {
     const auto newest = io::CheckpointFolder(folder_->checkpoints().string(), int(options_.keep)).latest();
     for (const std::string& warning : newest.warnings) tell(fmt::format("tessera: warning: {}\n", warning));
-    if (newest.step) {
-      first_step_ = recipe_.job().restore(newest.file);
-      request_.say(fmt::format("resuming from {} (step {})\n", newest.file, first_step_));
-    } else {
-      request_.say("the run ended before its first checkpoint: starting again at step 0\n");
-    }
+    if (newest.step) first_step_ = recipe_.job().restore(newest.file);
+    check_steps();
+    check_evaluation();
+    request_.say(newest.step ? fmt::format("resuming from {} (step {})\n", newest.file, first_step_)
+                             : "the run ended before its first checkpoint: starting again at step 0\n");
     folder_->truncate_metrics(first_step_);
-    // The page is the last thing that a run writes: without it the run was killed behind its last step.
-    const fs::path page = folder_->path() / "report.html";
-    const int64_t steps = recipe_.training().steps;
     std::error_code ignored;
-    check(first_step_ < steps || (first_step_ == steps && !fs::exists(page, ignored)), "train ",
-          recipe_.name(), ": the run has finished its ", first_step_,
-          " steps; give a larger --steps to continue");
-    fs::remove(page, ignored);
+    fs::remove(page(), ignored);
+  }
+
+  fs::path page() const { return folder_->path() / "report.html"; }
+
+  void check_steps() const {
+    const int64_t steps = recipe_.training().steps;
+    const std::string train = std::string("train ") + recipe_.name();
+    check(first_step_ <= steps, train, ": the run is at step ", first_step_, " already, past --steps ", steps,
+          "; give a larger --steps to continue");
+    // The page is the last thing that a run writes: without it the run was killed after its last step.
+    std::error_code ignored;
+    if (first_step_ < steps || !fs::exists(page(), ignored)) return;
+    const json before = settings_.value("job", json::object()).value("steps", json());
+    check(before == steps, train, ": the run is at step ", first_step_, " already, the last of --steps ",
+          steps, "; give a larger --steps to continue");
+    fail_at(Site::here(), train, ": the run has finished its ", first_step_,
+            " steps; give a larger --steps to continue");
+  }
+
+  /// Whether there are evaluations that the resumed run keeps.
+  bool has_evaluated() const {
+    return std::ranges::any_of(folder_->metrics(), [&](const StepRecord& record) {
+      return record.step <= first_step_ && !record.values.contains("interrupted") &&
+             std::ranges::any_of(record.values,
+                                 [](const auto& value) { return value.first.starts_with("eval_"); });
+    });
+  }
+
+  /// The best evaluation, --patience and the curves compare all evaluations of a run: they must measure the
+  /// same thing.
+  void check_evaluation() const {
+    const json before = settings_.value("evaluation", json::object());
+    if (before.empty() || !has_evaluated()) return;
+    const json now = recipe_.facts().value("evaluation", json::object());
+    std::string was, would, flags;
+    const auto add = [](std::string& text, const std::string& part) {
+      text += (text.empty() ? "" : ", ") + part;
+    };
+    for (const auto& [name, value] : before.items()) {
+      const json other = now.value(name, json());
+      if (other == value) continue;
+      add(was, fmt::format("{} {}", name, value.dump()));
+      add(would, fmt::format("{} {}", name, other.dump()));
+    }
+    for (const std::string& flag : request_.given)
+      if (flag.starts_with("--eval-") && flag != "--eval-every") add(flags, flag);
+    check(was.empty(), "train ", recipe_.name(), ": the run in ", folder_->path().string(),
+          " has been evaluated with ", was, ", and would be with ", would,
+          " from here on, though its evaluations are compared with each other; ",
+          flags.empty() ? "restore the text that it was evaluated on" : "leave " + flags + " out",
+          ", or start a new run");
   }
 
   /// "  optimizer muon: 16 tensors by muon, 37 by adamw".

@@ -43,13 +43,44 @@ std::string spread(const std::vector<double>& values) {
 struct Metric {
   std::string name;
   std::vector<double> RunGroup::*values;
+  std::vector<Basis> RunGroup::*basis;
 };
+
+/// The facts in which those runs of the groups differ that have the figure; "": in none.
+std::string differing(const Metric& metric, std::initializer_list<const RunGroup*> groups) {
+  const Basis* first = nullptr;
+  for (const RunGroup* const group : groups)
+    for (size_t i = 0; i < group->runs.size(); ++i) {
+      const Basis& basis = (group->*metric.basis)[i];
+      if (std::isnan((group->*metric.values)[i])) continue;
+      if (!first) first = &basis;
+      if (const std::string difference = difference_of(*first, basis); !difference.empty()) return difference;
+    }
+  return "";
+}
+
+/// Whether runs have different tokenizers and bits per byte, which can be compared all the same.
+bool shows_bits(const std::vector<RunGroup>& groups) {
+  std::set<std::string> tokenizers;
+  bool any = false;
+  for (const RunGroup& group : groups)
+    for (size_t i = 0; i < group.runs.size(); ++i) {
+      const auto found = group.evaluation_basis[i].find("tokenizer");
+      if (found != group.evaluation_basis[i].end()) tokenizers.insert(found->second);
+      any |= !std::isnan(group.bits[i]);
+    }
+  return any && tokenizers.size() > 1;
+}
+
 std::vector<Metric> metrics_of(const std::vector<RunGroup>& groups) {
   if (groups.empty()) return {};
   const RunUnits& units = groups.front().units;
-  std::vector<Metric> metrics = {{"final loss (" + units.loss + ")", &RunGroup::final_loss},
-                                 {units.evaluation, &RunGroup::evaluation}};
-  if (!units.gap.empty()) metrics.push_back({units.gap, &RunGroup::gap});
+  std::vector<Metric> metrics = {
+      {"final loss (" + units.loss + ")", &RunGroup::final_loss, &RunGroup::loss_basis},
+      {units.evaluation, &RunGroup::evaluation, &RunGroup::evaluation_basis}};
+  if (shows_bits(groups))
+    metrics.push_back({"held-out bits per byte", &RunGroup::bits, &RunGroup::bits_basis});
+  if (!units.gap.empty()) metrics.push_back({units.gap, &RunGroup::gap, &RunGroup::evaluation_basis});
   return metrics;
 }
 
@@ -73,7 +104,8 @@ std::vector<std::vector<std::string>> table_of(const std::vector<RunGroup>& grou
   std::vector<std::vector<std::string>> rows;
   for (const RunGroup& group : groups) {
     rows.push_back({group.name, std::to_string(group.runs.size())});
-    for (const Metric& metric : metrics_of(groups)) rows.back().push_back(spread(group.*metric.values));
+    for (const Metric& metric : metrics_of(groups))
+      rows.back().push_back(differing(metric, {&group}).empty() ? spread(group.*metric.values) : "-");
     if (any_skipped(groups)) rows.back().push_back(skipped_text(group.skipped));
   }
   return rows;
@@ -86,12 +118,25 @@ std::vector<std::string> header_of(const std::vector<RunGroup>& groups, std::vec
 }
 
 /// For each pair of groups a sentence per metric. Among three groups and more, single runs are not compared.
+/// Runs of different bases are not compared either, which one sentence says for all pairs of a metric that
+/// differ in the same facts.
 std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
   std::vector<std::string> lines;
+  std::map<std::string, std::string> refused;  // the groups, by metric and facts
+  const auto refuse = [&](const Metric& metric, const std::string& facts, const std::string& which) {
+    std::string& text =
+        refused[fmt::format("{}: not compared, since they differ in {}: ", metric.name, facts)];
+    text += (text.empty() ? "" : "; ") + which;
+  };
   const auto compare = [&](const RunGroup& first, const RunGroup& second) {
     for (const Metric& metric : metrics_of(groups)) {
       const auto &a = first.*metric.values, &b = second.*metric.values;
       if (std::isnan(spread_of(a).mean) || std::isnan(spread_of(b).mean)) continue;
+      if (!differing(metric, {&first}).empty() || !differing(metric, {&second}).empty()) continue;
+      if (const std::string facts = differing(metric, {&first, &second}); !facts.empty()) {
+        refuse(metric, facts, first.name + " and " + second.name);
+        continue;
+      }
       const Difference d = welch(a, b);
       if (std::isinf(d.noise) && groups.size() > 2) continue;
       const std::string verdict = std::isinf(d.noise)
@@ -102,8 +147,13 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
                                   d.difference, verdict));
     }
   };
+  for (const RunGroup& group : groups)
+    for (const Metric& metric : metrics_of(groups))
+      if (const std::string facts = differing(metric, {&group}); !facts.empty())
+        refuse(metric, facts, "the runs of " + group.name);
   for (size_t a = 0; a < groups.size(); ++a)
     for (size_t b = a + 1; b < groups.size(); ++b) compare(groups[a], groups[b]);
+  for (const auto& [why, which] : refused) lines.push_back(why + which);
   return lines;
 }
 
@@ -167,7 +217,7 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
                                                  : run.path().string();
     const std::vector<StepRecord> records = run.metrics();
     const int64_t end = records.empty() ? 0 : records.back().step;
-    double sum = 0, evaluation = kNone, gap = kNone, skipped = kNone;
+    double sum = 0, evaluation = kNone, bits = kNone, gap = kNone, skipped = kNone;
     int64_t count = 0;
     for (const StepRecord& record : records) {
       const auto value = [&](const char* key) {
@@ -175,7 +225,8 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
         return found == record.values.end() ? kNone : found->second;
       };
       if (record.step > end - options.last && record.values.contains("loss")) sum += value("loss"), ++count;
-      if (record.values.contains("eval_nll")) evaluation = value("eval_nll"), gap = value("eval_gap");
+      if (record.values.contains("eval_nll"))
+        evaluation = value("eval_nll"), bits = value("eval_bits_per_byte"), gap = value("eval_gap");
       if (record.values.contains("eval_score")) evaluation = value("eval_score");
       if (record.values.contains("skipped_steps")) skipped = value("skipped_steps");
     }
@@ -201,10 +252,27 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
     group->runs.push_back(run);
     group->final_loss.push_back(sum / double(count));
     group->evaluation.push_back(evaluation);
+    group->bits.push_back(bits);
     group->gap.push_back(gap);
     group->skipped.push_back(skipped);
+    const nlohmann::json settings = run.settings();
+    group->loss_basis.push_back(basis_of(settings, "loss"));
+    group->evaluation_basis.push_back(basis_of(settings, "eval_nll"));
+    group->bits_basis.push_back(basis_of(settings, "eval_bits_per_byte"));
   }
   return groups;
+}
+
+std::string incomparable(const std::vector<RunGroup>& groups) {
+  if (groups.empty()) return "";
+  const Metric loss = metrics_of(groups).front();
+  for (const RunGroup& group : groups)
+    if (const std::string facts = differing(loss, {&groups.front(), &group}); !facts.empty())
+      return fmt::format("final losses of {} cannot be compared, which differ in {}",
+                         &group == &groups.front() ? "the runs of " + group.name
+                                                   : groups.front().name + " and " + group.name,
+                         facts);
+  return "";
 }
 
 bool agree(const std::vector<RunGroup>& groups) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "report/page.h"
+#include "train/basis.h"
 #include "train/run_folder.h"
 #include "train/statistics.h"
 
@@ -37,8 +38,11 @@ struct RunGroup {
   std::vector<RunFolder> runs;
   std::vector<double> final_loss;
   std::vector<double> evaluation;  // the last eval_nll, of GLUE eval_score; NaN for a run without one
+  std::vector<double> bits;        // the last eval_bits_per_byte; NaN likewise
   std::vector<double> gap;         // the last eval_gap; NaN likewise
-  std::vector<double> skipped;     // steps without a finite gradient norm; NaN if the run did not log them
+  /// Those of final_loss, of evaluation and gap, and of bits.
+  std::vector<Basis> loss_basis, evaluation_basis, bits_basis;
+  std::vector<double> skipped;  // steps without a finite gradient norm; NaN if the run did not log them
 };
 
 /// The groups in the order of the first run of each; without a setting the name is that of the folder, or its
@@ -49,11 +53,15 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
 /// The training loss of a run, averaged so that a curve has about 200 points.
 report::Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed);
 
-/// Whether the final losses of no two groups differ beyond the noise.
+/// Why the final losses of the runs cannot be compared: "..., which differ in tokenizer"; "" if they can.
+std::string incomparable(const std::vector<RunGroup>& groups);
+
+/// Whether the final losses of no two groups differ beyond the noise; incomparable() must be "".
 bool agree(const std::vector<RunGroup>& groups);
 
 /// The table of the groups as text: a line per group and for each pair of groups whether they differ beyond
-/// the noise.
+/// the noise. Figures of different bases are neither averaged nor compared, and a line says so; held-out bits
+/// per byte have a column where tokenizers differ.
 std::string format_groups(const std::vector<RunGroup>& groups);
 
 void write_runs_report(const std::filesystem::path& path, const std::vector<RunGroup>& groups,

@@ -149,6 +149,19 @@ std::vector<std::vector<std::string>> rows_of(const StudyResults& results,
   return rows;
 }
 
+/// A line per arm whose scores say nothing next to the baseline's.
+std::vector<std::string> not_compared(const StudyResults& results, const std::vector<Comparison>& family) {
+  std::vector<std::string> lines;
+  for (const Comparison& c : family)
+    if (!c.incomparable.empty())
+      lines.push_back(c.is_baseline
+                          ? fmt::format("{}: its own runs differ in {}, so nothing is compared with it",
+                                        arm_text(c), c.incomparable)
+                          : fmt::format("{} is not compared with {}: they differ in {}", arm_text(c),
+                                        results.plan.baseline, c.incomparable));
+  return lines;
+}
+
 // ---- the page ----
 
 /// Colour and dashes by the place of the arm in the plan, the same in every chart.
@@ -300,6 +313,7 @@ void write_page(const fs::path& path, const StudyResults& results) {
   for (const auto& family : results.families) {
     page.heading(family_title(family.front()));
     page.table(kHeader, rows_of(results, family));
+    for (const std::string& line : not_compared(results, family)) page.paragraph(line);
     const bool shown_at_best = results.plan.rates.size() > 1 && !family.front().best_rate;
     if (shown_at_best) continue;
     add_scores(page, results, family);
@@ -348,6 +362,7 @@ std::string format_study(const StudyResults& results) {
     text += fmt::format("\n{} ({})\n", family_title(family.front()), results.plan.metric);
     line(kHeader);
     for (const auto& row : rows) line(row);
+    for (const std::string& why : not_compared(results, family)) text += why + "\n";
   }
   return text;
 }

@@ -28,7 +28,8 @@ CellResult result_of(const StudyFolder& folder, const StudyCell& cell) {
                     .score = kNothing,
                     .loss = kNothing,
                     .gpu = {},
-                    .revision = {}};
+                    .revision = {},
+                    .basis = {}};
   const auto run = StudyFolder::run_of(folder.cells(), cell);
   if (!run) return result;
   result.records = run->metrics();
@@ -37,6 +38,7 @@ CellResult result_of(const StudyFolder& folder, const StudyCell& cell) {
   if (!result.records.empty()) result.steps = result.records.back().step;
   const nlohmann::json settings = run->settings();
   result.gpu = settings.value("gpu", settings.value("device", std::string()));
+  result.basis = basis_of(settings, folder.plan().metric);
   const nlohmann::json build = settings.value("build", nlohmann::json::object());
   if (build.is_object()) result.revision = build.value("revision", std::string());
   return result;
@@ -76,15 +78,17 @@ struct ArmScores {
   std::string arm, rate;
   std::map<uint64_t, double> scores;
   std::map<uint64_t, const CellResult*> cells;
+  std::vector<const CellResult*> measured;  // all whose scores these are, of several tasks too
 };
 
 ArmScores scores_of(const StudyResults& results, const std::string& arm, const std::string& task,
                     const std::string& rate) {
-  ArmScores scores{arm, rate, {}, {}};
+  ArmScores scores{arm, rate, {}, {}, {}};
   for (const CellResult& cell : results.cells)
     if (cell.counts() && cell.cell.arm == arm && cell.cell.task == task && cell.cell.rate == rate) {
       scores.scores[cell.cell.seed] = cell.score;
       scores.cells[cell.cell.seed] = &cell;
+      scores.measured.push_back(&cell);
     }
   return scores;
 }
@@ -113,7 +117,10 @@ ArmScores at_best_rate(const StudyResults& results, const std::string& arm, cons
 
 /// Each seed's mean over all tasks, of the seeds that all of them have.
 ArmScores over_tasks(const StudyResults& results, const std::string& arm) {
-  ArmScores mean{arm, {}, {}, {}};
+  ArmScores mean{arm, {}, {}, {}, {}};
+  for (const StudyPart& task : results.plan.tasks)
+    for (const CellResult* const cell : at_best_rate(results, arm, task.name).measured)
+      mean.measured.push_back(cell);
   for (const uint64_t seed : results.plan.seeds) {
     double sum = 0;
     bool all = true;
@@ -153,6 +160,17 @@ void add_target(Comparison& comparison, const StudyPlan& plan, const ArmScores& 
   if (!steps.empty()) comparison.steps_to_target = interval_of(steps);
 }
 
+/// The facts in which scores of the two differ on a task; "": in none.
+std::string differing(const ArmScores& arm, const ArmScores& baseline) {
+  std::map<std::string, const Basis*> of_task;
+  for (const ArmScores* const scores : {&baseline, &arm})
+    for (const CellResult* const cell : scores->measured) {
+      const Basis& known = *of_task.emplace(cell->cell.task, &cell->basis).first->second;
+      if (const std::string facts = difference_of(known, cell->basis); !facts.empty()) return facts;
+    }
+  return "";
+}
+
 Comparison compare(const StudyPlan& plan, const ArmScores& arm, const ArmScores& baseline) {
   Comparison comparison{.task = {},
                         .rate = arm.rate,
@@ -163,13 +181,15 @@ Comparison compare(const StudyPlan& plan, const ArmScores& arm, const ArmScores&
                         .difference = {},
                         .p_holm = kNothing,
                         .target = kNothing,
-                        .steps_to_target = {}};
+                        .steps_to_target = {},
+                        .incomparable = differing(arm, baseline)};
   std::vector<double> ours, theirs;
   for (const auto& [seed, score] : arm.scores) {
     comparison.seeds.push_back(seed);
     if (const auto found = baseline.scores.find(seed); found != baseline.scores.end())
       ours.push_back(score), theirs.push_back(found->second);
   }
+  if (!comparison.incomparable.empty()) return comparison;
   if (!comparison.is_baseline && !ours.empty()) comparison.difference = paired_difference(ours, theirs);
   if (!baseline.scores.empty() && !arm.cells.empty()) add_target(comparison, plan, arm, mean_score(baseline));
   return comparison;
@@ -232,6 +252,7 @@ bool CellResult::counts() const {
 
 std::string Comparison::verdict(bool higher) const {
   if (is_baseline) return "baseline";
+  if (!incomparable.empty()) return "not compared";
   if (!difference || std::isnan(p_holm)) return "-";
   if (p_holm >= 0.05) return "not told apart";
   return (difference->mean > 0) == higher ? "better" : "worse";

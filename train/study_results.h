@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "train/basis.h"
 #include "train/statistics.h"
 #include "train/study.h"
 
@@ -20,6 +21,7 @@ struct CellResult {
   double score, loss;               // NaN: none
   int64_t steps = 0;
   std::string gpu, revision;
+  Basis basis;          // of the score
   bool counts() const;  // finished, with a finite score
 };
 
@@ -50,7 +52,11 @@ struct Comparison {
   int64_t reached = 0;
   std::optional<Interval> steps_to_target;
 
-  /// "baseline", "better", "worse", "not told apart" or, without an interval, "-".
+  /// The facts in which the basis of a score differs from those of the baseline (train/basis.h): then there
+  /// is no difference, and no target. "": none.
+  std::string incomparable;
+
+  /// "baseline", "better", "worse", "not told apart", "not compared" or, without an interval, "-".
   std::string verdict(bool higher) const;
 };
 

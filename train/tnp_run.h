@@ -27,6 +27,7 @@ class TnpRecipe : public Recipe {
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }
   DType dtype() const override { return settings_.model.dtype; }
+  nlohmann::json facts() const override { return {{"evaluation", {{"tasks", eval_tasks}}}}; }
   std::string header(const RunFolder& run, bool graph, int64_t first_step) override;
   void report(const RunFolder& run, const TrainResult& result) override;
   nlohmann::json throughput(const TrainResult& result) const override;

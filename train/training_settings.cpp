@@ -72,7 +72,8 @@ void TrainingSettings::add_to(SettingList& list) {
   list.add("restart_warmup", restart_warmup, "Steps of linear warm-up after each restart")
       .range(int64_t{0}, kLargest)
       .absent_means(usual.restart_warmup);
-  list.add("weight_decay", weight_decay, "Decoupled weight decay of matrices (not of norms and biases)")
+  list.add("weight_decay", weight_decay,
+           "Decoupled weight decay (not of norms and biases, nor embeddings of gpt and llama)")
       .range(0.0, 1e6);
   list.add("clip_norm", clip_norm, "Maximum gradient norm; 0: no clipping")
       .formerly("--clip")
@@ -110,6 +111,11 @@ void TrainingSettings::set_ranks(int ranks, const Given& given, bool resumed) {
 }
 
 void TrainingSettings::check_zero(int64_t zero, int ranks) const {
+  check(
+      momentum_reset == 0 || optimizer != "adamw", "train: --zero ", zero, " with --momentum-reset ",
+      momentum_reset,
+      ": resets work on the moments of whole tensors, of which each rank would have a part; use --zero 0, or "
+      "--momentum-reset 0");
   check(zero < 2 || order == "world" || accumulate == ranks || std::has_single_bit(unsigned(ranks)),
         "train: --zero 2 on ", ranks, " ranks with ", accumulate / ranks,
         " micro-batches each: its sums begin with those over the ranks, which --order global needs to be a "

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -309,6 +310,52 @@ TEST(TrainLanguageRuns, EpochsAndMinutesAreSteps) {
   EXPECT_LT(steps_of("--epochs 1000 --minutes 0.0001", "e"), 1000);
 }
 
+TEST(TrainLanguageRuns, ATextOfOneLineIsCutAtASpace) {
+  const Workplace at;
+  put_texts(at);
+  std::string text = at.get("a.txt");
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  at.put("line.txt", text);
+  const Outcome outcome = run(at, "train gpt --steps 2 --name a --text line.txt" + kModel);
+  expect_success(outcome);
+  EXPECT_TRUE(holds_all(outcome.out, "to predict|documents of one line, cut at a space: 1")) << outcome.out;
+  EXPECT_EQ(said(at, "train gpt --steps 2 --name b --text a.txt" + kModel).find("cut at a space"),
+            std::string::npos);
+}
+
+TEST(TrainLanguageRuns, EvaluationsOfOtherTextAreNotMixed) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --steps 12 --eval-every 4 --name a" + kFromText));
+  const json settings = json::parse(at.get("runs/a/run.json"));
+  EXPECT_EQ(settings.at("evaluation").at("targets"), 64);
+  const std::string metrics = at.get("runs/a/metrics.jsonl"),
+                    resume = "train gpt --device cpu --quiet --resume runs/a --steps 16 ";
+  const auto refused = [&](const std::string& flags, const char* says) {
+    const Outcome outcome = run(at, resume + flags);
+    EXPECT_EQ(outcome.code, 1) << flags << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.err, says)) << flags << outcome.err;
+    EXPECT_EQ(at.get("runs/a/metrics.jsonl"), metrics) << flags;
+    EXPECT_EQ(json::parse(at.get("runs/a/run.json")), settings) << flags;
+    EXPECT_TRUE(fs::exists(at / "runs/a/report.html")) << flags;
+  };
+  refused("--eval-tokens 32", "evaluated with targets 64|with targets 32|leave --eval-tokens out");
+  refused("--eval-stride 3", "evaluated with stride 8|with stride 3|leave --eval-stride out");
+  expect_success(run(at, resume + "--eval-tokens 64 --eval-stride 8"));
+  EXPECT_EQ(json::parse(at.get("runs/a/run.json")).at("evaluation"), settings.at("evaluation"));
+}
+
+TEST(TrainLanguageRuns, BeforeItsFirstEvaluationARunMayTakeAnother) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --steps 12 --save-every 4 --name a" + kFromText));
+  // As if it had been killed after step 8, which was not evaluated.
+  fs::remove(at / "runs/a/checkpoints/step-000012.safetensors");
+  fs::remove(at / "runs/a/report.html");
+  expect_success(run(at, "train gpt --device cpu --quiet --resume runs/a --eval-tokens 32"));
+  EXPECT_EQ(json::parse(at.get("runs/a/run.json")).at("evaluation").at("targets"), 32);
+}
+
 struct BadLanguageRun {
   const char* name;
   const char* line;
@@ -325,6 +372,7 @@ TEST_P(TrainLanguageErrors, SayWhatIsWrongAndLeaveNoRun) {
   put_texts(at);
   at.put("short.txt", "too short\n");
   at.put("one.txt", "twenty letters there");
+  at.put("words.txt", "one-word-of-a-line\nanother-word-of-one\n");
   at.put("empty.txt", "");
   at.put("bad.json", "{");
   fs::create_directories(at / "nothing");
@@ -341,6 +389,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadLanguageRun{"ShortText", "train gpt --name a --text short.txt --validation 0",
                        "tokens|no window of 16"},
         BadLanguageRun{"ShortValidation", "train gpt --name a --text short.txt", "nothing is held out"},
+        BadLanguageRun{"ShortPieces", "train gpt --name a --text words.txt --piece 20",
+                       "nothing is held out|--piece of 20 bytes|a larger --piece or --validation"},
         BadLanguageRun{"EmptyText", "train gpt --name a --text empty.txt", "empty.txt is empty"},
         BadLanguageRun{"LargeBatch", "train gpt --name a --text one.txt --validation 0 --stride 16 --steps 1",
                        "1 windows of 16; a batch takes 2|--batch"},

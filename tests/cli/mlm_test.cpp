@@ -84,6 +84,16 @@ TEST(TrainMlm, AnInterruptedRunGoesOnToTheSameBytes) {
   EXPECT_EQ(at.get("runs/whole/model/model.safetensors"), at.get("runs/parts/model/model.safetensors"));
 }
 
+TEST(TrainMlm, EvaluationsOfOtherTextAreNotMixed) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  said(at, "train bert --task mlm --text t.txt --steps 2 --name m" + kSmallMlm);
+  const Outcome other = run(at, "train bert --resume runs/m --steps 4 --eval-tokens 30 --device cpu --quiet");
+  EXPECT_EQ(other.code, 1) << other.out;
+  EXPECT_TRUE(holds_all(other.err, "evaluated with sequences |leave --eval-tokens out")) << other.err;
+  said(at, "train bert --resume runs/m --steps 4 --device cpu --quiet");
+}
+
 TEST(TrainMlm, TrainsOnShardsWithTheirTokenizer) {
   const Workplace at;
   at.put("t.txt", mlm_text());

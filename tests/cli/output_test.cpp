@@ -528,6 +528,17 @@ TEST(Train, AFinishedRunIsNotResumedByItselfButGoesOnWithSteps) {
   const Outcome done = run(workplace, "train tnp --resume runs/r --device cpu");
   EXPECT_EQ(done.code, 1);
   EXPECT_TRUE(holds_all(done.err, "has finished its 2 steps|--steps")) << done.err;
+  const std::string metrics = workplace.get("runs/r/metrics.jsonl");
+  const Outcome before = run(workplace, "train tnp --resume runs/r --steps 1 --device cpu");
+  EXPECT_EQ(before.code, 1);
+  EXPECT_TRUE(holds_all(before.err, "is at step 2 already, past --steps 1|larger --steps")) << before.err;
+  EXPECT_EQ(before.out, "") << "it does not go on";
+  EXPECT_EQ(workplace.get("runs/r/metrics.jsonl"), metrics);
+  EXPECT_TRUE(fs::exists(workplace / "runs/r/report.html"));
+  const Outcome tasks = run(workplace, "train tnp --resume runs/r --steps 4 --eval-tasks 5 --device cpu");
+  EXPECT_EQ(tasks.code, 1);
+  EXPECT_TRUE(holds_all(tasks.err, "evaluated with tasks 4|with tasks 5|leave --eval-tasks out"))
+      << tasks.err;
   EXPECT_TRUE(holds_all(said(workplace, "train tnp --resume runs/r --steps 4 --quiet --device cpu"),
                         "resuming from|(step 2)|trained 2 steps"));
 }

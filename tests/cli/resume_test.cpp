@@ -221,6 +221,17 @@ TEST_P(Interrupted, SavesAndPrintsTheCommandThatGoesOn) {
   const size_t command = cut.out.find("tessera train tnp --resume");
   ASSERT_NE(command, std::string::npos) << cut.out;
   const std::string line = first_line(cut.out.substr(command + std::string("tessera ").size()));
+  // A refusal changes nothing, also not the line that was logged only because the run was stopped.
+  const std::string metrics = workplace.get("runs/cut/metrics.jsonl");
+  for (const int64_t steps : {int64_t{1}, step}) {
+    const Outcome refused = run(workplace, line + " --steps " + std::to_string(steps));
+    EXPECT_EQ(refused.code, 1) << refused.out;
+    EXPECT_TRUE(holds_all(refused.err, "the run is at step " + std::to_string(step) + " already|--steps " +
+                                           std::to_string(steps)))
+        << refused.err;
+    EXPECT_EQ(refused.err.find("finished"), std::string::npos) << refused.err;
+  }
+  EXPECT_EQ(workplace.get("runs/cut/metrics.jsonl"), metrics);
   const json before = json::parse(workplace.get("runs/cut/run.json"));
   expect_success(run(workplace, line));
   EXPECT_TRUE(same_end(workplace, "whole", "cut", kSteps));

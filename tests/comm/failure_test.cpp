@@ -348,13 +348,19 @@ TEST(CommMeeting, AProcessOfAnotherJobIsRefusedAndTheJobGoesOn) {
   Ranks ranks(4, [&](const Rank& rank, const Meeting& where) {
     Meeting meeting = where;
     meeting.size = 3;
+    if (rank.number() == 0) meeting.origin = "each is named by its parent; set VARIABLE";
     if (rank.number() == 3) meeting.rank = 1, meeting.token = "another job's";
     if (rank.number() == 1) rank.await();
+    if (rank.number() == 0) testing::internal::CaptureStderr();
     connect_tcp({.meeting = meeting}).barrier();
+    if (rank.number() == 0)
+      expect_parts(testing::internal::GetCapturedStderr(),
+                   {"rank 0 refused pid ", "rank 1 of 3", "set VARIABLE"});
   });
   const Ended stranger = ranks.wait(3);
   EXPECT_EQ(stranger.code, 1);
-  expect_parts(stranger.said, {"the token of the job is another one"});
+  expect_parts(stranger.said,
+               {"the token of the job is another one; each is named by its parent; set VARIABLE"});
   ranks.release(1);
   for (const int r : {0, 1, 2}) EXPECT_EQ(ranks.wait(r).code, 0) << ranks.wait(r).said;
 }

@@ -21,7 +21,7 @@ TEST(Tokenize, AnEmptyLastDocumentAfterAFullShardCounts) {
   fs::remove_all(folder);
   fs::create_directories(folder);
   std::vector<std::string> paths;
-  for (const std::string text : {"one\ntwo\n", "one line has no part that is held out\n"}) {
+  for (const std::string text : {"one\ntwo\n", "one-word-has-no-part-that-is-held-out\n"}) {
     paths.push_back((folder / (std::to_string(paths.size()) + ".txt")).string());
     std::ofstream(paths.back()) << text;
   }

@@ -271,7 +271,11 @@ TEST(SplitPieces, AreTheWholeTextInLines) {
     EXPECT_GE(pieces.size(), text.size() / (bytes + 13));
   }
   EXPECT_EQ(split_pieces(text, 0).size(), 1u);
-  EXPECT_EQ(split_pieces("no line ends here", 3).size(), 1u);
+  EXPECT_EQ(split_pieces("no line ends here\n", 3),
+            (std::vector<std::string_view>{"no ", "line ", "ends ", "here\n"}));
+  EXPECT_EQ(split_pieces("no line\nends here", 3), (std::vector<std::string_view>{"no line\n", "ends here"}))
+      << "only a text of one line is cut at spaces";
+  EXPECT_EQ(split_pieces("wordwithoutend", 3).size(), 1u);
   EXPECT_EQ(split_pieces("", 3).size(), 0u);
 }
 
@@ -280,7 +284,13 @@ TEST(SplitText, CutsBehindALine) {
   EXPECT_EQ(split_text(text, 0.3).validation, "four\n");
   EXPECT_EQ(split_text(text, 0.3).train, "one\ntwo\nthree\n");
   EXPECT_EQ(split_text(text, 0).validation, "");
-  EXPECT_EQ(split_text("no line end", 0.5).validation, "");
+  EXPECT_EQ(split_text("one\nno line end here", 0.3).validation, "");
+  // A text of one line has no other place.
+  EXPECT_EQ(split_text("no line end", 0.5).validation, "end");
+  EXPECT_EQ(split_text("no line end\n", 0.5).validation, "end\n");
+  EXPECT_EQ(split_text("wordwithoutend", 0.5).validation, "");
+  EXPECT_TRUE(is_one_line("a b") && is_one_line("a b\n") && is_one_line(""));
+  EXPECT_FALSE(is_one_line("a\nb") || is_one_line("\na\n"));
   for (const double share : {0.01, 0.2, 0.5, 0.9, 0.99}) {
     const TextSplit split = split_text(text, share);
     EXPECT_EQ(std::string(split.train) + std::string(split.validation), text);

@@ -124,6 +124,7 @@ void expect_refused(const std::string& flags, std::initializer_list<const char*>
 
 TEST(LaunchTrain, WhatCannotBeSpreadIsRefused) {
   expect_refused("--optimizer muon --zero 1", {"cannot be spread over ranks", "adamw or sgd"});
+  expect_refused("--momentum-reset 5 --zero 1", {"--zero 1 with --momentum-reset 5", "--momentum-reset 0"});
 }
 
 TEST(LaunchTrain, CopiesBetweenGpusNeedGpus) {

@@ -107,6 +107,22 @@ TEST(Place, Mpich) {
   EXPECT_FALSE(place.token.empty());
 }
 
+TEST(Place, RanksThatNoLauncherNamesSayWhereTheirTokenComesFrom) {
+  const Variables by_hand = {{"RANK", "1"},
+                             {"WORLD_SIZE", "2"},
+                             {"LOCAL_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "2"},
+                             {"MASTER_PORT", "29500"}};
+  const comm::Meeting meeting = meeting_of(place_in(by_hand), "program");
+  EXPECT_TRUE(meeting.token.starts_with("parent ")) << meeting.token;
+  expect_parts(meeting.origin,
+               {"no launcher names the job", "set TESSERA_JOB to the same text on all ranks"});
+  const Place named = place_in(with(by_hand, {{"TESSERA_JOB", "a"}}));
+  EXPECT_EQ(named.token, "a");
+  EXPECT_EQ(named.origin, "");
+  EXPECT_EQ(named.port, 29500);
+}
+
 TEST(Place, Slurm) {
   const Place place = place_in(kSlurm);
   expect_place(place, 5, 8, 1, 4, "gpu012", "Slurm");

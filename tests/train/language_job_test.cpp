@@ -247,7 +247,7 @@ TEST(HeldOut, IsEachDocumentBehindItsTrainingPart) {
     EXPECT_TRUE(whole.ends_with(before + targets)) << before;
     EXPECT_EQ(all.stretches[i].tokens.back(), *data.tokenizer().special().eos);
   }
-  EXPECT_EQ(target_bytes(data, all), uint64_t(all.targets) - 2);  // bytes are tokens, but for the ends
+  EXPECT_EQ(target_text(data, all).size(), size_t(all.targets) - 2);  // bytes are tokens, but for the ends
   const HeldOut few = held_out(data, 50);
   ASSERT_EQ(few.stretches.size(), 1u);
   EXPECT_EQ(few.targets, 50);
@@ -609,7 +609,7 @@ TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
   EXPECT_LT(curves[0][5].values.at("eval_nll"), curves[0][0].values.at("loss") - 0.1);
   EXPECT_DOUBLE_EQ(curves[0][5].values.at("eval_bits_per_byte"),
                    curves[0][5].values.at("eval_nll") * 100 /
-                       double(target_bytes(data, held_out(data, 100))) / std::log(2.0));
+                       double(target_text(data, held_out(data, 100)).size()) / std::log(2.0));
 }
 
 TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {

@@ -198,8 +198,8 @@ TEST(MlmJob, IsEvaluatedOnTheSameMaskedTokensWhateverItsSeed) {
   EXPECT_EQ(job.evaluate(), first);
   EXPECT_EQ(first.size(), 2u);
   EXPECT_NEAR(first.at("eval_nll"), std::log(double(settings.bert.vocabulary)), 0.5);
-  EXPECT_EQ(job.eval_sequences(), int64_t(data.validation()->tokens() / 14));
-  EXPECT_EQ(MlmJob(settings, Device::cpu(), data, 30, "").eval_sequences(), 2);
+  EXPECT_EQ(job.held_out().size(), size_t(data.validation()->tokens() / 14));
+  EXPECT_EQ(MlmJob(settings, Device::cpu(), data, 30, "").held_out().size(), 2u);
   settings.batch = 5000;
   EXPECT_NE(message_of([&] { MlmJob(settings, Device::cpu(), data, 30, ""); }).find("--batch-size"),
             std::string::npos);

@@ -151,6 +151,71 @@ TEST(RunsReport, SaysWhatTheNumbersOfEachKindOfRunAre) {
     }
 }
 
+/// A run of `train gpt` with this tokenizer and length, evaluated on this text.
+RunFolder make_gpt(const TemporaryFolder& folder, const char* name, const char* tokenizer, int length,
+                   const char* text, int64_t targets, double loss) {
+  const RunFolder run = RunFolder::create(folder.path(), name);
+  run.write_settings(
+      {{"model", "gpt"},
+       {"job", {{"fingerprint", tokenizer}, {"length", length}}},
+       {"evaluation", {{"length", length}, {"stride", 8}, {"targets", targets}, {"text", text}}}});
+  run.append({1, {{"loss", loss}, {"eval_nll", loss}, {"eval_bits_per_byte", loss / 2}}});
+  return run;
+}
+
+TEST(RunsReport, FiguresOfOtherTokenizersAndEvaluationsAreNotCompared) {
+  const TemporaryFolder folder;
+  const std::string one(32, '1'), two(32, '2'), text(32, 'a'), other(32, 'b');
+  const RunFolder a = make_gpt(folder, "a", one.c_str(), 16, text.c_str(), 64, 1.0),
+                  same = make_gpt(folder, "same", one.c_str(), 16, text.c_str(), 64, 1.1),
+                  bpe = make_gpt(folder, "bpe", two.c_str(), 16, text.c_str(), 30, 3.0),
+                  few = make_gpt(folder, "few", one.c_str(), 16, other.c_str(), 32, 1.2),
+                  longer = make_gpt(folder, "longer", one.c_str(), 32, text.c_str(), 64, 1.3);
+  const auto said = [](const std::vector<RunFolder>& runs) { return format_groups(group_runs(runs, {})); };
+  const auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  const std::string alike = said({a, same});
+  EXPECT_TRUE(has(alike, "held-out loss (nats per token): a - same = -0.1000")) << alike;
+  EXPECT_FALSE(has(alike, "not compared") || has(alike, "bits per byte")) << alike;
+  EXPECT_EQ(incomparable(group_runs({a, same}, {})), "");
+
+  const std::string tokenizers = said({a, bpe});
+  EXPECT_TRUE(has(tokenizers, "held-out bits per byte: a - bpe = -1.0000")) << tokenizers;
+  EXPECT_TRUE(has(tokenizers,
+                  "final loss (nats per token): not compared, since they differ in tokenizer: a and "
+                  "bpe\n"))
+      << tokenizers;
+  EXPECT_TRUE(has(tokenizers,
+                  "held-out loss (nats per token): not compared, since they differ in targets (64, "
+                  "30), tokenizer: a and bpe\n"))
+      << tokenizers;
+  EXPECT_FALSE(has(tokenizers, "loss (nats per token): a - bpe")) << tokenizers;
+  EXPECT_TRUE(has(incomparable(group_runs({a, bpe}, {})),
+                  "a and bpe cannot be compared, which differ in "
+                  "tokenizer"));
+
+  // Other held-out tokens are no reason not to compare the training.
+  const std::string texts = said({a, few});
+  EXPECT_TRUE(has(texts, "final loss (nats per token): a - few = -0.2000")) << texts;
+  EXPECT_TRUE(has(texts,
+                  "held-out loss (nats per token): not compared, since they differ in held-out text, "
+                  "targets (64, 32): a and few"))
+      << texts;
+  EXPECT_EQ(incomparable(group_runs({a, few}, {})), "");
+
+  const std::string lengths = said({a, longer});
+  EXPECT_TRUE(has(lengths, "final loss (nats per token): not compared, since they differ in length (16, 32)"))
+      << lengths;
+  // Nor are such runs averaged.
+  const std::vector<RunGroup> mixed = group_runs({a, bpe}, {.by = "model"});
+  ASSERT_EQ(mixed.size(), 1u);
+  const std::string means = format_groups(mixed);
+  EXPECT_TRUE(has(means, "differ in tokenizer: the runs of gpt")) << means;
+  EXPECT_FALSE(has(means, "2.0000 +-")) << means;
+  EXPECT_TRUE(has(incomparable(mixed), "the runs of gpt"));
+}
+
 TEST(RunsReport, NamesTheRunThatLacksWhatIsAsked) {
   const TemporaryFolder folder;
   const RunFolder run = make_run(folder.path(), "a", "f32", 1);

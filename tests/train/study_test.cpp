@@ -121,6 +121,35 @@ TEST(StudyResults, DifferencesArePairedBySeed) {
     EXPECT_NE(text.find(part), std::string::npos) << part << text;
 }
 
+TEST(StudyResults, ArmsThatAreMeasuredOnOtherTextAreNotCompared) {
+  const TemporaryFolder root;
+  StudyPlan plan = small_plan();
+  plan.command = "gpt", plan.metric = "eval_nll", plan.higher = false, plan.seeds = {1, 2};
+  plan.arms.push_back({"long", {{"--length", {"32"}}}});
+  StudyFolder folder = StudyFolder::begin(root / "s", plan);
+  for (const StudyCell& cell : cells_of(plan)) {
+    const RunFolder run = RunFolder::create(folder.cells(), cell.name);
+    const int length = cell.arm == "long" ? 32 : 16;
+    run.write_settings({{"model", "gpt"},
+                        {"job", {{"fingerprint", "f"}, {"length", length}}},
+                        {"evaluation", {{"length", length}, {"text", "t"}}}});
+    run.append({40, {{"loss", 1}, {"eval_nll", 1 + 0.1 * double(cell.seed)}}});
+    folder.set(cell, {.status = CellStatus::finished, .reason = {}, .attempts = 1, .flags = cell.flags});
+  }
+  const StudyResults results = collect_study(folder);
+  ASSERT_EQ(results.families.size(), 1u);
+  const auto& family = results.families.front();
+  ASSERT_EQ(family.size(), 3u);
+  EXPECT_TRUE(family[1].difference);
+  EXPECT_EQ(family[1].incomparable, "");
+  EXPECT_FALSE(family[2].difference);
+  EXPECT_EQ(family[2].verdict(false), "not compared");
+  EXPECT_TRUE(std::isnan(family[2].target) && std::isnan(family[2].p_holm));
+  const std::string text = format_study(results);
+  EXPECT_NE(text.find("long is not compared with dense: they differ in length (16, 32)"), std::string::npos)
+      << text;
+}
+
 TEST(StudyResults, TheBestRateIsOfEachArmAndTheMeanIsOverAllTasks) {
   const TemporaryFolder root;
   StudyPlan plan = small_plan();
