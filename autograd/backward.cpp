@@ -14,30 +14,44 @@ void Saved::fail() const {
           ", saved at ", version_, "); write to a copy, or after backward()");
 }
 
+void Backward::fail_number(const char* what, int number, size_t count) {
+  fail_at(Site::here(), "backward of ", RunningEntry::name(), ": there is no ", what, " ", number,
+          "; the operator was recorded with ", count, " of them");
+}
+
+void Backward::check_gradient(int input, const Tensor& gradient) const {
+  const GradState& state = *input_at(input);
+  if (gradient.defined() && gradient.shape() == state.shape && is_floating(gradient.dtype()) &&
+      gradient.device() == state.device) [[likely]]
+    return;
+  fail_at(Site::here(), "backward of ", RunningEntry::name(), ": gradient of input ", input, " is ",
+          describe(gradient), ", expected ", state.grad_dtype, state.shape, " on ", state.device.name(),
+          "; a gradient has the shape and the device of its input, and any floating dtype");
+}
+
 DType Backward::grad_dtype(int input) const {
-  return inputs_[size_t(input)]->grad_dtype;
+  return input_at(input)->grad_dtype;
 }
 
 Tensor Backward::grad(int output) {
-  const GradState& state = *outputs_[size_t(output)];
+  const GradState& state = *output_at(output);
   check(state.grad.defined(), "backward of ", RunningEntry::name(), ": no gradient of output ", output,
         " has arrived");
   return state.grad;
 }
 
 void Backward::accumulate(int input, const Tensor& gradient) {
-  if (needs(input)) add(inputs_[size_t(input)], {gradient});
+  if (!needs(input)) return;
+  check_gradient(input, gradient);
+  add(input_at(input), {gradient});
 }
 
 void Backward::give(std::initializer_list<int> inputs, Tensor&& gradient) {
-  GradState donor;
-  donor.grad = std::move(gradient);
-  donor.given = true;
-  pass(donor, inputs);
+  distribute({std::move(gradient), true}, inputs);
 }
 
 void Backward::pass(int output, std::initializer_list<int> inputs) {
-  pass(*outputs_[size_t(output)], inputs);
+  pass(*output_at(output), inputs);
 }
 
 void Backward::pass(const Tensor& result, int input) {
@@ -49,22 +63,30 @@ void Backward::pass(const Tensor& result, int input) {
 void Backward::pass(GradState& from, std::initializer_list<int> inputs) {
   Arrival arrival{from.grad, from.given && !from.retain, from.sharers};
   if (!from.retain) from.grad = Tensor(), from.sharers = nullptr;
-  const auto wanted = [&](int input) { return needs(input); };
-  size_t left = size_t(std::ranges::count_if(inputs, wanted));
+  distribute(std::move(arrival), inputs);
+}
+
+void Backward::distribute(Arrival arrival, std::initializer_list<int> inputs) {
+  size_t left = 0;
+  for (const int input : inputs) {
+    if (!needs(input)) continue;
+    check_gradient(input, arrival.gradient);
+    left += 1;
+  }
   if (arrival.given && left > 1 && !arrival.sharers) arrival.sharers = std::make_shared<char>();
   for (const int input : inputs) {
     if (!needs(input)) continue;
     if (--left > 0) {
-      add(inputs_[size_t(input)], arrival);
+      add(input_at(input), arrival);
     } else {
-      return add(inputs_[size_t(input)], std::move(arrival));
+      return add(input_at(input), std::move(arrival));
     }
   }
 }
 
 GradTarget Backward::target(int input) {
-  GradState& state = *inputs_[size_t(input)];
-  Pass::touch(inputs_[size_t(input)]);
+  GradState& state = *input_at(input);
+  Pass::touch(input_at(input));
   if (is_alias(state)) return view_target(input);
   if (!state.grad.defined() || !is_writable(state)) return {};
   if (is_empty(state)) return is_shared(input) ? GradTarget() : GradTarget{state.grad};
@@ -73,14 +95,14 @@ GradTarget Backward::target(int input) {
 }
 
 bool Backward::is_shared(int input) const {
-  const auto& root = root_of(inputs_[size_t(input)]);
+  const auto& root = root_of(input_at(input));
   for (size_t other = 0; other < inputs_.size(); ++other)
     if (int(other) != input && inputs_[other] && root_of(inputs_[other]) == root) return true;
   return false;
 }
 
 GradTarget Backward::view_target(int input) {
-  const auto& state = inputs_[size_t(input)];
+  const auto& state = input_at(input);
   const auto& root = root_of(state);
   const std::optional<Range> range = range_of(*state);
   if (range && root->grad_dtype == state->grad_dtype && is_gap(*root, *range)) {
@@ -105,7 +127,7 @@ GradTarget Backward::view_target(int input) {
 }
 
 void Backward::written(int input, const GradTarget& target) {
-  const auto& state = inputs_[size_t(input)];
+  const auto& state = input_at(input);
   const auto& root = root_of(state);
   if (!root->grad.defined() || !target.grad.shares_storage(root->grad))
     return give(input, Tensor(target.grad));
@@ -116,7 +138,7 @@ void Backward::written(int input, const GradTarget& target) {
 }
 
 bool Backward::may_wait(int input) const {
-  const GradState& state = *inputs_[size_t(input)];
+  const GradState& state = *input_at(input);
   return state.tape == 0 && state.stale && state.pending == 1 && state.hooks.empty() && !checked_;
 }
 

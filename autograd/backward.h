@@ -8,6 +8,10 @@
 
 namespace tessera {
 
+namespace gradients {
+struct Arrival;
+}
+
 /// A tensor kept for backward. get() throws if its storage was written in place since, naming the operator.
 class Saved {
  public:
@@ -43,7 +47,9 @@ class PassEnd {
   virtual void finish() = 0;
 };
 
-/// The argument of an entry's backward function. Inputs and outputs are numbered as they were recorded.
+/// The argument of an entry's backward function. Inputs and outputs are numbered as they were recorded;
+/// another number throws. So does a gradient that is undefined, not floating, or of another shape or device
+/// than its input.
 ///
 /// A gradient comes to an input in one of four ways: `accumulate` only reads the tensor; `give` donates its
 /// memory, which later gradients may be added to in place; `pass` hands on that of an output; `target` and
@@ -51,11 +57,11 @@ class PassEnd {
 class Backward {
  public:
   /// Whether the gradient of that input is needed.
-  bool needs(int input) const { return inputs_[size_t(input)] != nullptr; }
+  bool needs(int input) const { return input_at(input) != nullptr; }
   /// In which that input's gradient is kept, whatever arrives. Only if needs(input).
   DType grad_dtype(int input) const;
   /// Whether a gradient of that output has arrived (one output of several may be unused).
-  bool has_grad(int output = 0) const { return outputs_[size_t(output)]->grad.defined(); }
+  bool has_grad(int output = 0) const { return output_at(output)->grad.defined(); }
   /// The gradient of that output, to be read; throws if none has arrived (see has_grad).
   Tensor grad(int output = 0);
   /// Adds to the input's gradient; does nothing if it is not needed. Any floating dtype; the sum has the
@@ -96,7 +102,21 @@ class Backward {
  private:
   friend class Tape;
   static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)());
+  const std::shared_ptr<GradState>& input_at(int input) const {
+    if (size_t(input) >= inputs_.size()) [[unlikely]]
+      fail_number("input", input, inputs_.size());
+    return inputs_[size_t(input)];
+  }
+  const std::shared_ptr<GradState>& output_at(int output) const {
+    if (size_t(output) >= outputs_.size()) [[unlikely]]
+      fail_number("output", output, outputs_.size());
+    return outputs_[size_t(output)];
+  }
+  [[noreturn]] static void fail_number(const char* what, int number, size_t count);
+  /// Throws unless the gradient may arrive for that input.
+  void check_gradient(int input, const Tensor& gradient) const;
   void pass(GradState& from, std::initializer_list<int> inputs);
+  void distribute(gradients::Arrival arrival, std::initializer_list<int> inputs);
   GradTarget view_target(int input);
   /// Whether the gradient of another input of the entry lies in the same root's.
   bool is_shared(int input) const;

@@ -20,10 +20,15 @@ class LeafCollector {
     auto state = std::make_shared<GradState>();
     state->tape = tape.id_;
     state->grad_dtype = input.dtype();
+    state->shape = input.shape();
+    state->device = input.device();
     inside.set_grad_state(std::move(state), true);
     return inside;
   }
-  const std::vector<std::shared_ptr<GradState>>& leaves() const { return tape_.states_; }
+  /// Appends the leaves that were used, and their values at their first use.
+  void leaves(std::vector<Tensor>& tensors, std::vector<Saved>& values) const {
+    for (const Tape::Leaf& leaf : tape_.leaves_) tensors.push_back(leaf.tensor), values.push_back(leaf.value);
+  }
   /// Backward begins at results of the second run: refuses what is not made inside the function.
   void check_outputs(const std::vector<Tensor>& outputs) const {
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -107,7 +112,8 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
   std::vector<RandomStream> streams;
   std::vector<Tensor> states;  // of layers
   std::vector<Tensor> outputs;
-  std::vector<Tensor> leaves;  // empty tensors that carry the leaves' states
+  std::vector<Tensor> leaves;
+  std::vector<Saved> leaf_values;
   {
     LeafCollector collector;
     const RandomReplay record(RandomReplay::Mode::record, streams);
@@ -116,11 +122,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
     for (const Tensor& input : inputs) inside.push_back(collector.stand_in(input));
     outputs = f(inside);
     collector.check_outputs(outputs);
-    for (const auto& state : collector.leaves()) {
-      Tensor carrier;
-      carrier.set_grad_state(state);
-      leaves.push_back(std::move(carrier));
-    }
+    collector.leaves(leaves, leaf_values);
   }
   std::vector<bool> on_tape;
   for (Tensor& output : outputs) {
@@ -139,9 +141,11 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
   for (const Tensor& input : inputs) saved.emplace_back(input);
   Tape::innermost()->record(
       "checkpoint", entry_inputs, entry_outputs,
-      [f = std::move(f), saved = std::move(saved), streams = std::move(streams), states = std::move(states),
-       on_tape, scale = Tape::innermost()->loss_scale()](Backward& b) mutable {
-        Tape tape({.loss_scale = scale});
+      [f = std::move(f), saved = std::move(saved), leaf_values = std::move(leaf_values),
+       streams = std::move(streams), states = std::move(states), on_tape,
+       options = Tape::innermost()->options()](Backward& b) mutable {
+        for (const Saved& leaf : leaf_values) leaf.get();  // throws if it was written since
+        Tape tape(options);
         std::vector<Tensor> again;
         for (size_t i = 0; i < saved.size(); ++i)
           again.push_back(LeafCollector::stand_in(tape, saved[i].get(), b.needs(int(i))));

@@ -10,9 +10,10 @@ namespace tessera {
 /// Activation checkpointing (Chen, Xu, Zhang, Guestrin: "Training Deep Nets with Sublinear Memory Cost",
 /// arXiv:1604.06174): keeps the inputs of `f` instead of everything inside it, and runs `f` once more in
 /// backward, with the same random numbers. `f` must compute the same each time from its inputs and from
-/// leaves (parameters); results of the tape that it captures instead of taking as inputs are refused, and so
-/// is a leaf that it returns as it is. State that it reads and changes goes through state_of_first_run().
-/// Without a tape it is just f(inputs).
+/// leaves (parameters), which may not be written between the two runs: backward throws then, as it does for
+/// a tensor that an operator saved. Results of the tape that `f` captures instead of taking as inputs are
+/// refused, and so is a leaf that it returns as it is. State that it reads and changes goes through
+/// state_of_first_run(). Without a tape it is just f(inputs).
 using CheckpointFunction = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;
 std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& inputs,
                                Site site = Site::here());

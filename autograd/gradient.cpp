@@ -66,6 +66,8 @@ void require_grad(Tensor& tensor, DType grad_dtype) {
         "require_grad: ", describe(tensor), " cannot have a gradient; only floating tensors can");
   auto state = std::make_shared<GradState>();
   state->grad_dtype = grad_dtype;
+  state->shape = tensor.shape();
+  state->device = tensor.device();
   tensor.set_grad_state(std::move(state));
 }
 

@@ -79,8 +79,10 @@ struct GradState {
   bool given = false;    // a result's `grad` is memory that was given to it: it may be added to in place
   std::shared_ptr<const void>
       sharers;      // of that memory, if it was given to several results: they all hold this
-  int pending = 0;  // a leaf's entries that have not run backward yet
+  int pending = 0;  // a leaf's entries of the backward passes in progress that have not run yet
   DType grad_dtype = DType::f32;
+  Shape shape;  // of the tensor, and so of every gradient that arrives
+  Device device = Device::cpu();
   std::unique_ptr<ViewOf> view;  // of a view's: `grad` is undefined, unless it is retained
   std::unique_ptr<Gaps> gaps;
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
@@ -105,7 +107,7 @@ void set_grad_buffer(const Tensor& leaf, Tensor buffer);
 /// has its own memory.
 void retain_grad(const Tensor& result);
 /// Calls `hook` when the leaf's last gradient of a backward pass has arrived (data parallelism reduces it
-/// there); not if the pass gave it no gradient or ended in an error.
+/// there), whatever other tapes recorded; not if the pass gave it no gradient or ended in an error.
 void on_grad(const Tensor& leaf, std::function<void(const Tensor& grad)> hook);
 
 }  // namespace tessera

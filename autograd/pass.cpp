@@ -5,7 +5,13 @@
 #include "autograd/pass_internal.h"
 #include "runtime/capture.h"
 
-namespace tessera::gradients {
+namespace tessera {
+
+bool if_pass_throws(const void* key, std::function<void()> undo) {
+  return gradients::Pass::if_throws(key, std::move(undo));
+}
+
+namespace gradients {
 
 bool LeafGrad::still_is() const {
   if (state->stale != stale || state->grad.defined() != grad.defined()) return false;
@@ -90,6 +96,15 @@ PassEnd& Pass::at_end(const void* key, std::unique_ptr<PassEnd> (*make)()) {
   return *current_->ends_.emplace_back(key, make()).second;
 }
 
+bool Pass::if_throws(const void* key, std::function<void()> undo) {
+  check(current_ != nullptr,
+        "if_pass_throws: no backward pass runs on this thread; call it in a hook of one");
+  for (const auto& [known, other] : current_->undos_)
+    if (known == key) return false;
+  current_->undos_.emplace_back(key, std::move(undo));
+  return true;
+}
+
 void Pass::finish() {
   if (!outermost_) return;
   for (const auto& [key, end] : ends_) end->finish();
@@ -98,6 +113,12 @@ void Pass::finish() {
 
 void Pass::restore() noexcept {
   if (!outermost_) return;
+  for (const auto& [key, undo] : undos_) {
+    try {
+      undo();
+    } catch (const std::exception&) {  // the pass's own error is the cause
+    }
+  }
   for (const Logged& leaf : log_) {
     leaf.before.restore();
     try {
@@ -119,4 +140,5 @@ void Pass::log(const std::shared_ptr<GradState>& leaf) {
   leaf->logged = true;
 }
 
-}  // namespace tessera::gradients
+}  // namespace gradients
+}  // namespace tessera

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -21,6 +22,8 @@ class Pass {
   static void touch(const std::shared_ptr<GradState>& state);
   /// The PassEnd of that key, for all passes inside the outermost one.
   static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)());
+  /// if_pass_throws (autograd/before_grad.h).
+  static bool if_throws(const void* key, std::function<void()> undo);
 
   void finish();
   void restore() noexcept;
@@ -36,6 +39,7 @@ class Pass {
   const bool outermost_;
   std::vector<Logged> log_;
   std::vector<std::pair<const void*, std::unique_ptr<PassEnd>>> ends_;
+  std::vector<std::pair<const void*, std::function<void()>>> undos_;
 };
 
 /// Names the operator whose backward runs, for messages.

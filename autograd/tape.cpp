@@ -78,11 +78,19 @@ Tape* Tape::recording_any(std::span<const Tensor> inputs) {
 bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
                        std::span<Tensor* const> outputs) {
   check(!spent_, name, ": this tape has run backward already; make a new Tape for the next step");
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto input = std::ranges::find(inputs, outputs[i]);
+    check(input == inputs.end(), name, ": output ", i, " is input ", input - inputs.begin(), ", ",
+          describe(*outputs[i]),
+          ", whose gradient would be lost; record another handle, such as its detach()");
+  }
   if (options_.check_finite) check_result(name, outputs);
   for (Tensor* output : outputs) {
     auto state = std::make_shared<GradState>();
     state->tape = id_;
     state->grad_dtype = output->dtype();
+    state->shape = output->shape();
+    state->device = output->device();
     output->set_grad_state(std::move(state), true);
   }
   for (const Tensor* input : inputs) {
@@ -90,14 +98,12 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
     if (!state) continue;
     check(state->tape == 0 || state->tape == id_, name, ": input ", describe(*input),
           " belongs to another tape; pass it as an input of the checkpointed function, or detach() it");
-    if (state->tape == 0 && collects_only_ && std::ranges::find(states_, state) == states_.end())
-      states_.push_back(state);
+    const auto is_same = [&](const Leaf& leaf) { return leaf.tensor.grad_state() == state; };
+    if (state->tape == 0 && collects_only_ && std::ranges::none_of(leaves_, is_same))
+      leaves_.push_back({*input, Saved(*input)});
   }
   if (collects_only_) return false;
-  for (const Tensor* input : inputs) {
-    states_.push_back(input->grad_state());
-    if (const auto& state = states_.back(); state && state->tape == 0) state->pending += 1;
-  }
+  for (const Tensor* input : inputs) states_.push_back(input->grad_state());
   for (Tensor* output : outputs) states_.push_back(output->grad_state());
   entries_.push_back({.name = name,
                       .call = CallScope::current(),
@@ -156,7 +162,7 @@ void Tape::pop(Entry& entry, bool run_hooks) {
   std::vector<std::shared_ptr<GradState>> complete;  // leaves whose hooks are due
   for (size_t i = first; i < first + entry.inputs; ++i) {
     const auto& state = states_[i];
-    if (!state || state->tape != 0) continue;
+    if (!counted_ || !state || state->tape != 0) continue;
     state->pending -= 1;
     if (state->pending == 0 && std::exchange(state->arrived, false) && run_hooks && !state->hooks.empty())
       complete.push_back(state);
@@ -171,6 +177,14 @@ void Tape::pop(Entry& entry, bool run_hooks) {
     fill_gaps(*leaf);
     for (const auto& hook : leaf->hooks) hook(leaf->grad);
   }
+}
+
+/// A pass knows by these counts when a leaf's last gradient has arrived. A tape that runs no pass is not
+/// counted: one that waits, or whose pass has failed, holds up no hook.
+void Tape::count_pending(int by) {
+  for (const auto& state : states_)
+    if (state && state->tape == 0) state->pending += by;
+  counted_ = by > 0;
 }
 
 Tensor Tape::initial_gradient(DType dtype, Device device) const {
@@ -220,11 +234,13 @@ void Tape::run(std::span<const Tensor> results, std::span<const Tensor> grads) {
   const NoTape off;
   const ProfileRange range("backward");
   Pass pass;
+  count_pending(1);
   try {
     for (size_t i = 0; i < results.size(); ++i) add(results[i].grad_state(), {grads[i].detach()});
     run_entries();
     pass.finish();
   } catch (...) {
+    count_pending(-1);
     pass.restore();
     throw;
   }

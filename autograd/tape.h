@@ -52,6 +52,8 @@ class Tape {
   /// The thread's innermost tape, or null.
   static Tape* innermost() { return current_; }
   static Tape* recording_any(std::span<const Tensor> inputs);
+  /// Those it was made with; check_finite also if an outer tape has it.
+  const TapeOptions& options() const { return options_; }
   /// TapeOptions::loss_scale.
   const Tensor& loss_scale() const { return options_.loss_scale; }
   /// The gradient that backward(loss) will begin with for a loss of that dtype, of rank 0: for operators that
@@ -59,7 +61,8 @@ class Tape {
   Tensor initial_gradient(DType dtype, Device device) const;
 
   /// Appends an entry. `name` is a literal; `backward(Backward&)` runs once, later, and owns what it
-  /// captured. Undefined inputs are allowed and need no gradient. The outputs become results of this tape.
+  /// captured. Undefined inputs are allowed and need no gradient. The outputs become results of this tape;
+  /// throws if one of them is an input, too.
   template <class F>
   void record(const char* name, std::initializer_list<const Tensor*> inputs,
               std::initializer_list<Tensor*> outputs, F&& backward, Site site = Site::here()) {
@@ -116,13 +119,20 @@ class Tape {
   void run_entries();
   void run_entry(Entry& entry, bool check_gradients);
   void pop(Entry& entry, bool run_hooks);
+  void count_pending(int by);
 
   static thread_local Tape* current_;
   Tape* outer_;
   TapeOptions options_;
   uint64_t id_;
   bool spent_ = false;
+  bool counted_ = false;        // the entries that are left are counted in GradState::pending
   bool collects_only_ = false;  // LeafCollector
+  struct Leaf {
+    Tensor tensor;
+    Saved value;
+  };
+  std::vector<Leaf> leaves_;  // LeafCollector: those that were used, as they were then
   std::vector<Entry> entries_;
   std::vector<std::shared_ptr<GradState>> states_;  // inputs and outputs of the entries, in order
   struct Chunk {

@@ -184,7 +184,7 @@ class StreamWay : public Lane::Way {
   }
 
   void join() override {
-    if (posted_ == 0) return;
+    if (std::exchange(posted_, 0) == 0) return;
     if (beside_) {
       mark(stop(waits_).first);
       reached_.record(stream_);
@@ -192,7 +192,6 @@ class StreamWay : public Lane::Way {
     }
     mark(stop(waits_).second);
     stopped_ = std::exchange(waits_, 0) + 1;
-    posted_ = 0;
   }
 
   double exposed_ms() const override {

@@ -43,7 +43,7 @@ void check_same_parameters(const optim::Optimizer& optimizer, const World& world
 
 }  // namespace
 
-struct DataParallel::State {
+struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   State(const World& world, const optim::Optimizer& optimizer, const DataParallelOptions& options)
       : data(world.data(optimizer.gradients().device())),
         gradients(optimizer.gradients()),
@@ -72,6 +72,13 @@ struct DataParallel::State {
 
   void begin(std::function<void(int64_t, int64_t)> function) {
     lane();  // before anything is captured
+    meet_after_failure();
+    check(!spoiled ||
+              std::ranges::all_of(parameters, [](const auto& p) { return p.tensor.grad_state()->stale; }),
+          "data parallel: overlap() after a backward pass failed whose step had sent gradients; call "
+          "zero_grad() first, and make all passes of the step again");
+    spoiled = false;
+    passes = 0;
     complete = std::move(function);
     missing.clear();
     for (const optim::Bucket& bucket : buckets) missing.push_back(bucket.parameters.size());
@@ -84,12 +91,63 @@ struct DataParallel::State {
 
   void arrived(size_t parameter) {
     if (!overlaps) return;
+    follow_pass();
     size_t& left = missing[bucket_of[parameter]];
     check(left > 0 && !came[parameter], "data parallel: the gradient of ", parameters[parameter].name,
           " came again after it had been sent; call overlap() only before the last backward pass of a step");
     left -= 1;
     came[parameter] = true;
     while (sent < buckets.size() && missing[sent] == 0) send();
+  }
+
+  // ---- passes that throw ----
+
+  /// Called for each gradient of the pass in progress.
+  void follow_pass() {
+    if (if_pass_throws(this, [state = weak_from_this()] {
+          if (const auto here = state.lock()) here->give_up();
+        }))
+      passes += 1;
+  }
+
+  /// The pass has thrown, and its gradients are about to become what they were before. Calls in flight come
+  /// first: on the CPU they write their sums to the gradients, on a GPU they still read them. The other ranks
+  /// have made these calls or will, unless they fail, too.
+  void give_up() {
+    // A pass after the first one added to gradients that may have been sums over the ranks already.
+    spoiled = passes > 1;
+    overlaps = false;
+    complete = nullptr;
+    unmatched = unmatched || (sent > 0 && !gradients.device().capturing());
+    sent = 0;
+    lane().join();
+    if (!ring) return;
+    const NoTape off;
+    gradients.fill(0);  // sums of some buckets
+  }
+
+  /// A pass that threw may have been the same on all ranks: they all come here after as many calls, and go
+  /// on. A rank whose pass went on makes another call, which is an error of all ranks: never are gradients of
+  /// a pass that one rank has given up added to those of others.
+  void meet_after_failure() {
+    if (!std::exchange(unmatched, false)) return;
+    try {
+      data.barrier();
+    } catch (const comm::RankFailure& failure) {
+      comm::fail_for(
+          failure.rank(),
+          "data parallel: a backward pass threw on this rank after it had sent gradients, and not at "
+          "the same point on all ranks; end all ranks and start again from a checkpoint: " +
+              failure.message());
+    }
+  }
+
+  void check_whole() {
+    const bool lost = spoiled;
+    if (!ring) spoiled = false;  // else the next overlap() ends that
+    check(!lost,
+          "data parallel: a further backward pass after overlap() failed, and the gradients of this step are "
+          "lost; call zero_grad(), and make all passes of the step again");
   }
 
   // ---- gradients that are spread ----
@@ -106,6 +164,7 @@ struct DataParallel::State {
           " came again after it had been sent; with gradients that are spread call overlap() before every "
           "backward pass of a step, and collect() after it");
     if (opened[bucket]) return;
+    follow_pass();
     const NoTape off;
     constexpr size_t kSlots = optim::GradientRing::kSlots;
     if (!ring->keeps(bucket)) {
@@ -146,6 +205,7 @@ struct DataParallel::State {
 
   /// After a pass: its sums have come.
   void collect() {
+    if (ring) check_whole();
     if (!ring || !overlaps) return;
     while (sent < buckets.size()) send();
     lane().join();
@@ -174,6 +234,8 @@ struct DataParallel::State {
 
   /// Of step(): what no backward pass has filled is zero now.
   void finish() {
+    meet_after_failure();
+    check_whole();
     if (ring) {
       collect();
     } else if (!overlaps && !spread && gradients.device().is_cuda()) {
@@ -213,6 +275,9 @@ struct DataParallel::State {
   size_t sent = 0;                // buckets
   bool listens = false;           // to the parameters' gradients
   bool overlaps = false;
+  int passes = 0;          // since begin(): those that gave gradients
+  bool spoiled = false;    // a pass has failed after another one of the same step
+  bool unmatched = false;  // a pass has failed after buckets were sent, and the ranks have not met since
   std::function<void(int64_t, int64_t)> complete;
 };
 
@@ -256,6 +321,9 @@ void DataParallel::overlap(std::function<void(int64_t begin, int64_t end)> compl
   check(!state_->ring || !complete, "data parallel: gradients that are spread are completed after collect()");
   check(!state_->ring || !state_->overlaps,
         "data parallel: overlap() again before collect(): gradients are spread over the ranks");
+  check(!state_->ring || !state_->ring->holds_sums(),
+        "data parallel: overlap() after collect(), but nothing has taken its sums, which the next pass "
+        "overwrites; add them up with GradientTree, or call step() or zero_grad()");
   state_->begin(std::move(complete));
 }
 

@@ -59,14 +59,21 @@ class DataParallel {
   /// gradients, and all buckets before it, have come. All ranks call it, or none. `complete(begin, end)`, if
   /// any, is called for each bucket before it is sent, to finish those elements of gradients().
   ///
-  /// A gradient that comes after its bucket was sent, from a further pass, is an error of that pass.
+  /// A gradient that comes after its bucket was sent, from a further pass, is an error of that pass. The
+  /// step's gradients are lost then: its step() throws, and all of its passes must be made again.
+  ///
+  /// A pass that throws takes overlap() back, and waits on the CPU for the sums that are in flight; gradients
+  /// are then as they were before it (Tape::backward). The next step is right if it threw at the same point
+  /// on all ranks, or before it had sent a bucket. Else the next overlap() or step() is an error of all
+  /// ranks (comm::RankFailure), after which they must be started again.
   ///
   /// With gradients that are spread (optim::Sharding::gradients) before every backward pass of a step,
-  /// without `complete`.
+  /// without `complete`; throws if sums of collect() would be overwritten that nothing has taken.
   void overlap(std::function<void(int64_t begin, int64_t end)> complete = {});
   /// Of gradients that are spread, after each backward pass of a step but the last one, for which step() does
-  /// it: gradients() is then this rank's part of the sum over the ranks, and the parameters have none. Sums
-  /// of several passes are formed by GradientTree. Does nothing for other gradients.
+  /// it: gradients() is then this rank's part of the sum over the ranks, and the parameters have none. The
+  /// next pass overwrites it: sums of several passes are formed by GradientTree. Does nothing for other
+  /// gradients.
   void collect();
   /// Of gradients that are spread: the parameters whose gradients have memory of their own
   /// (optim::GradientRing::keep), since they came in another order than that of the arena.

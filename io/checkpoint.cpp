@@ -4,6 +4,7 @@
 #include <array>
 #include <sstream>
 
+#include "autograd/gradient.h"
 #include "io/checksum.h"
 #include "io/safetensors_internal.h"
 
@@ -107,6 +108,13 @@ std::string describe(const Checkpoint::Value& value) {
   const Tensor& tensor = std::get<Tensor>(value);
   text << tensor.dtype() << tensor.shape();
   return text.str();
+}
+
+const char* unwritable(const Tensor& tensor) {
+  if (tensor.grad_state() && tensor.grad_state()->tape != 0)
+    return "but the tensor is a result of a tape; detach() it";
+  if (tensor.layout().is_expanded()) return "but the tensor is expanded; clone() it";
+  return nullptr;
 }
 
 }  // namespace leaf

@@ -24,8 +24,8 @@
 /// with its own digits as zeros. So every byte of the file is covered. Checksums find damage, not malice.
 ///
 /// Loading reads and verifies the whole file, then compares every name, dtype and shape with what is to be
-/// loaded, and only then changes anything: it throws and leaves all as it was, or loads all. It needs host
-/// memory of the file's size.
+/// loaded, and whether each of these tensors can be written, and only then changes anything: it throws and
+/// leaves all as it was, or loads all. It needs host memory of the file's size.
 
 namespace tessera::io {
 
@@ -68,7 +68,8 @@ class Checkpoint {
   static void verify(const std::string& path) { read(InputFile(path), false); }
 
   /// Puts the values back into things given as to of(). Throws, with a table of all names that are missing,
-  /// unexpected, or of another type or shape, before anything is changed.
+  /// unexpected, of another type or shape, or of tensors that cannot be written (expanded ones and results of
+  /// a tape), before anything is changed.
   template <class... Things>
   void restore(Things&&... things) const;
   /// The same for things that are not known in one place: compare() each, then finish(), then assign() each.

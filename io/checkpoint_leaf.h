@@ -81,6 +81,8 @@ bool parse_scalar(const std::string& text, T& value) {
 
 /// "f32[2, 3]", "i64".
 std::string describe(const Checkpoint::Value& value);
+/// Why a tensor cannot take new values; null if it can.
+const char* unwritable(const Tensor& tensor);
 
 }  // namespace leaf
 
@@ -113,7 +115,9 @@ Checkpoint::Value encode(const T& value) {
 template <class T>
 std::string wanted(const T& value) {
   if constexpr (std::is_same_v<T, Tensor>)
-    return value.defined() ? leaf::describe(value) : "nothing (the tensor is undefined)";
+    return !value.defined()          ? "nothing (the tensor is undefined)"
+           : leaf::unwritable(value) ? leaf::describe(value) + ", " + leaf::unwritable(value)
+                                     : leaf::describe(value);
   else if constexpr (fields_detail::kIsNumbers<T>)
     return std::string(name_of(dtype_of<leaf::Stored<typename T::value_type>>)) + "[any]";
   else
@@ -126,7 +130,8 @@ bool decode(const Checkpoint::Value& stored, T& value, bool assign) {
   const auto* const tensor = std::get_if<Tensor>(&stored);
   const auto* const scalar = std::get_if<Checkpoint::Scalar>(&stored);
   if constexpr (std::is_same_v<T, Tensor>) {
-    if (!tensor || !value.defined() || tensor->dtype() != value.dtype() || tensor->shape() != value.shape())
+    if (!tensor || !value.defined() || tensor->dtype() != value.dtype() || tensor->shape() != value.shape() ||
+        leaf::unwritable(value))
       return false;
     if (assign) value.copy_from(*tensor);
     return true;

@@ -8,15 +8,18 @@ namespace tessera::optim {
 
 struct Ema::Buffers {
   explicit Buffers(const Optimizer& optimizer)
-      : packing("Ema", optimizer.parameters(), optimizer.arrangement()) {}
+      : packing("Ema", optimizer.parameters(), optimizer.arrangement()), optimizer(optimizer.state_) {}
   Packing packing;
+  std::weak_ptr<Optimizer::State> optimizer;
   Tensor arena;
   Tensor masters;  // the optimizer's
   Tensor status;   // f64 [kStatusSlots]
 };
 
 Ema::Ema(Ema&&) noexcept = default;
-Ema::~Ema() = default;
+Ema::~Ema() {
+  if (!kept_.empty()) count_applied(-1);
+}
 
 Ema::Ema(const Optimizer& optimizer, const EmaOptions& options) : options_(options) {
   check(options.decay >= 0 && options.decay < 1, "Ema: decay ", options.decay, " must be in [0, 1)");
@@ -56,6 +59,10 @@ void Ema::update() {
   optim::update(packing.device(), args, AverageRule{});
 }
 
+void Ema::count_applied(int by) const {
+  if (const auto optimizer = buffers_->optimizer.lock()) optimizer->averages += by;
+}
+
 void Ema::apply() {
   check(kept_.empty(), "Ema: the averages are in the weights' place already; call restore() first");
   for (size_t i = 0; i < averages_.size(); ++i) {
@@ -63,10 +70,12 @@ void Ema::apply() {
     kept_.push_back(weight.clone());
     weight.copy_from(averages_[i].tensor);
   }
+  if (!kept_.empty()) count_applied(1);
 }
 
 void Ema::restore() {
   check(kept_.size() == averages_.size(), "Ema: restore() without apply()");
+  if (!kept_.empty()) count_applied(-1);
   for (size_t i = 0; i < averages_.size(); ++i) buffers_->packing.parameters()[i].tensor.copy_from(kept_[i]);
   kept_.clear();
 }

@@ -20,11 +20,13 @@ class Ema {
   /// Of all parameters of `optimizer`.
   explicit Ema(const Optimizer& optimizer, const EmaOptions& options = {});
   Ema(Ema&&) noexcept;
+  /// Averages that are in the weights' place stay there.
   ~Ema();
   /// After each step of the optimizer.
   void update();
-  /// Puts the averages, rounded to their dtype, into the parameters, keeping these for restore(). The masters
-  /// stay as they are. Throws if that is so already.
+  /// Puts the averages, rounded to their dtype, into the parameters, keeping these for restore(), until which
+  /// step() of the optimizer throws: restore() would undo it. The masters stay as they are. Throws if that is
+  /// so already.
   void apply();
   /// Puts the weights back, bit for bit.
   void restore();
@@ -42,6 +44,8 @@ class Ema {
     Tensor tensor;  // a part of the arena
   };
   struct Buffers;
+  /// Tells the optimizer, whose steps are refused while averages are in the weights' place.
+  void count_applied(int by) const;
   std::unique_ptr<Buffers> buffers_;
   Tensor counts_;  // i64 [kCountSlots], on the device
   std::vector<Average> averages_;

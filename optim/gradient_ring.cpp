@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/allocator.h"
+#include "runtime/capture.h"
 
 namespace tessera::optim {
 
@@ -67,6 +68,7 @@ void GradientRing::release() {
     arrived_ = arrived_ || grad(parameter.tensor).defined();
     zero_grad(parameter.tensor);
   }
+  holds_sums_ = !CaptureSession::current();  // what is captured has not run
 }
 
 size_t GradientRing::bytes() const {

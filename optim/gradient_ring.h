@@ -38,10 +38,14 @@ class GradientRing {
   /// Gives the bucket memory of its own; no gradient of it may have arrived since zero_grad().
   void keep(size_t bucket);
 
-  /// After a pass: the slots hold no gradient of any parameter. Notes whether one had arrived.
+  /// After a pass: the slots hold no gradient of any parameter, and own() holds its sums. Notes whether one
+  /// had arrived.
   void release();
   bool arrived() const { return arrived_; }
-  void forget() { arrived_ = false; }
+  /// Whether own() holds sums that no step has used; not known of passes that are replayed.
+  bool holds_sums() const { return holds_sums_; }
+  void use_sums() { holds_sums_ = false; }
+  void forget() { arrived_ = holds_sums_ = false; }
   size_t bytes() const;
 
  private:
@@ -52,7 +56,7 @@ class GradientRing {
   std::vector<int64_t> own_at_, own_end_;  // by bucket, in own_
   std::vector<Tensor> slots_, kept_;       // kept_: by bucket, undefined for those that take turns
   Tensor own_;
-  bool arrived_ = false;
+  bool arrived_ = false, holds_sums_ = false;
 };
 
 }  // namespace tessera::optim

@@ -124,13 +124,19 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
   std::vector<double> lr_scales, decay;
   std::vector<std::vector<size_t>> members(rules.size());
   std::map<const GradState*, std::string> given;
+  std::set<std::string> names;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const nn::NamedParameter& parameter = parameters[i];
+    check(parameter.tensor.defined(), name, ": the parameter ", parameter.name,
+          " is undefined; make its tensor before the optimizer, or leave it out as nn::parameters does");
     if (const GradState* const state = parameter.tensor.grad_state().get()) {
       const auto [first, is_new] = given.emplace(state, parameter.name);
       check(is_new, name, ": the parameters ", first->second, " and ", parameter.name,
             " are one tensor (tied weights?); give it once, as nn::parameters does");
     }
+    check(names.insert(parameter.name).second, name, ": two parameters are named ", parameter.name,
+          ", the second ", describe(parameter.tensor),
+          "; states are saved by these names: give each its own, such as a prefix for each model");
     const auto group = std::find_if(options.groups.begin(), options.groups.end(), [&](const Group& g) {
       return parameter.name.find(g.contains) != std::string::npos && (!g.matches || g.matches(parameter));
     });
@@ -483,12 +489,19 @@ size_t Optimizer::bytes() const {
   return bytes;
 }
 
+void Optimizer::State::check_weights() const {
+  check(averages == 0, buffers->name,
+        ": step() while the averages of an Ema are in the weights' place, which would be lost; call "
+        "Ema::restore() first");
+}
+
 bool Optimizer::State::waits_for_host() const {
   return std::any_of(rules.begin(), rules.end(), [](const auto& rule) { return rule->waits_for_host(); });
 }
 
 void Optimizer::State::tick() const {
   for (const auto& rule : rules) rule->tick();
+  if (spread && spread->ring) spread->ring->use_sums();
 }
 
 bool Optimizer::waits_for_host() const {
@@ -557,6 +570,7 @@ void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) con
 
 void Optimizer::step() {
   const ProfileRange range("optimizer");
+  state_->check_weights();
   check(!state_->spread || state_->spread->ranks, state_->buffers->name, ": its states are spread over ",
         state_->sharding.parts, " ranks, which nothing has joined; make a dist::DataParallel before step()");
   Buffers& buffers = *state_->buffers;
@@ -592,6 +606,7 @@ void Optimizer::step() {
     session->add({.key = state_.get(),
                   .before_launch =
                       [state = state_, table] {
+                        state->check_weights();
                         state->upload_lr();
                         if (!table.empty()) state->upload_arrived(table);
                       },

@@ -81,7 +81,8 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 ///   4. else multiplies gradients by min(1, max_norm / (norm + 1e-6)) if max_norm > 0, divides them by the
 ///      loss scale, and lets each rule update its parameters; elementwise rules do so in one launch each.
 /// Gradients lie in one arena: backward passes add to them until zero_grad(), so that accumulating over k
-/// batches needs only the losses scaled by 1/k.
+/// batches needs only the losses scaled by 1/k. Only gradients that are spread over ranks
+/// (Sharding::gradients) are overwritten by each pass: dist::GradientTree adds those of several passes.
 ///
 /// bf16 and f16 parameters have f32 masters: the update is computed on the master and rounded once to the
 /// parameter. Gradients are f32 then (nn::make_parameter). Whoever writes weights by other means calls
@@ -92,15 +93,17 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 class Optimizer {
  public:
   /// `name` is for messages. At most kMostRules rules, each of which at most one optimizer has. Throws if a
-  /// parameter has no rule, or its group names one that is missing. Gradients of its parameters arrive in its
-  /// memory from then on: step() of an earlier optimizer of the same parameters throws.
+  /// parameter is undefined, has the tensor or the name of another one, or has no rule, or its group names
+  /// one that is missing. Gradients of its parameters arrive in its memory from then on: step() of an earlier
+  /// optimizer of the same parameters throws.
   Optimizer(const char* name, std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
             std::vector<RuleUse> rules);
   Optimizer(Optimizer&&) = default;
   Optimizer& operator=(Optimizer&&) = default;
 
   /// A step in which waits_for_host() cannot be captured: it throws then. train::Step runs it within an
-  /// EagerScope, as programs do that capture steps themselves.
+  /// EagerScope, as programs do that capture steps themselves. Throws while the averages of an Ema are in the
+  /// weights' place, replays of a captured step do so too.
   void step();
   /// Whether the next step does something on the host, such as the factorisation of gradients of
   /// optim::GaLore.
@@ -176,6 +179,7 @@ class Optimizer {
   }
 
  private:
+  friend class Ema;
   friend class WholeState;
   struct NamedState {
     std::string name;
@@ -206,6 +210,8 @@ class Optimizer {
     std::function<void(const Tensor&)> on_gradients;
     Sharding sharding;
     std::shared_ptr<Spread> spread;  // null if nothing is spread
+    int averages = 0;                // Emas whose averages are in the weights' place
+    void check_weights() const;
     void upload_lr();
     void upload_arrived(const std::vector<uint8_t>& table);
     bool waits_for_host() const;

@@ -11,7 +11,9 @@ Shape::Shape(std::span<const int64_t> sizes) {
   std::copy(sizes.begin(), sizes.end(), sizes_.begin());
   int64_t count = 1;
   for (const int64_t size : sizes) {
-    check(size >= 0, "shape: size ", size, " is negative");
+    check(size >= 0, "shape: size ", size,
+          " is negative; expected 0 or more (-1, for the size that is left, is for Tensor::reshape_with "
+          "alone)");
     // Zero sizes do not excuse the others: [0, 2^62, 2^62] is refused like [1, 2^62, 2^62].
     check(!__builtin_mul_overflow(count, std::max<int64_t>(size, 1), &count),
           "shape: the number of elements overflows");

@@ -53,6 +53,8 @@ void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng) {
 
 void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng) {
   check_floating(tensor, "fill_normal");
+  check(deviation >= 0, "fill_normal: the deviation of ", describe(tensor), " is ", deviation,
+        "; expected 0 or more");
   fill(tensor, {.kind = RandomFill::Kind::normal,
                 .stream = rng.reserve(tensor.device()),
                 .shift = float(mean),

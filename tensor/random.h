@@ -11,6 +11,7 @@ namespace tessera {
 /// Of [low, high), rounded to the dtype; what rounding would raise to high becomes the largest number of the
 /// dtype below it. Throws unless the dtype is floating.
 void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng);
+/// Throws unless the dtype is floating and deviation >= 0.
 void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng);
 /// Integers in [0, high) in an i64 or i32 tensor, which holds high - 1; high >= 1.
 void fill_integers(const Tensor& tensor, int64_t high, Rng& rng);

@@ -98,13 +98,12 @@ class Tensor {
   /// This tensor if it has rows, else a copy that has; see the copies below.
   Tensor with_rows() const;
 
-  // Views. Sizes and dimensions count from the end when negative.
+  // Views. Dimensions, and the bounds of a slice, count from the end when negative.
   Tensor slice(int dim, int64_t begin, int64_t end, int64_t step = 1) const;
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;
   Tensor permute(std::initializer_list<int> order) const;
-  /// One size may be -1. Throws if the strides allow no view of that shape (clone()
-  /// first).
+  /// Throws if the strides allow no view of that shape (clone() first).
   Tensor reshape(const Shape& shape) const;
   Tensor reshape_with(std::initializer_list<int64_t> sizes) const;  // one size may be -1
   bool can_reshape(const Shape& shape) const;

@@ -6,8 +6,9 @@
 
 namespace tessera::ops {
 
-/// Shape and place of elements; no arithmetic, so no rounding. Dimensions and sizes count from the end when
-/// negative, errors are those of the Tensor functions of the same name.
+/// Shape and place of elements; no arithmetic, so no rounding. Dimensions, and the bounds of a slice, count
+/// from the end when negative; sizes are 0 or more. Errors are those of the Tensor functions of the same
+/// name.
 ///
 /// slice, split, transpose, expand and, where strides allow it, reshape are views: y shares x's storage, on
 /// the tape or off it. An in-place write to either is a write to both and bumps their one version, so the

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "ops/activation/activation.h"
 #include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
@@ -158,6 +160,40 @@ TEST(Checkpoint, NoticesThatAnInputWasWritten) {
   const std::string said = message_of([&] { tape.backward(ops::sum(y)); });
   EXPECT_NE(said.find("backward of checkpoint"), std::string::npos) << said;
   EXPECT_NE(said.find("written in place"), std::string::npos) << said;
+}
+
+TEST(Checkpoint, NoticesThatAParameterWasWritten) {
+  for (const int depth : {1, 2}) {
+    const Tensor x = leaf({1, 2}), weight = leaf({3, 4});
+    const auto inner = [&](const Tensor& t) { return ops::mul(t, weight); };
+    const auto outer = [&](const Tensor& t) { return depth > 1 ? checkpoint(inner, t) : inner(t); };
+    {
+      Tape tape;
+      const Tensor y = checkpoint(outer, x);
+      weight.copy_from(Tensor::full({2}, 5, DType::f64, kCpu));
+      expect_error([&] { tape.backward(ops::sum(y)); },
+                   {"backward of checkpoint", "f64[2]", "written in place after the forward pass"});
+      EXPECT_FALSE(grad(weight).defined());
+    }
+    // A write between two passes is what optimizers do.
+    Tape tape;
+    tape.backward(ops::sum(checkpoint(outer, x)));
+    EXPECT_EQ(values(grad(x)), (std::vector<double>{5, 5}));
+    EXPECT_EQ(values(grad(weight)), (std::vector<double>{1, 2}));
+  }
+}
+
+TEST(Checkpoint, FiniteCheckNamesTheOperatorInside) {
+  const Tensor x = leaf({1, 2});
+  Tape tape({.check_finite = true});
+  const auto f = [](const Tensor& t) {
+    Tensor y = t.detach().clone();
+    if (Tape* const inside = Tape::recording(t))
+      inside->record("bad", {&t}, {&y}, [](Backward& b) { b.accumulate(0, ops::scale(b.grad(), INFINITY)); });
+    return ops::scale(ops::silu(y), 0.5);
+  };
+  const Tensor y = checkpoint(f, x);
+  expect_error([&] { tape.backward(ops::sum(y)); }, {"non-finite gradient: backward of bad made"});
 }
 
 TEST(Checkpoint, NoticesThatTheFunctionChanged) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "autograd/before_grad.h"
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "autograd/on_record.h"
@@ -105,6 +106,32 @@ TEST(Hook, DoesNotRunAfterAnErrorAndMayThrowItself) {
   tape.backward(ops::sum(ops::mul(x, x)));
   EXPECT_EQ(values(grad(x)), (std::vector<double>{2, 4}));
   EXPECT_EQ(calls, 2);
+}
+
+TEST(Hook, RunsWhateverOtherTapesRecorded) {
+  const Tensor x = leaf({1, 2}), w = leaf({7.6, 7.6});
+  int calls = 0;
+  on_grad(w, [&](const Tensor&) { calls += 1; });
+  Tape waiting;
+  const Tensor later = ops::sum(ops::mul(w, w));
+  {
+    Tape tape;
+    tape.backward(ops::sum(ops::mul(w, w)));
+    EXPECT_EQ(calls, 1) << "a tape that waits";
+  }
+  waiting.backward(later);
+  EXPECT_EQ(calls, 2);
+
+  // A pass that failed before it came to w, whose tape still lives while the step is made again.
+  Tape failed;
+  const Tensor h = ops::scale(w, 1), bad = ops::silu(h);
+  h.detach().fill(0);
+  EXPECT_NE(message_of([&] { failed.backward(ops::sum(bad)); }), "");
+  EXPECT_EQ(calls, 2);
+  Tape again;
+  again.backward(ops::sum(ops::mul(w, w)));
+  EXPECT_EQ(calls, 3);
+  EXPECT_EQ(w.grad_state()->pending, 0);
 }
 
 TEST(Hook, IsRefusedOnAResult) {
@@ -504,6 +531,33 @@ TEST(FailedPass, RestoresWhatCheckpointsInsideItDid) {
     if (adds) EXPECT_EQ(values(grad(w)), (std::vector<double>{5, 5}));
     EXPECT_FALSE(w.grad_state()->logged);
   }
+}
+
+TEST(FailedPass, TellsThoseWhoTookGradientsBeforeItWasOver) {
+  const Tensor x = leaf({1, 2}), w = leaf({3, 4});
+  int undone = 0, first = 0;
+  on_grad(w, [&](const Tensor&) {
+    for (int i = 0; i < 2; ++i)
+      first += if_pass_throws(&undone, [&] {
+        undone += 1;
+        EXPECT_TRUE(grad(w).defined()) << "not restored yet";
+        check(false, "dropped");
+      });
+  });
+  for (const bool fails : {true, false, true}) {
+    undone = first = 0;
+    zero_grad(w), zero_grad(x);
+    Tape tape;
+    const Tensor h = ops::scale(x, 1), last = ops::silu(h), first_to_run = ops::mul(w, w);
+    if (fails) h.detach().fill(0);
+    const Tensor loss = ops::add(ops::sum(last), ops::sum(first_to_run));
+    const std::string said = message_of([&] { tape.backward(loss); });
+    EXPECT_EQ(said.find("written in place") != std::string::npos, fails) << said;
+    EXPECT_EQ(undone, fails);
+    EXPECT_EQ(first, 1);
+    EXPECT_EQ(grad(w).defined(), !fails);
+  }
+  expect_parts(message_of([&] { if_pass_throws(&undone, [] {}); }), {"no backward pass"});
 }
 
 TEST(FailedPass, CostsNoCopyUnlessItAdds) {

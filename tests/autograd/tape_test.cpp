@@ -411,6 +411,54 @@ TEST(Checkpoint, GivesTheSameGradientAndKeepsOnlyTheInput) {
   EXPECT_EQ(run(true), run(false));
 }
 
+/// Backward of an operator "mine" with one input f64[3], which `hands_over` calls.
+void pass_of_mine(const std::function<void(Backward&)>& hands_over) {
+  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu()), y = x.clone();
+  require_grad(x);
+  Tape tape;
+  tape.record("mine", {&x}, {&y}, [&](Backward& b) { hands_over(b); });
+  tape.backward(ops::sum(y));
+}
+
+TEST(Tape, RefusesAGradientThatIsNotOfItsInput) {
+  const auto made = [](const Shape& shape, DType dtype) {
+    return Tensor::full(shape, 1, dtype, Device::cpu());
+  };
+  const auto refused = [](const std::string& got, auto&& hands_over) {
+    expect_error([&] { pass_of_mine(hands_over); },
+                 {"backward of mine: gradient of input 0 is ", got.c_str(), "expected f64[3] on cpu"});
+  };
+  refused("f64[2] on cpu", [&](Backward& b) { b.accumulate(0, made({2}, DType::f64)); });
+  refused("f64[2] on cpu", [&](Backward& b) { b.give(0, made({2}, DType::f64)); });
+  refused("f64[1] on cpu", [&](Backward& b) { b.accumulate(0, made({1}, DType::f64)); });
+  refused("i64[3] on cpu", [&](Backward& b) { b.accumulate(0, made({3}, DType::i64)); });
+  refused("(undefined)", [&](Backward& b) { b.accumulate(0, Tensor()); });
+  refused("(undefined)", [&](Backward& b) { b.give(0, Tensor()); });
+  refused("f64[2, 3] on cpu", [&](Backward& b) { b.written(0, {made({2, 3}, DType::f64)}); });
+  expect_error([&] { pass_of_mine([&](Backward& b) { b.accumulate(1, made({3}, DType::f64)); }); },
+               {"backward of mine: there is no input 1", "recorded with 1"});
+  expect_error([&] { pass_of_mine([&](Backward& b) { b.accumulate(-1, made({3}, DType::f64)); }); },
+               {"backward of mine: there is no input -1"});
+  expect_error([&] { pass_of_mine([&](Backward& b) { b.accumulate(0, b.grad(1)); }); },
+               {"backward of mine: there is no output 1"});
+  // Another floating dtype is added in the gradient's own, and what is not needed is not looked at.
+  pass_of_mine([&](Backward& b) { b.accumulate(0, made({3}, DType::f32)); });
+}
+
+TEST(Tape, RefusesAnOutputThatIsAnInput) {
+  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  const auto twice = [](Backward& b) { b.accumulate(0, ops::scale(b.grad(), 2)); };
+  expect_error([&] { tape.record("mine", {&x}, {&x}, twice); },
+               {"mine: output 0 is input 0, f64[3]", "would be lost", "detach()"});
+  EXPECT_EQ(x.grad_state()->tape, 0u) << "still a leaf";
+  Tensor y = x.detach();
+  tape.record("mine", {&x}, {&y}, twice);
+  tape.backward(ops::sum(y));
+  EXPECT_EQ(grad(x).to_vector<double>(), std::vector<double>(3, 2.0));
+}
+
 TEST(Tape, RefusesGradientsOfResultsThatAreNone) {
   Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
   require_grad(x);

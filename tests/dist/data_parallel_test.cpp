@@ -183,13 +183,121 @@ TEST(DataParallel, AGradientAfterItsBucketIsAnError) {
     };
     reduce.overlap();
     pass();
+    const auto before = weights_of(optimizer);
     expect_error([&] { pass(); }, {"the gradient of b.", "had been sent", "before the last backward pass"});
-    optimizer.step();
+    // What it added to had been summed, or not.
+    expect_error([&] { optimizer.step(); }, {"the gradients of this step are lost", "zero_grad()"});
+    EXPECT_EQ(weights_of(optimizer), before);
     // The next step is a new one, with overlap or without.
     optimizer.zero_grad();
     pass(), pass();
     optimizer.step();
+    reduce.overlap();
+    optimizer.zero_grad();
+    pass();
+    expect_error([&] { pass(); }, {"had been sent"});
+    expect_error([&] { reduce.overlap(); }, {"overlap() after a backward pass failed", "zero_grad() first"});
+    optimizer.zero_grad();
+    reduce.overlap();
+    pass();
+    optimizer.step();
     EXPECT_EQ(optimizer.steps(), 2);
+  });
+}
+
+/// x, whose backward throws if `fails`.
+Tensor may_fail(const Tensor& x, bool fails) {
+  Tensor y = x.detach();
+  Tape::recording(x)->record("planted", {&x}, {&y}, [fails](Backward& b) {
+    check(!fails, "planted in backward");
+    b.pass(0, {0});
+  });
+  return y;
+}
+
+/// A backward pass that may fail when the gradients of `b`, the first two buckets, have been sent.
+void pass_of(const SmallNet& net, const World& world, int micro, bool fails) {
+  const auto backward = [&] {
+    Tape tape;
+    tape.backward(ops::mean(net.b(may_fail(net.a(data_of(10 * world.rank() + micro)), fails))));
+  };
+  if (fails)
+    expect_error(backward, {"planted in backward"});
+  else
+    backward();
+}
+
+enum class Retry { none, with_overlap, without_overlap };
+
+/// Weights after two steps of two micro-batches each, the last pass of the first one failing once.
+std::vector<std::vector<float>> weights_after_failure(const World& world, Retry retry) {
+  SmallNet net(3);
+  optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+  DataParallel reduce(optimizer, world, {.bucket_mb = 1e-6});
+  for (int step = 0; step < 2; ++step) {
+    optimizer.zero_grad();
+    pass_of(net, world, 2 * step, false);
+    const auto first = grad(net.b.weight).to_vector<float>();
+    if (step == 0 && retry != Retry::none) {
+      reduce.overlap();
+      pass_of(net, world, 7, true);
+      EXPECT_EQ(grad(net.b.weight).to_vector<float>(), first);
+    }
+    if (step == 1 || retry != Retry::without_overlap) reduce.overlap();
+    pass_of(net, world, 2 * step + 1, false);
+    optimizer.step();
+  }
+  return weights_of(optimizer);
+}
+
+TEST(DataParallel, APassThatThrowsOnAllRanksLeavesTheNextStepRight) {
+  comm::run_threads(2, [](comm::Communicator& c) {
+    const World world(c, c);
+    const auto expected = weights_after_failure(world, Retry::none);
+    EXPECT_EQ(weights_after_failure(world, Retry::with_overlap), expected);
+    EXPECT_EQ(weights_after_failure(world, Retry::without_overlap), expected);
+  });
+}
+
+TEST(DataParallel, APassThatThrowsOnOneRankAfterItSentGradientsEndsAll) {
+  for (const bool overlaps : {false, true})
+    comm::run_threads(2, [&](comm::Communicator& c) {
+      const World world(c, c);
+      SmallNet net(3);
+      optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+      DataParallel reduce(optimizer, world, {.bucket_mb = 1e-6});
+      const auto before = weights_of(optimizer);
+      reduce.overlap();
+      pass_of(net, world, 0, c.rank() == 1);
+      // Without this error the four buckets of rank 0 would be added to two of this pass and two of the next.
+      expect_error(
+          [&] {
+            if (c.rank() == 1 && overlaps) reduce.overlap();
+            if (c.rank() == 1) pass_of(net, world, 0, false);
+            optimizer.step();
+          },
+          {"the ranks disagree", "rank 0 calls all_reduce", "rank 1 calls barrier"});
+      EXPECT_EQ(weights_of(optimizer), before) << "rank " << c.rank();
+    });
+}
+
+TEST(DataParallel, APassThatThrowsBeforeItSentGradientsStopsNoOtherRank) {
+  comm::run_threads(2, [](comm::Communicator& c) {
+    const World world(c, c);
+    const auto weights = [&](bool fails) {
+      SmallNet net(3);
+      optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+      DataParallel reduce(optimizer, world, {.bucket_mb = 32});  // one bucket
+      reduce.overlap();
+      if (fails && c.rank() == 1) {
+        pass_of(net, world, 7, true);
+        reduce.overlap();
+      }
+      pass_of(net, world, 0, false);
+      optimizer.step();
+      return weights_of(optimizer);
+    };
+    EXPECT_EQ(weights(true), weights(false));
   });
 }
 

@@ -125,12 +125,53 @@ TEST(GradientRing, WhatCannotBeIsRefused) {
     expect_error([&] { reduce.overlap(); }, {"overlap() again before collect()"});
     pass();
     expect_error([&] { pass(); }, {"the gradient of layers.7", "came again after it had been sent"});
+    expect_error([&] { reduce.collect(); }, {"the gradients of this step are lost", "zero_grad()"});
+    optimizer.zero_grad();
+    reduce.overlap();
+    pass();
     reduce.collect();
     expect_error([&] { reduce.overlap([](int64_t, int64_t) {}); }, {"completed after collect()"});
+    expect_error([&] { reduce.overlap(); }, {"nothing has taken its sums", "GradientTree", "zero_grad()"});
     EXPECT_FALSE(grad(net.layers[0].weight).defined());  // its memory is another's
     optimizer.step();
     EXPECT_EQ(optimizer.steps(), 1);
     EXPECT_GT(optimizer.grad_norm(), 0);
+    reduce.overlap();  // the step has used the sums
+    pass();
+    reduce.collect();
+    optimizer.zero_grad();
+    reduce.overlap();  // and these are not wanted
+    pass();
+    optimizer.step();
+    EXPECT_EQ(optimizer.steps(), 2);
+  });
+}
+
+TEST(GradientRing, APassThatThrowsOnAllRanksLeavesTheNextStepRight) {
+  comm::run_threads(2, [](comm::Communicator& c) {
+    const auto weights = [&](bool fails) {
+      Deep net(true);
+      optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01, .sharding = {c.rank(), 2, 1e-6, true}});
+      DataParallel reduce(optimizer, World(c, c));
+      for (int step = 0; step < 2; ++step) {
+        optimizer.zero_grad();
+        if (fails) {
+          reduce.overlap();
+          Tape tape;
+          Tensor x = Tensor::full({4, 6}, 1, DType::f32, kCpu), y = x.clone();
+          require_grad(x);
+          tape.record("planted", {&x}, {&y}, [](Backward&) { check(false, "planted in backward"); });
+          for (const nn::Linear& layer : net.layers) y = layer(y);
+          expect_error([&] { tape.backward(ops::mean(y)); }, {"planted in backward"});
+        }
+        reduce.overlap();
+        Tape tape;
+        tape.backward(net.loss(2 * step + c.rank()));
+        optimizer.step();
+      }
+      return flat_weights_of(optimizer);
+    };
+    EXPECT_EQ(weights(true), weights(false));
   });
 }
 

@@ -3,9 +3,11 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/tape.h"
 #include "io/checksum.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
+#include "tests/tensors.h"
 
 namespace tessera::io::test {
 namespace {
@@ -91,6 +93,41 @@ TEST(Checkpoint, RoundTripsAModel) {
   EXPECT_TRUE(same(checkpoint.get<Tensor>("table"), model.table));
   // Any reader of safetensors sees the tensors.
   EXPECT_TRUE(same(load_safetensors(folder / "file").at("heads.1.weight"), model.heads[1].weight));
+}
+
+struct Written {
+  int64_t step = 0;
+  Tensor a = Tensor::zeros({2}, DType::f32, kCpu), b = Tensor::zeros({3}, DType::f32, kCpu),
+         c = Tensor::zeros({2}, DType::f32, kCpu);
+  void fields(auto&& visit) { visit("step", step), visit("a", a), visit("b", b), visit("c", c); }
+};
+
+TEST(Checkpoint, LoadsNothingIfATensorCannotBeWritten) {
+  const TemporaryFolder folder;
+  Written saved;
+  saved.step = 7;
+  for (const Tensor& tensor : {saved.a, saved.b, saved.c}) tensor.fill(5);
+  save(folder / "file", saved);
+  const auto refused = [&](Written& to, std::initializer_list<const char*> parts) {
+    const Tensor a = to.a.detach(), c = to.c.detach();
+    expect_error([&] { load(folder / "file", to); }, parts);
+    EXPECT_EQ(to.step, 0);
+    for (const Tensor& tensor : {a, c}) EXPECT_EQ(tensor.to_vector<double>(), std::vector<double>(2, 0.0));
+  };
+  Written expanded;
+  expanded.b = Tensor::zeros({1}, DType::f32, kCpu).expand({3});
+  refused(expanded, {"file does not fit: 1 name differs; nothing was changed", "b ", "f32[3]",
+                     "the tensor is expanded; clone() it"});
+  Written on_tape;
+  Tensor leaf = on_tape.c.clone();
+  require_grad(leaf);
+  Tape tape;
+  tape.record("mine", {&leaf}, {&on_tape.c}, [](Backward&) {});
+  refused(on_tape, {"1 name differs", "c ", "f32[2]", "a result of a tape; detach() it"});
+  Written fits;
+  require_grad(fits.a);  // parameters are written
+  load(folder / "file", fits);
+  EXPECT_EQ(fits.a.detach().to_vector<double>(), std::vector<double>(2, 5.0));
 }
 
 TEST(Checkpoint, RoundTripsEveryScalarExactly) {

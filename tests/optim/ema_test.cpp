@@ -1,9 +1,11 @@
 #include "optim/ema.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "gradients.h"
 #include "optim/sgd.h"
+#include "tests/errors.h"
 
 namespace tessera::optim {
 namespace {
@@ -46,6 +48,34 @@ TEST_P(EmaOn, AppliesAndRestoresBitForBit) {
   EXPECT_THROW(ema.update(), Error);
   ema.restore();
   EXPECT_EQ(weight.detach().to_vector<double>(), trained);
+}
+
+TEST_P(EmaOn, RefusesAStepWhileItsAveragesAreInTheWeightsPlace) {
+  Tensor weight = new_parameter(1, {4, 7}, DType::f32, device());
+  Sgd optimizer({{"w", weight}}, {.lr = 0.5});
+  std::optional<Ema> ema(std::in_place, optimizer);
+  weight.fill(3);
+  ema->update();
+  ema->apply();
+  const std::vector<double> averages = weight.detach().to_vector<double>();
+  arrive(weight, Tensor::full({4, 7}, 1, DType::f32, device()));
+  expect_error([&] { optimizer.step(); }, {"the averages of an Ema are in the weights' place", "restore()"});
+  EXPECT_EQ(weight.detach().to_vector<double>(), averages);
+  EXPECT_EQ(optimizer.steps(), 0);
+  ema->restore();
+  EXPECT_EQ(weight.detach().to_vector<double>(), std::vector<double>(28, 3.0));
+  optimizer.step();  // with the gradient that had arrived
+  EXPECT_EQ(weight.detach().to_vector<double>(), std::vector<double>(28, 2.5));
+  ema->apply();
+  Ema moved(std::move(*ema));
+  ema.reset();
+  EXPECT_THROW(optimizer.step(), Error);
+  moved.restore();
+  optimizer.step();
+  moved.apply();
+  { const Ema ends = std::move(moved); }  // the averages stay, and are trained on
+  optimizer.step();
+  EXPECT_EQ(optimizer.steps(), 3);
 }
 
 TEST_P(EmaOn, AveragesTheMastersOfNarrowParameters) {

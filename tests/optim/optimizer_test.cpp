@@ -435,6 +435,19 @@ TEST(Optimizer, RefusesWhatItCannotTrain) {
   EXPECT_NE(message([&] { AdamW({{"turned", turned}}); }).find("no rows"), std::string::npos);
 }
 
+TEST(Optimizer, RefusesParametersThatAreUndefinedOrShareAName) {
+  const Tensor a = new_parameter(1, {4}, DType::f32, Device::cpu()),
+               b = new_parameter(2, {3}, DType::f32, Device::cpu());
+  expect_error([&] { AdamW({{"a", a}, {"gone", Tensor()}}); }, {"the parameter gone is undefined"});
+  expect_error([&] { Sgd({{"gone", Tensor()}}); }, {"the parameter gone is undefined"});
+  expect_error(
+      [&] {
+        AdamW({{"w", a}, {"w", b}});
+      },
+      {"two parameters are named w, the second f32[3]", "give each its own"});
+  AdamW({{"a", a}, {"b", b}});
+}
+
 TEST(Optimizer, SaysThatALaterOneTookItsGradients) {
   for (const MissingGrad missing : {MissingGrad::zero, MissingGrad::skip}) {
     Tensor weight = new_parameter(1, {4}, DType::f32, Device::cpu());

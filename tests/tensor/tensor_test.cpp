@@ -277,6 +277,12 @@ TEST(RandomFills, RefuseWhatTheyCannotFill) {
   expect_error([&] { fill_integers(x, 5, rng); }, {"fill_integers: f32[4]", "expected i64 or i32"});
   expect_error([&] { fill_integers(words, (int64_t(1) << 31) + 1, rng); }, {"i32 does not hold"});
   expect_error([&] { fill_uniform(Tensor(), 0, 1, rng); }, {"undefined"});
+  const Tensor drawn = Tensor::zeros({3}, DType::f32, Device::cpu());
+  for (const double deviation : {-1.0, std::nan("")})
+    expect_error([&] { fill_normal(drawn, 0, deviation, rng); },
+                 {"fill_normal: the deviation of f32[3] on cpu is", "expected 0 or more"});
+  fill_normal(drawn, 2, 0, rng);
+  EXPECT_EQ(drawn.to_vector<double>(), std::vector<double>(3, 2.0));
   fill_integers(words, int64_t(1) << 31, rng);
   for (const int32_t word : words.to_vector<int32_t>()) EXPECT_GE(word, 0);
   fill_integers(wide, int64_t(1) << 40, rng);
