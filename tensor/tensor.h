@@ -103,7 +103,8 @@ class Tensor {
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;
   Tensor permute(std::initializer_list<int> order) const;
-  /// Throws if the strides allow no view of that shape (clone() first).
+  /// No size may be -1 (reshape_with takes it). Throws if the strides allow no view of that shape (clone()
+  /// first).
   Tensor reshape(const Shape& shape) const;
   Tensor reshape_with(std::initializer_list<int64_t> sizes) const;  // one size may be -1
   bool can_reshape(const Shape& shape) const;
