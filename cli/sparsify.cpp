@@ -50,13 +50,17 @@ void read_split(const SparsifyArgs& args, sparsity::SparsifyOptions& options) {
     if (options.weights && options.total)
       throw UsageError(
           "--total, --weight-sparsity, --activation-sparsity: the third follows from the other two");
+    // Without gates the total is that of the weights to the last bit, which the formulas only come near.
     if (options.total) {
       if (*activations > *options.total)
         throw UsageError("--activation-sparsity: more than the --total sparsity");
-      options.weights = *activations < 1 ? 1 - (1 - *options.total) / (1 - *activations) : 0;
+      options.weights = *activations == 0  ? *options.total
+                        : *activations < 1 ? 1 - (1 - *options.total) / (1 - *activations)
+                                           : 0;
     } else {
       options.weights = options.weights.value_or(0);
-      options.total = sparsity::total_sparsity(*options.weights, *activations);
+      options.total =
+          *activations == 0 ? *options.weights : sparsity::total_sparsity(*options.weights, *activations);
     }
   }
   // Weights alone, without gates.
