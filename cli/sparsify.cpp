@@ -96,6 +96,7 @@ ordered_json report_of(const sparsity::Sparsified& done, const std::string& out,
   ordered_json report{{"out", io::utf8_text(out)},
                       {"total", done.split.total},
                       {"weight_sparsity", done.split.weights},
+                      {"pruning", done.pruning},
                       {"activation_sparsity", done.split.activations},
                       {"format", ops::name_of(done.split.format)},
                       {"allocation", done.greedy ? "greedy" : "uniform"},
@@ -113,8 +114,9 @@ ordered_json report_of(const sparsity::Sparsified& done, const std::string& out,
 
 void print_result(const sparsity::Sparsified& done, const std::string& out, const io::Tokenizer& tokenizer) {
   const sparsity::Split& split = done.split;
-  fmt::print("{:<20} {}\n{:<20} {}, gates {}\n", "total sparsity",
-             sparsity::split_text(split.weights, split.activations), "format", ops::name_of(split.format),
+  fmt::print("{:<20} {}\n{:<20} {}\n{:<20} {}, gates {}\n", "total sparsity",
+             sparsity::split_text(split.weights, split.activations), "pruning", done.pruning, "format",
+             ops::name_of(split.format),
              split.activations > 0 ? (done.greedy ? "greedy" : "uniform") : "none");
   fmt::print("{:<20} {:.4f} of the weights, {:.4f} of the inputs\n", "counted", done.sparse.counted_weights,
              done.sparse.counted_activations);
@@ -171,7 +173,9 @@ void add_sparsify(CLI::App& app, Action& action) {
       "- s2).\nWithout --weight-sparsity the split is that of SPDP's operating points; --max-ppl searches "
       "the fastest one whose\nperplexity stays within a multiple of the dense model's, and confirms it on "
       "other text.\n\nExamples:\n  tessera sparsify --model llama --total 0.5 --text c4.txt --out sparse\n  "
-      "tessera sparsify --model llama --max-ppl 1.02x --text c4.txt --out sparse");
+      "tessera sparsify --model llama --max-ppl 1.02x --text c4.txt --out sparse\n  "
+      "tessera sparsify --model llama --total 0.7 --method sparsegpt --gate-aware on --text c4.txt --out "
+      "sparse");
   args->how.add_to(command);
   command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
