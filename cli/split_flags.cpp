@@ -14,8 +14,8 @@ void SplitFlags::add_to(CLI::App& command) {
   command.add_option("--method", method, "Pruning score; the weights with the lowest scores are dropped")
       ->check(CLI::IsMember({"magnitude", "wanda", "ria", "sparsegpt"}));
   command.add_option("--gate-aware", gate_aware,
-                     "Gate-aware pruning, as prune --gates: off, on, or off,on to measure both kinds next to "
-                     "each other;\nneeds --method sparsegpt");
+                     "Gate-aware pruning, as prune --gates: off, on, or off,on to measure both kinds;\nneeds "
+                     "--method sparsegpt");
   texts.samples.count = 16;
   texts.add_to(command);
   command

@@ -268,6 +268,24 @@ TEST(Splits, SweepsMeasureBothKindsOfPruning) {
     EXPECT_EQ(later.splits[i].counted_activations, whole.splits[i].counted_activations);
   }
   const std::string csv = io::read_file(at + "/" + kSweepTable, 1 << 20);
+  // The gates of each are calibrated on its own pruned model, as those of the chain are.
+  for (const size_t i : {size_t{1}, size_t{3}}) {
+    const Calibration chain = read_calibration(folder / ("s" + std::to_string(i)));
+    const Split& split = whole.splits[i].split;
+    const report::Table rows =
+        report::Database::open(std::filesystem::path(at) / kSweepFile)
+            .run(
+                "SELECT layer, threshold FROM thresholds WHERE allocation = 'uniform' AND total = ?1 AND "
+                "pruning = ?2 ORDER BY rowid",
+                {split.total, pruning_of(split, sweep.prune)});
+    ASSERT_EQ(rows.rows.size(), chain.layers.size());
+    for (size_t j = 0; j < rows.rows.size(); ++j) {
+      const CalibratedLayer& layer = chain.layers[j];
+      EXPECT_EQ(std::get<std::string>(rows.rows[j][0]), layer.name);
+      EXPECT_EQ(std::get<double>(rows.rows[j][1]), chain.gate(layer, split.activations).threshold)
+          << layer.name;
+    }
+  }
   EXPECT_EQ(sweep_splits(sweep, at).resumed, 4);
   EXPECT_EQ(io::read_file(at + "/" + kSweepTable, 1 << 20), csv);
 }
