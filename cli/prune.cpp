@@ -62,8 +62,7 @@ void read_gates(PruneArgs& args) {
   const sparsity::Calibration calibration = sparsity::read_calibration(args.gates);
   const bool greedy =
       args.gate_allocation.empty() ? !calibration.greedy.empty() : args.gate_allocation == "greedy";
-  const pretrained::SparseOptions chosen = sparsity::options_of(calibration, *share, greedy);
-  args.options.gates = {.gates = *chosen.gates, .prefill = chosen.prefill};
+  args.options.gates = sparsity::prune_gates_of(calibration, *share, greedy);
 }
 
 /// Turns the flags that are texts into options; what they say wrong is a mistake of the command line.

@@ -50,13 +50,17 @@ void read_split(const SparsifyArgs& args, sparsity::SparsifyOptions& options) {
     if (options.weights && options.total)
       throw UsageError(
           "--total, --weight-sparsity, --activation-sparsity: the third follows from the other two");
+    // Without gates the total is that of the weights to the last bit, which the formulas only come near.
     if (options.total) {
       if (*activations > *options.total)
         throw UsageError("--activation-sparsity: more than the --total sparsity");
-      options.weights = *activations < 1 ? 1 - (1 - *options.total) / (1 - *activations) : 0;
+      options.weights = *activations == 0  ? *options.total
+                        : *activations < 1 ? 1 - (1 - *options.total) / (1 - *activations)
+                                           : 0;
     } else {
       options.weights = options.weights.value_or(0);
-      options.total = sparsity::total_sparsity(*options.weights, *activations);
+      options.total =
+          *activations == 0 ? *options.weights : sparsity::total_sparsity(*options.weights, *activations);
     }
   }
   // Weights alone, without gates.
@@ -92,6 +96,7 @@ ordered_json report_of(const sparsity::Sparsified& done, const std::string& out,
   ordered_json report{{"out", io::utf8_text(out)},
                       {"total", done.split.total},
                       {"weight_sparsity", done.split.weights},
+                      {"pruning", done.pruning},
                       {"activation_sparsity", done.split.activations},
                       {"format", ops::name_of(done.split.format)},
                       {"allocation", done.greedy ? "greedy" : "uniform"},
@@ -109,8 +114,9 @@ ordered_json report_of(const sparsity::Sparsified& done, const std::string& out,
 
 void print_result(const sparsity::Sparsified& done, const std::string& out, const io::Tokenizer& tokenizer) {
   const sparsity::Split& split = done.split;
-  fmt::print("{:<20} {}\n{:<20} {}, gates {}\n", "total sparsity",
-             sparsity::split_text(split.weights, split.activations), "format", ops::name_of(split.format),
+  fmt::print("{:<20} {}\n{:<20} {}\n{:<20} {}, gates {}\n", "total sparsity",
+             sparsity::split_text(split.weights, split.activations), "pruning", done.pruning, "format",
+             ops::name_of(split.format),
              split.activations > 0 ? (done.greedy ? "greedy" : "uniform") : "none");
   fmt::print("{:<20} {:.4f} of the weights, {:.4f} of the inputs\n", "counted", done.sparse.counted_weights,
              done.sparse.counted_activations);
@@ -167,7 +173,9 @@ void add_sparsify(CLI::App& app, Action& action) {
       "- s2).\nWithout --weight-sparsity the split is that of SPDP's operating points; --max-ppl searches "
       "the fastest one whose\nperplexity stays within a multiple of the dense model's, and confirms it on "
       "other text.\n\nExamples:\n  tessera sparsify --model llama --total 0.5 --text c4.txt --out sparse\n  "
-      "tessera sparsify --model llama --max-ppl 1.02x --text c4.txt --out sparse");
+      "tessera sparsify --model llama --max-ppl 1.02x --text c4.txt --out sparse\n  "
+      "tessera sparsify --model llama --total 0.7 --method sparsegpt --gate-aware on --text c4.txt --out "
+      "sparse");
   args->how.add_to(command);
   command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");

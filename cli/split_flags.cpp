@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "sparsity/split_pruning.h"
 #include "train/progress.h"
 
 namespace tessera::cli {
@@ -12,6 +13,9 @@ void SplitFlags::add_to(CLI::App& command) {
       ->required();
   command.add_option("--method", method, "Pruning score; the weights with the lowest scores are dropped")
       ->check(CLI::IsMember({"magnitude", "wanda", "ria", "sparsegpt"}));
+  command.add_option("--gate-aware", gate_aware,
+                     "Gate-aware pruning, as prune --gates: off, on, or off,on to measure both kinds;\nneeds "
+                     "--method sparsegpt");
   texts.samples.count = 16;
   texts.add_to(command);
   command
@@ -39,6 +43,12 @@ std::unique_ptr<SplitFlags::Prepared> SplitFlags::prepare(const char* command) {
   options.gates = gates.get();
   options.prune.score = sparsity::parse_score(method);
   if (options.prune.score == sparsity::Score::sparsegpt) options.prune.update = sparsity::Update::obs;
+  options.gate_aware = parse_switches(gate_aware, "--gate-aware");
+  try {
+    sparsity::check_gate_aware(command, options);
+  } catch (const Error& error) {
+    throw UsageError(error.message());
+  }
   if (!texts.has_text())
     throw UsageError(
         fmt::format("{}: give the text: --text FILE..., or --data DIR with shards of tokens", command));

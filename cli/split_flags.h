@@ -13,7 +13,7 @@
 namespace tessera::cli {
 
 struct SplitFlags {
-  std::string model, method = "wanda", device, dtype;
+  std::string model, method = "wanda", gate_aware = "off", device, dtype;
   CalibrationFlags texts;
   GateFlags gates;
   int64_t prompt = 32;

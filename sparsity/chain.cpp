@@ -70,6 +70,10 @@ pretrained::SparseOptions options_of(const Calibration& calibration, double acti
   return {.gates = calibration.gates(activation_sparsity, by_greedy), .prefill = calibration.prefill};
 }
 
+PruneGates prune_gates_of(const Calibration& dense, double activation_sparsity, bool by_greedy) {
+  return {.gates = dense.gates(activation_sparsity, by_greedy), .prefill = dense.prefill};
+}
+
 SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, const LoadOptions& options) {
   pretrained::SparseOptions sparse = options.sparse;
   if (options.activation_sparsity) {

@@ -8,6 +8,7 @@
 
 #include "pretrained/sparse_model.h"
 #include "sparsity/gate_calibration.h"
+#include "sparsity/prune_options.h"
 #include "train/perplexity.h"
 
 /// The chain from a dense language model to one that runs sparse: prune, calibrate, convert, run. Each step
@@ -53,6 +54,9 @@ SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, con
 /// nothing: it throws.
 pretrained::SparseOptions options_of(const Calibration& calibration, double activation_sparsity,
                                      bool by_greedy);
+
+/// The same gates as those that a model is pruned for (PruneOptions::gates): `tessera prune --gates`.
+PruneGates prune_gates_of(const Calibration& dense, double activation_sparsity, bool by_greedy);
 
 /// Inputs that gates left out on the windows, as a share of all, each layer weighed by its weights: what a
 /// step of generation does not multiply.

@@ -12,6 +12,7 @@
 #include "sparsity/chain.h"
 #include "sparsity/prune.h"
 #include "sparsity/split.h"
+#include "sparsity/split_pruning.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -110,6 +111,13 @@ class Sparsifier {
     split.activations = split.weights == split.total ? 0 : activations_for(split.total, split.weights);
     split.format = options_.format.value_or(usual_format(split));
     check_format(split);
+    check(how_.gate_aware.size() == 1, "sparsify: ", how_.gate_aware.size(),
+          " kinds of pruning (--gate-aware), expected one: only a search (--max-ppl) measures both");
+    split.gate_aware = how_.gate_aware.front();
+    check(!split.gate_aware || (split.weights > 0 && split.activations > 0),
+          "sparsify: gate-aware pruning drops weights for a model whose gates drop inputs, and the split is ",
+          split_text(split.weights, split.activations),
+          "; give a weight sparsity above 0 and below the total one, or leave gate-aware pruning out");
     return split;
   }
 
@@ -153,20 +161,22 @@ class Sparsifier {
     result_.dense.bytes = bytes_of_layers(model).bytes;
   }
 
-  /// Prune, calibrate and convert to `folder`; then what came out is loaded again and measured.
+  /// Prune (gate-aware: after a calibration of the dense model), calibrate and convert to `folder`; then what
+  /// came out is loaded again and measured.
   void build(const SplitResult& candidate, const std::string& folder) {
     const Split& split = candidate.split;
-    result_.split = split;
+    result_.split = split, result_.pruning = pruning_of(split, how_.prune);
     const Intermediate pruned(out_ + ".pruned"), gates(out_ + ".gates");
     {
       Rng rng(0);
       Model model = load_(rng);
-      Pruned masks;
+      if (split.gate_aware && !dense_calibration_) {
+        how_tell("calibrate: the dense model, for the gates that it is pruned for");
+        dense_calibration_ = calibrate(model, samples_, how_.gates);
+      }
       if (split.weights > 0) {
-        PruneOptions prune_options = how_.prune;
-        prune_options.sparsity = split.weights;
-        how_tell("prune: " + std::to_string(split.weights) + " of the weights");
-        masks = prune(model, samples_, prune_options);
+        how_tell("prune: " + std::to_string(split.weights) + " of the weights, " + result_.pruning);
+        prune(model, samples_, prune_options_of(split, how_, dense_calibration_));
       }
       pretrained::save(model, pruned.path(), {.companions = how_.model});
       result_.greedy = false;
@@ -174,8 +184,8 @@ class Sparsifier {
         how_tell("calibrate: " + std::to_string(split.activations) + " of the inputs");
         const Calibration calibration = calibrate(model, samples_, how_.gates);
         save_calibration(calibration, gates.path());
-        result_.greedy = options_.most_perplexity ? candidate.is_greedy()
-                                                  : how_.gates.greedy && split.activations <= how_.gates.most;
+        result_.greedy =
+            options_.most_perplexity ? candidate.is_greedy() : allocates_greedily(split, how_.gates);
       }
     }
     how_tell(std::string("convert: ") + name_of(split.format));
@@ -217,6 +227,7 @@ class Sparsifier {
   std::string out_;
   Load load_;
   Sparsified result_;
+  std::optional<Calibration> dense_calibration_;  // for gate-aware pruning, the same for all candidates
   Samples samples_;
   std::vector<train::PerplexityWindow> windows_;
   std::span<const int64_t> prompt_;
@@ -239,6 +250,7 @@ double usual_weights(double total) {
 Sparsified sparsify(const SparsifyOptions& options, const std::string& out) {
   const SweepOptions& how = options.how;
   how.gates.validate();
+  check_gate_aware("sparsify", how);
   check(!options.most_perplexity || *options.most_perplexity >= 1, "sparsify: a perplexity of ",
         options.most_perplexity.value_or(1), " times that of the dense model; expected 1 or more");
   check(!pretrained::is_sparse_folder(how.model), "sparsify: the model of ", how.model,

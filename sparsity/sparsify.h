@@ -12,7 +12,7 @@ namespace tessera::sparsity {
 
 struct SparsifyOptions {
   /// The model, its texts, and how it is pruned, calibrated and timed; `totals` and `weights` are what is
-  /// searched with most_perplexity, and are not read without it.
+  /// searched with most_perplexity, and are not read without it. `gate_aware` has both kinds only with it.
   SweepOptions how = {};
   std::optional<double> total = {};    // needed without most_perplexity; with it, the only total to search
   std::optional<double> weights = {};  // weight sparsity; default: usual_weights(total)
@@ -28,6 +28,7 @@ struct SparsifyOptions {
 /// What came out, measured on text that neither calibration nor search has seen.
 struct Sparsified {
   Split split;
+  std::string pruning;  // pruning_of(split)
   bool greedy = false;  // the gates' allocation
   pretrained::SparseConversion conversion;
   std::vector<pretrained::SparseModule> layers;

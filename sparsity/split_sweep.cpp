@@ -15,6 +15,7 @@
 #include "sparsity/chain.h"
 #include "sparsity/prune.h"
 #include "sparsity/split.h"
+#include "sparsity/split_pruning.h"
 #include "train/perplexity.h"
 
 namespace tessera::sparsity {
@@ -30,16 +31,18 @@ constexpr const char* kSweepTables[] = {
     "CREATE TABLE splits (total REAL, weights REAL, activations REAL, format TEXT, uniform_ppl REAL, "
     "greedy_ppl "
     "REAL, ttft_ms REAL, ttft_p90 REAL, tpot_ms REAL, tpot_p90 REAL, bytes INTEGER, counted_total REAL, "
-    "counted_weights REAL, counted_activations REAL, PRIMARY KEY (total, weights, format))",
+    "counted_weights REAL, counted_activations REAL, pruning TEXT, PRIMARY KEY (total, weights, format, "
+    "pruning))",
     "CREATE TABLE repeats (total REAL, weights REAL, format TEXT, repeat INTEGER, ttft_ms REAL, tpot_ms "
-    "REAL)",
+    "REAL, pruning TEXT)",
     "CREATE TABLE histograms (input TEXT, bar INTEGER, x REAL, share REAL)",
     "CREATE TABLE thresholds (total REAL, weights REAL, allocation TEXT, layer TEXT, share REAL, threshold "
     "REAL, "
-    "top_k INTEGER)",
+    "top_k INTEGER, pruning TEXT)",
+    // total: of a gate-aware split, whose calibration is its own; else nothing, as all totals share one.
     "CREATE TABLE greedy (weights REAL, block INTEGER, sparsity REAL, error REAL, baseline REAL, layer TEXT, "
-    "share REAL)",
-    "CREATE TABLE layer_times (total REAL, weights REAL, format TEXT, layer TEXT, ms REAL)",
+    "share REAL, pruning TEXT, total REAL)",
+    "CREATE TABLE layer_times (total REAL, weights REAL, format TEXT, layer TEXT, ms REAL, pruning TEXT)",
 };
 
 double percentile(std::vector<double> values, double share) {
@@ -88,8 +91,11 @@ std::vector<std::vector<TableCell>> settings_of(const SweepOptions& options, con
 /// The database of a sweep: in a folder, or, without one, in memory.
 class Store {
  public:
-  Store(const std::string& folder, const std::vector<std::vector<TableCell>>& settings)
-      : database_(open(folder)) {
+  /// `prune`: how the weights are pruned, whatever the split.
+  Store(const std::string& folder, const std::vector<std::vector<TableCell>>& settings,
+        const PruneOptions& prune)
+      : database_(open(folder)), prune_(prune) {
+    check_sweep_tables(database_);
     const report::Table before = database_.run("SELECT name, value FROM settings ORDER BY rowid");
     if (before.rows.empty()) {
       database_.insert("INSERT INTO settings VALUES (?1, ?2)", settings);
@@ -105,8 +111,9 @@ class Store {
   std::optional<SplitResult> find(const Split& split) {
     const report::Table rows = database_.run(
         "SELECT activations, uniform_ppl, greedy_ppl, ttft_ms, ttft_p90, tpot_ms, tpot_p90, bytes, "
-        "counted_weights, counted_activations FROM splits WHERE total = ?1 AND weights = ?2 AND format = ?3",
-        {split.total, split.weights, std::string(name_of(split.format))});
+        "counted_weights, counted_activations FROM splits WHERE total = ?1 AND weights = ?2 AND format = ?3 "
+        "AND pruning = ?4",
+        {split.total, split.weights, std::string(name_of(split.format)), pruning_of(split, prune_)});
     if (rows.rows.empty()) return {};
     const auto& row = rows.rows[0];
     const auto number = [&](size_t i) { return std::get<double>(row[i]); };
@@ -120,22 +127,22 @@ class Store {
   }
   void keep(const SplitResult& r, const DecodeTimes& times,
             const std::vector<std::pair<std::string, double>>& layers) {
-    const std::string format = name_of(r.split.format);
+    const std::string format = name_of(r.split.format), pruning = pruning_of(r.split, prune_);
     database_.run("BEGIN");
     database_.run(
-        "INSERT INTO splits VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+        "INSERT INTO splits VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
         {r.split.total, r.split.weights, r.split.activations, format, r.uniform_perplexity,
          r.greedy_perplexity ? TableCell(*r.greedy_perplexity) : TableCell(), r.ttft_ms, r.ttft_p90,
          r.tpot_ms, r.tpot_p90, int64_t(r.bytes), total_sparsity(r.counted_weights, r.counted_activations),
-         r.counted_weights, r.counted_activations});
+         r.counted_weights, r.counted_activations, pruning});
     std::vector<std::vector<TableCell>> repeats, ms;
     for (size_t i = 0; i < times.ttft_ms.size(); ++i)
       repeats.push_back(
-          {r.split.total, r.split.weights, format, int64_t(i), times.ttft_ms[i], times.tpot_ms[i]});
+          {r.split.total, r.split.weights, format, int64_t(i), times.ttft_ms[i], times.tpot_ms[i], pruning});
     for (const auto& [layer, time] : layers)
-      ms.push_back({r.split.total, r.split.weights, format, layer, time});
-    database_.insert("INSERT INTO repeats VALUES (?1, ?2, ?3, ?4, ?5, ?6)", repeats);
-    database_.insert("INSERT INTO layer_times VALUES (?1, ?2, ?3, ?4, ?5)", ms);
+      ms.push_back({r.split.total, r.split.weights, format, layer, time, pruning});
+    database_.insert("INSERT INTO repeats VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", repeats);
+    database_.insert("INSERT INTO layer_times VALUES (?1, ?2, ?3, ?4, ?5, ?6)", ms);
     database_.run("COMMIT");
   }
   /// The dense model as an earlier call measured it: ratios of all splits are to one measurement.
@@ -156,8 +163,11 @@ class Store {
     database_.run("INSERT INTO dense VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
                   {result.dense_perplexity, d.ttft_ms, d.ttft_p90, d.tpot_ms, d.tpot_p90, int64_t(d.bytes)});
   }
-  /// Distributions and greedy steps of a calibration; of the first one the histograms.
-  void keep(const Calibration& calibration, double weights) {
+  /// Distributions and greedy steps of the calibration of a split, or, unless it is gate-aware, of all splits
+  /// with its weights; of the first one the histograms.
+  void keep_calibration(const Calibration& calibration, const Split& split) {
+    const std::string pruning = pruning_of(split, prune_);
+    const TableCell total = split.gate_aware ? TableCell(split.total) : TableCell();
     std::vector<std::vector<TableCell>> bars, steps;
     for (const InputBars& input : calibration.inputs)
       for (size_t i = 0; i < input.shares.size(); ++i)
@@ -167,28 +177,31 @@ class Store {
     for (size_t block = 0; block < calibration.greedy.size(); ++block)
       for (const GreedyBlock::Step& step : calibration.greedy[block].steps)
         for (size_t i = 0; i < step.shares.size(); ++i)
-          steps.push_back({weights, int64_t(block), step.sparsity, step.error, step.baseline,
-                           calibration.greedy[block].layers[i], step.shares[i]});
+          steps.push_back({split.weights, int64_t(block), step.sparsity, step.error, step.baseline,
+                           calibration.greedy[block].layers[i], step.shares[i], pruning, total});
     database_.run("BEGIN");
     if (database_.run("SELECT 1 FROM histograms LIMIT 1").rows.empty())
       database_.insert("INSERT INTO histograms VALUES (?1, ?2, ?3, ?4)", bars);
-    database_.run("DELETE FROM greedy WHERE weights = ?1", {weights});
-    database_.insert("INSERT INTO greedy VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", steps);
+    database_.run("DELETE FROM greedy WHERE weights = ?1 AND pruning = ?2 AND total IS ?3",
+                  {split.weights, pruning, total});
+    database_.insert("INSERT INTO greedy VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)", steps);
     database_.run("COMMIT");
   }
   void keep(const Calibration& calibration, const Split& split, bool greedy) {
     const auto shares = calibration.shares_at(split.activations, greedy);
+    const std::string allocation = greedy ? "greedy" : "uniform", pruning = pruning_of(split, prune_);
     std::vector<std::vector<TableCell>> rows;
     for (const CalibratedLayer& layer : calibration.layers) {
       const ops::Gate gate = calibration.gate(layer, shares.at(layer.name));
-      rows.push_back({split.total, split.weights, std::string(greedy ? "greedy" : "uniform"), layer.name,
-                      shares.at(layer.name), calibration.top_k ? TableCell() : TableCell(gate.threshold),
-                      calibration.top_k ? TableCell(gate.keep) : TableCell()});
+      rows.push_back({split.total, split.weights, allocation, layer.name, shares.at(layer.name),
+                      calibration.top_k ? TableCell() : TableCell(gate.threshold),
+                      calibration.top_k ? TableCell(gate.keep) : TableCell(), pruning});
     }
     database_.run("BEGIN");
-    database_.run("DELETE FROM thresholds WHERE total = ?1 AND weights = ?2 AND allocation = ?3",
-                  {split.total, split.weights, std::string(greedy ? "greedy" : "uniform")});
-    database_.insert("INSERT INTO thresholds VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)", rows);
+    database_.run(
+        "DELETE FROM thresholds WHERE total = ?1 AND weights = ?2 AND allocation = ?3 AND pruning = ?4",
+        {split.total, split.weights, allocation, pruning});
+    database_.insert("INSERT INTO thresholds VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)", rows);
     database_.run("COMMIT");
   }
 
@@ -213,9 +226,11 @@ class Store {
     return database;
   }
   report::Database database_;
+  PruneOptions prune_;
 };
 
-/// Splits of one weight sparsity share a pruned model.
+/// Splits of one weight sparsity share a pruned model, but for gate-aware ones: their gates, and so their
+/// weights, differ with the total.
 template <class Model>
 class Sweeper {
  public:
@@ -229,12 +244,13 @@ class Sweeper {
     {
       Rng rng(0);
       Model model = load_(rng);
-      store_.emplace(folder_, settings_of(options_, pretrained::fingerprint_of(model), model.config.dtype));
+      store_.emplace(folder_, settings_of(options_, pretrained::fingerprint_of(model), model.config.dtype),
+                     options_.prune);
       if (!store_->find_dense(result)) measure_dense(model, result);
     }
     for (size_t begin = 0; begin < splits_.size();) {
       size_t end = begin;
-      while (end < splits_.size() && splits_[end].weights == splits_[begin].weights) ++end;
+      while (end < splits_.size() && share_a_model(splits_[begin], splits_[end])) ++end;
       measure_group(std::span(splits_).subspan(begin, end - begin), result);
       begin = end;
     }
@@ -243,6 +259,9 @@ class Sweeper {
   }
 
  private:
+  static bool share_a_model(const Split& a, const Split& b) {
+    return a.weights == b.weights && a.gate_aware == b.gate_aware && (!a.gate_aware || a.total == b.total);
+  }
   void prepare() {
     samples_ = choose_samples(options_.calibration, options_.samples);
     windows_ = train::perplexity_windows(
@@ -291,16 +310,16 @@ class Sweeper {
     if (is_done) return;
     Rng rng(0);
     Model model = load_(rng);
-    const double weights = splits.front().weights;
-    if (weights > 0) {
-      PruneOptions prune_options = options_.prune;
-      prune_options.sparsity = weights;
-      prune(model, samples_, prune_options);
-    }
+    const Split& shared = splits.front();
+    const bool gated = std::ranges::any_of(splits, [](const Split& split) { return split.activations > 0; });
+    if (gated && (shared.gate_aware || shared.weights == 0) && !dense_calibration_)
+      dense_calibration_ = calibrate(model, samples_, options_.gates);
+    if (shared.weights > 0) prune(model, samples_, prune_options_of(shared, options_, dense_calibration_));
     std::optional<Calibration> calibration;
-    if (std::ranges::any_of(splits, [](const Split& split) { return split.activations > 0; })) {
-      calibration = calibrate(model, samples_, options_.gates);
-      store_->keep(*calibration, weights);
+    if (gated) {
+      calibration =
+          shared.weights > 0 ? calibrate(model, samples_, options_.gates) : dense_calibration_.value();
+      store_->keep_calibration(*calibration, shared);
     }
     for (size_t i = 0; i < splits.size(); ++i)
       if (!store_->find(splits[i])) measure_split(model, calibration, result.splits[first + i]);
@@ -310,7 +329,7 @@ class Sweeper {
     const Split& split = result.split;
     compress_layers(model, split.format);
     const bool gated = split.activations > 0;
-    const bool greedy = gated && options_.gates.greedy && split.activations <= options_.gates.most;
+    const bool greedy = allocates_greedily(split, options_.gates);
     if (gated) {
       store_->keep(*calibration, split, false);
       if (greedy) store_->keep(*calibration, split, true);
@@ -343,9 +362,10 @@ class Sweeper {
     constexpr int64_t kLayerSteps = 4;
     store_->keep(result, times, time_layers(model, prompt_, kLayerSteps));
     tell(fmt::format(
-        "{:.4g}: {:.4g} of the weights, {:.4g} of the inputs, {}: perplexity {:.4f}{}, {:.3f} ms per "
+        "{:.4g}: {:.4g} of the weights ({}), {:.4g} of the inputs, {}: perplexity {:.4f}{}, {:.3f} ms per "
         "token, {:.1f} MB",
-        split.total, split.weights, split.activations, name_of(split.format), result.uniform_perplexity,
+        split.total, split.weights, pruning_of(split, options_.prune), split.activations,
+        name_of(split.format), result.uniform_perplexity,
         result.greedy_perplexity ? fmt::format(", greedy {:.4f}", *result.greedy_perplexity) : "",
         result.tpot_ms, double(result.bytes) / 1e6));
   }
@@ -356,7 +376,7 @@ class Sweeper {
         "SELECT total AS s, weights AS s1, activations AS s2, format, uniform_ppl AS Uniform_PPL, greedy_ppl "
         "AS "
         "Greedy_PPL, ttft_ms, ttft_p90, tpot_ms, tpot_p90, bytes, counted_total, counted_weights, "
-        "counted_activations FROM splits ORDER BY total, weights, format");
+        "counted_activations, pruning FROM splits ORDER BY total, weights, format, pruning");
     io::write_file((fs::path(folder_) / kSweepTable).string(), report::csv_text(rows));
     io::write_file((fs::path(folder_) / kSweepPage).string(), sweep_page(store_->database()));
   }
@@ -366,6 +386,7 @@ class Sweeper {
   Load load_;
   std::vector<Split> splits_;
   std::optional<Store> store_;
+  std::optional<Calibration> dense_calibration_;  // made once it is needed
   Samples samples_;
   std::vector<train::PerplexityWindow> windows_;
   std::span<const int64_t> prompt_;
@@ -382,28 +403,38 @@ std::vector<Split> splits_of(const SweepOptions& options) {
     check(weights >= 0 && weights < 1, "sweep: a weight sparsity of ", weights,
           "; expected 0 or more and less than 1");
   for (const double total : options.totals) {
-    for (const double weights : options.weights)
-      if (weights < total)
-        splits.push_back({total, weights, activations_for(total, weights),
-                          weights > 0 ? ops::SparseFormat::tiled_cbc : ops::SparseFormat::dense_columns});
+    for (const double weights : options.weights) {
+      if (weights >= total) continue;
+      const double activations = activations_for(total, weights);
+      if (weights == 0)
+        splits.push_back({total, weights, activations, ops::SparseFormat::dense_columns});
+      else
+        for (const bool gate_aware : options.gate_aware)
+          splits.push_back({total, weights, activations, ops::SparseFormat::tiled_cbc, gate_aware});
+    }
     if (!options.weights_alone) continue;
     splits.push_back({total, total, 0, ops::SparseFormat::sell_delta4});
     splits.push_back({total, total, 0, ops::SparseFormat::tca_bme});
     splits.push_back({total, total, 0, ops::SparseFormat::tiled_cbc});
   }
   check(!splits.empty(), "sweep: no weight sparsity is below a total one; nothing is to be measured");
-  std::ranges::stable_sort(splits, {}, [](const Split& split) {
-    return std::tuple(split.weights, split.total, int(split.format));
-  });
-  const auto repeated = std::ranges::unique(splits, {}, [](const Split& split) {
-    return std::tuple(split.weights, split.total, int(split.format));
-  });
+  check(
+      std::ranges::find(options.gate_aware, true) == options.gate_aware.end() ||
+          std::ranges::any_of(splits, &Split::gate_aware),
+      "sweep: gate-aware pruning is asked for, and no split has both zeros and gates; give weight sparsities "
+      "above 0 and below a total one");
+  const auto order = [](const Split& split) {
+    return std::tuple(split.weights, split.gate_aware, split.total, int(split.format));
+  };
+  std::ranges::stable_sort(splits, {}, order);
+  const auto repeated = std::ranges::unique(splits, {}, order);
   splits.erase(repeated.begin(), repeated.end());
   return splits;
 }
 
 SweepResult sweep_splits(const SweepOptions& options, const std::string& folder) {
   options.gates.validate();
+  check_gate_aware("sweep", options);
   check(!pretrained::is_sparse_folder(options.model), "sweep: the model of ", options.model,
         " is compressed already; name the dense one");
   const auto config = pretrained::read_config(options.model).model;
@@ -430,6 +461,14 @@ std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits) {
 
 bool is_sweep(const fs::path& database) {
   return report::application_id_of(database) == kSweepId;
+}
+
+void check_sweep_tables(report::Database& database) {
+  check(
+      !database.run("SELECT 1 FROM pragma_table_info('splits') WHERE name = 'pruning'").rows.empty(),
+      "sweep: ", kSweepFile,
+      " is of an earlier version, which did not note how the weights were pruned; measure again into another "
+      "folder");
 }
 
 }  // namespace tessera::sparsity

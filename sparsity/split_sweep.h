@@ -30,6 +30,7 @@ inline constexpr const char* kSweepWhat = "sparsity.sqlite of tessera sparsity s
 struct Split {
   double total = 0, weights = 0, activations = 0;
   ops::SparseFormat format = ops::SparseFormat::tiled_cbc;
+  bool gate_aware = false;  // pruned for its gates: sparsity/split_pruning.h
 };
 
 struct SweepOptions {
@@ -39,6 +40,9 @@ struct SweepOptions {
   /// weights alone.
   std::vector<double> weights = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6};
   bool weights_alone = true;
+  /// Splits with zeros and gates: pruned gate-aware or not, or both kinds next to each other. Each gate-aware
+  /// one is pruned by itself, since its gates decide its weights.
+  std::vector<bool> gate_aware = {false};
   PruneOptions prune = {};  // its sparsity is that of the split
   GateOptions gates = {};
   SampleOptions samples = {.count = 16};
@@ -75,7 +79,9 @@ struct SweepResult {
   int64_t resumed = 0;              // splits that an earlier call measured
 };
 
-/// The splits that the options ask for, by weight sparsity, then total. Throws for values out of range.
+/// The splits that the options ask for, by weight sparsity, then gate-aware ones after the others, then
+/// total. Throws for values out of range, and if gate-aware pruning is asked for and no split has both zeros
+/// and gates.
 std::vector<Split> splits_of(const SweepOptions& options);
 
 /// Measures all splits. If `folder` is not empty, each is put into `folder`/sparsity.sqlite as soon as it is
@@ -89,6 +95,8 @@ std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits);
 
 /// Whether the file is a database of a sweep.
 bool is_sweep(const std::filesystem::path& database);
+/// Throws if it is of an earlier version, whose tables do not say how the weights were pruned.
+void check_sweep_tables(report::Database& database);
 /// A self-contained page of a sweep's database.
 std::string sweep_page(report::Database& database);
 

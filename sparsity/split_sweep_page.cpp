@@ -6,7 +6,7 @@
 #include <set>
 
 #include "report/page.h"
-#include "sparsity/split_sweep.h"
+#include "sparsity/split_pruning.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -31,10 +31,11 @@ std::string shown(const TableCell& cell) {
   return text(cell);
 }
 
-std::string line_name(double weights, double total, const std::string& format) {
-  if (weights == 0) return "gates alone";
-  if (weights == total) return "weights alone, " + format;
-  return fmt::format("{:g} of the weights, then gates", weights);
+std::string line_name(const Split& split) {
+  if (split.weights == 0) return "gates alone";
+  if (split.weights == split.total) return std::string("weights alone, ") + name_of(split.format);
+  return fmt::format("{:g} of the weights{}, then gates", split.weights,
+                     split.gate_aware ? ", gate-aware" : "");
 }
 
 void add_table(report::Page& page, const report::Table& table) {
@@ -48,15 +49,14 @@ void add_table(report::Page& page, const report::Table& table) {
 
 std::vector<SplitResult> splits_in(report::Database& database) {
   const report::Table rows = database.run(
-      "SELECT total, weights, activations, format, uniform_ppl, greedy_ppl, tpot_ms, bytes FROM splits ORDER "
-      "BY "
-      "weights, total, format");
+      "SELECT total, weights, activations, format, uniform_ppl, greedy_ppl, tpot_ms, bytes, pruning FROM "
+      "splits ORDER BY weights, pruning, total, format");
   std::vector<SplitResult> splits;
   for (const auto& row : rows.rows) {
-    SplitResult one{
-        .split = {number(row[0]), number(row[1]), number(row[2]), ops::parse_sparse_format(text(row[3]))},
-        .uniform_perplexity = number(row[4]),
-        .greedy_perplexity = {}};
+    SplitResult one{.split = {number(row[0]), number(row[1]), number(row[2]),
+                              ops::parse_sparse_format(text(row[3])), is_gate_aware(text(row[8]))},
+                    .uniform_perplexity = number(row[4]),
+                    .greedy_perplexity = {}};
     if (std::isfinite(number(row[5]))) one.greedy_perplexity = number(row[5]);
     one.tpot_ms = number(row[6]), one.bytes = uint64_t(number(row[7]));
     splits.push_back(one);
@@ -71,7 +71,7 @@ void add_lines(report::Page& page, const std::vector<SplitResult>& splits, const
   std::map<std::string, Series> lines;
   double first = 1, last = 0;
   for (const SplitResult& one : splits) {
-    const std::string name = line_name(one.split.weights, one.split.total, name_of(one.split.format));
+    const std::string name = line_name(one.split);
     lines[name].name = name;
     lines[name].points.emplace_back(one.split.total, value(one));
     first = std::min(first, one.split.total), last = std::max(last, one.split.total);
@@ -94,14 +94,16 @@ void add_front(report::Page& page, const std::vector<SplitResult>& splits) {
   for (const SplitResult& one : front) {
     best.points.emplace_back(one.tpot_ms, one.perplexity());
     rows.push_back({fmt::format("{:g}", one.split.total), fmt::format("{:g}", one.split.weights),
-                    fmt::format("{:.4g}", one.split.activations), name_of(one.split.format),
-                    one.is_greedy() ? "greedy" : "uniform", fmt::format("{:.4f}", one.perplexity()),
-                    fmt::format("{:.4f}", one.tpot_ms), fmt::format("{:.2f}", double(one.bytes) / 1e6)});
+                    one.split.gate_aware ? "yes" : "no", fmt::format("{:.4g}", one.split.activations),
+                    name_of(one.split.format), one.is_greedy() ? "greedy" : "uniform",
+                    fmt::format("{:.4f}", one.perplexity()), fmt::format("{:.4f}", one.tpot_ms),
+                    fmt::format("{:.2f}", double(one.bytes) / 1e6)});
   }
   page.heading("Pareto front");
   page.paragraph("Splits that no other beats in both perplexity and time per token.");
   page.chart("Perplexity over time per token", "ms per token", "perplexity", {all, best});
-  page.table({"total", "weights", "inputs", "format", "allocation", "perplexity", "ms per token", "MB"},
+  page.table({"total", "weights", "gate-aware", "inputs", "format", "allocation", "perplexity",
+              "ms per token", "MB"},
              rows);
 }
 
@@ -138,17 +140,18 @@ void add_histograms(report::Page& page, report::Database& database) {
       line.points.emplace_back(number(row[0]), number(row[1]));
     page.chart(name, "input", "share", {line});
   }
-  add_table(
-      page,
-      database.run("SELECT total, weights, allocation, layer, share, threshold, top_k FROM thresholds "
-                   "WHERE total = (SELECT total FROM thresholds ORDER BY abs(total - 0.5) LIMIT 1) AND "
-                   "weights = (SELECT min(weights) FROM thresholds) ORDER BY allocation, rowid LIMIT 100"));
+  add_table(page,
+            database.run(
+                "SELECT total, weights, pruning, allocation, layer, share, threshold, top_k FROM "
+                "thresholds WHERE total = (SELECT total FROM thresholds ORDER BY abs(total - 0.5) LIMIT 1) "
+                "AND weights = (SELECT min(weights) FROM thresholds) ORDER BY allocation, pruning, rowid "
+                "LIMIT 100"));
 }
 
 void add_greedy(report::Page& page, report::Database& database) {
   const report::Table all = database.run(
-      "SELECT block, layer, sparsity, share FROM greedy WHERE weights = (SELECT min(weights) FROM greedy) "
-      "ORDER BY "
+      "SELECT block, layer, sparsity, share FROM greedy WHERE (weights, pruning, ifnull(total, 0)) = "
+      "(SELECT weights, pruning, ifnull(total, 0) FROM greedy ORDER BY weights, total LIMIT 1) ORDER BY "
       "rowid");
   if (all.rows.empty()) return;
   page.heading("Greedy allocation");
@@ -170,18 +173,17 @@ void add_greedy(report::Page& page, report::Database& database) {
 
 void add_layer_times(report::Page& page, report::Database& database) {
   const report::Table rows = database.run(
-      "SELECT layer, ms FROM layer_times WHERE (total, weights, format) = (SELECT total, weights, format "
-      "FROM "
-      "splits ORDER BY abs(total - 0.5), tpot_ms LIMIT 1) ORDER BY rowid");
+      "SELECT layer, ms FROM layer_times WHERE (total, weights, format, pruning) = (SELECT total, weights, "
+      "format, pruning FROM splits ORDER BY abs(total - 0.5), tpot_ms LIMIT 1) ORDER BY rowid");
   if (rows.rows.empty()) return;
-  const report::Table which =
-      database.run("SELECT total, weights, format FROM splits ORDER BY abs(total - 0.5), tpot_ms LIMIT 1");
+  const report::Table which = database.run(
+      "SELECT total, weights, format, pruning FROM splits ORDER BY abs(total - 0.5), "
+      "tpot_ms LIMIT 1");
   page.heading("Time per layer");
   page.paragraph(fmt::format(
-      "A step of generation at a total sparsity of {}, {} of the weights, {}: milliseconds from the end of "
-      "the "
-      "layer before, the device synchronised at each, so that the sum exceeds the time of a step.",
-      shown(which.rows[0][0]), shown(which.rows[0][1]), shown(which.rows[0][2])));
+      "A step of generation at a total sparsity of {}, {} of the weights ({}), {}: milliseconds from the end "
+      "of the layer before, the device synchronised at each, so that the sum exceeds the time of a step.",
+      shown(which.rows[0][0]), shown(which.rows[0][1]), shown(which.rows[0][3]), shown(which.rows[0][2])));
   std::vector<std::string> labels;
   std::vector<double> ms;
   constexpr size_t kMost = 64;
@@ -193,6 +195,7 @@ void add_layer_times(report::Page& page, report::Database& database) {
 }  // namespace
 
 std::string sweep_page(report::Database& database) {
+  check_sweep_tables(database);
   report::Page page("Splits of a total sparsity");
   const std::vector<SplitResult> splits = splits_in(database);
   const report::Table dense = database.run("SELECT perplexity, tpot_ms, bytes FROM dense");
@@ -216,9 +219,9 @@ std::string sweep_page(report::Database& database) {
   page.heading("All splits");
   add_table(
       page,
-      database.run("SELECT total, weights, activations, format, uniform_ppl, greedy_ppl, ttft_ms, tpot_ms, "
-                   "tpot_p90, bytes, counted_weights, counted_activations FROM splits ORDER BY total, "
-                   "weights, format"));
+      database.run("SELECT total, weights, pruning, activations, format, uniform_ppl, greedy_ppl, ttft_ms, "
+                   "tpot_ms, tpot_p90, bytes, counted_weights, counted_activations FROM splits ORDER BY "
+                   "total, weights, format, pruning"));
   add_greedy(page, database);
   add_histograms(page, database);
   add_layer_times(page, database);

@@ -315,6 +315,66 @@ TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
   EXPECT_FALSE(fs::exists(at / "d"));
 }
 
+TEST(ChainCommand, GateAwareInSparsifyAndSweeps) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  const std::string texts = kTexts + "--validation 0.4 --dtype f32 ",
+                    how = texts + kGreedy + "--prompt-tokens 8 --new-tokens 4 --repeats 1 ",
+                    split = "--total 0.5 --weight-sparsity 0.2 --method sparsegpt ";
+  const Outcome made = run(at, "sparsify --model m --out s --json --gate-aware on " + split + how);
+  expect_success(made);
+  EXPECT_TRUE(holds_all(made.err,
+                        "calibrate: the dense model|of the weights, gate-aware sparsegpt|"
+                        "calibrate: 0.375"))
+      << made.err;
+  const json report = json::parse(made.out);
+  EXPECT_EQ(report["pruning"], "gate-aware sparsegpt");
+  // Command by command.
+  expect_success(run(at, "calibrate --model m --out g " + texts + kGreedy));
+  expect_success(run(at,
+                     "prune --model m --method sparsegpt --sparsity 0.2 --gates g --activation-sparsity "
+                     "0.375 --out p " +
+                         texts));
+  expect_success(run(at, "calibrate --model p --out h " + texts + kGreedy));
+  expect_success(run(at, "convert p c --format tiled-cbc --gates h --dtype f32"));
+  EXPECT_EQ(report["fingerprint"], json::parse(at.get("p/pruning.json"))["pruned_fingerprint"]);
+  EXPECT_TRUE(at.get("c/sparse.safetensors") == at.get("s/sparse.safetensors"));
+  const json by_hand = json::parse(at.get("c/calibration.json")),
+             written = json::parse(at.get("s/calibration.json"));
+  EXPECT_EQ(by_hand["fingerprint"], written["fingerprint"]);
+  EXPECT_EQ(by_hand["layers"], written["layers"]);
+
+  const std::string sweep = "sparsity sweep --model m --weights-alone off " + split + how;
+  const Outcome plain = run(at, sweep + "--out r");
+  if (plain.err.find("SQLite") == std::string::npos) {
+    expect_success(plain);
+    const std::string both = said(at, sweep + "--out r --gate-aware off,on");
+    EXPECT_TRUE(holds_all(both, "1 splits were measured by an earlier call|of 2 splits|pruning")) << both;
+    const std::string csv = at.get("r/sweep.csv");
+    EXPECT_TRUE(holds_all(csv, ",counted_activations,pruning|,gate-aware sparsegpt|,sparsegpt")) << csv;
+    EXPECT_TRUE(holds_all(at.get("r/sweep.html"),
+                          "0.2 of the weights, then gates|0.2 of the weights, gate-aware, then gates"));
+    EXPECT_TRUE(holds_all(said(at, sweep + "--out r --gate-aware off,on"), "2 splits were measured"));
+    EXPECT_EQ(at.get("r/sweep.csv"), csv);
+  }
+  const std::string aware = "sparsify --model m --out d --gate-aware on --method sparsegpt " + how;
+  const char* const zero = "above 0 and below the total one";
+  expect_failures(
+      at,
+      {{"sparsify --model m --out d --text t --total 0.5 --gate-aware on", 2, "wanda|--method sparsegpt"},
+       {"sparsity sweep --model m --out d --text t --method ria --gate-aware off,on", 2,
+        "ria|--method sparsegpt"},
+       {"sparsify --model m --out d --text t --total 0.5 --gate-aware maybe", 2, "--gate-aware|on or off"},
+       {aware + "--weight-sparsity 0.4", 1, zero},
+       {aware + "--weight-sparsity 0.2 --activation-sparsity 0", 1, zero},
+       {aware + "--total 0.2 --activation-sparsity 0", 1, zero},
+       {aware + "--activation-sparsity 0.4", 1, zero},
+       {"sparsify --model m --out d --gate-aware off,on " + split + how, 1, "2 kinds of pruning|--max-ppl"},
+       {"sparsity sweep --model m --out d --method sparsegpt --gate-aware on --weight-sparsity 0 " + how, 1,
+        "no split has both zeros and gates"}});
+  EXPECT_FALSE(fs::exists(at / "d"));
+}
+
 TEST(ChoiceCommand, AModelThatKnowsNothingIsAtChance) {
   const Workplace at;
   if (const std::string why = put_model(at, "m", {.deviation = 0}); !why.empty())

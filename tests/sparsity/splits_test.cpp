@@ -1,10 +1,16 @@
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <map>
+
+#include "io/file.h"
 #include "models/generate.h"
 #include "pretrained/load.h"
+#include "report/run_table.h"
 #include "sparsity/chain.h"
 #include "sparsity/modules.h"
 #include "sparsity/sparsify.h"
+#include "sparsity/split_pruning.h"
 #include "tests/io/files.h"
 #include "tests/sparsity/small.h"
 
@@ -99,20 +105,33 @@ TEST(Splits, LayersKeepTheirWeightsInEveryFormat) {
       throws([&] { time_generation(small.model, std::vector<int64_t>(16, 1), {}); }, "the model takes 16"));
 }
 
-TEST(Splits, SparsifyWritesWhatLoadRuns) {
-  const TemporaryFolder folder;
-  SmallLlama small;
-  pretrained::save(small.model, folder / "m");
-  const std::vector<int64_t> text = small_text(400);
+/// A small model "m" in a folder, and the options of a chain from it; the first half of `text` calibrates.
+SparsifyOptions small_chain(const TemporaryFolder& folder, std::span<const int64_t> text) {
+  pretrained::save(SmallLlama().model, folder / "m");
   SparsifyOptions options{.total = 0.5, .weights = 0.2};
   options.how.model = folder / "m";
-  options.how.calibration = std::span(text).first(200), options.how.evaluation = std::span(text).subspan(200);
+  options.how.calibration = text.first(text.size() / 2),
+  options.how.evaluation = text.subspan(text.size() / 2);
   options.how.samples = {.count = 4, .length = 12};
   options.how.window = 12, options.how.prompt = 4;
   options.how.timing = {.new_tokens = 3, .repeats = 1, .warmups = 0};
   options.how.gates = {.step = 0.4, .most = 0.6};
   options.how.device = kCpu;
   options.sample_tokens = 5;
+  return options;
+}
+
+SparsifyOptions gate_aware_chain(const TemporaryFolder& folder, std::span<const int64_t> text) {
+  SparsifyOptions options = small_chain(folder, text);
+  options.how.prune = {.score = Score::sparsegpt, .update = Update::obs, .block_size = 8};
+  options.how.gate_aware = {true};
+  return options;
+}
+
+TEST(Splits, SparsifyWritesWhatLoadRuns) {
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  SparsifyOptions options = small_chain(folder, text);
   const Sparsified done = sparsify(options, folder / "s");
   EXPECT_EQ(done.text.size(), 5u);
   EXPECT_TRUE(done.greedy);
@@ -128,6 +147,162 @@ TEST(Splits, SparsifyWritesWhatLoadRuns) {
   options.most_perplexity = 1;  // of this format there is no such split
   EXPECT_TRUE(throws([&] { sparsify(options, folder / "t"); }, "no split keeps the perplexity"));
   EXPECT_FALSE(std::filesystem::exists(folder / "t"));
+}
+
+TEST(Splits, GateAwareOnesHaveZerosAndGates) {
+  SweepOptions options{.totals = {0.5, 0.3}, .weights = {0, 0.2}, .weights_alone = false};
+  options.prune = {.score = Score::sparsegpt, .update = Update::obs};
+  options.gate_aware = {true, false};
+  std::vector<std::string> names;
+  for (const Split& split : splits_of(options))
+    names.push_back(std::to_string(int(split.total * 10 + 0.5)) + "/" +
+                    std::to_string(int(split.weights * 10 + 0.5)) + " " + pruning_of(split, options.prune));
+  EXPECT_EQ(names, (std::vector<std::string>{"3/0 none", "5/0 none", "3/2 sparsegpt", "5/2 sparsegpt",
+                                             "3/2 gate-aware sparsegpt", "5/2 gate-aware sparsegpt"}));
+  EXPECT_TRUE(is_gate_aware("gate-aware sparsegpt"));
+  EXPECT_FALSE(is_gate_aware("sparsegpt"));
+  options.gate_aware = {true};
+  EXPECT_EQ(splits_of(options).size(), 4u);
+  options.weights_alone = true;  // three formats each, pruned with their own inputs
+  for (const Split& split : splits_of(options))
+    EXPECT_EQ(split.gate_aware, split.weights > 0 && split.activations > 0);
+  options.weights = {0};
+  EXPECT_TRUE(throws([&] { splits_of(options); }, "no split has both zeros and gates"));
+}
+
+TEST(Splits, TheGateAwareChainIsTheOneByHand) {
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  SparsifyOptions options = gate_aware_chain(folder, text);
+  const Sparsified done = sparsify(options, folder / "s");
+  EXPECT_TRUE(done.split.gate_aware);
+  EXPECT_EQ(done.pruning, "gate-aware sparsegpt");
+
+  SmallLlama by_hand;
+  const Samples samples = choose_samples(options.how.calibration, options.how.samples);
+  const Calibration dense = calibrate(by_hand.model, samples, options.how.gates);
+  PruneOptions prune_options = options.how.prune;
+  prune_options.sparsity = 0.2;
+  prune_options.gates = PruneGates{.gates = dense.gates(0.375, true), .prefill = dense.prefill};
+  const Pruned pruned = prune(by_hand.model, samples, prune_options);
+  EXPECT_EQ(done.conversion.fingerprint, pruned.fingerprint);  // of all weights, with their zeros
+  // The gates that go along are calibrated on the pruned model.
+  const Calibration expected = calibrate(by_hand.model, samples, options.how.gates),
+                    written = read_calibration(folder / "s");
+  EXPECT_EQ(written.fingerprint, pruned.fingerprint);
+  ASSERT_EQ(written.layers.size(), expected.layers.size());
+  bool differs = false;
+  for (size_t i = 0; i < written.layers.size(); ++i) {
+    EXPECT_EQ(written.layers[i].thresholds, expected.layers[i].thresholds) << written.layers[i].name;
+    differs = differs || expected.layers[i].thresholds != dense.layers[i].thresholds;
+  }
+  EXPECT_TRUE(differs);
+
+  options.how.gate_aware = {false};
+  const Sparsified plain = sparsify(options, folder / "plain");
+  EXPECT_EQ(plain.pruning, "sparsegpt");
+  EXPECT_NE(plain.conversion.fingerprint, pruned.fingerprint);
+}
+
+TEST(Splits, GateAwareIsRefusedWhereItMakesNoSense) {
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  const SparsifyOptions good = gate_aware_chain(folder, text);
+  const auto refused = [&](auto&& change, const char* says) {
+    SparsifyOptions options = good;
+    change(options);
+    EXPECT_TRUE(throws([&] { sparsify(options, folder / "t"); }, says));
+    EXPECT_FALSE(std::filesystem::exists(folder / "t"));
+  };
+  refused([](SparsifyOptions& o) { o.weights = 0.5; }, "above 0 and below the total one");
+  refused([](SparsifyOptions& o) { o.weights = 0; }, "above 0 and below the total one");
+  refused([](SparsifyOptions& o) { o.how.gate_aware = {false, true}; }, "only a search (--max-ppl)");
+  refused([](SparsifyOptions& o) { o.how.gate_aware = {}; }, "gate_aware is empty");
+  refused([](SparsifyOptions& o) { o.how.prune = {.score = Score::wanda}; }, "--method sparsegpt");
+  refused([](SparsifyOptions& o) { o.how.prune.sequential = true; }, "leave out sequential pruning");
+  refused([](SparsifyOptions& o) { o.how.prune.gates.emplace(); }, "leave out those of the pruning options");
+}
+
+TEST(Splits, SweepsMeasureBothKindsOfPruning) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: this build has no SQLite";
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  SparsifyOptions options = gate_aware_chain(folder, text);
+  SweepOptions sweep = options.how;
+  sweep.totals = {0.3, 0.5}, sweep.weights = {0.2}, sweep.weights_alone = false;
+  sweep.gate_aware = {false, true};
+  const SweepResult whole = sweep_splits(sweep, "");
+  ASSERT_EQ(whole.splits.size(), 4u);
+  // The same models as the chain's, each with gates of its own: plain and gate-aware at a total of 0.5.
+  std::map<bool, std::string> fingerprints;
+  for (const size_t i : {size_t{1}, size_t{3}}) {
+    options.how.gate_aware = {whole.splits[i].split.gate_aware};
+    const Sparsified one = sparsify(options, folder / ("s" + std::to_string(i)));
+    ASSERT_EQ(one.split.total, whole.splits[i].split.total);
+    // Equal weights and gates; only the order of f32 sums could differ.
+    EXPECT_NEAR(whole.splits[i].greedy_perplexity.value(), one.perplexity, 1e-5 * one.perplexity);
+    fingerprints[one.split.gate_aware] = one.conversion.fingerprint;
+  }
+  EXPECT_NE(whole.splits[1].greedy_perplexity, whole.splits[3].greedy_perplexity);
+
+  // A search takes the faster kind, and writes the model of that kind.
+  options.most_perplexity = 100, options.how.gate_aware = {false, true};
+  const Sparsified best = sparsify(options, folder / "best");
+  ASSERT_EQ(best.searched.size(), 2u);
+  const size_t faster = best.searched[1].tpot_ms < best.searched[0].tpot_ms ? 1 : 0;
+  EXPECT_EQ(best.split.gate_aware, faster == 1);
+  EXPECT_EQ(best.conversion.fingerprint, fingerprints.at(best.split.gate_aware));
+
+  // Plain splits first, gate-aware ones in a later call, and nothing new in a third.
+  const std::string at = folder / "r";
+  sweep.gate_aware = {false};
+  EXPECT_EQ(sweep_splits(sweep, at).resumed, 0);
+  sweep.gate_aware = {true, false};
+  const SweepResult later = sweep_splits(sweep, at);
+  EXPECT_EQ(later.resumed, 2);
+  ASSERT_EQ(later.splits.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(later.splits[i].split.gate_aware, whole.splits[i].split.gate_aware);
+    EXPECT_EQ(later.splits[i].uniform_perplexity, whole.splits[i].uniform_perplexity);
+    EXPECT_EQ(later.splits[i].greedy_perplexity, whole.splits[i].greedy_perplexity);
+    EXPECT_EQ(later.splits[i].counted_activations, whole.splits[i].counted_activations);
+  }
+  const std::string csv = io::read_file(at + "/" + kSweepTable, 1 << 20);
+  // The gates of each are calibrated on its own pruned model, as those of the chain are.
+  for (const size_t i : {size_t{1}, size_t{3}}) {
+    const Calibration chain = read_calibration(folder / ("s" + std::to_string(i)));
+    const Split& split = whole.splits[i].split;
+    const report::Table rows =
+        report::Database::open(std::filesystem::path(at) / kSweepFile)
+            .run(
+                "SELECT layer, threshold FROM thresholds WHERE allocation = 'uniform' AND total = ?1 AND "
+                "pruning = ?2 ORDER BY rowid",
+                {split.total, pruning_of(split, sweep.prune)});
+    ASSERT_EQ(rows.rows.size(), chain.layers.size());
+    for (size_t j = 0; j < rows.rows.size(); ++j) {
+      const CalibratedLayer& layer = chain.layers[j];
+      EXPECT_EQ(std::get<std::string>(rows.rows[j][0]), layer.name);
+      EXPECT_EQ(std::get<double>(rows.rows[j][1]), chain.gate(layer, split.activations).threshold)
+          << layer.name;
+    }
+  }
+  EXPECT_EQ(sweep_splits(sweep, at).resumed, 4);
+  EXPECT_EQ(io::read_file(at + "/" + kSweepTable, 1 << 20), csv);
+}
+
+TEST(Splits, SweepsOfEarlierVersionsAreRefused) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: this build has no SQLite";
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  SweepOptions sweep = gate_aware_chain(folder, text).how;
+  std::filesystem::create_directory(folder / "old");
+  {
+    report::Database old = report::Database::open(std::filesystem::path(folder / "old") / kSweepFile);
+    old.run("PRAGMA application_id = " + std::to_string(kSweepId));
+    old.run("CREATE TABLE splits (total REAL, weights REAL)");
+    EXPECT_TRUE(throws([&] { sweep_page(old); }, "is of an earlier version"));
+  }
+  EXPECT_TRUE(throws([&] { sweep_splits(sweep, folder / "old"); }, "is of an earlier version"));
 }
 
 }  // namespace
