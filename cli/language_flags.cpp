@@ -86,12 +86,9 @@ void LanguageFlags::add_sizes(CLI::App& command, const char* default_size, bool 
   train::SettingList batch;
   job_.add_sizes(batch);
   job_.factors.add_to(batch);
+  job_.sparse24.add_to(batch);
   job_.weights24.add_to(batch);
   add_flags(command, batch);
-  if (!job_.is_llama()) return;
-  train::SettingList sparse;
-  job_.sparse24.add_to(sparse);
-  add_flags(command, sparse);
 }
 
 void LanguageFlags::add_vocabulary(CLI::App& command) {

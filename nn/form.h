@@ -51,7 +51,8 @@ struct Compressed {
 
 /// Training with 2:4 sparse hidden activations (ops::mlp_sparse24): the form of both layers of an Mlp without
 /// a gate, which nn::set_sparse24 (nn/sparse24.h) gives them. It holds while a tape records the network;
-/// else, and where a layer is observed or called by itself, they are dense. GroupedLinear throws.
+/// else, and where a layer is observed or called by itself, they are dense. GroupedLinear throws. Layers made
+/// of factors keep their form and carry this one in it: LowRank, Cola.
 struct Sparse24 {
   static constexpr const char* kKind = "sparse24";
   void fields(auto&& visit) {
@@ -102,21 +103,27 @@ struct Factors {
 /// y = x (b a)^T + bias, part by part, as two GEMMs: the hidden rows x a^T are all that is saved in addition.
 struct LowRank {
   static constexpr const char* kKind = "low_rank";
-  void fields(auto&& visit) { factors.fields(visit); }
+  void fields(auto&& visit) { factors.fields(visit), visit("sparse24", sparse24); }
   bool operator==(const LowRank&) const = default;
 
   Factors factors;
+  /// One, of the network's hidden activations, in the first layer of an Mlp whose two layers are low_rank;
+  /// else none.
+  std::vector<Sparse24> sparse24 = {};
 };
 
 /// y = activation(x a^T) b^T + bias, part by part (CoLA: Liu et al., arXiv:2502.10940). No dense weight
 /// computes it.
 struct Cola {
   static constexpr const char* kKind = "cola";
-  void fields(auto&& visit) { factors.fields(visit); }
+  void fields(auto&& visit) { factors.fields(visit), visit("sparse24", sparse24); }
   bool operator==(const Cola&) const = default;
 
   Factors factors;
   ops::Activation activation = ops::Activation::silu;
+  /// Of the activations between the factors of each part, which then is an ops::mlp_sparse24 while a tape
+  /// records; or none.
+  std::vector<Sparse24> sparse24 = {};
 };
 
 /// y = x (scale b a + S)^T + bias with S sparse on a fixed support (SLTrain: ops::sparse_low_rank_linear).
@@ -148,9 +155,9 @@ struct ColumnsPlusLowRank {
 ///
 /// The set is closed. Every linear layer computes every form, or throws; a layer that covers several GEMMs
 /// with one operator (Mlp, GroupedMlp, LmHead) does so only while all of them are dense (Mlp: or carry the
-/// same slice, or sparse24), and otherwise calls its linear layers one after the other; what cannot do that
-/// (DecoderLayers) says which layer prevents it. A captured step whose layers have other forms than when it
-/// was captured is captured again.
+/// same slice, or sparse24, by itself or in low_rank), and otherwise calls its linear layers one after the
+/// other; what cannot do that (DecoderLayers) says which layer prevents it. A captured step whose layers have
+/// other forms than when it was captured is captured again.
 using Form = std::variant<Dense, Scaled, Slice, Compressed, Sparse24, Weights24, LowRank, Cola,
                           SparsePlusLowRank, ColumnsPlusLowRank>;
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 
+#include "autograd/tape.h"
 #include "nn/low_rank_internal.h"
+#include "nn/sparse24.h"
 #include "ops/gather/gather.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
@@ -9,6 +11,10 @@
 
 namespace tessera::nn {
 namespace {
+
+Tensor with_residual(const Tensor& y, const Tensor& residual) {
+  return residual.defined() ? ops::add(y, residual) : y;
+}
 
 /// hidden [..., parts * rank] by the block diagonal matrix whose blocks are the parts' rows of b [out, rank]
 /// -> [..., out]. Parts of one size are one GEMM.
@@ -36,7 +42,24 @@ Tensor expand(const Tensor& hidden, const Tensor& b, const std::vector<int64_t>&
     }
     y = ops::concat(results, -1);
   }
-  return residual.defined() ? ops::add(y, residual) : y;
+  return with_residual(y, residual);
+}
+
+/// Each part by itself: a part's hidden rows are 2:4, and its b alone multiplies them.
+Tensor multiply_sparse24(const Cola& form, const Tensor& x, const Tensor& bias, const Tensor& residual) {
+  const Factors& f = form.factors;
+  const size_t parts = f.rows.size();
+  check(form.sparse24.size() == parts, "cola: 2:4 activations of ", form.sparse24.size(),
+        " parts in a layer of ", parts, "; set them with nn::set_sparse24");
+  if (parts == 1) return run_sparse24(form.sparse24[0], false, x, f.a, f.b, {}, bias, residual).y;
+  const std::vector<Tensor> a = ops::split(f.a, 0, std::vector<int64_t>(parts, f.rank())),
+                            b = ops::split(f.b, 0, f.rows),
+                            biases =
+                                bias.defined() ? ops::split(bias, 0, f.rows) : std::vector<Tensor>(parts);
+  std::vector<Tensor> results;
+  for (size_t p = 0; p < parts; ++p)
+    results.push_back(run_sparse24(form.sparse24[p], false, x, a[p], b[p], {}, biases[p]).y);
+  return with_residual(ops::concat(results, -1), residual);
 }
 
 }  // namespace
@@ -48,6 +71,8 @@ Tensor multiply_factors(const LowRank& form, const Tensor& x, const Tensor& bias
 
 Tensor multiply_factors(const Cola& form, const Tensor& x, const Tensor& bias, const Tensor& residual) {
   const Factors& f = form.factors;
+  if (!form.sparse24.empty() && Tape::recording(x, f.a, f.b, bias, residual))
+    return multiply_sparse24(form, x, bias, residual);
   return expand(ops::activation(ops::linear(x, f.a), form.activation), f.b, f.rows, bias, residual);
 }
 

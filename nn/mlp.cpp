@@ -1,6 +1,5 @@
 #include "nn/mlp.h"
 
-#include "autograd/checkpoint.h"
 #include "nn/compressed_internal.h"
 #include "nn/drop_bp.h"
 #include "nn/hidden_l1.h"
@@ -8,6 +7,7 @@
 #include "nn/slice_scope.h"
 #include "nn/sparse24.h"
 #include "ops/grouped_mlp/grouped_mlp.h"
+#include "ops/linear/linear.h"
 #include "ops/linear/linear_swiglu.h"
 #include "ops/mlp/mlp.h"
 #include "ops/pointwise/pointwise.h"
@@ -45,27 +45,23 @@ Mlp::Mlp(int64_t in, int64_t hidden, Rng& rng, Device device, MlpOptions options
 
 Tensor Mlp::sparse24(const Tensor& x, const Tensor& residual, const Sparse24& form) const {
   note_form(up.form), note_form(down.form);
-  if (!Tape::recording(x, up.weight, down.weight, up.bias, down.bias, residual))
-    return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
-  ops::MlpSparse24 how = call_of(form, x);
-  how.l1 = HiddenL1::wanted();
-  // A recomputation takes the columns and the scale of the first run, and leaves the form's state alone.
-  if (how.splits()) how.previous = state_of_first_run(form.counts);
-  const bool again = recomputing(), scales = how.method == ops::Method24::soft_dynamic;
-  ops::DynamicScale24 fixed;
-  if (again && scales) {
-    fixed = {.step = 1, .scale = state_of_first_run({})};  // not refreshed at this step
-    how.dynamic = &fixed;
+  const auto network = [&](const Tensor& in, const Tensor& first, const Tensor& second, const auto&... rest) {
+    const ops::MlpSparse24Result result =
+        run_sparse24(form, HiddenL1::wanted(), in, first, second, up.bias, rest...);
+    if (result.l1.defined()) HiddenL1::add(result.l1);
+    return result.y;
+  };
+  const auto* const factored = std::get_if<LowRank>(&up.form);
+  if (!factored) {
+    if (!Tape::recording(x, up.weight, down.weight, up.bias, down.bias, residual))
+      return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
+    return network(x, up.weight, down.weight, down.bias, residual);
   }
-  const ops::MlpSparse24Result result =
-      ops::mlp_sparse24(x, up.weight, down.weight, how, up.bias, down.bias, residual);
-  if (!again) {
-    if (scales) state_of_first_run(form.dynamic.scale);
-    // Nothing else reads them, and on several ranks each would store its own.
-    if (form.how.splits()) form.counts.copy_from(result.counts);
-  }
-  if (how.l1) HiddenL1::add(result.l1);
-  return result.y;
+  // The inner factors are the weights of a network from rank to rank, the outer ones GEMMs around it.
+  const Factors &one = factored->factors, &other = std::get<LowRank>(down.form).factors;
+  if (!Tape::recording(x, one.a, one.b, other.a, other.b, up.bias, down.bias, residual))
+    return down(hidden(x), residual);
+  return ops::linear(network(ops::linear(x, one.a), one.b, other.a), other.b, down.bias, residual);
 }
 
 Tensor Mlp::with_l1(const Tensor& x, const Tensor& residual) const {

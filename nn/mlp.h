@@ -23,8 +23,9 @@ struct MlpOptions {
 /// SiLU and without biases, ops::linear_swiglu and ops::linear; an up that is compressed in two parts, gate
 /// and up, is then ops::sparse_linear_swiglu. Up and down that carry the same slice choose their rows
 /// together, once, by the gradient that arrives at down. Sparse24 is a form of both layers of a network
-/// without a gate: ops::mlp_sparse24 while a tape records it, else as if they were dense. Within a HiddenL1
-/// scope (nn/hidden_l1.h) dense layers without a gate are that operator, too.
+/// without a gate: ops::mlp_sparse24 while a tape records it, else as if they were dense; two LowRank layers
+/// may carry it, and that operator is then between their outer factors. Within a HiddenL1 scope
+/// (nn/hidden_l1.h) dense layers without a gate are that operator, too.
 struct Mlp {
   static constexpr const char* kKind = "Mlp";
 

@@ -72,7 +72,9 @@ nn::FactorCounts matrices(const Sizes& s, const Forms& forms) {  // of a block
     const nn::FactorCounts one = nn::count_factors(form, rows, in);
     all.parameters += double(count) * one.parameters;
     all.multiply_adds += double(count) * one.multiply_adds;
-    all.saved += double(count) * one.saved;
+    all.saved += double(count) * (forms.between && form.kind == nn::FactorKind::cola
+                                      ? double(form.rank) * forms.between->saved / double(size_of(s.dtype))
+                                      : one.saved);
   };
   if (s.fused)
     add(forms.attention, s.q + 2 * s.kv, s.d);
@@ -94,6 +96,15 @@ double made_weight(const Sizes& s, const Forms& forms) {
   };
   return std::max(of(forms.attention, double(s.q + 2 * s.kv) * double(s.d)),
                   of(forms.mlp, double(s.up) * double(s.d)));
+}
+
+/// Bytes per token that backward holds of the widest hidden activations between factors that are 2:4.
+double between_factors(const Forms& forms) {
+  double most = 0;
+  for (const nn::FactorOptions& form : {forms.attention, forms.mlp})
+    if (forms.between && form.kind == nn::FactorKind::cola)
+      most = std::max(most, double(form.rank) * forms.between->transient);
+  return most;
 }
 
 /// Bytes of the masks of 2:4 weights, a bit per element in whole words of a row, in all blocks; and the most
@@ -161,7 +172,8 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
           .gradients = parameters * 4,
           .optimizer = parameters * (size_of(s.dtype) == 2 ? 12 : 8),
           .saved = tokens * (double(s.layers) * block + 2 * d) * element,
-          .transient = std::max({head, in_mlp, in_attention}) + made_weight(s, forms) + sparse.transient};
+          .transient = std::max({head, in_mlp, in_attention}) + made_weight(s, forms) + sparse.transient +
+                       tokens * between_factors(forms)};
 }
 
 ArenaSizes arena_sizes(const LanguageConfig& config, const Forms& forms) {

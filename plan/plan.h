@@ -40,8 +40,8 @@ struct Memory {
   double total() const { return parameters + gradients + optimizer + saved + transient; }
 };
 
-/// Bytes per token and hidden feature of a feed-forward network that does not run as the dense ones do:
-/// ops::mlp_sparse24.
+/// Bytes per token and hidden feature of a feed-forward network, or of factors with an activation between
+/// them, that does not run as the dense ones do: ops::mlp_sparse24.
 struct HiddenBytes {
   double saved = 0;      // for backward
   double transient = 0;  // of its backward pass
@@ -57,6 +57,7 @@ struct Forms {
     return attention.kind == nn::FactorKind::dense && mlp.kind == nn::FactorKind::dense;
   }
   std::optional<HiddenBytes> hidden = {};   // of sparse feed-forward networks
+  std::optional<HiddenBytes> between = {};  // of cola layers with 2:4 activations between the factors
   bool attention24 = false, mlp24 = false;  // 2:4 weights (nn::Weights24)
 };
 /// These throw if a rank is too large for a module.

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "nn/low_rank.h"
+#include "ops/linear/linear.h"
 #include "ops/select/select.h"
 
 namespace tessera::train {
@@ -155,10 +157,20 @@ int64_t dense_columns_for(const Tensor& a, double dropped) {
 }
 
 void ActivationMeter::see(const nn::LinearCall& call) {
-  constexpr std::string_view kSecond = ".mlp.down";
+  if (const auto found = cola_.find(call.name); found != cola_.end()) {
+    const std::vector<nn::FactorPair> pairs = nn::pairs_of(found->second->factors);
+    for (size_t p = 0; p < pairs.size(); ++p)
+      measure(pairs.size() == 1 ? call.name : call.name + "." + std::to_string(p),
+              ops::activation(ops::linear(call.input, pairs[p].a), found->second->activation));
+  }
+  constexpr std::string_view kSecond = ".mlp.down", kLayer = ".down";
   if (!call.name.ends_with(kSecond)) return;
-  const std::string name = call.name.substr(0, call.name.size() - std::string_view(".down").size());
-  if (!networks_.contains(name)) networks_.emplace(name, activation_sparsity(call.input, dense_share_));
+  const std::string network = call.name.substr(0, call.name.size() - kLayer.size());
+  if (!left_out_.contains(network)) measure(network, call.input);
+}
+
+void ActivationMeter::measure(const std::string& name, const Tensor& activations) {
+  if (!networks_.contains(name)) networks_.emplace(name, activation_sparsity(activations, dense_share_));
 }
 
 std::vector<std::string> ActivationMeter::names() const {

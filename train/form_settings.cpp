@@ -69,10 +69,9 @@ nn::FactorOptions FormSettings::options(bool of_attention, bool has_weights) con
   nn::FactorOptions made{.kind = nn::parse_factor_kind(form)};
   check(layers == "all" || layers == "attention" || layers == "mlp",
         "form: the layers (--form-layers) are \"", layers, "\"; expected all, attention or mlp");
-  if (layers == (of_attention ? "mlp" : "attention")) made.kind = nn::FactorKind::dense;
+  if (!factorizes(of_attention)) made.kind = nn::FactorKind::dense;
   if (made.kind == nn::FactorKind::dense) return made;
-  const int64_t own = of_attention ? attention_rank : mlp_rank;
-  made.rank = own ? own : rank;
+  made.rank = rank_of(of_attention);
   check(made.rank >= 1, form, ": the rank of ", of_attention ? "attention" : "the MLPs",
         " is not given; give --rank, or ", of_attention ? "--attention-rank" : "--mlp-rank");
   const bool from_weights = has_weights || made.kind == nn::FactorKind::lost;
@@ -137,11 +136,10 @@ std::vector<std::string> FormSettings::apply(const pretrained::LinearModules& mo
 
 std::string FormSettings::description() const {
   std::string text = form;
-  const auto rank_of = [&](int64_t own) { return std::to_string(own ? own : rank); };
-  if (layers != "mlp") text += " of rank " + rank_of(attention_rank) + " in attention";
+  if (layers != "mlp") text += " of rank " + std::to_string(rank_of(true)) + " in attention";
   if (layers == "all") text += " and";
   if (layers != "attention")
-    text += std::string(layers == "all" ? " " : " of rank ") + rank_of(mlp_rank) + " in the MLPs";
+    text += (layers == "all" ? " " : " of rank ") + std::to_string(rank_of(false)) + " in the MLPs";
   if (form == "cola") text += ", " + activation + " between the factors";
   return text;
 }

@@ -39,6 +39,14 @@ struct FormSettings {
   /// In the group "Model". Values that are the usual ones are not written.
   void add_to(SettingList& list);
   bool factorizes() const { return form != "dense"; }
+  /// Whether the layers of attention, or of the MLPs, have the form.
+  bool factorizes(bool attention) const {
+    return factorizes() && layers != (attention ? "mlp" : "attention");
+  }
+  int64_t rank_of(bool attention) const {
+    const int64_t own = attention ? attention_rank : mlp_rank;
+    return own ? own : rank;
+  }
   /// Whether lost's columns are chosen by a gradient.
   bool needs_gradient() const { return form == "lost" && columns == "gradient"; }
   /// Of the attention layers, or of those of the MLPs; the kind is dense where these stay so. `has_weights`:

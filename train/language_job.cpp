@@ -131,8 +131,6 @@ void LanguageSettings::validate() const {
   check_optimizer_form(optimizer, factors);
   check(!keep_zeros || !factors.factorizes(), family(), ": keep_zeros with --form ", factors.form,
         ", which has no weights to keep zeros in; leave one of them out");
-  check(!sparse24.on() || !factors.factorizes(), family(), ": --sparse24 with --form ", factors.form,
-        "; 2:4 activations need dense weights, so leave one of them out");
   plan::count_parameters(model, forms());  // throws for a rank that is too large
   if (const auto* const gpt = std::get_if<models::GptConfig>(&model))
     check(dropout == 0 || dropout == gpt->residual_dropout, family(), ": dropout is ", dropout,
@@ -176,13 +174,20 @@ void LanguageSettings::check_weights24() const {
         "attn, or leave one of them out");
 }
 
+bool LanguageSettings::has_zeros() const {
+  const auto* const llama = std::get_if<models::LlamaConfig>(&model);
+  const ops::Activation activation = std::visit([](const auto& config) { return config.activation; }, model);
+  return !(llama && llama->gated) &&
+         (activation == ops::Activation::relu || activation == ops::Activation::relu_squared);
+}
+
 void LanguageSettings::check_activations(const std::string& flag) const {
   const auto* const llama = std::get_if<models::LlamaConfig>(&model);
   const ops::Activation activation = std::visit([](const auto& config) { return config.activation; }, model);
   check(!llama || !llama->gated, family(), ": ", flag,
         " needs feed-forward networks without a gate, and these are gated (SwiGLU); add --ffn relu2");
-  check(activation == ops::Activation::relu || activation == ops::Activation::relu_squared, family(), ": ",
-        flag, " needs activations with zeros (relu, relu2), and these are ", ops::name_of(activation));
+  check(has_zeros(), family(), ": ", flag, " needs activations with zeros (relu, relu2), and these are ",
+        ops::name_of(activation));
 }
 
 void LanguageSettings::check_on_ranks(int ranks) const {
@@ -195,11 +200,38 @@ void LanguageSettings::check_on_ranks(int ranks) const {
 void LanguageSettings::check_sparse24() const {
   sparse24.validate();
   if (!sparse24.on()) return;
-  check_activations("sparse24 (--sparse24 " + sparse24.method + ")");
+  const std::string flag = "sparse24 (--sparse24 " + sparse24.method + ")";
+  check(!sparsifies_factors() || factors.activation == "relu_squared", family(), ": ", flag,
+        " with --form cola needs activations with zeros between the factors, and these are ",
+        factors.activation, "; add --cola-activation relu_squared");
+  // Of these forms a layer is more than GEMMs with one hidden matrix between them.
+  check(!factors.factorizes(false) || (factors.form != "sltrain" && factors.form != "lost"), family(), ": ",
+        flag, " with --form ", factors.form,
+        " in the MLPs: hidden activations are multiplied with one matrix, and a layer of that form has two; "
+        "give --form-layers attention, or take low_rank or cola");
+  if (sparsifies_networks()) check_activations(flag);
   check(!sparse24.has_state() || order != "global", family(),
         ": sparse24: counts of an earlier step and random choices are not those of any number of ranks "
         "(--order "
         "global); use --order world, or --dense-share 0 with naive or fast");
+}
+
+std::vector<std::pair<int64_t, int64_t>> LanguageSettings::sparse24_sizes() const {
+  std::vector<std::pair<int64_t, int64_t>> sizes;
+  const auto add = [&](int64_t features, int64_t width) {
+    if (std::ranges::find(sizes, std::pair(features, width)) == sizes.end())
+      sizes.emplace_back(features, width);
+  };
+  std::visit(
+      [&](const auto& config) {
+        if (sparsifies_networks())
+          add(config.d_ff, factors.factorizes(false) ? factors.rank_of(false) : config.d_model);
+        for (const bool attention : {true, false})
+          if (sparsifies_factors() && factors.factorizes(attention))
+            add(factors.rank_of(attention), config.d_model);
+      },
+      model);
+  return sizes;
 }
 
 json to_json(const LanguageSettings& settings) {
@@ -326,8 +358,8 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
   if (settings.sparse24.on())
     std::visit(
         [&](auto& model) {
-          settings.sparse24.apply(model, seed_for(RandomPurpose::activation_choice, settings.seed),
-                                  &sparse24_rng_);
+          settings.sparse24.apply(model, settings.sparsifies_networks(),
+                                  seed_for(RandomPurpose::activation_choice, settings.seed), &sparse24_rng_);
         },
         model_);
   std::visit([&](auto& model) { settings.weights24.apply(model); }, model_);
@@ -475,11 +507,11 @@ Perplexity LanguageJob::measure(std::span<const PerplexityWindow> windows) {
       [&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch, progress); });
 }
 
-/// Of the first windows of the evaluation: zeros of each network, and the energy that 2:4 drops of it.
+/// Of the first windows of the evaluation: zeros of what is sparse, and the energy that 2:4 drops of it.
 void LanguageJob::add_sparsity(Values& values) {
   const auto first = std::span(windows_).first(std::min(windows_.size(), size_t(settings_.batch)));
   const auto measured = as_used([&](auto& model) {
-    const ActivationMeter meter(model, settings_.sparse24.dense_share);
+    const ActivationMeter meter(model, settings_.sparse24.dense_share, true);
     measure_perplexity(model, first, device(), settings_.batch);
     return meter.networks();
   });

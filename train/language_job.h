@@ -69,10 +69,20 @@ struct LanguageSettings : TrainingSettings {
   int64_t tokens_per_step() const { return length * batch * accumulate; }
   plan::Forms forms() const {
     plan::Forms forms = factors.forms(!start.empty());
-    forms.hidden = sparse24.hidden_bytes(dtype());
+    if (sparsifies_networks()) forms.hidden = sparse24.hidden_bytes(dtype());
+    if (sparsifies_factors()) forms.between = sparse24.hidden_bytes(dtype());
     forms.attention24 = weights24.in_attention(), forms.mlp24 = weights24.in_mlp();
     return forms;
   }
+  /// What --sparse24 makes 2:4: the activations between the factors of cola layers; and the hidden ones of
+  /// feed-forward networks, unless they are made of cola layers, or have no zeros while others have.
+  bool sparsifies_factors() const { return sparse24.on() && factors.form == "cola"; }
+  bool sparsifies_networks() const {
+    if (!sparsifies_factors()) return sparse24.on();
+    return !factors.factorizes(false) && has_zeros();
+  }
+  /// The GEMMs that are 2:4, as features and the width that these are multiplied to; for headers.
+  std::vector<std::pair<int64_t, int64_t>> sparse24_sizes() const;
   /// The names of the terms added to the loss: "activation_l1", "masked_decay".
   std::vector<std::string> penalties() const;
   /// Throws, naming the setting.
@@ -81,7 +91,9 @@ struct LanguageSettings : TrainingSettings {
   void check_on_ranks(int ranks) const;
 
  private:
-  /// Throws unless the hidden activations of the feed-forward networks have zeros, for the sake of `flag`.
+  /// Whether the hidden activations of the feed-forward networks have zeros.
+  bool has_zeros() const;
+  /// Throws unless they have, for the sake of `flag`.
   void check_activations(const std::string& flag) const;
   void check_sparse24() const;
   void check_weights24() const;
@@ -159,7 +171,8 @@ class LanguageJob : public Job {
   Values state_values() override;
   /// eval_nll (nats per token), eval_perplexity, eval_bits_per_byte, and of the baseline ngram_nll,
   /// ngram_bits_per_byte and eval_gap = eval_nll - ngram_nll. With sparse24 also activation_zeros and
-  /// dropped_energy, means over the networks, and "zeros.blocks.3.mlp", "dropped.blocks.3.mlp" of each.
+  /// dropped_energy, means over what is sparse, and "zeros.blocks.3.mlp", "dropped.blocks.3.mlp" of each
+  /// network, "zeros.blocks.3.attention.qkv.0" of each part of a cola layer.
   Values evaluate() override;
   /// Early stopping, and the best evaluation's checkpoint if its weights are to be exported.
   Verdict judge(int64_t step, const Values& values) override;

@@ -87,7 +87,7 @@ void LanguageRecipe::prepare(const RunFolder& run, Device device, bool resumed) 
 /// Of the dense model on the first micro-batch.
 std::map<std::string, Tensor> LanguageRecipe::first_gradients(Device device) {
   LanguageSettings dense = settings_;
-  dense.factors = {}, dense.optimizer = "sgd", dense.ema = 0;
+  dense.factors = {}, dense.sparse24 = {}, dense.optimizer = "sgd", dense.ema = 0;
   LanguageJob job(dense, device, settings_.start);
   job.set_data(*data_, watch, held_out_, baseline_);
   return job.weight_gradients();
@@ -234,14 +234,16 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
   text += fmt::format("  training  steps {} to {} ({:.1f} epochs), lr {:g} ({}), seed {}\n", first_step,
                       settings_.steps, read_epochs(), settings_.lr, settings_.schedule, settings_.seed);
   text += settings_.step_line();
-  if (settings_.sparse24.on())
-    std::visit(
-        [&](const auto& m) {
-          text += fmt::format("  sparse    {}\n            {}\n", settings_.sparse24.description(),
-                              Sparse24Settings::variants(settings_.batch * settings_.length, m.d_ff,
-                                                         m.d_model, settings_.dtype(), device));
-        },
-        settings_.model);
+  if (settings_.sparse24.on()) {
+    text += fmt::format("  sparse    {}, {}\n", settings_.sparse24.description(),
+                        !settings_.sparsifies_factors()   ? "in the feed-forward networks"
+                        : settings_.sparsifies_networks() ? "in cola layers and feed-forward networks"
+                                                          : "in cola layers");
+    for (const auto& [features, width] : settings_.sparse24_sizes())
+      text += fmt::format("            {} features: {}\n", features,
+                          Sparse24Settings::variants(settings_.batch * settings_.length, features, width,
+                                                     settings_.dtype(), device));
+  }
   if (settings_.weights24.on())
     std::visit(
         [&](const auto& m) {

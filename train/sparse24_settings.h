@@ -9,8 +9,8 @@
 
 namespace tessera::train {
 
-/// 2:4 sparse activations of a model's feed-forward networks while it trains, and when
-/// (docs/sparse_training.md).
+/// 2:4 sparse activations of a model's feed-forward networks, or between the factors of its cola layers,
+/// while it trains, and when (docs/sparse_training.md).
 struct Sparse24Settings {
   std::string method = "none";  // none, or one of ops::Method24
   std::string token_method = "naive";
@@ -46,16 +46,25 @@ struct Sparse24Settings {
   /// features by decompressed, over tokens by decompressed".
   static std::string variants(int64_t tokens, int64_t hidden, int64_t width, DType dtype, Device device);
 
-  /// Gives every feed-forward network of the model the form. Throws if one has a gate.
+  /// Gives the form to every cola layer of the model, and, with `networks`, to every feed-forward network.
+  /// Throws if one of these has a gate, or an activation without zeros.
   template <class Model>
-  void apply(Model& model, uint64_t seed, Rng* rng) const {
+  void apply(Model& model, bool networks, uint64_t seed, Rng* rng) const {
+    nn::for_each<nn::Linear>(model, [&](const std::string&, nn::Linear& layer) {
+      if (const auto* const cola = std::get_if<nn::Cola>(&layer.form))
+        nn::set_sparse24(layer, form(cola->activation, seed, rng));
+    });
+    if (!networks) return;
     nn::for_each<nn::Mlp>(model, [&](const std::string&, nn::Mlp& mlp) {
       nn::set_sparse24(mlp, form(mlp.activation, seed, rng));
     });
   }
-  /// Switches the networks of the model, which have the form.
+  /// Switches the networks and layers of the model that have the form.
   template <class Model>
   static void set_active(Model& model, bool active) {
+    nn::for_each<nn::Linear>(model, [&](const std::string&, nn::Linear& layer) {
+      for (nn::Sparse24& own : nn::sparse24_of(layer)) own.active = active;
+    });
     nn::for_each<nn::Mlp>(model, [&](const std::string&, nn::Mlp& mlp) {
       if (nn::Sparse24* const own = nn::sparse24_of(mlp)) own->active = active;
     });

@@ -600,15 +600,13 @@ TEST(PlanAndBench, RefuseFlagsWithoutEffectAsTrainingDoes) {
       " --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 --batch 2 --vocab-size 100 ";
   struct Idle {
     const char *flags, *says;
-    bool llama;
   };
-  for (const Idle& idle : {Idle{"--rank 4", "--rank is for weights made of factors|--form is dense", false},
-                           {"--form low_rank --rank 4 --alpha 2", "--alpha is for --form sltrain", false},
-                           {"--weights-24-every 5", "--weights-24-every needs --weights-24", false},
-                           {"--dense-share 0.1", "--dense-share needs --sparse24", true},
-                           {"--dense-first 2", "--dense-first needs --sparse24 or --weights-24", true}})
+  for (const Idle& idle : {Idle{"--rank 4", "--rank is for weights made of factors|--form is dense"},
+                           {"--form low_rank --rank 4 --alpha 2", "--alpha is for --form sltrain"},
+                           {"--weights-24-every 5", "--weights-24-every needs --weights-24"},
+                           {"--dense-share 0.1", "--dense-share needs --sparse24"},
+                           {"--dense-first 2", "--dense-first needs --sparse24 or --weights-24"}})
     for (const std::string model : {"gpt", "llama"}) {
-      if (idle.llama && model == "gpt") continue;
       const Outcome train = run(at, "train " + model + kFromText + " " + idle.flags);
       EXPECT_EQ(train.code, 2) << train.err;
       EXPECT_TRUE(holds_all(train.err, idle.says)) << train.err;

@@ -64,13 +64,19 @@ TEST(Sparse24Training, StartsDenseThenSparsifiesThenIsDenseAgain) {
 }
 
 TEST(Sparse24Training, GoesOnToTheSameBitsAcrossASwitch) {
-  for (const char* const how : {"naive --permute random", "mvue --sparse24-tokens mvue --dense-share 0",
-                                "soft_dynamic --dynamic-steps 2 --permute stride"}) {
+  const std::string cola = "--form cola --rank 8 --cola-activation relu_squared --sparse24 ";
+  for (const std::string& how :
+       {std::string("--ffn relu2 --sparse24 naive --permute random"),
+        std::string("--ffn relu2 --sparse24 mvue --sparse24-tokens mvue --dense-share 0"),
+        std::string("--ffn relu2 --sparse24 soft_dynamic --dynamic-steps 2 --permute stride"),
+        cola + "naive --permute random", cola + "mvue --sparse24-tokens mvue",
+        cola + "soft_threshold --dense-share 0", cola + "soft_dynamic --dynamic-steps 2",
+        std::string("--ffn relu2 --form low_rank --rank 8 --sparse24 naive --permute stride")}) {
     Workplace at;
     with_text(at);
     const std::string flags = kTrain +
-                              " --ffn relu2 --steps 9 --save-every 1 --keep 20 --dense-first 3 "
-                              "--dense-last 2 --name a --sparse24 " +
+                              " --steps 9 --save-every 1 --keep 20 --dense-first 3 --dense-last 2 "
+                              "--name a " +
                               how;
     expect_success(run(at, flags));
     const std::string end = "runs/a/checkpoints/step-000009.safetensors", whole = at.get(end);
@@ -82,6 +88,86 @@ TEST(Sparse24Training, GoesOnToTheSameBitsAcrossASwitch) {
       EXPECT_TRUE(at.get(end) == whole) << how << " from step " << step;
     }
   }
+}
+
+/// The last line of a run's curve.
+json last_values(const Workplace& at, const std::string& run) {
+  std::istringstream lines(at.get("runs/" + run + "/metrics.jsonl"));
+  std::string last;
+  for (std::string line; std::getline(lines, line);) last = line;
+  return json::parse(last);
+}
+
+std::vector<std::string> sparse_places(const json& values) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : values.items())
+    if (name.starts_with("zeros.blocks.0."))
+      names.push_back(name.substr(std::string("zeros.blocks.0.").size()));
+  return names;
+}
+
+TEST(Sparse24Training, SparsifiesBetweenTheFactorsOfColaLayers) {
+  Workplace at;
+  with_text(at);
+  const std::string cola = kTrain + " --form cola --rank 8 --cola-activation relu_squared --steps 12";
+  expect_success(run(at, cola + " --name dense --sparse24 naive --sparse24-y dense --sparse24-dx dense "
+                                "--sparse24-dup dense --sparse24-ddown dense"));
+  expect_success(run(at, cola + " --name sparse --sparse24 naive --dense-first 5 --dense-last 3"));
+  const std::vector<double> one = losses(at, "dense"), other = losses(at, "sparse");
+  ASSERT_EQ(one.size(), 12u);
+  // Next to a gate, too: the first sparse forward pass is that of step 6.
+  EXPECT_EQ(std::vector(one.begin(), one.begin() + 5), std::vector(other.begin(), other.begin() + 5));
+  EXPECT_NE(one[5], other[5]);
+  EXPECT_LT(other.back(), other.front());  // it learns
+  const json values = last_values(at, "sparse");
+  const std::vector<std::string> places = sparse_places(values);
+  // Each part is measured by itself, and the gated network's hidden activations, which stay dense, are not.
+  for (const char* const name : {"attention.qkv.0", "attention.qkv.2", "mlp.up.0", "mlp.up.1", "mlp.down"})
+    EXPECT_NE(std::ranges::find(places, name), places.end()) << name;
+  EXPECT_EQ(places.size(), 7u);
+  EXPECT_GT(values.at("activation_zeros"), 0.2);
+  EXPECT_GT(values.at("dropped_energy"), 0);
+  EXPECT_LT(values.at("dropped_energy"), 0.5);
+  // What is exported says nothing of 2:4, and is used as any model of cola layers.
+  EXPECT_TRUE(json::parse(at.get("runs/sparse/model/config.json")).contains("tessera_cola"));
+  expect_success(run(at, "generate --model runs/sparse --prompt clause --max-tokens 4 --device cpu"));
+  const Outcome measured =
+      run(at, "sparsity activations --model runs/sparse --text a.txt --length 16 --windows 4 --device cpu");
+  expect_success(measured);
+  EXPECT_TRUE(holds_all(measured.out, "blocks.0.attention.qkv.1|blocks.1.mlp.down")) << measured.out;
+
+  // In attention alone, with networks that are sparse by themselves; of a GPT, whose fused q, k and v are
+  // one.
+  expect_success(run(at, kTrain + " --ffn relu2 --form cola --form-layers attention --rank 8 --steps 2 "
+                                  "--cola-activation relu_squared --sparse24 naive --name both"));
+  const std::vector<std::string> both = sparse_places(last_values(at, "both"));
+  EXPECT_NE(std::ranges::find(both, "attention.qkv.0"), both.end());
+  EXPECT_NE(std::ranges::find(both, "mlp"), both.end());
+  EXPECT_EQ(both.size(), 5u);
+  expect_success(run(at,
+                     "train gpt --text a.txt --device cpu --quiet --sample-tokens 0 --ngram 0 --steps 2 "
+                     "--log-every 1 --form cola --rank 8 --cola-activation relu_squared --sparse24 naive "
+                     "--name gpt" +
+                         kSizes));
+  EXPECT_EQ(sparse_places(last_values(at, "gpt")).size(), 4u);
+}
+
+TEST(Sparse24Training, SparsifiesNetworksOfLowRankLayers) {
+  Workplace at;
+  with_text(at);
+  const std::string low = kTrain + " --ffn relu2 --form low_rank --rank 8 --steps 8";
+  expect_success(run(at, low + " --name dense"));
+  expect_success(run(at, low + " --name sparse --sparse24 naive"));
+  const std::vector<double> one = losses(at, "dense"), other = losses(at, "sparse");
+  EXPECT_NE(one[0], other[0]);
+  EXPECT_LT(other.back(), other.front());  // it learns
+  EXPECT_EQ(sparse_places(last_values(at, "sparse")), std::vector<std::string>{"mlp"});
+  const json model = json::parse(at.get("runs/sparse/model/config.json"));
+  EXPECT_EQ(model.at("model_type"), "arcee");  // the dense weights that the factors stand for
+  // Factors of the manifold's optimizer, and of attention alone, whose networks are dense.
+  expect_success(run(at, low + " --name loro --sparse24 naive --optimizer loro --loro-every 3"));
+  expect_success(run(at, kTrain + " --ffn relu2 --form lost --rank 8 --columns gradient --steps 2 "
+                                  "--form-layers attention --sparse24 naive --name attention"));
 }
 
 /// The values of one name, of a run's curve.
@@ -171,6 +257,16 @@ TEST(Sparse24Training, IsPlannedAndMeasured) {
   const double elements = 12.0 * 16 * 256 * 3072;
   EXPECT_DOUBLE_EQ(saved("") - saved(" --sparse24 naive"), elements * (2 * 2 - 1.125 - 0.05 * 2));
   EXPECT_DOUBLE_EQ(saved("") - saved(" --sparse24 naive --dense-share 0"), elements * (2 * 2 - 1.125));
+  // Of cola layers of rank 64 the activations between the factors of the seven modules of a block.
+  const std::string cola = " --form cola --rank 64 --cola-activation relu_squared";
+  const double between = 12.0 * 16 * 256 * 64 * 7 * (2 * 2 - 1.125 - 0.05 * 2);
+  const std::string gated = "plan llama --json --precision bf16 --vocab-size 300 --length 256";
+  const auto saved_gated = [&](const std::string& more) {
+    const Outcome outcome = run(at, gated + more);
+    expect_success(outcome);
+    return json::parse(outcome.out).at("saved").get<double>();
+  };
+  EXPECT_NEAR(saved_gated(cola) - saved_gated(cola + " --sparse24 naive"), between, 1e-6 * between);
   expect_success(run(at, kTrain + " --ffn relu --steps 3 --name m --sparse24 naive"));
   const Outcome measured =
       run(at,
@@ -213,6 +309,16 @@ TEST(Sparse24Training, RefusesWhatMakesNoSense) {
       {train + "--ffn relu2 --sparse24 naive --sparse24-dx half", 2, "--sparse24-dx"},
       {train + "--ffn relu2 --sparse24 naive --sparse24-tokens soft_dynamic", 2, "--sparse24-tokens"},
       {train + "--ffn relu2 --sparse24 naive --order global", 2, "--order global"},
+      {train + "--form cola --rank 8 --sparse24 naive", 2,
+       "--sparse24 naive|--form cola|silu|--cola-activation relu_squared"},
+      {train + "--form cola --rank 8 --cola-activation relu_squared --sparse24 naive --sparse24-require", 1,
+       "sparse tensor cores are required"},
+      {train + "--form cola --rank 8 --cola-activation relu_squared --sparse24 naive --order global", 2,
+       "--order global"},
+      {train + "--form low_rank --rank 8 --sparse24 naive", 2, "--sparse24 naive|without a gate|--ffn relu2"},
+      {train + "--ffn relu2 --form sltrain --rank 8 --sparse24 naive", 2,
+       "--form sltrain in the MLPs|--form-layers attention|low_rank or cola"},
+      {train + "--ffn relu2 --form lost --rank 8 --sparse24 naive", 2, "--form lost in the MLPs"},
       {train + "--ffn relu2 --sparse24 naive --sparse24-require", 1, "sparse tensor cores are required"},
       {train + "--ffn relu2 --type qwen2", 2, "--ffn relu2 and --type qwen2"},
       {train + "--ffn swiglu --type arcee", 2, "--ffn swiglu and --type arcee"},
