@@ -164,5 +164,30 @@ TEST(TokenCommands, SayWhatIsWrong) {
   EXPECT_EQ(at.files(), (std::vector<std::string>{"bad.json", "cut.tokens", "text"}));
 }
 
+TEST(Tokenize, WarnsIfNothingIsHeldOut) {
+  const Workplace at;
+  at.put("good.txt", "some text\nand more\n");
+  ASSERT_EQ(run(at, "tokenizer train --text good.txt --kind byte --out t.json").code, 0);
+  const Outcome none =
+      run(at, "data tokenize --tokenizer t.json --out a --text good.txt --piece 1 --validation 0.1");
+  EXPECT_EQ(none.code, 0) << none.err;
+  EXPECT_TRUE(holds_all(none.out, "validation: 0 tokens")) << none.out;
+  EXPECT_TRUE(holds_all(none.err, "warning: --validation 0.1 holds nothing out")) << none.err;
+  const Outcome some = run(at, "data tokenize --tokenizer t.json --out b --text good.txt --validation 0.5");
+  EXPECT_EQ(some.err, "");
+}
+
+TEST(Tokenize, LeavesNoShardOfWhatItCouldNotFinish) {
+  const Workplace at;
+  at.put("good.txt", "some text\n");
+  ASSERT_EQ(run(at, "tokenizer train --text good.txt --kind byte --out t.json").code, 0);
+  const auto before = at.files();
+  const Outcome outcome = run(
+      at, "data tokenize --tokenizer t.json --out a/b --shard-tokens 4 --text good.txt good.txt none.txt");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(holds_all(outcome.err, "none.txt")) << outcome.err;
+  EXPECT_EQ(at.files(), before);
+}
+
 }  // namespace
 }  // namespace tessera::cli::test

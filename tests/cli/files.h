@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "io/safetensors.h"
+#include "tests/cli/command.h"
+
+/// Files for tests of commands that read them.
+
+namespace tessera::cli::test {
+
+inline constexpr const char* kLfsPointer =
+    "version https://git-lfs.github.com/spec/v1\noid "
+    "sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
+    "size 12345\n";
+
+inline Tensor ramp(const Shape& shape, DType dtype = DType::f32) {
+  std::vector<float> values(size_t(shape.count()));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = float(i) / 4 - 1;
+  return Tensor::from(values, shape).to(dtype);
+}
+
+inline void put_tensors(const Workplace& at, const std::string& name, const io::NamedTensors& tensors) {
+  io::save_safetensors((at / name).string(), tensors);
+}
+
+/// A file's text, and parts of what is said of it, separated by '|'.
+struct BadText {
+  const char* name;
+  const char* text;
+  const char* says;
+};
+inline void PrintTo(const BadText& bad, std::ostream* out) {
+  *out << bad.name;
+}
+
+}  // namespace tessera::cli::test
