@@ -408,8 +408,10 @@ void add_prune(CLI::App& app, Action& action) {
       *app.add_subcommand("prune", "Prune a language model: magnitude, Wanda, RIA or SparseGPT");
   auto args = std::make_shared<PruneArgs>();
   command.footer(
-      "Prints a plan, prunes block by block and writes a Hugging Face model directory with masks.safetensors "
-      "and\npruning.json in it. An interrupted call continues after its finished blocks.\n\nExample:\n  "
+      "Prints a plan, prunes block by block and writes a Hugging Face model directory with "
+      "masks.safetensors,\n"
+      "pruning.json and, with samples, input_norms.safetensors in it. An interrupted call continues after "
+      "its finished blocks.\n\nExample:\n  "
       "tessera prune --model llama --text c4.txt --eval-text wikitext.txt --method wanda --pattern 2:4 --out "
       "pruned\n  tessera prune --model llama --text c4.txt --method sparsegpt --gates g "
       "--activation-sparsity 0.4 --out p2");

@@ -12,6 +12,7 @@
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "sparsity/pattern_page.h"
+#include "sparsity/pattern_pictures.h"
 #include "sparsity/patterns.h"
 #include "sparsity/quality.h"
 #include "sparsity/split_sweep.h"
@@ -150,14 +151,14 @@ int run_query(const QueryArgs& args) {
 }
 
 struct ExportArgs {
-  std::string result, out;
+  std::string result, out, png;
+  sparsity::PictureOptions pictures;
 };
 
-int run_export(const ExportArgs& args) {
-  report::Database database = open_result(args.result);
+void export_tables(report::Database& database, const std::string& out) {
   const report::Table tables =
       database.run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name");
-  io::AtomicFolder folder(args.out, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder folder(out, io::AtomicFolder::Existing::merge);
   for (const auto& row : tables.rows) {
     const auto& name = std::get<std::string>(row[0]);
     const report::Table rows = database.run("SELECT * FROM \"" + name + "\"");
@@ -165,6 +166,24 @@ int run_export(const ExportArgs& args) {
     fmt::print("{}.csv: {} rows\n", name, rows.rows.size());
   }
   folder.publish();
+}
+
+int run_export(const ExportArgs& args) {
+  if (args.out.empty() && args.png.empty())
+    throw UsageError("nothing to export; give --out for tables as CSV, --png for pictures, or both");
+  if (args.png.empty() && (args.pictures.feature || !args.pictures.only.empty()))
+    throw UsageError("--feature and --only choose pictures; they need --png");
+  const InterruptGuard interrupts(kGivingUp);
+  const fs::path path = fs::path(args.result) / sparsity::kPatternsFile;
+  const ResultKind& kind = kind_of(path);
+  if (!args.png.empty() && kind.id != sparsity::kPatternsId)
+    throw UsageError(fmt::format("--png: {} is {}; pictures are of a result of tessera sparsity analyze",
+                                 io::utf8_text(path.string()), kind.what));
+  report::Database database = open_result(args.result);
+  if (!args.out.empty()) export_tables(database, args.out);
+  if (!args.png.empty())
+    sparsity::export_pictures(database, args.png, args.pictures,
+                              [](const std::string& line) { fmt::print("{}\n", io::utf8_text(line)); });
   return 0;
 }
 
@@ -235,11 +254,25 @@ void add_query(CLI::App& group, Action& action) {
 }
 
 void add_export(CLI::App& group, Action& action) {
-  auto* command = group.add_subcommand("export", "Write every table of sparsity.sqlite as CSV");
+  auto* command = group.add_subcommand(
+      "export", "Write the tables of sparsity.sqlite as CSV, or pictures of them as PNG");
   auto args = std::make_shared<ExportArgs>();
   command->add_option("result", args->result, "Directory with sparsity.sqlite")->required();
-  command->add_option("--out", args->out, "Directory to write to")->required();
-  command->footer("example: tessera sparsity export runs/patterns --out runs/patterns/csv");
+  command->add_option("--out", args->out, "Directory to write every table to, as CSV");
+  command->add_option("--png", args->png, "Directory to write pictures of an analysis to, as PNG");
+  command
+      ->add_option(
+          "--only", args->pictures.only,
+          "Draw only matrices whose name contains this, such as layers.1. or down_proj; may be repeated")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--feature", args->pictures.feature,
+                   "Clustered feature from which Hamming gradients start; default: the reference of the "
+                   "clustering")
+      ->check(whole(0, int64_t{1} << 31));
+  command->footer(
+      "examples: tessera sparsity export runs/patterns --out runs/patterns/csv\n          tessera sparsity "
+      "export runs/patterns --png runs/patterns/png --only layers.1.");
   command->callback([&action, args] { action = [args] { return run_export(*args); }; });
 }
 

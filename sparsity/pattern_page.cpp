@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "io/utf8.h"
+#include "runtime/error.h"
 #include "sparsity/pattern_page_script.h"
+#include "sparsity/patterns.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -46,6 +48,10 @@ constexpr Figure kFigures[] = {
     {"labels",
      "SELECT * FROM cluster_labels WHERE matrix_id <= {} ORDER BY matrix_id, source, k, gradient_rank", true},
     {"distances", "SELECT * FROM distances WHERE matrix_id <= {}", true},
+    {"input_norms",
+     "SELECT n.* FROM input_norms n JOIN matrices m ON m.id = n.matrix_id WHERE n.matrix_id <= {} AND "
+     "n.column_index % ((m.columns + 511) / 512) = 0",
+     true},
     {"maps", "SELECT * FROM maps WHERE matrix_id <= {}", true},
     {"bits", "SELECT * FROM bits WHERE matrix_id <= {}", true},
 };
@@ -80,7 +86,14 @@ std::string data_up_to(report::Database& database, int64_t last) {
 
 }  // namespace
 
+void check_version(report::Database& database) {
+  const auto version = std::get<int64_t>(database.run("PRAGMA user_version").rows.at(0).at(0));
+  check(version == kPatternsVersion, "sparsity.sqlite: its tables are of version ", version, "; expected ",
+        kPatternsVersion, "; run tessera sparsity analyze again");
+}
+
 std::string page_data(report::Database& database) {
+  check_version(database);
   const report::Table count = database.run("SELECT count(*) FROM matrices");
   int64_t last = std::get<int64_t>(count.rows[0][0]);
   std::string data = data_up_to(database, last);

@@ -18,6 +18,8 @@ PatternSource::PatternSource(const std::string& path) : path_(path), masks_(read
   weights_ = std::make_unique<ModelMatrices>(path);
   const fs::path noted = fs::path(path) / "masks.safetensors";
   if (fs::exists(noted, ignored)) masks_.info = load_masks(noted.string()).info;
+  const fs::path norms = fs::path(path) / kInputNormsFile;
+  if (fs::exists(norms, ignored)) norms_ = load_input_norms(norms.string(), masks_);
 }
 PatternSource::PatternSource(PatternSource&&) noexcept = default;
 PatternSource::~PatternSource() = default;
@@ -31,6 +33,11 @@ Tensor PatternSource::weight(const std::string& matrix) const {
             io::shown(matrix), "' has a value that is not finite at [", i, ", ", j,
             "]; prune the model again from finite weights");
   return rows;
+}
+
+std::vector<double> PatternSource::input_norms(const std::string& matrix) const {
+  const auto found = norms_.find(matrix);
+  return found == norms_.end() ? std::vector<double>() : found->second.to_vector<double>();
 }
 
 std::map<std::string, double> PatternSource::perplexities() const {

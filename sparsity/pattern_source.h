@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "sparsity/input_norms.h"
 #include "sparsity/masks.h"
 #include "sparsity/model_matrices.h"
 
@@ -24,12 +25,17 @@ class PatternSource {
   /// The weight [rows, columns] in f64, or an undefined tensor if the input has masks alone. Throws for
   /// values that are not finite.
   Tensor weight(const std::string& matrix) const;
+  /// Norms of the inputs of a matrix as tessera prune noted them in the folder, one per column; empty if it
+  /// did not: its method read no samples, or the input has masks alone.
+  std::vector<double> input_norms(const std::string& matrix) const;
+  bool has_input_norms() const { return !norms_.empty(); }
   /// Perplexities that tessera prune has noted in the folder: what they are of, and the number.
   std::map<std::string, double> perplexities() const;
 
  private:
   std::string path_, name_;
   Masks masks_;
+  InputNorms norms_;
   std::unique_ptr<ModelMatrices> weights_;  // null: masks alone
 };
 

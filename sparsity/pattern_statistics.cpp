@@ -93,26 +93,6 @@ void add_clusters(Figures& figures, const Features& pool, const Execution& execu
       add(("coherence" + std::to_string(size)).c_str(), mean_of(coherence_of(clustered, order, size)));
 }
 
-/// `draw(number, model)` gives the figures of a draw.
-template <class Draw>
-std::vector<std::vector<ChanceLevel>> levels_of(const Figures& observed, int64_t draws, const Draw& draw) {
-  std::vector<std::vector<ChanceLevel>> levels(observed.size());
-  for (const NullModel model : kNullModels) {
-    check_interrupt();
-    std::vector<Figures> drawn(static_cast<size_t>(draws));
-    parallel_for(draws, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t number = begin; number < end; ++number)
-        drawn[size_t(number)] = draw(uint64_t(number), model);
-    });
-    for (size_t f = 0; f < observed.size(); ++f) {
-      std::vector<double> values;
-      for (const Figures& figures : drawn) values.push_back(figures[f].second);
-      levels[f].push_back(chance_level(observed[f].second, std::move(values)));
-    }
-  }
-  return levels;
-}
-
 }  // namespace
 
 void PatternOptions::validate() const {
@@ -223,9 +203,28 @@ Tensor move_values(const Tensor& values, const Features& mask) {
   return moved;
 }
 
+std::vector<std::vector<ChanceLevel>> levels_of(const Figures& observed, int64_t draws,
+                                                std::span<const NullModel> models, const DrawFigures& draw) {
+  std::vector<std::vector<ChanceLevel>> levels(observed.size());
+  for (const NullModel model : models) {
+    check_interrupt();
+    std::vector<Figures> drawn(static_cast<size_t>(draws));
+    parallel_for(draws, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t number = begin; number < end; ++number)
+        drawn[size_t(number)] = draw(uint64_t(number), model);
+    });
+    for (size_t f = 0; f < observed.size(); ++f) {
+      std::vector<double> values;
+      for (const Figures& figures : drawn) values.push_back(figures[f].second);
+      levels[f].push_back(chance_level(observed[f].second, std::move(values)));
+    }
+  }
+  return levels;
+}
+
 std::vector<std::vector<ChanceLevel>> chance_levels(const Features& pool, const Tensor& values,
                                                     const Figures& observed, const PatternOptions& options) {
-  return levels_of(observed, options.draws, [&](uint64_t number, NullModel model) {
+  return levels_of(observed, options.draws, kNullModels, [&](uint64_t number, NullModel model) {
     const Features drawn = draw_null(pool, model, options.seed, number);
     return figures_of(drawn, move_values(values, drawn), options);
   });
@@ -245,7 +244,7 @@ std::vector<std::vector<ChanceLevel>> pair_chance_levels(const Features& a, cons
                                                          const Tensor& values_a, const Tensor& values_b,
                                                          const Figures& observed,
                                                          const PatternOptions& options) {
-  return levels_of(observed, options.draws, [&](uint64_t number, NullModel model) {
+  return levels_of(observed, options.draws, kNullModels, [&](uint64_t number, NullModel model) {
     const Features drawn = draw_null(b, model, options.seed, number);
     return pair_figures(a, drawn, values_a, values_a.defined() ? move_values(values_b, drawn) : Tensor());
   });

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +65,13 @@ Figures figures_of(const Features& pool, const Tensor& values, const PatternOpti
 /// Values of features [n, length] in which each feature's values that are not zero stand, in their order
 /// (from the first again if they do not suffice), where `mask` keeps a position.
 Tensor move_values(const Tensor& values, const Features& mask);
+
+/// The figures of draw `number` under a null model.
+using DrawFigures = std::function<Figures(uint64_t number, NullModel model)>;
+/// Chance levels of figures by `draws` draws under each of the models: [figure][model]. `draw` is called from
+/// several threads.
+std::vector<std::vector<ChanceLevel>> levels_of(const Figures& observed, int64_t draws,
+                                                std::span<const NullModel> models, const DrawFigures& draw);
 
 /// Each figure's chance levels under the three null models: [figure][model].
 std::vector<std::vector<ChanceLevel>> chance_levels(const Features& pool, const Tensor& values,

@@ -12,7 +12,7 @@ inline constexpr const char* kTables[] = {
     "INTEGER, "
     "sparsity REAL, zero_features INTEGER, one_features INTEGER, duplicate_features INTEGER, unique_features "
     "INTEGER, "
-    "pool INTEGER, has_values INTEGER)",
+    "pool INTEGER, has_values INTEGER, input_norm_pearson REAL, input_norm_spearman REAL)",
     "CREATE TABLE features (matrix_id INTEGER, feature INTEGER, kept INTEGER, density REAL, norm REAL, "
     "nearest INTEGER, nearest_distance INTEGER, gradient_rank INTEGER, cluster_masks INTEGER, cluster_values "
     "INTEGER, "
@@ -43,6 +43,9 @@ inline constexpr const char* kTables[] = {
     "CREATE TABLE skipped_blocks (matrix_id INTEGER, feature_order TEXT, group_size INTEGER, share REAL, "
     "bound REAL)",
     "CREATE TABLE perplexity (input TEXT, text TEXT, value REAL)",
+    "CREATE TABLE input_norms (matrix_id INTEGER, column_index INTEGER, norm REAL, kept INTEGER, density "
+    "REAL, "
+    "PRIMARY KEY (matrix_id, column_index)) WITHOUT ROWID",
     "CREATE TABLE maps (matrix_id INTEGER PRIMARY KEY, height INTEGER, width INTEGER, density BLOB)",
     "CREATE TABLE bits (matrix_id INTEGER PRIMARY KEY, features INTEGER, length INTEGER, words_per_feature "
     "INTEGER, "

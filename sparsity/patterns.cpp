@@ -123,7 +123,7 @@ struct Pool {
 /// All tables, filled matrix by matrix.
 struct Tables {
   Table matrices, features, neighbours, distances, clusters, labels, statistics, pairs, quantiles, nulls,
-      perplexity, maps, bits, bytes, skipped;
+      perplexity, maps, bits, bytes, skipped, input_norms;
   size_t bits_text = 0;
 };
 
@@ -291,6 +291,19 @@ void add_pictures(Tables& tables, const Pool& pool, const Mask& mask, const Patt
   tables.bits.push_back({pool.id, shown.count(), shown.length, shown.bits.size(1), text});
 }
 
+/// The norm of each column's input next to the share of the column's weights that is kept, and their
+/// correlations' chance levels.
+void add_input_norms(Tables& tables, int64_t id, const Features& features, Axis axis,
+                     const std::vector<double>& norms, const Figures& figures,
+                     const PatternOptions& options) {
+  const std::vector<int64_t> kept = column_counts(features, axis);
+  const double rows = double(axis == Axis::row ? features.count() : features.length);
+  for (size_t j = 0; j < kept.size(); ++j)
+    tables.input_norms.push_back({id, int64_t(j), norms[j], kept[j], double(kept[j]) / rows});
+  for (const auto& [statistic, value] : figures) tables.statistics.push_back({id, statistic, number(value)});
+  add_levels(tables, "matrix", id, figures, norm_chance_levels(norms, features, axis, figures, options));
+}
+
 Pool analyze_matrix(Tables& tables, const PatternSource& source, int64_t id, const std::string& name,
                     const Mask& mask, const AnalyzeOptions& options) {
   const PatternOptions& patterns = options.patterns;
@@ -310,6 +323,11 @@ Pool analyze_matrix(Tables& tables, const PatternSource& source, int64_t id, con
   const Place place = place_of(name);
   const Census census = census_of(all);
   const MaskInfo& info = source.masks().info;
+  const std::vector<double> norms = source.input_norms(name);
+  const Figures with_norms = norms.empty() ? Figures() : norm_figures(norms, all, axis);
+  const auto correlation = [&](size_t figure) {
+    return with_norms.empty() ? Value() : number(with_norms[figure].second);
+  };
   tables.matrices.push_back({id,
                              source.name(),
                              info.method,
@@ -329,7 +347,9 @@ Pool analyze_matrix(Tables& tables, const PatternSource& source, int64_t id, con
                              census.duplicate,
                              census.unique,
                              pool.features.count(),
-                             int64_t{pool.values.defined()}});
+                             int64_t{pool.values.defined()},
+                             correlation(0),
+                             correlation(1)});
 
   std::vector<Execution> executions;
   for (int64_t execution = 0; execution < patterns.executions; ++execution) {
@@ -340,6 +360,7 @@ Pool analyze_matrix(Tables& tables, const PatternSource& source, int64_t id, con
   const Figures figures = figures_of(pool.features, pool.overlaps, executions, patterns);
   for (const auto& [statistic, value] : figures) tables.statistics.push_back({id, statistic, number(value)});
   add_levels(tables, "matrix", id, figures, chance_levels(pool.features, pool.values, figures, patterns));
+  if (!norms.empty()) add_input_norms(tables, id, all, axis, norms, with_norms, patterns);
   add_executions(tables, pool, executions, patterns);
   add_features(tables, pool, executions, patterns);
   add_pictures(tables, pool, mask, patterns);
@@ -455,7 +476,7 @@ void add_views(report::Database& database, const Table& matrices) {
 std::string database_bytes(const Tables& tables, const AnalyzeOptions& options) {
   report::Database database = report::Database::in_memory();
   database.run("PRAGMA application_id = " + std::to_string(kPatternsId));
-  database.run("PRAGMA user_version = 1");
+  database.run("PRAGMA user_version = " + std::to_string(kPatternsVersion));
   database.run("BEGIN");
   for (const char* const table : kTables) database.run(table);
   const PatternOptions& p = options.patterns;
@@ -485,6 +506,7 @@ std::string database_bytes(const Tables& tables, const AnalyzeOptions& options) 
       fill("perplexity", tables.perplexity);
   fill("maps", tables.maps), fill("bits", tables.bits);
   fill("bytes", tables.bytes), fill("skipped_blocks", tables.skipped);
+  fill("input_norms", tables.input_norms);
   add_views(database, tables.matrices);
   database.run("COMMIT");
   return database.bytes();
@@ -496,6 +518,12 @@ void analyze(const std::vector<std::string>& inputs, const std::string& folder, 
              const std::function<void(const std::string&)>& tell) {
   options.patterns.validate();
   const std::vector<PatternSource> sources = open_inputs(inputs, options);
+  for (const PatternSource& source : sources)
+    if (!source.has_input_norms())
+      tell(
+          fmt::format("{}: no {}, so nothing is said of input norms; tessera prune writes it if its method "
+                      "reads samples",
+                      source.name(), kInputNormsFile));
   Tables tables;
   int64_t id = 0;
   for (const auto& [name, mask] : sources.front().masks().layers) {

@@ -14,6 +14,8 @@ namespace tessera::sparsity {
 
 /// The database's application_id: "tsp1".
 inline constexpr int32_t kPatternsId = 0x74737031;
+/// Its user_version: 2 has input_norms.
+inline constexpr int64_t kPatternsVersion = 2;
 inline constexpr const char* kPatternsFile = "sparsity.sqlite";
 inline constexpr const char* kPatternsWhat = "sparsity.sqlite of tessera sparsity analyze";
 
@@ -26,8 +28,8 @@ struct AnalyzeOptions {
 /// Analyzes pruned models (Hugging Face model directories whose weights hold zeros) and files of masks, and
 /// writes `folder`/sparsity.sqlite, as one file that appears when it is complete; the same inputs and options
 /// give the same bytes. Matrices of one name in several inputs are compared pair by pair. `tell` gets a line
-/// per matrix. Throws for fewer than one input, inputs of different models, an input given twice, and a
-/// matrix that has values which are not finite.
+/// per matrix, and one per input that has no norms of its matrices' inputs. Throws for fewer than one input,
+/// inputs of different models, an input given twice, and a matrix that has values which are not finite.
 void analyze(const std::vector<std::string>& inputs, const std::string& folder, const AnalyzeOptions& options,
              const std::function<void(const std::string&)>& tell);
 

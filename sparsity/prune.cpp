@@ -13,6 +13,7 @@
 #include "runtime/interrupt.h"
 #include "sparsity/allocation.h"
 #include "sparsity/gate_aware.h"
+#include "sparsity/input_norms.h"
 #include "sparsity/prune_progress.h"
 #include "sparsity/scores.h"
 #include "sparsity/targets.h"
@@ -191,6 +192,7 @@ class Pruner {
                         .asked = target.sparsity,
                         .dead = inputs ? inputs->dead() : 0,
                         .error = {}};
+    if (inputs) matrix.input_norms = input_norms(*inputs, samples_.count()).to(Device::cpu());
     // A copy: `weight` may be the stored one.
     const Tensor dense = weight.shares_storage(stored) ? weight.clone() : weight;
     const bool admm = options_.update == Update::admm;
@@ -230,6 +232,10 @@ void save_model(const Model& model, const Pruned& pruned, const std::string& rep
   io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
   pretrained::save(model, files.path(), options);
   save_masks(files.path() + "/" + kMasksFile, pruned.masks);
+  InputNorms norms;
+  for (const PrunedMatrix& matrix : pruned.matrices)
+    if (matrix.input_norms.defined()) norms[matrix.name] = matrix.input_norms;
+  if (!norms.empty()) save_input_norms(files.path() + "/" + kInputNormsFile, norms, pruned.masks.info);
   io::write_file(files.path() + "/" + kReportFile, report);
   files.publish();
 }

@@ -29,6 +29,7 @@ struct PrunedMatrix {
   /// With options.gates `error` is ||V x~ - W x||^2 / ||W x||^2 (sparsity/gate_aware.h); here it is that of
   /// the dense weights, and of the dense weights that make up best for the gates.
   std::optional<double> gate_error = {}, corrected_error = {};
+  Tensor input_norms = {};  // f32 [columns] on the CPU (sparsity/input_norms.h); undefined without samples
 
   double sparsity() const { return double(zeros) / double(rows * columns); }
 };
@@ -57,7 +58,8 @@ Pruned prune(models::Llama& model, const Samples& samples, const PruneOptions& o
 inline constexpr const char* kMasksFile = "masks.safetensors";
 inline constexpr const char* kReportFile = "pruning.json";
 
-/// A Hugging Face model directory with kMasksFile and `report` as kReportFile in it, all of it or nothing.
+/// A Hugging Face model directory with kMasksFile, kInputNormsFile if there were samples, and `report` as
+/// kReportFile in it, all of it or nothing.
 /// Throws if the folder has weights already.
 void save_pruned(const models::Gpt& model, const Pruned& pruned, const std::string& report,
                  const std::string& folder, const pretrained::SaveOptions& options = {});

@@ -11,6 +11,10 @@ namespace tessera::sparsity {
 
 namespace fs = std::filesystem;
 
+namespace {
+constexpr const char* kNormsOf = ".input_norms";  // after the name of a matrix: no module is called that
+}
+
 PruneProgress::PruneProgress(std::string folder, std::string request)
     : folder_(std::move(folder)), request_(std::move(request)) {
   std::error_code none;
@@ -57,6 +61,8 @@ std::vector<PrunedMatrix> PruneProgress::restore(int64_t block, std::span<const 
     check(kept.shape() == weight.shape(), "prune: ", file.path(), " is damaged; remove ", folder_);
     weight.copy_from(kept);
   }
+  for (PrunedMatrix& matrix : matrices)
+    if (file.has(matrix.name + kNormsOf)) matrix.input_norms = file.load(matrix.name + kNormsOf);
   return matrices;
 }
 
@@ -65,6 +71,8 @@ void PruneProgress::keep(int64_t block, std::span<const Target> targets,
   io::make_folder(folder_);
   io::NamedTensors tensors;
   for (const Target& target : targets) tensors.emplace_back(target.module.name, weight_of(target.module));
+  for (const PrunedMatrix& matrix : matrices)
+    if (matrix.input_norms.defined()) tensors.emplace_back(matrix.name + kNormsOf, matrix.input_norms);
   io::save_safetensors(path_of(block), tensors,
                        {{"request", request_}, {"matrices", matrices_to_json(matrices).dump()}});
 }

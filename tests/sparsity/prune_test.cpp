@@ -260,6 +260,7 @@ TEST(Prune, GoesOnAfterFinishedBlocks) {
     for (size_t i = 0; i < expected.matrices.size(); ++i) {
       EXPECT_EQ(result.matrices[i].name, expected.matrices[i].name);
       EXPECT_EQ(result.matrices[i].zeros, expected.matrices[i].zeros);
+      EXPECT_TRUE(same(result.matrices[i].input_norms, expected.matrices[i].input_norms));
       EXPECT_EQ(result.matrices[i].error, expected.matrices[i].error);
     }
     // Blocks of another request are not taken for its own.
