@@ -111,7 +111,7 @@ GradTarget Backward::view_target(int input) {
       const std::optional<Range> theirs = range_of(*inputs_[other]);
       if (!theirs || range->overlaps(*theirs)) return {};
     }
-    if (is_empty(*root)) open_for(state);
+    if (is_empty(*root)) prepare_for_view(state);
     Tensor part = memory_of(*state);
     return {.grad = part, .part = part.defined()};
   }

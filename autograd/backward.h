@@ -31,8 +31,8 @@ class Saved {
   uint64_t version_ = 0;
 };
 
-/// Where a gradient may be written at once instead of into a temporary: `grad = (accumulate ? grad : 0) +
-/// ...`.
+/// Memory that a kernel may write a gradient to directly, instead of to a temporary: grad = (accumulate ?
+/// grad : 0) + ...
 struct GradTarget {
   Tensor grad;
   bool accumulate = false;
@@ -40,7 +40,7 @@ struct GradTarget {
       false;  // a part of another gradient, that of a slice's base: given out to one input of an entry
 };
 
-/// Work that entries of a backward pass leave to its end, so that one launch does it for all of them.
+/// Work that entries defer to the end of the backward pass, so that one launch does it for all of them.
 class PassEnd {
  public:
   virtual ~PassEnd() = default;
@@ -51,48 +51,48 @@ class PassEnd {
 /// another number throws. So does a gradient that is undefined, not floating, or of another shape or device
 /// than its input.
 ///
-/// A gradient comes to an input in one of four ways: `accumulate` only reads the tensor; `give` donates its
-/// memory, which later gradients may be added to in place; `pass` hands on that of an output; `target` and
-/// `written` let a kernel write to or add to the gradient in place.
+/// An input gets its gradient in one of four ways. `accumulate`: the tensor is only read. `give`: donates its
+/// memory, so later gradients may be added in place. `pass`: moves an output's gradient on to inputs.
+/// `target` and `written`: a kernel writes or adds to the gradient's memory itself.
 class Backward {
  public:
   /// Whether the gradient of that input is needed.
   bool needs(int input) const { return input_at(input) != nullptr; }
-  /// In which that input's gradient is kept, whatever arrives. Only if needs(input).
+  /// The dtype that the gradient of that input is stored in. Only if needs(input).
   DType grad_dtype(int input) const;
-  /// Whether a gradient of that output has arrived (one output of several may be unused).
+  /// Whether that output has received a gradient (some of several outputs may be unused).
   bool has_grad(int output = 0) const { return output_at(output)->grad.defined(); }
-  /// The gradient of that output, to be read; throws if none has arrived (see has_grad).
+  /// The gradient of that output, read-only; throws if there is none (see has_grad).
   Tensor grad(int output = 0);
-  /// Adds to the input's gradient; does nothing if it is not needed. Any floating dtype; the sum has the
-  /// gradient's own. The tensor may be read by others and is not written.
+  /// Adds to the input's gradient; does nothing if that is not needed. Any floating dtype; the sum is stored
+  /// in grad_dtype(input). The tensor may be shared and is not modified.
   void accumulate(int input, const Tensor& gradient);
-  /// The same for a tensor that nothing else reads or writes from then on: its memory may become that of the
-  /// input's gradient. That of several inputs if it is given to several: each reads it before anything is
-  /// added in place.
+  /// The same for a tensor that is not used by anything else from then on: the gradient may take over its
+  /// memory. Given to several inputs, it is shared by their gradients until one of them is added to, which
+  /// copies.
   void give(int input, Tensor&& gradient) { give({input}, std::move(gradient)); }
   void give(std::initializer_list<int> inputs, Tensor&& gradient);
-  /// Adds the gradient of that output to the inputs', its memory with it unless it is retained. The output
-  /// has none from then on; what grad() returned may be read until something is added to an input's.
+  /// Adds the gradient of that output to the inputs', donating its memory unless it is retained. The output
+  /// then has none; a tensor from grad() may be read until an input's gradient is added to.
   void pass(int output, std::initializer_list<int> inputs);
-  /// Likewise the gradient that another tape left in a result of its own.
+  /// Likewise the gradient that another tape left for `result`, one of its results.
   void pass(const Tensor& result, int input);
-  /// For kernels that can write or add in place (a GEMM with beta): the leaf's buffer, a result's gradient
-  /// whose memory was given to it, a view's part of its base's gradient, and whether it holds something to
-  /// add to; an undefined tensor if there is none, then make one. Only if needs(input). Write all of it, then
-  /// call `written`. One tensor may be several inputs: memory that holds something to add to is then given
-  /// out for each of them, but memory that holds nothing only if no other input of the entry lies in it,
-  /// whose gradient could overwrite what the kernel writes.
+  /// For kernels that write or add in place (a GEMM with beta): the memory of the input's gradient
+  /// and whether to add to it, or an undefined tensor if there is none; then allocate one. It is a
+  /// leaf's buffer, donated memory, or a view's part of the base's gradient. Only if needs(input).
+  /// Write all of it, then call `written`. If one tensor is several inputs, memory to add to is
+  /// returned for each of them, but memory to overwrite only if no other input of the entry aliases
+  /// it.
   GradTarget target(int input);
-  /// The tensor that the kernel has written: the target, or one of the caller's, which is given.
+  /// `target`: what target() returned, or memory of the caller's, which is donated.
   void written(int input, const GradTarget& target);
-  /// Whether this entry may call written() for that input first and leave the writing to the end of the pass:
-  /// the gradient of a leaf that is overwritten, and that nothing else in this pass reads or adds to. Only if
+  /// Whether this entry may call written() first and defer the write to the end of the pass (PassEnd): for a
+  /// leaf's gradient that is overwritten and that nothing else in this pass reads or adds to. Only if
   /// needs(input).
   bool may_wait(int input) const;
-  /// The T, derived from PassEnd, that all entries of the outermost pass in progress share; made at the first
-  /// call. T::finish() runs when the pass has run all entries, before backward() returns; not if the pass
-  /// throws.
+  /// The object of type T, derived from PassEnd, that all entries of the outermost backward pass share;
+  /// created by the first call. T::finish() runs after all entries, before backward() returns; not if the
+  /// pass throws.
   template <class T>
   T& at_end() const {
     static const char key = 0;
@@ -118,7 +118,7 @@ class Backward {
   void pass(GradState& from, std::initializer_list<int> inputs);
   void distribute(gradients::Arrival arrival, std::initializer_list<int> inputs);
   GradTarget view_target(int input);
-  /// Whether the gradient of another input of the entry lies in the same root's.
+  /// Whether the gradient of another input of the entry lies in the same root gradient.
   bool is_shared(int input) const;
   std::span<const std::shared_ptr<GradState>> inputs_;
   std::span<const std::shared_ptr<GradState>> outputs_;

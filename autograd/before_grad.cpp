@@ -7,20 +7,20 @@
 namespace tessera {
 namespace {
 
-/// Hooks by leaf. They lie here since few leaves have one, those of an optimizer whose gradients are spread
-/// over ranks, while every result of a tape has a GradState.
-struct Openings {
-  struct Opening {
-    std::weak_ptr<GradState> leaf;  // another leaf may get the address of one that is gone
+/// Hooks by leaf. Not in GradState, which every result of a tape has: only leaves of an optimizer with
+/// sharded gradients have such a hook.
+struct BeforeGradHooks {
+  struct Hook {
+    std::weak_ptr<GradState> leaf;  // to detect that another leaf reuses the address of a deleted one
     std::shared_ptr<const std::function<void()>> hook;
   };
   std::atomic<size_t> count = 0;
   std::mutex mutex;
-  std::unordered_map<const GradState*, Opening> by_leaf;
+  std::unordered_map<const GradState*, Hook> by_leaf;
 };
 
-Openings& openings() {
-  static Openings all;
+BeforeGradHooks& before_grad_hooks() {
+  static BeforeGradHooks all;
   return all;
 }
 
@@ -29,7 +29,7 @@ Openings& openings() {
 void before_grad(const Tensor& leaf, std::function<void()> hook) {
   const std::shared_ptr<GradState>& state = leaf.grad_state();
   check(state && state->tape == 0, "before_grad: ", describe(leaf), " is no leaf; call require_grad first");
-  Openings& all = openings();
+  BeforeGradHooks& all = before_grad_hooks();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.by_leaf, [](const auto& entry) { return entry.second.leaf.expired(); });
   if (hook)
@@ -39,8 +39,8 @@ void before_grad(const Tensor& leaf, std::function<void()> hook) {
   all.count = all.by_leaf.size();
 }
 
-void gradients::open(const std::shared_ptr<GradState>& leaf) {
-  Openings& all = openings();
+void gradients::run_before_grad_hook(const std::shared_ptr<GradState>& leaf) {
+  BeforeGradHooks& all = before_grad_hooks();
   if (all.count == 0) [[likely]]
     return;
   std::shared_ptr<const std::function<void()>> hook;

@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-/// Calls `hook` before the first gradient of a leaf since zero_grad() is written, perhaps several times: the
-/// leaf's buffer may be memory that other leaves use in turn, which the hook prepares; it may also replace
-/// the buffer (set_grad_buffer). One hook per leaf, of any thread's passes; an empty one ends that.
+/// Calls `hook` before the first gradient of a leaf since zero_grad() is written, possibly several times. The
+/// hook may prepare the leaf's buffer (memory that leaves share over time) or replace it (set_grad_buffer).
+/// One hook per leaf, called by passes of any thread; an empty one removes it.
 void before_grad(const Tensor& leaf, std::function<void()> hook);
 
 /// For code that hands gradients on before the pass that makes them is over, called in hooks of that pass
@@ -21,7 +21,7 @@ bool if_pass_throws(const void* key, std::function<void()> undo);
 namespace gradients {
 
 /// Calls the leaf's hook, if it has one.
-void open(const std::shared_ptr<GradState>& leaf);
+void run_before_grad_hook(const std::shared_ptr<GradState>& leaf);
 
 }  // namespace gradients
 }  // namespace tessera

@@ -6,14 +6,14 @@
 
 namespace tessera {
 
-/// A tape that keeps no entries, only the leaves that were used: they are inputs of the checkpoint's one
-/// entry.
+/// A tape that keeps no entries, but collects the leaves that the function uses: they become inputs of the
+/// checkpoint's single entry.
 class LeafCollector {
  public:
   LeafCollector() { tape_.collects_only_ = true; }
   Tensor stand_in(const Tensor& input) const { return stand_in(tape_, input, requires_grad(input)); }
-  /// A stand-in for an input of the checkpointed function: a result of that tape if a gradient is wanted, so
-  /// that the gradient that arrives need not be copied, as a leaf's must be.
+  /// Replaces an input of the checkpointed function by an alias that is a result of that tape, if it needs a
+  /// gradient: a leaf's gradient would have to be copied, a result's is moved.
   static Tensor stand_in(const Tape& tape, const Tensor& input, bool wanted) {
     Tensor inside = input.detach();
     if (!wanted) return inside;
@@ -29,7 +29,7 @@ class LeafCollector {
   void leaves(std::vector<Tensor>& tensors, std::vector<Saved>& values) const {
     for (const Tape::Leaf& leaf : tape_.leaves_) tensors.push_back(leaf.tensor), values.push_back(leaf.value);
   }
-  /// Backward begins at results of the second run: refuses what is not made inside the function.
+  /// Backward starts at the results of the recomputation: rejects outputs that were not computed inside.
   void check_outputs(const std::vector<Tensor>& outputs) const {
     for (size_t i = 0; i < outputs.size(); ++i) {
       const auto& state = outputs[i].grad_state();
@@ -48,8 +48,8 @@ class LeafCollector {
 
 namespace {
 
-/// A run of a checkpointed function: the first one notes what state it reads in `log`, the second one takes
-/// it from there, in order.
+/// A run of a checkpointed function: the first run appends the layer state that it reads to `log`, the
+/// recomputation reads it from there, in order.
 class FunctionRun {
  public:
   enum class Number { first, second };
@@ -58,7 +58,7 @@ class FunctionRun {
   ~FunctionRun() { current_ = outer_; }
   FunctionRun(const FunctionRun&) = delete;
 
-  /// The innermost second run decides; every first run inside it notes what it gave.
+  /// Inside a recomputation the innermost one supplies the value; first runs nested in it log that value.
   static Tensor state(const Tensor& now) {
     FunctionRun* const second = innermost_second();
     if (second)
@@ -110,7 +110,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
   const CallScope call(site);
   if (!Tape::innermost()) return f(inputs);
   std::vector<RandomStream> streams;
-  std::vector<Tensor> states;  // of layers
+  std::vector<Tensor> states;  // state of layers, such as counts
   std::vector<Tensor> outputs;
   std::vector<Tensor> leaves;
   std::vector<Saved> leaf_values;

@@ -20,10 +20,10 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
 
 /// Whether this thread is in the second run of a checkpointed function, in backward.
 bool recomputing();
-/// For layers whose forward pass reads a tensor that they write later, such as counts of their last call: in
-/// the first run of a checkpointed function `state`, of which a copy is kept, in its second run that copy,
-/// elsewhere `state`. They write it while recomputing() is false. Copied on the device: the host does not
-/// wait.
+/// For layers whose forward pass reads state that they later overwrite, such as counts of their last call.
+/// Returns: in the first run of a checkpointed function a copy of `state`, which is logged; in the
+/// recomputation the logged copy; elsewhere `state`. Layers must not overwrite it while recomputing() is
+/// true. Copied on the device: the host does not wait.
 Tensor state_of_first_run(const Tensor& state);
 /// How many runs of checkpointed functions, first or second, this thread is in.
 int checkpoint_depth();

@@ -16,8 +16,8 @@ GradState& state_of(const Tensor& tensor, const char* what) {
   return *tensor.grad_state();
 }
 
-/// Memory in which dimensions follow each other as in `layout`: a view of a tensor is then one of its
-/// gradient, too.
+/// Allocates with the dimensions in the memory order of `layout`, so that whatever is a view of the tensor is
+/// also a view of its gradient.
 Tensor empty_as(const Layout& layout, DType dtype, Device device) {
   if (layout.is_packed()) return Tensor::empty_packed(layout.shape, dtype, device);
   std::array<int, kMaxRank> order{};
@@ -143,7 +143,7 @@ Tensor memory_of(const GradState& view) {
   return base.defined() ? view.view->view.of(base) : base;
 }
 
-void open_for(const std::shared_ptr<GradState>& view) {
+void prepare_for_view(const std::shared_ptr<GradState>& view) {
   GradState& root = *root_of(view);
   if (!root.grad.defined()) {
     const ViewOf* outermost = view->view.get();
@@ -208,7 +208,7 @@ void hold(GradState& state, Arrival arrival) {
   state.sharers = std::move(arrival.sharers);
 }
 
-/// The first gradient of a result or of a step.
+/// Stores the first gradient of a result, or of a leaf since zero_grad().
 void begin(GradState& state, Arrival arrival) {
   const bool leaf = state.tape == 0;
   state.stale = false;
@@ -226,7 +226,7 @@ void begin(GradState& state, Arrival arrival) {
 void add_to_slice(const std::shared_ptr<GradState>& view, Arrival arrival) {
   GradState& root = *root_of(view);
   if (is_empty(root)) {
-    open_for(view);
+    prepare_for_view(view);
   } else if (!is_writable(root)) {
     hold(root, {root.grad.clone(), true});
   }
@@ -266,7 +266,7 @@ void add(const std::shared_ptr<GradState>& to, Arrival arrival) {
   fill_gaps(state);
   if (!is_writable(state)) {
     if (is_exclusive(arrival) && arrival.gradient.dtype() == state.grad.dtype()) {
-      accumulate(arrival.gradient, state.grad);  // the sum lies in the memory that may be written
+      accumulate(arrival.gradient, state.grad);  // the sum goes to the memory that may be written
       return hold(state, std::move(arrival));
     }
     hold(state, {state.grad.clone(), true});

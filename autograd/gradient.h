@@ -11,10 +11,10 @@
 /// Gradients of tensors: where they are stored, and how they accumulate. The tape (autograd/tape.h) computes
 /// them.
 ///
-/// One rule for views: the gradient of a view is the same view of its base's gradient. The gradient of
-/// a slice is written or added to that part of the base's gradient; parts that receive none are zeroed when
-/// the base's gradient is read. So a projection that computes query, key and value
-/// in one GEMM needs no extra pass.
+/// The gradient of a view is the same view of its base's gradient: the gradient of a slice is written or
+/// added to that part of the base's gradient, and parts that receive no gradient are zeroed when the base's
+/// gradient is read. So a fused projection of query, key and value (one GEMM) needs no pass to concatenate
+/// gradients.
 
 namespace tessera {
 
@@ -28,10 +28,10 @@ class View {
   static View transpose(int a, int b) { return View(Kind::transpose, a, b, 0, 0, 1, {}); }
   static View reshape(const Shape& shape) { return View(Kind::reshape, 0, 0, 0, 0, 1, shape); }
 
-  /// This view of `base`; undefined where the strides allow none (reshape).
+  /// The same view of `base`; undefined if the strides do not allow it (reshape).
   Tensor of(const Tensor& base) const;
-  /// The tensor of base's shape whose view is `tensor`: a view of it, or a copy where strides allow none. Not
-  /// of a slice.
+  /// The tensor of shape `base` whose view is `tensor`: a view of it if strides allow, else a copy. Not for
+  /// slices.
   Tensor inverse(const Tensor& tensor, const Shape& base) const;
   bool is_slice() const { return kind_ == Kind::slice; }
   /// A slice of consecutive elements begin ... end - 1 of dimension dim().
@@ -70,22 +70,22 @@ struct Gaps {
 /// The autograd state of one tensor: permanent for a leaf (a parameter, an input), for a result as long as
 /// its tape needs it. Operators access it only through Backward.
 struct GradState {
-  Tensor grad;           // what has arrived so far; a leaf's keeps its address from the first gradient on
+  Tensor grad;           // accumulated so far; a leaf's keeps its address after the first gradient
   uint64_t tape = 0;     // the tape that recorded this result; 0: a leaf
-  bool stale = true;     // a leaf's `grad` is of an earlier step: the next gradient overwrites
-  bool arrived = false;  // a leaf's: a gradient has come in the backward pass in progress
+  bool stale = true;     // leaf: `grad` is from before zero_grad(): overwrite it
+  bool arrived = false;  // leaf: has received a gradient in the current backward pass
   bool retain = false;   // keep a result's gradient after it was used
-  bool logged = false;   // a leaf's: the backward pass in progress can restore what it was before
-  bool given = false;    // a result's `grad` is memory that was given to it: it may be added to in place
+  bool logged = false;   // leaf: the current backward pass has saved what it was before
+  bool given = false;    // result: `grad` is donated memory, which may be added to in place
   std::shared_ptr<const void>
-      sharers;      // of that memory, if it was given to several results: they all hold this
-  int pending = 0;  // a leaf's entries of the backward passes in progress that have not run yet
+      sharers;      // if that memory was given to several results: every one of them holds this pointer
+  int pending = 0;  // leaf: number of its entries, of backward passes in progress, that have not run
   DType grad_dtype = DType::f32;
-  Shape shape;  // of the tensor, and so of every gradient that arrives
+  Shape shape;  // of the tensor, and so of its gradient
   Device device = Device::cpu();
-  std::unique_ptr<ViewOf> view;  // of a view's: `grad` is undefined, unless it is retained
+  std::unique_ptr<ViewOf> view;  // view: `grad` is undefined then, unless retained
   std::unique_ptr<Gaps> gaps;
-  std::vector<std::function<void(const Tensor& grad)>> hooks;  // run when a leaf's last gradient has arrived
+  std::vector<std::function<void(const Tensor& grad)>> hooks;  // leaf: run after its last gradient of a pass
 };
 
 /// Makes `tensor` a leaf that requires a gradient, of dtype `grad_dtype` (the tensor's own by default).
@@ -95,10 +95,10 @@ void require_grad(Tensor& tensor, DType grad_dtype);
 inline bool requires_grad(const Tensor& tensor) {
   return tensor.grad_state() != nullptr;
 }
-/// The gradient that backward() left, or the replays of a captured one: undefined if none has arrived since
+/// The gradient that backward() or a replay of a captured one has left; undefined if there is none since
 /// zero_grad().
 Tensor grad(const Tensor& leaf);
-/// Forgets the gradient without touching memory: the next one overwrites. Its address stays.
+/// Marks the gradient as stale without touching memory: the next one overwrites it. The address stays.
 void zero_grad(const Tensor& leaf);
 /// Makes `buffer` (same shape, the gradient's dtype) the memory of the leaf's gradient: optimizers keep all
 /// gradients in one arena.

@@ -12,22 +12,22 @@ namespace tessera::gradients {
 inline bool is_alias(const GradState& state) {
   return state.view && !state.retain;
 }
-/// The gradient in whose memory this one lies; itself unless it is that of a view.
+/// The gradient that owns the memory: of a view the base's (recursively), otherwise itself.
 const std::shared_ptr<GradState>& root_of(const std::shared_ptr<GradState>& state);
-/// Whether nothing has arrived yet.
+/// Whether there is no gradient yet.
 inline bool is_empty(const GradState& state) {
   return !state.grad.defined() || (state.tape == 0 && state.stale);
 }
-/// Whether what is there may be added to in place: a leaf's always, a result's if it was given and no other
-/// result still needs it.
+/// Whether the gradient may be added to in place: a leaf's always; a result's if its memory was donated and
+/// is not shared.
 inline bool is_writable(const GradState& state) {
   return state.tape == 0 || (state.given && (!state.sharers || state.sharers.use_count() == 1));
 }
-/// Zeroes what holds nothing: to be called before all of the gradient is read or added to.
+/// Zeroes the parts that are not written yet; call it before the whole gradient is read or added to.
 void fill_gaps(GradState& state);
 
-/// Where the elements of a view lie, if they are consecutive along one dimension of a tensor that is the root
-/// or a view of all its elements.
+/// The elements of a view as a range of one dimension of `whole`, which is the root or a view of all its
+/// elements. None if they are not consecutive.
 struct Range {
   const GradState* whole;
   int dim;
@@ -37,19 +37,19 @@ struct Range {
   }
 };
 std::optional<Range> range_of(const GradState& view);
-/// The memory of a view's gradient inside its root's; undefined if the root's lies so that there is no such
+/// The memory of a view's gradient within its root's; undefined if the strides allow no such
 /// view.
 Tensor memory_of(const GradState& view);
-/// Makes memory for the gradient of a root of which nothing has arrived, if it has none, for a view of it
-/// that is to be written first.
-void open_for(const std::shared_ptr<GradState>& view);
-/// Whether nothing of that range holds anything.
+/// Prepares the root of a view for its first gradient: allocates it if necessary and marks it as unwritten,
+/// or zeroes it if the view is not a range.
+void prepare_for_view(const std::shared_ptr<GradState>& view);
+/// Whether no element of the range is written yet.
 bool is_gap(const GradState& root, const Range& range);
-/// Notes that the range is written. Returns whether it held nothing; if a part of it did not, that is zeroed.
+/// Marks the range as written. Returns whether none of it was; if only a part was not, zeroes that part.
 bool close_gap(GradState& root, const Range& range);
 
-/// What arrives: `given` if its memory is that of gradients alone. Other gradients that it was given to hold
-/// `sharers`.
+/// An incoming gradient. `given`: its memory is donated. If it was given to several inputs, each of their
+/// gradients holds `sharers`.
 struct Arrival {
   Tensor gradient;
   bool given = false;
@@ -57,10 +57,10 @@ struct Arrival {
 };
 /// Adds to the gradient of `state`, wherever it lies.
 void add(const std::shared_ptr<GradState>& state, Arrival arrival);
-/// Adds the gradient of a view that is kept for itself to its base's.
+/// Adds a view's retained gradient to its base's.
 void add_retained_to_base(const std::shared_ptr<GradState>& view);
 
-/// A leaf's gradient as it was at some point.
+/// Snapshot of a leaf's gradient.
 struct LeafGrad {
   std::shared_ptr<GradState> state;
   Tensor grad;
@@ -68,11 +68,11 @@ struct LeafGrad {
 
   explicit LeafGrad(const std::shared_ptr<GradState>& state)
       : state(state), grad(state->grad), stale(state->stale) {}
-  bool still_is() const;
+  bool is_unchanged() const;
   void restore() const;
 };
 
-/// Called before a leaf's gradient is read or written: the graph that is being captured then depends on it.
+/// Call before a leaf's gradient is read or written: a graph being captured then depends on its state.
 void note_in_capture(const std::shared_ptr<GradState>& leaf);
 
 }  // namespace tessera::gradients

@@ -5,10 +5,10 @@
 
 namespace tessera {
 
-/// While it lives, `hook` is called on this thread after each entry that a tape records, with the name of the
-/// operator and the entry's index on its tape: the operator's work has been issued, and CallScope::current()
-/// names its layer. Of nested scopes the innermost is called. For analysis, with Tape::on_entry, which is the
-/// same of the backward pass. The hook must not record.
+/// For the lifetime of the scope, `hook` is called on this thread after each entry that a tape records, with
+/// the operator's name and the entry's index: the operator's work has been issued, and CallScope::current()
+/// names its layer. Only the innermost scope is called. For analysis; Tape::on_entry is its counterpart for
+/// backward. The hook must not record.
 class OnRecord {
  public:
   using Hook = std::function<void(const char* name, size_t index)>;
@@ -16,8 +16,8 @@ class OnRecord {
   ~OnRecord() { current_ = outer_; }
   OnRecord(const OnRecord&) = delete;
 
-  /// Of tapes.
-  static void tell(const char* name, size_t index) {
+  /// Called by Tape.
+  static void notify(const char* name, size_t index) {
     if (current_) [[unlikely]]
       current_->hook_(name, index);
   }

@@ -13,7 +13,7 @@ bool if_pass_throws(const void* key, std::function<void()> undo) {
 
 namespace gradients {
 
-bool LeafGrad::still_is() const {
+bool LeafGrad::is_unchanged() const {
   if (state->stale != stale || state->grad.defined() != grad.defined()) return false;
   return !grad.defined() || (state->grad.shares_storage(grad) && state->grad.raw() == grad.raw() &&
                              state->grad.layout().strides == grad.layout().strides);
@@ -28,9 +28,9 @@ void LeafGrad::restore() const {
 
 namespace {
 
-/// The leaves whose gradients a graph being captured reads or writes: before the body and after it. Its
-/// kernels do what the body would do only if the leaves are as they were before, and each launch leaves them
-/// as they were after.
+/// The leaves whose gradients a graph being captured reads or writes, with their state before and after the
+/// body. The graph may be replayed only if they are in the state of before; each launch puts them into the
+/// state of after.
 struct CapturedGrads {
   std::vector<LeafGrad> before, after;
   std::unordered_set<const GradState*> known;
@@ -62,7 +62,7 @@ void note_in_capture(const std::shared_ptr<GradState>& leaf) {
                   .still_matches =
                       [grads] {
                         return std::ranges::all_of(grads->before,
-                                                   [](const LeafGrad& leaf) { return leaf.still_is(); });
+                                                   [](const LeafGrad& leaf) { return leaf.is_unchanged(); });
                       }});
   }
   CapturedGrads& grads = *static_cast<CapturedGrads*>(slot.get());
@@ -85,7 +85,7 @@ Pass::~Pass() {
 void Pass::touch(const std::shared_ptr<GradState>& state) {
   const std::shared_ptr<GradState>& root = root_of(state);
   if (root->tape != 0) return;
-  if (root->stale) open(root);
+  if (root->stale) run_before_grad_hook(root);
   note_in_capture(root);
   if (current_ && !root->logged) current_->log(root);
 }
@@ -129,7 +129,7 @@ void Pass::restore() noexcept {
 }
 
 void Pass::log(const std::shared_ptr<GradState>& leaf) {
-  // What a captured pass adds is added by launches alone.
+  // While capturing nothing is added yet: launches will do that.
   const bool adds = !leaf->stale && leaf->grad.defined() && !CaptureSession::current();
   Tensor content;
   if (adds) {

@@ -10,15 +10,15 @@
 
 namespace tessera::gradients {
 
-/// The backward pass in progress on this thread: what it has to restore if it throws, and what is left to its
-/// end. A pass inside another one (checkpointing) is part of it.
+/// The backward pass in progress on this thread: what to restore if it throws, and work deferred to its end.
+/// A nested pass (checkpointing) is part of the outer one.
 class Pass {
  public:
   Pass();
   ~Pass();
   Pass(const Pass&) = delete;
 
-  /// Called before a gradient is written, or its memory given out to be written.
+  /// Call before a gradient is written, or its memory is handed out for writing.
   static void touch(const std::shared_ptr<GradState>& state);
   /// The PassEnd of that key, for all passes inside the outermost one.
   static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)());

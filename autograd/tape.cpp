@@ -63,7 +63,7 @@ Tape::~Tape() {
     current_ = outer_;
     return;
   }
-  // Not the innermost: a tape that was made before this one ended, such as one that replaces it.
+  // Tapes need not end in reverse order: a new tape may replace one that still exists.
   for (Tape* tape = current_; tape; tape = tape->outer_)
     if (tape->outer_ == this) tape->outer_ = outer_;
 }
@@ -151,7 +151,7 @@ void Tape::end_entry(void* function, void (*run)(void*, Backward&), void (*destr
   entry.function = function;
   entry.run = run;
   entry.destroy = destroy;
-  OnRecord::tell(entry.name, entries_.size() - 1);
+  OnRecord::notify(entry.name, entries_.size() - 1);
 }
 
 void Tape::pop(Entry& entry, bool run_hooks) {
@@ -282,7 +282,7 @@ void Tape::run_entry(Entry& entry, bool check_gradients) {
   for (size_t i = 0; i < view.inputs_.size(); ++i) {
     if (!view.inputs_[i]) continue;
     const GradState& root = *root_of(view.inputs_[i]);
-    if (root.gaps || is_empty(root)) continue;  // memory of which all or parts hold no gradient
+    if (root.gaps || is_empty(root)) continue;  // not written, or only in part
     const Tensor gradient = memory_of(*view.inputs_[i]);
     if (!gradient.defined()) continue;
     const NonFinite bad = find_nonfinite(gradient);

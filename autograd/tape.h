@@ -42,8 +42,8 @@ class Tape {
   ~Tape();
   Tape(const Tape&) = delete;
 
-  /// The tape that must record an operator with these inputs: null if no tape lives or none of them needs a
-  /// gradient.
+  /// The tape that must record an operator with these inputs: null if there is none, or if no input requires
+  /// a gradient.
   template <class... Tensors>
   static Tape* recording(const Tensors&... inputs) {
     Tape* const tape = current_;
@@ -96,7 +96,7 @@ class Tape {
   void backward(std::span<const Tensor> results, std::span<const Tensor> grads, Site site = Site::here());
 
   size_t size() const { return entries_.size(); }
-  /// Called after each entry of the backward pass with the operator's name and index, for analysis.
+  /// Called after each entry of the backward pass with the operator's name and its index. For analysis.
   void on_entry(std::function<void(const char* name, size_t index)> hook) { entry_hook_ = std::move(hook); }
 
  private:
@@ -105,8 +105,8 @@ class Tape {
   struct Entry {
     const char* name;
     CallSite call;
-    uint32_t inputs, outputs;   // how many, in states_
-    size_t chunk, used_before;  // position of its function, to release it
+    uint32_t inputs, outputs;   // their number in states_
+    size_t chunk, used_before;  // position of its function object, and what to free afterwards
     void* function;
     void (*run)(void*, Backward&);
     void (*destroy)(void*);
@@ -127,7 +127,7 @@ class Tape {
   uint64_t id_;
   bool spent_ = false;
   bool counted_ = false;        // the entries that are left are counted in GradState::pending
-  bool collects_only_ = false;  // LeafCollector
+  bool collects_only_ = false;  // for LeafCollector: keeps no entries
   struct Leaf {
     Tensor tensor;
     Saved value;

@@ -23,8 +23,8 @@ enum class Kind : uint8_t {
 };
 const char* name_of(Kind kind);
 
-/// One call of a communicator, as all of its ranks must make it. Plain bytes: it travels with every message,
-/// and the receiver compares it with its own.
+/// One call of a communicator; all ranks must make the same one. Trivially copyable: it travels with every
+/// message, and the receiver compares it with its own call.
 struct Call {
   Kind kind = Kind::barrier;
   DType dtype = DType::u8;
@@ -38,7 +38,7 @@ struct Call {
   Call(Kind kind, const Tensor& given, int peer = -1);
   /// "all_reduce f32[1024] (call 17)", "broadcast f32[3] from rank 0 (call 4)".
   std::string text() const;
-  /// Whether a message of the call `theirs`, made by rank `from`, is what this call of rank `self` expects.
+  /// Whether a message that rank `from` sent in call `theirs` is what this call of rank `self` expects.
   bool agrees_with(const Call& theirs, int self, int from) const;
 };
 static_assert(sizeof(Call) == 88 && std::is_trivially_copyable_v<Call>);

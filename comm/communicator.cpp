@@ -17,7 +17,7 @@ struct Communicator::Counts {
 
 namespace {
 
-/// A job of one rank.
+/// The transport of a communicator of one rank.
 class Alone : public Transport {
  public:
   const char* name() const override { return "alone"; }
@@ -119,7 +119,7 @@ void Communicator::reduce_scatter(const Tensor& in, const Tensor& out, Site site
   check_tensor(Kind::reduce_scatter, in), check_tensor(Kind::reduce_scatter, out);
   check_sum(Kind::reduce_scatter, in);
   check_parts(Kind::reduce_scatter, in, out, size());
-  // This rank's own part is read last, and by this rank alone.
+  // A rank reads its own part last, and no other rank reads it, so `out` may be that part of `in`.
   check(!overlap(in, out) || bytes_of(out) == bytes_of(in) + size_t(rank()) * out.bytes(),
         "reduce_scatter: ", describe(out), " overlaps ", describe(in), " elsewhere than at this rank's part");
   run(Kind::reduce_scatter, in, out);

@@ -9,19 +9,19 @@
 
 namespace tessera::comm {
 
-/// The ranks of a job, which make the same calls in the same order. A handle: copies are the same
-/// communicator. Where it comes from: comm/threads.h (ranks in one process), comm/tcp.h (processes),
-/// comm/dry.h (nothing is sent, calls are counted).
+/// The ranks of a job, which make the same calls in the same order. A handle: copies refer to the same
+/// communicator. To make one: comm/threads.h (ranks in one process), comm/tcp.h (processes), comm/nccl.h
+/// (GPUs), comm/dry.h (sends nothing, counts calls).
 ///
-/// Every call takes packed tensors of the same shape and dtype on all ranks, on a device that the transport
-/// takes, and works without a tape. Sums are those of a fixed binary tree over the ranks,
-/// ((0 + 1) + (2 + 3)) + ..., rounded to the tensor's dtype after each addition: bits depend neither on
-/// timing nor on the transport.
+/// Tensors must be packed, of the same shape and dtype on all ranks, and on a device that the transport
+/// supports. Calls are not recorded by a tape. Sums over ranks use a fixed binary tree, ((0 + 1) + (2 + 3)) +
+/// ..., and round to the tensor's dtype after each addition: results are bitwise independent of timing and of
+/// the transport.
 ///
-/// A call that another rank makes with another shape, dtype or in another order throws RankFailure on all
-/// ranks, naming both sides; so does a rank that dies, fails or misses the deadline. After that the
-/// communicator is of no use. On the CPU a call returns when its result is there; nccl issues work to the
-/// stream. One thread at a time.
+/// If another rank makes a different call, or passes another shape or dtype, all ranks throw
+/// RankFailure, which names both calls; likewise if a rank dies, fails or misses the deadline. The
+/// communicator cannot be used after that. On the CPU calls are synchronous; nccl issues work to the
+/// stream. Not thread-safe.
 class Communicator {
  public:
   /// One rank alone: calls copy.
@@ -36,21 +36,21 @@ class Communicator {
 
   /// x = the sum of all ranks' x; f64, f32, bf16 or f16.
   void all_reduce(const Tensor& x, Site site = Site::here()) const;
-  /// out = part `rank` of the sum of all ranks' `in`, [size * n, ...] -> [n, ...].
+  /// out = slice `rank` along dimension 0 of the sum of `in` over all ranks: [size * n, ...] -> [n, ...].
   void reduce_scatter(const Tensor& in, const Tensor& out, Site site = Site::here()) const;
-  /// Elements ends[r - 1] (0 for r = 0) to ends[r] of x, [n] = their sum over all ranks, on rank r; what x
-  /// holds elsewhere is undefined then. As many ends as ranks, not falling, up to n; any may be equal.
+  /// In-place reduce_scatter with uneven parts: on rank r, elements ends[r - 1] (0 for r = 0) to ends[r] of x
+  /// [n] become their sum, the rest undefined. `size` ends, ascending (equal ones allowed), the last one n.
   void reduce_parts(const Tensor& x, std::span<const int64_t> ends, Site site = Site::here()) const;
   /// out = all ranks' `in` in the order of the ranks, [n, ...] -> [size * n, ...].
   void all_gather(const Tensor& in, const Tensor& out, Site site = Site::here()) const;
   /// x = x of rank `root`.
   void broadcast(const Tensor& x, int root, Site site = Site::here()) const;
-  /// tensors[i] = tensors[i] of rank owners[i]: many broadcasts at once.
+  /// In place, tensors[i] = tensors[i] of rank owners[i]: a group of broadcasts.
   void share(std::span<const Tensor> tensors, std::span<const int> owners, Site site = Site::here()) const;
-  /// Part r of out = part `rank` of rank r's `in`; [size * n, ...] both.
+  /// Slice r of out = slice `rank` of rank r's `in`, along dimension 0; both are [size * n, ...].
   void all_to_all(const Tensor& in, const Tensor& out, Site site = Site::here()) const;
-  /// To be received by rank `to` with the same shape and dtype. Two ranks that send to each other at once
-  /// wait for ever, that is to the deadline: one must receive first.
+  /// Rank `to` must receive it with the same shape and dtype. Two ranks that send to each other at the same
+  /// time block until the deadline: one of them must receive first.
   void send(const Tensor& x, int to, Site site = Site::here()) const;
   void receive(const Tensor& x, int from, Site site = Site::here()) const;
   /// Returns when all ranks have called it.
@@ -58,8 +58,8 @@ class Communicator {
   /// Communicators of the ranks with equal colors, ordered by (key, rank). All ranks call it.
   Communicator split(int color, int key = 0, Site site = Site::here()) const;
 
-  // Of host values, by the calls above; for small ones, and transports that take the CPU.
-  /// The largest of all ranks' values.
+  // For small values on the host, by the calls above; only with transports that support the CPU.
+  /// The maximum of `value` over all ranks.
   int64_t largest(int64_t value) const;
   /// All ranks' texts, at most 1 MiB each, by rank.
   std::vector<std::string> gather_texts(const std::string& text) const;

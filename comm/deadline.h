@@ -4,13 +4,13 @@
 
 namespace tessera::comm {
 
-/// Seconds that a call of a communicator may wait for other ranks: 600, or what TESSERA_COMM_SECONDS says; 0:
-/// no limit. A rank that dies is noticed at once; this is for one that hangs. Throws if the variable is no
-/// such number.
+/// Timeout in seconds of a call that waits for other ranks: TESSERA_COMM_SECONDS, by default 600; 0: none. A
+/// rank that dies is noticed at once; the timeout is for one that hangs. Throws if the variable is not a
+/// valid number.
 double call_timeout();
 
-/// Another limit for this thread while it lives; 0: none. For waits whose length is another rank's work, such
-/// as data that one rank prepares for all.
+/// Overrides call_timeout() on this thread for the lifetime of the scope; 0: none. For waits that last as
+/// long as another rank works, such as on data that one rank prepares for all.
 class TimeoutScope {
  public:
   explicit TimeoutScope(double seconds);
@@ -28,7 +28,7 @@ class Deadline {
   explicit Deadline(double seconds = call_timeout());
   double seconds() const { return seconds_; }
   bool passed() const;
-  /// For poll(): until the deadline, at most `most`; -1 for no end.
+  /// Timeout for poll(): milliseconds until the deadline, at most `most`; -1: infinite.
   int milliseconds(int most = -1) const;
 
  private:

@@ -16,9 +16,9 @@ struct DryCounts {
   int64_t bytes = 0;  // that leave this rank, as the transport tcp sends them
 };
 
-/// A communicator of `size` ranks of which only `rank` exists: calls check their tensors, change nothing but
-/// the part of a result that this rank gives itself, and are counted by name ("all_reduce"). Any device. For
-/// plans, and to see what a program would send.
+/// A communicator of `size` ranks of which only `rank` exists. Calls check their tensors and are counted by
+/// name ("all_reduce"); of a result they only write what this rank itself contributes. Any device. For cost
+/// estimates, and to see what a program would send.
 class DryRun {
  public:
   DryRun(int rank, int size);

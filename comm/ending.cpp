@@ -17,10 +17,10 @@ bool all_end(const Communicator& host) noexcept {
       host.fail("it ended with an exception");
       return false;
     }
-    const TimeoutScope patience(0);  // rank 0 may still be writing its results; a death is noticed
+    const TimeoutScope patience(0);  // rank 0 may still be writing its results; a death is noticed anyway
     host.barrier();
     return true;
-  } catch (const std::exception&) {  // a rank has failed, of which the program learns elsewhere
+  } catch (const std::exception&) {  // a rank has failed; the program finds out in another call
     return false;
   }
 }

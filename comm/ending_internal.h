@@ -8,13 +8,13 @@
 
 namespace tessera::comm {
 
-/// Waits until all ranks of `host` have called it, however long their own work takes, and returns true. False
-/// if nothing may be waited for: the stack is being unwound by an exception, which the other ranks are told,
-/// or a rank has failed.
+/// Barrier without timeout: returns true once all ranks of `host` have called it. Returns false without
+/// waiting if the stack is being unwound by an exception (the other ranks are told so) or a rank has
+/// failed.
 bool all_end(const Communicator& host) noexcept;
 
-/// Calls f, which must not throw, on a thread of its own. True once it has returned; false if it has not
-/// within call_timeout(): the thread is left behind then. For library calls that wait without a limit.
+/// Calls f, which must not throw, on another thread. Returns true once f has returned, false if it has not
+/// within call_timeout(); then the thread is detached. For library calls that wait without a timeout.
 bool returns_in_time(std::function<void()> f);
 
 }  // namespace tessera::comm

@@ -29,8 +29,8 @@ void sum_in_tree(std::vector<Tensor>& parts) {
 
 namespace {
 
-/// Elements that are reduced at a time: what is received for them is the scratch memory of a call, 16 MiB of
-/// f32 in all.
+/// Elements that are reduced at a time. Scratch memory for what is received: all_reduce at most one block in
+/// all (16 MiB of f32), reduce_scatter a block per other rank. reduce_parts does not use blocks.
 constexpr int64_t kBlock = int64_t{1} << 22;
 
 class HostTransport : public Transport {
@@ -66,9 +66,9 @@ class HostTransport : public Transport {
       case Kind::all_to_all:
         return all_to_all(in, out);
       case Kind::send:
-        return go({sending(call.peer, in)});
+        return exchange({send_to(call.peer, in)});
       case Kind::receive:
-        return go({receiving(call.peer, out)});
+        return exchange({receive_from(call.peer, out)});
       case Kind::barrier:
         return barrier();
       case Kind::reduce_parts:
@@ -92,20 +92,20 @@ class HostTransport : public Transport {
     std::vector<Transfer> transfers;
     for (size_t i = 0; i < tensors.size(); ++i)
       if (owners[i] != rank_)
-        transfers.push_back(receiving(owners[i], tensors[i]));
+        transfers.push_back(receive_from(owners[i], tensors[i]));
       else
-        for (const int peer : others()) transfers.push_back(sending(peer, tensors[i]));
-    go(transfers);
+        for (const int peer : others()) transfers.push_back(send_to(peer, tensors[i]));
+    exchange(transfers);
   }
 
  private:
-  Transfer sending(int peer, const Tensor& part) const {
-    return {Transfer::Way::send, ranks_[size_t(peer)], part.raw(), part.bytes()};
+  Transfer send_to(int peer, const Tensor& part) const {
+    return {Transfer::Direction::send, ranks_[size_t(peer)], part.raw(), part.bytes()};
   }
-  Transfer receiving(int peer, const Tensor& part) const {
-    return {Transfer::Way::receive, ranks_[size_t(peer)], part.raw(), part.bytes()};
+  Transfer receive_from(int peer, const Tensor& part) const {
+    return {Transfer::Direction::receive, ranks_[size_t(peer)], part.raw(), part.bytes()};
   }
-  void go(const std::vector<Transfer>& transfers) { links_->exchange(*call_, transfers, ranks_); }
+  void exchange(const std::vector<Transfer>& transfers) { links_->exchange(*call_, transfers, ranks_); }
 
   /// The other ranks, beginning after this one, so that not all send to the same one first.
   std::vector<int> others() const {
@@ -116,20 +116,20 @@ class HostTransport : public Transport {
 
   static Tensor flat(const Tensor& x) { return x.detach().reshape({x.count()}); }
 
-  /// Sums the elements of `mine`, this rank's part of each rank's tensor; the others are given by `theirs`.
-  /// Leaves the sum in mine, which may be overwritten.
+  /// Sums the elements of `mine`, this rank's part, over all ranks; of_rank(r) are the elements of this
+  /// rank's tensor that rank r sums. The result is in `mine`, which is also scratch.
   template <class Part>
   void sum_of_parts(const Tensor& mine, Part&& of_rank) {
     std::vector<Tensor> parts(size_t(size()), mine);
     std::vector<Transfer> transfers;
     for (const int peer : others()) {
       const Tensor part = of_rank(peer);
-      if (part.count() > 0) transfers.push_back(sending(peer, part));
+      if (part.count() > 0) transfers.push_back(send_to(peer, part));
       if (mine.count() == 0) continue;
       parts[size_t(peer)] = Tensor::empty_packed({mine.count()}, mine.dtype(), mine.device());
-      transfers.push_back(receiving(peer, parts[size_t(peer)]));
+      transfers.push_back(receive_from(peer, parts[size_t(peer)]));
     }
-    go(transfers);
+    exchange(transfers);
     if (mine.count() == 0) return;
     sum_in_tree(parts);
     if (rank_ != 0) mine.copy_from(parts[0]);
@@ -148,10 +148,10 @@ class HostTransport : public Transport {
       sum_of_parts(mine, part);
       std::vector<Transfer> transfers;
       for (const int peer : others()) {
-        if (mine.count() > 0) transfers.push_back(sending(peer, mine));
-        if (part(peer).count() > 0) transfers.push_back(receiving(peer, part(peer)));
+        if (mine.count() > 0) transfers.push_back(send_to(peer, mine));
+        if (part(peer).count() > 0) transfers.push_back(receive_from(peer, part(peer)));
       }
-      go(transfers);
+      exchange(transfers);
     }
   }
 
@@ -175,22 +175,22 @@ class HostTransport : public Transport {
     const auto part = [&](int rank) { return to.slice(0, rank * from.count(), (rank + 1) * from.count()); };
     std::vector<Transfer> transfers;
     for (const int peer : others())
-      transfers.push_back(sending(peer, from)), transfers.push_back(receiving(peer, part(peer)));
-    go(transfers);
+      transfers.push_back(send_to(peer, from)), transfers.push_back(receive_from(peer, part(peer)));
+    exchange(transfers);
     part(rank_).copy_from(from);
   }
 
   void broadcast(const Tensor& x, int root) {
     if (x.count() == 0) return barrier();
-    // An empty message back: the root learns, too, if a rank does something else.
-    const auto empty = [&](Transfer::Way way, int peer) {
-      return Transfer{way, ranks_[size_t(peer)], nullptr, 0};
+    // The others send an empty message back, so that the root also learns if a rank makes another call.
+    const auto empty = [&](Transfer::Direction direction, int peer) {
+      return Transfer{direction, ranks_[size_t(peer)], nullptr, 0};
     };
-    if (rank_ != root) return go({empty(Transfer::Way::send, root), receiving(root, x)});
+    if (rank_ != root) return exchange({empty(Transfer::Direction::send, root), receive_from(root, x)});
     std::vector<Transfer> transfers;
     for (const int peer : others())
-      transfers.push_back(sending(peer, x)), transfers.push_back(empty(Transfer::Way::receive, peer));
-    go(transfers);
+      transfers.push_back(send_to(peer, x)), transfers.push_back(empty(Transfer::Direction::receive, peer));
+    exchange(transfers);
   }
 
   void all_to_all(const Tensor& in, const Tensor& out) {
@@ -202,25 +202,25 @@ class HostTransport : public Transport {
     };
     std::vector<Transfer> transfers;
     for (const int peer : others()) {
-      transfers.push_back(sending(peer, part(from, peer)));
-      transfers.push_back(receiving(peer, part(to, peer)));
+      transfers.push_back(send_to(peer, part(from, peer)));
+      transfers.push_back(receive_from(peer, part(to, peer)));
     }
-    go(transfers);
+    exchange(transfers);
     part(to, rank_).copy_from(part(from, rank_));
   }
 
-  /// Empty messages: a rank leaves when it has heard of all others.
+  /// Exchanges empty messages: a rank returns when it has received one from every other rank.
   void barrier() {
     std::vector<Transfer> transfers;
     for (const int peer : others()) {
-      transfers.push_back({Transfer::Way::send, ranks_[size_t(peer)], nullptr, 0});
-      transfers.push_back({Transfer::Way::receive, ranks_[size_t(peer)], nullptr, 0});
+      transfers.push_back({Transfer::Direction::send, ranks_[size_t(peer)], nullptr, 0});
+      transfers.push_back({Transfer::Direction::receive, ranks_[size_t(peer)], nullptr, 0});
     }
-    go(transfers);
+    exchange(transfers);
   }
 
   std::shared_ptr<Links> links_;
-  std::vector<int> ranks_;  // of the links, by rank here
+  std::vector<int> ranks_;  // rank of the links by rank of this transport
   int rank_;
   const Call* call_ = nullptr;
 };

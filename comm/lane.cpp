@@ -21,11 +21,11 @@
 namespace tessera::comm {
 namespace {
 
-/// A thread makes the calls. It has tensors of its own: those of the caller count their writers, which only
-/// one thread may do.
-class HostWay : public Lane::Way {
+/// Makes the calls on a worker thread, with tensors of its own: a tensor's storage counts in-place writes,
+/// which only one thread may do.
+class ThreadBackend : public Lane::Backend {
  public:
-  explicit HostWay(const Communicator& communicator) : communicator_(communicator) {
+  explicit ThreadBackend(const Communicator& communicator) : communicator_(communicator) {
     // Signals belong to the program's own threads.
     sigset_t all, before;
     ::sigfillset(&all);
@@ -34,7 +34,7 @@ class HostWay : public Lane::Way {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  ~HostWay() override {
+  ~ThreadBackend() override {
     bool unfinished = false;
     {
       const std::lock_guard lock(mutex_);
@@ -46,13 +46,13 @@ class HostWay : public Lane::Way {
     if (unfinished) communicator_.fail("it ended while its gradients were being summed");
   }
 
-  void post(Lane::Act act, const Tensor& x, const Lane::Target& target) override {
-    Posted posted{std::move(act), x, x.raw()};
+  void post(Lane::Collective collective, const Tensor& x, const Lane::Target& target) override {
+    Posted posted{std::move(collective), x, x.raw()};
     if (target.tensor.defined())
       posted.target = target.tensor, posted.begin = target.begin, posted.to = target.tensor.raw();
     {
       const std::lock_guard lock(mutex_);
-      if (error_) return;  // nothing is done between a call that failed and join()
+      if (error_) return;  // after a call has failed, calls are dropped until join()
       waiting_.push_back(std::move(posted));
     }
     changed_.notify_all();
@@ -79,7 +79,7 @@ class HostWay : public Lane::Way {
 
  private:
   struct Posted {
-    Lane::Act act;
+    Lane::Collective collective;
     Tensor x;  // keeps the memory
     void* data;
     Tensor target = {};  // likewise
@@ -120,7 +120,7 @@ class HostWay : public Lane::Way {
       scratch_ = Tensor::empty_packed({posted.x.count()}, posted.x.dtype(), Device::cpu());
     const Tensor copy = scratch_.slice(0, 0, posted.x.count());
     if (posted.x.count() > 0) std::memcpy(copy.raw(), posted.data, copy.bytes());
-    posted.act(communicator_, copy);
+    posted.collective(communicator_, copy);
     if (posted.to)
       std::memcpy(posted.to,
                   static_cast<const char*>(copy.raw()) + posted.begin * int64_t(size_of(copy.dtype())),
@@ -143,87 +143,89 @@ class HostWay : public Lane::Way {
 
 #if defined(TESSERA_WITH_CUDA)
 
-/// A stream of its own, whose blocks the GPU prefers to those of the computation: the links should not wait.
-class StreamWay : public Lane::Way {
+/// Issues the calls to a separate high-priority stream, so that communication kernels are scheduled before
+/// compute kernels.
+class StreamBackend : public Lane::Backend {
  public:
-  StreamWay(const Communicator& communicator, Device device, bool peers)
+  StreamBackend(const Communicator& communicator, Device device, bool peers)
       : communicator_(communicator),
         device_(device),
-        beside_(peers || communicator.size() == 2),
+        overlaps_(peers || communicator.size() == 2),
         reached_(device) {
     device.activate();
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
   }
-  ~StreamWay() override {
-    for (const auto& [from, to] : stops_) cudaEventDestroy(from), cudaEventDestroy(to);
+  ~StreamBackend() override {
+    for (const auto& [from, to] : wait_events_) cudaEventDestroy(from), cudaEventDestroy(to);
     cudaStreamDestroy(stream_);
   }
 
-  void post(Lane::Act act, const Tensor& x, const Lane::Target& target) override {
+  void post(Lane::Collective collective, const Tensor& x, const Lane::Target& target) override {
     if (posted_ == done_.size()) done_.emplace_back(device_);
-    if (!beside_) {
-      if (posted_++ == 0) mark(stop(0).first);
-      return run(act, x, target);
+    if (!overlaps_) {
+      if (posted_++ == 0) mark(wait_event(0).first);
+      return run(collective, x, target);
     }
     reached_.record();
     reached_.block(stream_);
     {
       const StreamScope scope(device_, stream_);
-      run(act, x, target);
+      run(collective, x, target);
     }
     done_[posted_++].record(stream_);
   }
 
   void wait(size_t calls) override {
-    if (!beside_ || calls == 0) return;
-    mark(stop(waits_).first);
+    if (!overlaps_ || calls == 0) return;
+    mark(wait_event(waits_).first);
     done_[calls - 1].block(device_.stream());
-    mark(stop(waits_++).second);
+    mark(wait_event(waits_++).second);
   }
 
   void join() override {
     if (std::exchange(posted_, 0) == 0) return;
-    if (beside_) {
-      mark(stop(waits_).first);
+    if (overlaps_) {
+      mark(wait_event(waits_).first);
       reached_.record(stream_);
       reached_.block(device_.stream());
     }
-    mark(stop(waits_).second);
-    stopped_ = std::exchange(waits_, 0) + 1;
+    mark(wait_event(waits_).second);
+    last_wait_count_ = std::exchange(waits_, 0) + 1;
   }
 
   double exposed_ms() const override {
-    if (stopped_ == 0) return -1;
+    if (last_wait_count_ == 0) return -1;
     device_.synchronize();
     double sum = 0;
-    for (size_t i = 0; i < stopped_; ++i) {
+    for (size_t i = 0; i < last_wait_count_; ++i) {
       float elapsed = 0;
-      check(cudaEventElapsedTime(&elapsed, stops_[i].first, stops_[i].second));
+      check(cudaEventElapsedTime(&elapsed, wait_events_[i].first, wait_events_[i].second));
       sum += elapsed;
     }
     return sum;
   }
 
  private:
-  void run(const Lane::Act& act, const Tensor& x, const Lane::Target& target) const {
-    act(communicator_, x);
+  void run(const Lane::Collective& collective, const Tensor& x, const Lane::Target& target) const {
+    collective(communicator_, x);
     if (const Tensor& to = target.tensor; to.defined() && to.count() > 0)
       to.detach().copy_from(x.detach().slice(0, target.begin, target.begin + to.count()));
   }
-  /// Where the computation may have to wait, from when and until when.
-  using Stop = std::pair<cudaEvent_t, cudaEvent_t>;
-  const Stop& stop(size_t number) {
-    if (number == stops_.size()) {
-      Stop made{};
+  /// Events around a wait of the compute stream: before it and after it.
+  using EventPair = std::pair<cudaEvent_t, cudaEvent_t>;
+  const EventPair& wait_event(size_t number) {
+    if (number == wait_events_.size()) {
+      EventPair made{};
       check(cudaEventCreate(&made.first));
       check(cudaEventCreate(&made.second));
-      stops_.push_back(made);
+      wait_events_.push_back(made);
     }
-    return stops_[number];
+    return wait_events_[number];
   }
-  /// A point of time on the computation's stream; in a graph, of each of its launches.
+  /// Records an event on the compute stream; under capture as an external event node, so that every launch of
+  /// the graph records it.
   void mark(cudaEvent_t event) const {
     check(cudaEventRecordWithFlags(event, device_.stream(),
                                    device_.capturing() ? cudaEventRecordExternal : cudaEventRecordDefault));
@@ -231,29 +233,31 @@ class StreamWay : public Lane::Way {
 
   const Communicator communicator_;
   const Device device_;
-  const bool beside_;
+  const bool overlaps_;
   Event reached_;
   cudaStream_t stream_ = nullptr;
-  std::vector<Event> done_;  // by call since the last join()
-  std::vector<Stop> stops_;  // by wait since then; the last one is the join's
+  std::vector<Event> done_;             // by call since the last join()
+  std::vector<EventPair> wait_events_;  // by wait since then; the last one is the join's
   size_t posted_ = 0, waits_ = 0;
-  size_t stopped_ = 0;  // of the last step
+  size_t last_wait_count_ = 0;  // of the last step
 };
 
 #endif
 
-std::unique_ptr<Lane::Way> way_of(const Communicator& communicator, [[maybe_unused]] Device device,
-                                  [[maybe_unused]] bool peers) {
+std::unique_ptr<Lane::Backend> make_backend(const Communicator& communicator, [[maybe_unused]] Device device,
+                                            [[maybe_unused]] bool peers) {
 #if defined(TESSERA_WITH_CUDA)
-  if (device.is_cuda()) return std::make_unique<StreamWay>(communicator, device, peers);
+  if (device.is_cuda()) return std::make_unique<StreamBackend>(communicator, device, peers);
 #endif
-  return std::make_unique<HostWay>(communicator);
+  return std::make_unique<ThreadBackend>(communicator);
 }
 
 }  // namespace
 
 Lane::Lane(const Communicator& communicator, Device device, const PeerSums* peers)
-    : rank_(communicator.rank()), peers_(peers), way_(way_of(communicator, device, peers != nullptr)) {}
+    : rank_(communicator.rank()),
+      peers_(peers),
+      backend_(make_backend(communicator, device, peers != nullptr)) {}
 Lane::~Lane() = default;
 
 namespace {
@@ -265,8 +269,8 @@ void check_packed(const char* call, const Tensor& x) {
 
 }  // namespace
 
-void Lane::post(Act act, const Tensor& x, const Target& target) {
-  way_->post(std::move(act), x, target);
+void Lane::post(Collective collective, const Tensor& x, const Target& target) {
+  backend_->post(std::move(collective), x, target);
   posted_ += 1;
 }
 
@@ -301,16 +305,16 @@ void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends, const Tensor
 
 void Lane::wait(size_t calls) {
   check(calls <= posted_, "wait: ", calls, " of ", posted_, " calls");
-  way_->wait(calls);
+  backend_->wait(calls);
 }
 
 void Lane::join() {
   posted_ = 0;
-  way_->join();
+  backend_->join();
 }
 
 double Lane::exposed_ms() const {
-  return way_->exposed_ms();
+  return backend_->exposed_ms();
 }
 
 }  // namespace tessera::comm

@@ -12,46 +12,46 @@ namespace tessera::comm {
 
 /// One message of an exchange.
 struct Transfer {
-  enum class Way { send, receive } way;
+  enum class Direction { send, receive } direction;
   int peer;
   void* data;  // only read if it is sent
   size_t bytes;
 };
 
-/// Messages between the ranks of a job, what collectives are made of (host_transport.cpp).
+/// Point-to-point messages between the ranks of a job, from which collectives are built (host_transport.cpp).
 class Links {
  public:
   virtual ~Links() = default;
   virtual const char* name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Does all transfers at once, none to this rank itself; from one rank to another, messages keep the order
-  /// of the list. Every message carries its sender's call; throws RankFailure on all ranks if that is not
-  /// what `call` expects (Call::agrees_with), if another rank fails, or if a transfer takes longer than the
-  /// deadline. `ranks[i]` is the rank here of the communicator's rank i, for messages.
+  /// Does all transfers concurrently, none to this rank itself; messages from one rank to another keep the
+  /// order of the list. Every message carries its sender's call. Throws RankFailure on all ranks if that is
+  /// not what `call` expects (Call::agrees_with), if a rank fails, or at the deadline. `ranks[i]` is the rank
+  /// in these links of rank i of the communicator, for error messages.
   virtual void exchange(const Call& call, std::span<const Transfer> transfers,
                         std::span<const int> ranks) = 0;
-  /// Sums x over all ranks in place, if the links themselves can by the order of sum_in_tree; else returns
-  /// false.
+  /// Sums x over all ranks in place, in the order of sum_in_tree, if the links have a native way to do that;
+  /// otherwise returns false and does nothing.
   virtual bool sum(const Call&, const Tensor&, std::span<const int>) { return false; }
   /// Sums parts[r] over all ranks on rank r alone, likewise.
   virtual bool sum_parts(const Call&, std::span<const Tensor>, std::span<const int>) { return false; }
-  /// Where messages lie.
+  /// The device of the messages' memory.
   virtual Device device() const { return Device::cpu(); }
   virtual void fail(const std::string& cause) = 0;
 };
 
-/// Collectives by messages. A sum over ranks is the sum over a binary tree whose leaves are the ranks in
-/// their order, ((0 + 1) + (2 + 3)) + ..., each addition rounded to the tensor's dtype: the same bits
-/// whatever the sizes of messages and their timing. Every element is summed by one rank, which receives it
-/// from all others (reduce-scatter), and then sent to all (all-gather): 2 (n - 1) / n of the tensor's bytes
-/// leave each rank.
+/// Collectives on top of point-to-point messages. A sum over ranks is a fixed binary tree over the
+/// ranks, ((0 + 1) + (2 + 3)) + ..., each addition rounded to the tensor's dtype: bitwise the same
+/// whatever the sizes of messages and their timing. An all_reduce is a reduce-scatter (each rank
+/// receives its elements from all others and sums them) and an all-gather: each rank sends 2 (n - 1) / n
+/// of the tensor's bytes.
 std::shared_ptr<Transport> make_host_transport(std::shared_ptr<Links> links);
 
 /// The message for two ranks whose calls differ, the lower rank first.
 std::string disagreement(const Call& ours, int our_rank, const Call& theirs, int their_rank);
 
-/// parts[0] = the sum over the tree; the other parts are overwritten. Any device.
+/// parts[0] = the sum by the binary tree; overwrites the other parts. Any device.
 void sum_in_tree(std::vector<Tensor>& parts);
 
 }  // namespace tessera::comm

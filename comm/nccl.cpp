@@ -96,14 +96,14 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
   NcclLinks(const Communicator& host, Device device) : host_(host), device_(device) {
     device.activate();
     ncclUniqueId id{};
-    if (host.rank() == 0) demand(api().get_unique_id(&id), "ncclGetUniqueId");
+    if (host.rank() == 0) check_result(api().get_unique_id(&id), "ncclGetUniqueId");
     const Tensor bytes = Tensor::empty_packed({int64_t(sizeof(id))}, DType::u8, Device::cpu());
     std::memcpy(bytes.raw(), &id, sizeof(id));
     host.broadcast(bytes, 0);
     std::memcpy(&id, bytes.raw(), sizeof(id));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    settle(api().init(&comm_, host.size(), id, host.rank(), &config), "ncclCommInitRankConfig");
+    wait_until_issued(api().init(&comm_, host.size(), id, host.rank(), &config), "ncclCommInitRankConfig");
     host.barrier();
   }
   /// All ranks end it together: ncclCommDestroy and ncclCommAbort wait for the other ranks of the machine
@@ -124,7 +124,7 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
         ": not done after " + std::to_string(int64_t(call_timeout())) + " s (TESSERA_COMM_SECONDS)";
     std::fprintf(stderr, "tessera: rank %d: %s\n", rank(), text.c_str());
     host_.fail(text);
-    new Communicator(host_);  // stays: its watch ends the process if something else holds that up as well
+    new Communicator(host_);  // leaked: its watch thread ends the process if something else also hangs
   }
 
   const char* name() const override { return "nccl"; }
@@ -140,23 +140,23 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
         int(ranks.size()) == size())
       return host_.barrier();
     const cudaStream_t stream = device_.stream();
-    demand(api().group_start(), "ncclGroupStart");
+    check_result(api().group_start(), "ncclGroupStart");
     for (const Transfer& t : transfers)
       if (t.bytes > 0)
-        demand(t.way == Transfer::Way::send
-                   ? api().send(t.data, t.bytes, ncclUint8, t.peer, comm_, stream)
-                   : api().receive(t.data, t.bytes, ncclUint8, t.peer, comm_, stream),
-               "ncclSend or ncclRecv");
-    settle(api().group_end(), "ncclGroupEnd");
+        check_result(t.direction == Transfer::Direction::send
+                         ? api().send(t.data, t.bytes, ncclUint8, t.peer, comm_, stream)
+                         : api().receive(t.data, t.bytes, ncclUint8, t.peer, comm_, stream),
+                     "ncclSend or ncclRecv");
+    wait_until_issued(api().group_end(), "ncclGroupEnd");
   }
 
   bool sum(const Call& call, const Tensor& x, std::span<const int> ranks) override {
-    if (ranks.size() != 2 || size() != 2) return false;  // its order of three and more is another one
+    if (ranks.size() != 2 || size() != 2) return false;  // NCCL sums three and more in another order
     compare(call, ranks);
     keep_in_capture();
-    settle(api().all_reduce(x.raw(), x.raw(), size_t(x.count()), type_of(x.dtype()), ncclSum, comm_,
-                            device_.stream()),
-           "ncclAllReduce");
+    wait_until_issued(api().all_reduce(x.raw(), x.raw(), size_t(x.count()), type_of(x.dtype()), ncclSum,
+                                       comm_, device_.stream()),
+                      "ncclAllReduce");
     return true;
   }
 
@@ -165,20 +165,21 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
     compare(call, ranks);
     keep_in_capture();
     const cudaStream_t stream = device_.stream();
-    demand(api().group_start(), "ncclGroupStart");
+    check_result(api().group_start(), "ncclGroupStart");
     for (int root = 0; root < 2; ++root) {
       const Tensor& part = parts[size_t(root)];
       if (part.count() > 0)
-        demand(api().reduce(part.raw(), part.raw(), size_t(part.count()), type_of(part.dtype()), ncclSum,
-                            root, comm_, stream),
-               "ncclReduce");
+        check_result(api().reduce(part.raw(), part.raw(), size_t(part.count()), type_of(part.dtype()),
+                                  ncclSum, root, comm_, stream),
+                     "ncclReduce");
     }
-    settle(api().group_end(), "ncclGroupEnd");
+    wait_until_issued(api().group_end(), "ncclGroupEnd");
     return true;
   }
 
  private:
-  /// All operations are complete and the ranks' connections closed: what ncclCommDestroy does then is local.
+  /// ncclCommFinalize: waits until all operations are complete and connections are closed, so that
+  /// ncclCommDestroy is local.
   static bool finalized(ncclComm_t comm) {
     ncclResult_t state = api().finalize(comm);
     for (; state == ncclInProgress; std::this_thread::yield())
@@ -195,7 +196,8 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
     session->keep(shared_from_this());
   }
 
-  /// Once per call, on the host: a kernel of NCCL that waits for another call waits for ever.
+  /// Compares the call with those of the other ranks, on the host, before it is issued: mismatched NCCL
+  /// kernels would hang.
   void compare(const Call& call, std::span<const int> ranks) {
     const std::pair number(call.communicator, call.number);
     const bool between_two = call.kind == Kind::send || call.kind == Kind::receive;
@@ -214,17 +216,17 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
     }
   }
 
-  void demand(ncclResult_t result, const char* what) const {
+  void check_result(ncclResult_t result, const char* what) const {
     check(result == ncclSuccess || result == ncclInProgress, "nccl: ", what, ": ", api().error_string(result),
           "; NCCL_DEBUG=WARN says more");
   }
 
-  /// Waits until the library has issued what it was asked for.
-  void settle(ncclResult_t result, const char* what) const {
-    demand(result, what);
+  /// Waits until NCCL, in nonblocking mode, has issued the operation.
+  void wait_until_issued(ncclResult_t result, const char* what) const {
+    check_result(result, what);
     for (const Deadline deadline; result == ncclInProgress; std::this_thread::yield()) {
-      demand(api().async_error(comm_, &result), what);
-      demand(result, what);
+      check_result(api().async_error(comm_, &result), what);
+      check_result(result, what);
       check(!deadline.passed(), "nccl: ", what, ": not done after ", deadline.seconds(), " s");
     }
   }
@@ -232,7 +234,7 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
   const Communicator host_;
   const Device device_;
   ncclComm_t comm_ = nullptr;
-  std::pair<uint64_t, uint64_t> compared_;  // the call: its communicator, its number
+  std::pair<uint64_t, uint64_t> compared_;  // communicator and number of the last call compared
 };
 
 }  // namespace

@@ -13,16 +13,16 @@ std::string nccl_lacks();
 /// before the library is loaded, whichever launcher started it.
 std::string nccl_version();
 
-/// The communicator of the ranks of `host`, each with a GPU of its own: calls are issued to the compute
-/// stream of `device` and may be captured. All ranks call it. `host` carries what they tell each other: the
-/// identifier, and, of calls that run or are captured (replays are not checked), what they are, so that
-/// different calls are an error before anything is sent. Two ranks add a + b in NCCL; more exchange messages
-/// and add in the order of the tree.
+/// A communicator over the ranks of `host`, each with its own GPU: calls are issued to the compute stream of
+/// `device` and can be captured. All ranks call it. `host` carries the unique id and, before a call is issued
+/// or captured (not at replays), its description, so that mismatched calls throw before anything is sent; not
+/// for send and receive, nor for communicators made by split(). Two ranks sum with ncclAllReduce; more
+/// exchange messages and sum by the tree.
 ///
-/// The communicators of NCCL do not block. A rank that fails is noticed through `host`. The end of the last
-/// handle, and of the last graph that holds calls, is a call of all ranks, too: it waits for the others as
-/// long as their work takes, and then for NCCL at most call_timeout(), after which the standard error says
-/// so.
+/// NCCL runs in nonblocking mode. A rank that fails is noticed through `host`. Destroying the
+/// last handle, and the last graph that holds calls, is collective: it waits for the other ranks
+/// without timeout, then for NCCL at most call_timeout(); after that it prints an error to
+/// stderr.
 Communicator connect_nccl(const Communicator& host, Device device);
 
 }  // namespace tessera::comm

@@ -92,7 +92,7 @@ void PeerMemory::exchange(void* base, size_t offset) {
     uint64_t offset;
   };
   bases_.assign(size_t(host_.size()), nullptr), blocks_ = bases_;
-  const auto place = [&](int rank, void* base, uint64_t offset) {
+  const auto set_block = [&](int rank, void* base, uint64_t offset) {
     bases_[size_t(rank)] = base, blocks_[size_t(rank)] = static_cast<std::byte*>(base) + offset;
   };
   Export record{{}, offset};
@@ -102,13 +102,13 @@ void PeerMemory::exchange(void* base, size_t offset) {
                all = Tensor::empty_packed({host_.size() * kBytes}, DType::u8, Device::cpu());
   std::memcpy(mine.raw(), &record, sizeof(record));
   host_.all_gather(mine, all);
-  place(host_.rank(), base, offset);
+  set_block(host_.rank(), base, offset);
   for (int r = 0; r < host_.size(); ++r) {
     if (r == host_.rank()) continue;
     std::memcpy(&record, static_cast<const std::byte*>(all.raw()) + r * kBytes, sizeof(record));
     void* mapped = nullptr;
     check(cudaIpcOpenMemHandle(&mapped, record.handle, cudaIpcMemLazyEnablePeerAccess));
-    place(r, mapped, record.offset);
+    set_block(r, mapped, record.offset);
   }
 }
 

@@ -24,15 +24,15 @@ namespace tessera::comm {
 
 namespace {
 
-/// Bytes that a rank sets aside for the others' values, equally many for each of them: ranges of which a rank
-/// owns more go in several rounds.
+/// Bytes of the receive buffer of a rank, divided equally among the other ranks; a rank that owns more
+/// elements of a range receives them in several rounds.
 constexpr size_t kReceived = size_t{64} << 20;
-/// Parts of a range, and the memory for another rank's values, begin at multiples of so many elements.
+/// Parts of a range, and the slots of the receive buffer, start at multiples of this many elements.
 constexpr int64_t kElements = 256;
 
-/// After the received values: of each other rank one flag that it sets when its values are complete, and one
-/// that it sets when it has returned its sums and may be sent further values. A stream waits for a flag and
-/// clears it, so that the launches of a graph, which write constants, can use it again.
+/// After the receive buffer: two flags per other rank, set by that rank when its values have arrived here,
+/// and when it has returned its sums and may be sent further values. A stream waits for a flag and then
+/// clears it, so that a graph, whose launches write constants, can be replayed.
 enum Flag : size_t { kArrived, kReturned, kFlags };
 constexpr size_t kFlagBytes = 256;  // each on lines of its own
 
@@ -65,7 +65,7 @@ struct PeerSums::State {
     for (int i = 1; i < ranks; ++i) others.push_back((rank + i) % ranks);
     const Device device = arena.device();
     const unsigned one = 1;
-    check(cudaMemcpyAsync(raised(), &one, sizeof(one), cudaMemcpyHostToDevice, device.stream()));
+    check(cudaMemcpyAsync(flag_source(), &one, sizeof(one), cudaMemcpyHostToDevice, device.stream()));
     device.synchronize();
     check(cudaStreamCreateWithFlags(&releases, cudaStreamNonBlocking));
     host.barrier();  // the flags are clear
@@ -78,12 +78,12 @@ struct PeerSums::State {
     cudaStreamDestroy(releases);
   }
 
-  /// On rank `at`, the flag that `from` raises.
+  /// The flag on rank `at` that rank `from` sets.
   std::byte* flag(int at, Flag which, int from) const {
     return blocks.of(at) + kReceived + (which * size_t(ranks) + size_t(from)) * kFlagBytes;
   }
-  /// What is copied to a flag of another rank.
-  std::byte* raised() const { return flag(rank, kFlags, 0); }
+  /// The source of the copies that set flags: a constant 1.
+  std::byte* flag_source() const { return flag(rank, kFlags, 0); }
   std::byte* arena_at(int rank, int64_t element) const {
     return arenas.of(rank) + element * int64_t(size_of(arena.dtype()));
   }
@@ -96,12 +96,12 @@ struct PeerSums::State {
     if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream()));
   }
 
-  void raise(Flag which, int at) const {
-    check(cudaMemcpyAsync(flag(at, which, rank), raised(), sizeof(unsigned), cudaMemcpyDeviceToDevice,
+  void set_flag(Flag which, int at) const {
+    check(cudaMemcpyAsync(flag(at, which, rank), flag_source(), sizeof(unsigned), cudaMemcpyDeviceToDevice,
                           stream()));
   }
 
-  /// For that flag of every other rank.
+  /// The stream waits until every other rank has set this flag, then clears it.
   void wait(Flag which) const {
     std::vector<CUstreamBatchMemOpParams> steps(2 * others.size());
     for (size_t i = 0; i < others.size(); ++i) {
@@ -120,7 +120,8 @@ struct PeerSums::State {
     check(result == CUDA_SUCCESS, "peer sums: cuStreamBatchMemOp: CUDA driver error ", int(result));
   }
 
-  /// Elements of the arena from begin[r] to begin[r + 1] are those of rank r. `returns`: sums go to all.
+  /// Rank r sums elements begin[r] to begin[r + 1] of the arena. `returns`: the sums are then copied to all
+  /// ranks.
   void sum(const std::vector<int64_t>& begin, bool returns) {
     int64_t rounds = 1;
     for (int r = 0; r < ranks; ++r)
@@ -134,22 +135,22 @@ struct PeerSums::State {
         const auto [first, count] = range_of(to);
         copy(blocks.of(to) + slot_of(to, rank) * int64_t(size_of(arena.dtype())), arena_at(rank, first),
              count);
-        raise(kArrived, to);
+        set_flag(kArrived, to);
       }
       wait(kArrived);
       const auto [first, count] = range_of(rank);
       if (count > 0) add_received(arena.slice(0, first, first + count));
       for (const int to : others) {
         if (returns) copy(arena_at(to, first), arena_at(rank, first), count);
-        raise(kReturned, to);
+        set_flag(kReturned, to);
       }
       wait(kReturned);
     }
     if (!arena.device().capturing()) done.record(stream());  // a graph is launched on the device's own stream
   }
 
-  /// own = the sum of all ranks' values by the tree of Communicator. Additions commute: what holds this
-  /// rank's own value takes the other term.
+  /// own = the sum over all ranks by the tree of Communicator. Addition is commutative: `own` takes the place
+  /// of the partial sum that it is added to, so that the result is in `own`.
   void add_received(const Tensor& own) const {
     std::vector<Tensor> parts;
     for (int r = 0; r < ranks; ++r) {
@@ -164,7 +165,7 @@ struct PeerSums::State {
       }
   }
 
-  /// The other ranks raise no flag any more: what waits for one goes on.
+  /// Sets the flags that other ranks will not set any more, until this rank's streams are idle.
   void release() const {
     const unsigned one = 1;
     for (const Deadline deadline; !deadline.passed(); std::this_thread::yield()) {
@@ -189,7 +190,7 @@ struct PeerSums::State {
   const int rank, ranks;
   std::vector<int> others;
   const Tensor arena;
-  const int64_t slot;     // elements received from a rank in a round
+  const int64_t slot;     // elements per slot, that is received from a rank per round
   const Tensor received;  // values, then flags
   const PeerMemory arenas, blocks;
   cudaStream_t releases = nullptr;

@@ -8,17 +8,17 @@
 
 namespace tessera::comm {
 
-/// Sums over the ranks of one machine of ranges of one tensor, for GPUs that reach each other's memory. The
-/// bytes are moved by the GPUs' copy engines and waited for by their streams; only the additions take SMs.
-/// Kernels that compute at the same time keep all of theirs, where the kernels of a communicator hold some
-/// for as long as the links are busy.
+/// Sums, over the ranks of one machine, of ranges of a tensor, for GPUs with peer access to each other. Data
+/// moves by cudaMemcpyAsync on the GPUs' copy engines and streams wait for it by memory operations; only the
+/// additions take SMs. Compute kernels that run at the same time keep their SMs, where NCCL's kernels hold
+/// some as long as the links are busy.
 ///
-/// Each rank owns a part of a range. It receives the others' values of that part in memory set aside for
-/// them (64 MiB), adds them, and writes the sums to the others' tensors. Bits are those of
+/// Each rank owns a part of a range. It receives the other ranks' values of that part in a 64 MiB
+/// buffer, adds them, and writes the sums to the other ranks' tensors. Bitwise equal to
 /// Communicator::all_reduce.
 ///
-/// Calls are issued to the device's stream (runtime/stream_scope.h) and can be captured in a graph. The ranks
-/// must make the same calls in the same order. All ranks make and end it together.
+/// Calls are issued to the device's stream (runtime/stream_scope.h) and can be captured. All ranks must make
+/// the same calls in the same order. Construction and destruction are collective.
 class PeerSums {
  public:
   /// Why the ranks cannot add up tensors on their devices this way, the same text on all of them; "" if they
@@ -34,8 +34,8 @@ class PeerSums {
 
   /// x = the sum of all ranks' x, a range of the arena.
   void all_reduce(const Tensor& x) const;
-  /// Elements ends[r - 1] (0 for r = 0) to ends[r] of x = their sum over all ranks, on rank r; what x holds
-  /// elsewhere is undefined then.
+  /// On rank r, elements ends[r - 1] (0 for r = 0) to ends[r] of x become their sum over all ranks; the rest
+  /// of x is undefined afterwards.
   void reduce_parts(const Tensor& x, std::span<const int64_t> ends) const;
 
  private:

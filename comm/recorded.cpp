@@ -20,9 +20,9 @@ void check_rows(const char* op, const Communicator& group, const Tensor& x, cons
         group.size(), "; expected ", expected, " rows, of ", rows.total(), " in all");
 }
 
-/// terms[0] = the sum of equally long tensors by the tree over the ranks, in f32 (f64) with one rounding.
+/// terms[0] = the sum of equally long tensors by the binary tree, in f32 (f64 for f64), rounded once.
 void sum_terms(std::vector<Tensor>& terms) {
-  // Of two terms f32 is rounded once anyway.
+  // A sum of two terms is rounded once anyway.
   if (size_of(terms[0].dtype()) >= 4 || terms.size() <= 2) return sum_in_tree(terms);
   for (int64_t begin = 0; begin < terms[0].count(); begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, terms[0].count());
@@ -52,7 +52,7 @@ Tensor reduce_rows(const Communicator& group, const Tensor& dy, const RowSplit& 
             .reshape(dy.shape().with(0, to.count()))
             .copy_from(dy.slice(0, from.begin, from.end));
       }
-    // What fills a message up is sent, too.
+    // The unused end of a message is sent as well: zero it.
     for (int rank = 0; rank < rows.ranks(); ++rank)
       if (const int64_t used = rows.count(rank) * width; used < most * width)
         sent.select(0, rank).slice(0, used, most * width).fill(0);
@@ -67,8 +67,8 @@ Tensor reduce_rows(const Communicator& group, const Tensor& dy, const RowSplit& 
   return terms[0].reshape(dy.shape().with(0, own));
 }
 
-/// The messages of a change between rows and heads, one for each other rank: of each tensor and segment as
-/// many rows as its largest share, so that they are equally long.
+/// Messages that convert between a split by rows and one by heads, one per rank: for each tensor and segment
+/// as many rows as its largest share, so that all messages have the same size.
 class HeadMessages {
  public:
   HeadMessages(const Communicator& group, const std::vector<RowSplit>& rows, int64_t batch, int64_t heads,
@@ -91,7 +91,7 @@ class HeadMessages {
   Tensor from(int rank, size_t tensor, size_t i, int64_t count) const {
     return part(received_, rank, tensor, i, count);
   }
-  /// The rows of a message that segment i of a rank's share leaves unused.
+  /// Zeroes the rows of a message that segment i of a rank's share leaves unused.
   void clear_rest(int rank, size_t tensor, size_t i, int64_t count) const {
     if (const int64_t most = rows_[tensor].largest(i); count < most)
       elements(sent_, rank, tensor, i, count, most).fill(0);
@@ -161,7 +161,7 @@ void move_to_rows(const Communicator& group, const std::vector<Tensor>& x, const
       }
 }
 
-/// [rows, B, heads, D], the last two dimensions of which are one row in memory.
+/// [rows, B, heads, D]; the last two dimensions are contiguous in memory.
 Tensor empty_heads(int64_t rows, int64_t heads, const Tensor& like) {
   return Tensor::empty({rows, like.size(1), heads * like.size(3)}, like.dtype(), like.device())
       .reshape({rows, like.size(1), heads, like.size(3)});

@@ -21,7 +21,7 @@ namespace {
 
 enum class Purpose : uint32_t { notices = 1, data = 2 };
 
-/// What a process says of itself, first on every connection.
+/// The first message on every connection: identifies the process.
 struct Hello {
   static constexpr uint64_t kMagic = 0x6f6c'6c65'6872'7374u;
   uint64_t magic = kMagic;
@@ -31,7 +31,7 @@ struct Hello {
   char token[256] = {}, host[256] = {}, what[1024] = {};
 };
 
-/// The answer of rank 0, before the members if it is not a refusal.
+/// The answer of rank 0; followed by the table of members unless it is a refusal.
 struct Welcome {
   static constexpr uint64_t kMagic = 0x656d'6f63'6c65'7774u;
   uint64_t magic = kMagic;
@@ -65,24 +65,27 @@ void refuse(const File& connection, const std::string& reason) {
   write_all(connection, bytes_of(answer), Deadline(1), -1);  // if it still listens
 }
 
-/// A connection that has said who it is.
-struct Caller {
+/// A connection whose process has identified itself.
+struct IdentifiedPeer {
   File connection;
   Hello hello;
 };
 
-/// Takes connections, those that say nothing or something else at the same time as those of the job.
-class Reception {
+/// Accepts connections, and keeps those that have not identified themselves yet until they do or are dropped.
+class ConnectionAcceptor {
  public:
-  Reception(const File& listener, const Meeting& meeting) : listener_(listener), meeting_(meeting) {}
+  ConnectionAcceptor(const File& listener, const RendezvousOptions& options)
+      : listener_(listener), options_(options) {}
 
-  /// Waits for the next caller of this job, or until a watched file descriptor becomes readable or is closed:
-  /// then `woke` is its index, and there is none. Throws at the deadline.
-  std::optional<Caller> next(const Deadline& deadline, const std::vector<int>& watched, size_t& woke) {
+  /// Waits for the next process of this job to connect. Returns nothing at the deadline, and also if a
+  /// watched file descriptor becomes readable or is closed: then `woke` is its index.
+  std::optional<IdentifiedPeer> next(const Deadline& deadline, const std::vector<int>& watched,
+                                     size_t& woke) {
     while (true) {
       std::vector<pollfd> files{{listener_.number(), POLLIN, 0}};
       for (const int file : watched) files.push_back({file, POLLIN, 0});
-      for (const Unknown& unknown : unknown_) files.push_back({unknown.connection.number(), POLLIN, 0});
+      for (const PendingConnection& pending : pending_)
+        files.push_back({pending.connection.number(), POLLIN, 0});
       const int ready = ::poll(files.data(), files.size(), deadline.milliseconds());
       if (ready < 0 && errno == EINTR) {
         check_interrupt();
@@ -91,136 +94,138 @@ class Reception {
       if (ready <= 0) return std::nullopt;
       for (size_t i = 0; i < watched.size(); ++i)
         if (files[1 + i].revents != 0) return woke = i, std::nullopt;
-      if (std::optional<Caller> caller = listen_to_unknown()) return caller;
-      if (files[0].revents != 0) take_connection();
+      if (std::optional<IdentifiedPeer> peer = read_pending()) return peer;
+      if (files[0].revents != 0) accept_connections();
     }
   }
 
  private:
-  struct Unknown {
+  struct PendingConnection {
     File connection;
     Hello hello;
     size_t got = 0;
   };
 
-  void take_connection() {
-    constexpr size_t kMostUnknown = 4096;
+  void accept_connections() {
+    constexpr size_t kMaxPending = 4096;
     while (true) {
       File connection = accept_from(listener_);
       if (!connection.open()) return;
-      if (unknown_.size() >= kMostUnknown) unknown_.pop_front();
-      unknown_.push_back({.connection = std::move(connection)});
+      if (pending_.size() >= kMaxPending) pending_.pop_front();
+      pending_.push_back({.connection = std::move(connection)});
     }
   }
 
-  std::optional<Caller> listen_to_unknown() {
-    for (auto at = unknown_.begin(); at != unknown_.end();) {
+  std::optional<IdentifiedPeer> read_pending() {
+    for (auto at = pending_.begin(); at != pending_.end();) {
       const long got = read_some(at->connection, bytes_of(at->hello).subspan(at->got));
       at->got += got > 0 ? size_t(got) : 0;
-      // Another program is known by its first bytes, and dropped.
+      // A connection of another program is recognised by its first bytes, and dropped.
       const bool other = at->got >= sizeof(uint64_t) && at->hello.magic != Hello::kMagic;
       if (got < 0 || other) {
-        at = unknown_.erase(at);
+        at = pending_.erase(at);
       } else if (at->got < sizeof(Hello)) {
         ++at;
       } else {
-        Caller caller{std::move(at->connection), at->hello};
-        at = unknown_.erase(at);
-        if (belongs(caller)) return caller;
+        IdentifiedPeer peer{std::move(at->connection), at->hello};
+        at = pending_.erase(at);
+        if (belongs(peer)) return peer;
       }
     }
     return std::nullopt;
   }
 
-  bool belongs(const Caller& caller) {
-    const Hello& hello = caller.hello;
-    if (hello.version == Hello().version && text_of(hello.token) == meeting_.token) return true;
+  bool belongs(const IdentifiedPeer& peer) {
+    const Hello& hello = peer.hello;
+    if (hello.version == Hello().version && text_of(hello.token) == options_.token) return true;
     const std::string reason =
         hello.version != Hello().version
             ? "the job's processes speak another version of the protocol; run the same program on all ranks"
             : "the token of the job is another one; " +
-                  (meeting_.origin.empty() ? "is this process of another job, or is the port another job's?"
-                                           : meeting_.origin);
-    refuse(caller.connection, reason);
-    if (meeting_.rank == 0 && !std::exchange(told_refused_, true))
+                  (options_.origin.empty() ? "is this process of another job, or is the port another job's?"
+                                           : options_.origin);
+    refuse(peer.connection, reason);
+    if (options_.rank == 0 && !std::exchange(told_refused_, true))
       std::fprintf(stderr, "tessera: rank 0 refused %s, which says that it is rank %d of %d: %s\n",
                    who(hello).c_str(), hello.rank, hello.size, reason.c_str());
     return false;
   }
 
   const File& listener_;
-  const Meeting& meeting_;
-  std::list<Unknown> unknown_;
+  const RendezvousOptions& options_;
+  std::list<PendingConnection> pending_;
   bool told_refused_ = false;
 };
 
-Hello hello_of(const Meeting& meeting, Purpose purpose, int port) {
+Hello hello_of(const RendezvousOptions& options, Purpose purpose, int port) {
   Hello hello;
   hello.purpose = purpose;
-  hello.rank = meeting.rank, hello.size = meeting.size;
+  hello.rank = options.rank, hello.size = options.size;
   hello.pid = int(::getpid()), hello.port = port;
-  copy_text(hello.token, sizeof(hello.token), meeting.token);
+  copy_text(hello.token, sizeof(hello.token), options.token);
   copy_text(hello.host, sizeof(hello.host), host_name());
-  copy_text(hello.what, sizeof(hello.what), meeting.what);
+  copy_text(hello.what, sizeof(hello.what), options.what);
   return hello;
 }
 
-/// Rank 0's side of the first part: all ranks come, or all are told why not.
-class Host {
+/// Rank 0's side of the rendezvous: either all ranks join, or all are told why not.
+class RendezvousServer {
  public:
-  Host(const Meeting& meeting, const File& listener, Connections& connections)
-      : meeting_(meeting), reception_(listener, meeting), connections_(connections) {}
+  RendezvousServer(const RendezvousOptions& options, const File& listener, Connections& connections)
+      : options_(options), acceptor_(listener, options), connections_(connections) {}
 
   void gather(const Deadline& deadline, int own_port) {
-    const Hello own = hello_of(meeting_, Purpose::notices, own_port);
-    hellos_.resize(size_t(meeting_.size));
+    const Hello own = hello_of(options_, Purpose::notices, own_port);
+    hellos_.resize(size_t(options_.size));
     hellos_[0] = own;
-    connections_.members[0] = {text_of(own.host), meeting_.host, own.pid, own_port};
-    for (int missing = meeting_.size - 1; missing > 0; --missing) join(next(deadline));
+    connections_.members[0] = {text_of(own.host), options_.host, own.pid, own_port};
+    for (int missing = options_.size - 1; missing > 0; --missing) join(next(deadline));
     welcome_all(deadline);
   }
 
-  Reception& reception() { return reception_; }
+  ConnectionAcceptor& acceptor() { return acceptor_; }
 
  private:
-  /// Tells all ranks why there is no job. Those that are still on their way would find no listener, and
-  /// try again until their deadline: rank 0 stays a little for the `coming` of them.
-  [[noreturn]] void give_up(int rank, const std::string& reason, int coming, Site site = Site::here()) {
+  /// Tells all ranks why the job cannot start. Ranks that connect later would find no listener and retry
+  /// until their deadline, so rank 0 waits a few seconds for the ones still missing.
+  [[noreturn]] void give_up(int rank, const std::string& reason, int missing_count,
+                            Site site = Site::here()) {
     for (const File& connection : connections_.notices)
       if (connection.open()) refuse(connection, reason);
-    for (const Deadline patience(kPatience); coming > 0; --coming) {
+    for (const Deadline patience(kPatience); missing_count > 0; --missing_count) {
       size_t woke = 0;
-      const std::optional<Caller> late = reception_.next(patience, {}, woke);
+      const std::optional<IdentifiedPeer> late = acceptor_.next(patience, {}, woke);
       if (!late) break;
       refuse(late->connection, reason);
     }
     fail_for(rank, reason, site);
   }
 
-  /// Ranks that have not come yet.
-  int coming() const {
+  /// Number of ranks that have not joined yet.
+  int missing_count() const {
     return int(std::ranges::count_if(hellos_, [](const auto& hello) { return !hello.has_value(); }));
   }
 
-  Caller next(const Deadline& deadline) {
+  IdentifiedPeer next(const Deadline& deadline) {
     std::vector<int> watched, ranks;
-    for (int r = 1; r < meeting_.size; ++r)
+    for (int r = 1; r < options_.size; ++r)
       if (connections_.notices[size_t(r)].open())
         watched.push_back(connections_.notices[size_t(r)].number()), ranks.push_back(r);
     size_t woke = watched.size();
-    std::optional<Caller> caller = reception_.next(told_ ? deadline : quiet_, watched, woke);
-    if (!caller && woke == watched.size() && !told_ && !deadline.passed()) {
-      tell_missing(deadline);
-      caller = reception_.next(deadline, watched, woke);
+    std::optional<IdentifiedPeer> peer =
+        acceptor_.next(reported_missing_ ? deadline : report_deadline_, watched, woke);
+    if (!peer && woke == watched.size() && !reported_missing_ && !deadline.passed()) {
+      report_missing(deadline);
+      peer = acceptor_.next(deadline, watched, woke);
     }
-    if (caller) return std::move(*caller);
+    if (peer) return std::move(*peer);
     if (woke < watched.size()) {
       const int gone = ranks[woke];
       connections_.notices[size_t(gone)].close();
       give_up(gone,
               "rank " + std::to_string(gone) + " (" + who(*hellos_[size_t(gone)]) +
                   ") ended before all ranks had come",
-              coming());
+              missing_count());
     }
     std::ostringstream text;
     text << "not all ranks came within " << deadline.seconds() << " s: missing " << missing();
@@ -230,46 +235,46 @@ class Host {
   /// "1, 3 of 4": the ranks that have not come yet.
   std::string missing() const {
     std::ostringstream text;
-    for (int r = 1, n = 0; r < meeting_.size; ++r)
+    for (int r = 1, n = 0; r < options_.size; ++r)
       if (!hellos_[size_t(r)] && n++ < 8) text << (n > 1 ? ", " : "") << r;
-    text << " of " << meeting_.size;
+    text << " of " << options_.size;
     return text.str();
   }
 
-  void tell_missing(const Deadline& deadline) {
-    told_ = true;
+  void report_missing(const Deadline& deadline) {
+    reported_missing_ = true;
     std::fprintf(stderr, "tessera: rank 0 waits for rank %s at %s:%d, for at most %g s\n", missing().c_str(),
-                 meeting_.host.c_str(), meeting_.port, deadline.seconds());
+                 options_.host.c_str(), options_.port, deadline.seconds());
   }
 
-  void join(Caller caller) {
-    const Hello& hello = caller.hello;
+  void join(IdentifiedPeer peer) {
+    const Hello& hello = peer.hello;
     const auto refuse_all = [&](const std::string& reason) {
-      refuse(caller.connection, reason);
-      give_up(-1, reason, coming() - 1);
+      refuse(peer.connection, reason);
+      give_up(-1, reason, missing_count() - 1);
     };
     const std::string rank = std::to_string(hello.rank);
-    if (hello.size != meeting_.size)
+    if (hello.size != options_.size)
       refuse_all("rank " + rank + " (" + who(hello) + ") counts " + std::to_string(hello.size) +
-                 " ranks, rank 0 counts " + std::to_string(meeting_.size));
-    if (hello.rank < 0 || hello.rank >= meeting_.size || hello.purpose != Purpose::notices)
-      refuse_all(who(hello) + " says that it is rank " + rank + " of " + std::to_string(meeting_.size));
+                 " ranks, rank 0 counts " + std::to_string(options_.size));
+    if (hello.rank < 0 || hello.rank >= options_.size || hello.purpose != Purpose::notices)
+      refuse_all(who(hello) + " says that it is rank " + rank + " of " + std::to_string(options_.size));
     if (std::optional<Hello>& there = hellos_[size_t(hello.rank)])
       refuse_all("two processes are rank " + rank + ": " + who(*there) + ", and " + who(hello));
-    if (text_of(hello.what) != meeting_.what)
+    if (text_of(hello.what) != options_.what)
       refuse_all("rank " + rank + " (" + who(hello) + ") runs \"" + text_of(hello.what) + "\", rank 0 \"" +
-                 meeting_.what + "\"");
-    std::string address = address_of_peer(caller.connection);
-    // A rank next to rank 0 is where rank 0 is: elsewhere its loopback address would mean another machine.
-    if (is_loopback(address)) address = meeting_.host;
+                 options_.what + "\"");
+    std::string address = address_of_peer(peer.connection);
+    // A rank with a loopback address is on rank 0's machine; on other machines that address would be wrong.
+    if (is_loopback(address)) address = options_.host;
     connections_.members[size_t(hello.rank)] = {text_of(hello.host), address, hello.pid, hello.port};
     hellos_[size_t(hello.rank)] = hello;
-    connections_.notices[size_t(hello.rank)] = std::move(caller.connection);
+    connections_.notices[size_t(hello.rank)] = std::move(peer.connection);
   }
 
   void welcome_all(const Deadline& deadline) {
     Welcome answer;
-    answer.accepted = 1, answer.members = meeting_.size;
+    answer.accepted = 1, answer.members = options_.size;
     std::vector<WireMember> table;
     for (const Member& member : connections_.members) {
       WireMember& entry = table.emplace_back();
@@ -277,7 +282,7 @@ class Host {
       copy_text(entry.address, sizeof(entry.address), member.address);
       entry.pid = member.pid, entry.port = member.port;
     }
-    for (int r = 1; r < meeting_.size; ++r) {
+    for (int r = 1; r < options_.size; ++r) {
       const File& connection = connections_.notices[size_t(r)];
       if (write_all(connection, bytes_of(answer), deadline, -1) &&
           write_all(connection, std::as_bytes(std::span(table)), deadline, -1))
@@ -291,19 +296,21 @@ class Host {
   }
 
   static constexpr double kPatience = 5;  // seconds
-  const Meeting& meeting_;
-  const Deadline quiet_{meeting_.seconds > 0 ? std::min(meeting_.quiet, meeting_.seconds) : meeting_.quiet};
-  bool told_ = false;
-  Reception reception_;
+  const RendezvousOptions& options_;
+  const Deadline report_deadline_{options_.seconds > 0 ? std::min(options_.report_after, options_.seconds)
+                                                       : options_.report_after};
+  bool reported_missing_ = false;
+  ConnectionAcceptor acceptor_;
   Connections& connections_;
   std::vector<std::optional<Hello>> hellos_;  // by rank
 };
 
 /// The other ranks' side.
-void join_host(const Meeting& meeting, int own_port, const Deadline& deadline, Connections& connections) {
-  const std::string where = meeting.host + ":" + std::to_string(meeting.port);
-  File connection = connect_to(meeting.host, meeting.port, deadline, -1);
-  Hello hello = hello_of(meeting, Purpose::notices, own_port);
+void join_server(const RendezvousOptions& options, int own_port, const Deadline& deadline,
+                 Connections& connections) {
+  const std::string where = options.host + ":" + std::to_string(options.port);
+  File connection = connect_to(options.host, options.port, deadline, -1);
+  Hello hello = hello_of(options, Purpose::notices, own_port);
   Welcome answer;
   const bool answered = write_all(connection, bytes_of(hello), deadline, -1) &&
                         read_all(connection, bytes_of(answer), deadline, -1);
@@ -315,20 +322,20 @@ void join_host(const Meeting& meeting, int own_port, const Deadline& deadline, C
                  : "rank 0 at " + where + " ended before all ranks had come, or it is no rank of this job");
   check(answer.magic == Welcome::kMagic, "comm: at ", where, " another program answers; choose another port");
   if (answer.accepted == 0) fail_for(-1, text_of(answer.reason));
-  check(answer.members == meeting.size, "comm: ", where, " has ", answer.members, " ranks");
-  std::vector<WireMember> table(size_t(meeting.size));
+  check(answer.members == options.size, "comm: ", where, " has ", answer.members, " ranks");
+  std::vector<WireMember> table(size_t(options.size));
   if (!read_all(connection, std::as_writable_bytes(std::span(table)), deadline, -1))
     fail_for(0, "rank 0 at " + where + " ended before all ranks had come");
-  for (int r = 0; r < meeting.size; ++r) {
+  for (int r = 0; r < options.size; ++r) {
     const WireMember& entry = table[size_t(r)];
     connections.members[size_t(r)] = {text_of(entry.host), text_of(entry.address), entry.pid, entry.port};
   }
   connections.notices.push_back(std::move(connection));
 }
 
-/// A rank ended, or said that it failed, while the ranks connected: tells the others, if this is rank 0, and
-/// throws. `suspect`: the rank to blame if nothing is known.
-[[noreturn]] void throw_lost(const Meeting& meeting, Connections& connections, int suspect) {
+/// A rank ended, or reported a failure, while the ranks connected to each other: rank 0 tells the others; all
+/// throw. `suspect`: the rank to blame if nothing is known.
+[[noreturn]] void throw_lost(const RendezvousOptions& options, Connections& connections, int suspect) {
   constexpr double kPatience = 3;  // seconds, for the notice that says more
   const Member& member = connections.members[size_t(suspect)];
   Notice notice;
@@ -338,78 +345,78 @@ void join_host(const Meeting& meeting, int own_port, const Deadline& deadline, C
               "rank " + std::to_string(suspect) + " (pid " + std::to_string(member.pid) + " on " +
                   member.host + ") ended while the ranks connected");
   };
-  Notice told;
-  const File& from = connections.notices[meeting.rank == 0 ? size_t(suspect) : 0];
-  if (from.open() && read_all(from, bytes_of(told), Deadline(kPatience), -1) &&
-      told.magic == Notice::kMagic && told.what == Notice::What::failed)
-    notice = told;
+  Notice received;
+  const File& from = connections.notices[options.rank == 0 ? size_t(suspect) : 0];
+  if (from.open() && read_all(from, bytes_of(received), Deadline(kPatience), -1) &&
+      received.magic == Notice::kMagic && received.what == Notice::What::failed)
+    notice = received;
   else
     blame();
-  if (meeting.rank == 0)
+  if (options.rank == 0)
     for (const File& file : connections.notices)
       if (file.open()) write_all(file, bytes_of(notice), Deadline(1), -1);
   fail_for(notice.rank, text_of(notice.text));
 }
 
-/// The connections for messages: to all lower ranks, from all higher ones.
-void connect_data(const Meeting& meeting, Reception& reception, const Deadline& deadline,
+/// Data connections: connects to all lower ranks, accepts all higher ones.
+void connect_data(const RendezvousOptions& options, ConnectionAcceptor& acceptor, const Deadline& deadline,
                   Connections& connections) {
-  for (int r = 0; r < meeting.rank; ++r) {
+  for (int r = 0; r < options.rank; ++r) {
     const Member& member = connections.members[size_t(r)];
     const int alarm = connections.notices[0].number();
     File connection = connect_to(member.address, member.port, deadline, alarm);
-    Hello hello = hello_of(meeting, Purpose::data, 0);
+    Hello hello = hello_of(options, Purpose::data, 0);
     if (!connection.open() || !write_all(connection, bytes_of(hello), deadline, alarm))
-      throw_lost(meeting, connections, r);
+      throw_lost(options, connections, r);
     connections.data[size_t(r)] = std::move(connection);
   }
   std::vector<int> watched, ranks;
   for (size_t i = 0; i < connections.notices.size(); ++i)
     if (connections.notices[i].open())
       watched.push_back(connections.notices[i].number()), ranks.push_back(int(i));
-  for (int missing = meeting.size - 1 - meeting.rank; missing > 0; --missing) {
+  for (int missing = options.size - 1 - options.rank; missing > 0; --missing) {
     size_t woke = watched.size();
-    std::optional<Caller> caller = reception.next(deadline, watched, woke);
-    if (!caller && woke < watched.size()) throw_lost(meeting, connections, ranks[woke]);
-    check(caller.has_value(), "comm: rank ", meeting.rank, ": ", missing,
+    std::optional<IdentifiedPeer> peer = acceptor.next(deadline, watched, woke);
+    if (!peer && woke < watched.size()) throw_lost(options, connections, ranks[woke]);
+    check(peer.has_value(), "comm: rank ", options.rank, ": ", missing,
           " ranks did not connect to it within ", deadline.seconds(),
           " s; may the machines of the job reach each other on any port?");
-    const int r = caller->hello.rank;
-    const bool fits = caller->hello.purpose == Purpose::data && r > meeting.rank && r < meeting.size &&
-                      caller->hello.size == meeting.size && !connections.data[size_t(r)].open();
+    const int r = peer->hello.rank;
+    const bool fits = peer->hello.purpose == Purpose::data && r > options.rank && r < options.size &&
+                      peer->hello.size == options.size && !connections.data[size_t(r)].open();
     if (!fits)
-      ++missing;  // not a rank that is expected here: dropped
+      ++missing;  // not a rank that is expected here: dropped, still missing
     else
-      connections.data[size_t(r)] = std::move(caller->connection);
+      connections.data[size_t(r)] = std::move(peer->connection);
   }
 }
 
 }  // namespace
 
-Connections meet(const Meeting& meeting) {
-  check(meeting.size >= 1 && meeting.rank >= 0 && meeting.rank < meeting.size, "comm: rank ", meeting.rank,
-        " of ", meeting.size, " ranks");
-  check(meeting.token.size() < sizeof(Hello::token), "comm: the job's token has ", meeting.token.size(),
+Connections rendezvous(const RendezvousOptions& options) {
+  check(options.size >= 1 && options.rank >= 0 && options.rank < options.size, "comm: rank ", options.rank,
+        " of ", options.size, " ranks");
+  check(options.token.size() < sizeof(Hello::token), "comm: the job's token has ", options.token.size(),
         " bytes; at most ", sizeof(Hello::token) - 1);
-  Meeting own = meeting;
+  RendezvousOptions own = options;
   own.what.resize(std::min(own.what.size(), sizeof(Hello::what) - 1));
-  const Deadline deadline(meeting.seconds);
-  const bool everywhere = !is_loopback(meeting.host);
+  const Deadline deadline(options.seconds);
+  const bool everywhere = !is_loopback(options.host);
   Connections connections;
-  connections.members.resize(size_t(meeting.size));
-  connections.data.resize(size_t(meeting.size));
-  if (meeting.rank == 0) {
+  connections.members.resize(size_t(options.size));
+  connections.data.resize(size_t(options.size));
+  if (options.rank == 0) {
     const File listener =
-        meeting.listener >= 0 ? adopt_listener(meeting.listener) : listen_on(meeting.port, everywhere);
-    connections.notices.resize(size_t(meeting.size));
-    Host host(own, listener, connections);
+        options.listener >= 0 ? adopt_listener(options.listener) : listen_on(options.port, everywhere);
+    connections.notices.resize(size_t(options.size));
+    RendezvousServer host(own, listener, connections);
     host.gather(deadline, port_of(listener));
-    connect_data(own, host.reception(), deadline, connections);
+    connect_data(own, host.acceptor(), deadline, connections);
   } else {
     const File listener = listen_on(0, everywhere);
-    Reception reception(listener, own);
-    join_host(own, port_of(listener), deadline, connections);
-    connect_data(own, reception, deadline, connections);
+    ConnectionAcceptor acceptor(listener, own);
+    join_server(own, port_of(listener), deadline, connections);
+    connect_data(own, acceptor, deadline, connections);
   }
   return connections;
 }

@@ -6,10 +6,10 @@
 
 namespace tessera::comm {
 
-/// How the rows (dimension 0) of a tensor lie on the ranks of a group. The whole tensor is a sequence of
-/// segments, and each segment is divided as evenly as its rows allow: of n rows, rank r of p holds those from
-/// n r / p to n (r + 1) / p, rounded down, so that shares differ by at most one row. A rank's part of the
-/// tensor is its share of each segment, one after the other.
+/// How the rows (dimension 0) of a tensor are split over the ranks of a group. The tensor is a sequence of
+/// segments, each split as evenly as possible: of a segment's n rows, rank r of p holds rows floor(n r /
+/// p) to floor(n (r + 1) / p) - 1. A rank's part of the tensor is its shares of all segments,
+/// concatenated.
 class RowSplit {
  public:
   /// Throws for fewer than one rank, and for a segment of fewer rows than ranks.
@@ -22,7 +22,7 @@ class RowSplit {
   int64_t count(int rank) const;
   /// Rows of the largest share of a segment.
   int64_t largest(size_t segment) const { return (segments_[segment] + ranks_ - 1) / ranks_; }
-  /// Rows of the whole tensor, of which segment `segment` is rank `rank`'s share.
+  /// Range of rows of the whole tensor: rank `rank`'s share of segment `segment`.
   struct Range {
     int64_t begin, end;
     int64_t count() const { return end - begin; }

@@ -32,7 +32,7 @@ class File {
 /// A socket that listens; port 0: one that is free. `everywhere`: on all addresses of the machine, not only
 /// on its loopback. Throws, naming the port, if it is taken.
 File listen_on(int port, bool everywhere);
-/// Makes an inherited listening socket ready for use. Throws if it is none.
+/// Prepares an inherited listening socket. Throws if the file descriptor is not a listening socket.
 File adopt_listener(int number);
 int port_of(const File& listener);
 /// A new connection, or a closed File if none is waiting.
@@ -44,11 +44,11 @@ File connect_to(const std::string& host, int port, const Deadline& deadline, int
 std::string address_of_peer(const File& connection);
 bool is_loopback(const std::string& address);
 
-/// Reads what is there, at most `into`. Returns the bytes read, 0 if there is nothing now, -1 at the end.
+/// Reads without waiting. Returns the bytes read, 0 if none are available, -1 at end of stream.
 long read_some(const File& from, std::span<std::byte> into);
-/// Writes what fits. Returns the bytes written, 0 if nothing fits now, -1 if the other end is closed.
+/// Writes without waiting. Returns the bytes written, 0 if the buffer is full, -1 if the peer has closed.
 long write_some(const File& to, std::span<const std::byte> bytes);
-/// Both whole, until the deadline; false at the end of the connection, the deadline or the alarm.
+/// Read or write everything; false at end of stream, at the deadline or on the alarm.
 bool read_all(const File& from, std::span<std::byte> into, const Deadline& deadline, int alarm);
 bool write_all(const File& to, std::span<const std::byte> bytes, const Deadline& deadline, int alarm);
 

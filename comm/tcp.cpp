@@ -25,17 +25,17 @@ struct Header {
 class TcpLinks : public Links {
  public:
   TcpLinks(const TcpOptions& options, Connections connections)
-      : rank_(options.meeting.rank),
-        size_(options.meeting.size),
+      : rank_(options.rendezvous.rank),
+        size_(options.rendezvous.size),
         data_(std::move(connections.data)),
-        watch_(options.meeting, std::move(connections.members), std::move(connections.notices), options.lost,
-               options.grace) {}
+        watch_(options.rendezvous, std::move(connections.members), std::move(connections.notices),
+               options.lost, options.grace) {}
 
   const char* name() const override { return "tcp"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void fail(const std::string& cause) override {
-    watch_.fail({rank_, watch_.named(rank_) + " failed: " + cause});
+    watch_.fail({rank_, watch_.describe_rank(rank_) + " failed: " + cause});
   }
 
   void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
@@ -43,7 +43,8 @@ class TcpLinks : public Links {
     const Deadline deadline;
     std::vector<Progress> all(transfers.begin(), transfers.end());
     for (Progress& p : all)
-      if (p.transfer.way == Transfer::Way::send) p.header.call = call, p.header.bytes = p.transfer.bytes;
+      if (p.transfer.direction == Transfer::Direction::send)
+        p.header.call = call, p.header.bytes = p.transfer.bytes;
     if (!advance(call, all, ranks)) return;
     Watch::Waiting waiting(watch_, call);
     do await(call, all, deadline, waiting);
@@ -59,16 +60,17 @@ class TcpLinks : public Links {
     bool whole() const { return done == sizeof(Header) + transfer.bytes; }
   };
 
-  /// Sends and receives what goes without waiting. Returns whether anything is left.
+  /// Sends and receives without waiting. Returns whether anything is left to do.
   bool advance(const Call& call, std::vector<Progress>& all, std::span<const int> ranks) {
     bool left = false;
-    // Of the messages to one rank, and of those from it, the first that is not whole.
+    // Per peer and direction, only the first incomplete message may progress.
     std::vector<bool> busy(size_t(2 * size_));
     for (Progress& p : all) {
       if (p.whole()) continue;
-      const size_t lane = size_t(2 * p.transfer.peer) + (p.transfer.way == Transfer::Way::send ? 1 : 0);
+      const size_t lane =
+          size_t(2 * p.transfer.peer) + (p.transfer.direction == Transfer::Direction::send ? 1 : 0);
       if (busy[lane]) continue;
-      if (p.transfer.way == Transfer::Way::send)
+      if (p.transfer.direction == Transfer::Direction::send)
         send_some(call, p);
       else
         receive_some(call, p, ranks);
@@ -112,7 +114,7 @@ class TcpLinks : public Links {
     const int from = int(std::ranges::find(ranks, peer) - ranks.begin()),
               self = int(std::ranges::find(ranks, rank_) - ranks.begin());
     if (p.header.magic != Header::kMagic)
-      watch_.fail({peer, watch_.named(peer) + " sent something that is no message"});
+      watch_.fail({peer, watch_.describe_rank(peer) + " sent something that is no message"});
     else if (!call.agrees_with(p.header.call, self, from) || p.header.bytes != p.transfer.bytes)
       watch_.fail({-1, disagreement(call, rank_, p.header.call, peer)});
     else
@@ -126,23 +128,23 @@ class TcpLinks : public Links {
     for (const Progress& p : all)
       if (!p.whole())
         files.push_back({data_[size_t(p.transfer.peer)].number(),
-                         short(p.transfer.way == Transfer::Way::send ? POLLOUT : POLLIN), 0});
+                         short(p.transfer.direction == Transfer::Direction::send ? POLLOUT : POLLIN), 0});
     const auto missing = std::ranges::find_if(all, [](const Progress& p) { return !p.whole(); });
     waiting.set_peer(missing->transfer.peer);
     const int ready = ::poll(files.data(), files.size(), deadline.milliseconds());
     if (ready < 0 && errno == EINTR) return;
     if (files[0].revents != 0) throw_failure(call);
     if (ready > 0) return;
-    const Watch::Absent absent = watch_.find_absent();
+    const Watch::BlockingRank blocking = watch_.find_blocking_rank();
     std::ostringstream text;
-    text << watch_.named(absent.rank) << " did not take part in " << absent.call << " within "
+    text << watch_.describe_rank(blocking.rank) << " did not take part in " << blocking.call << " within "
          << deadline.seconds() << " s (TESSERA_COMM_SECONDS allows more)";
-    watch_.fail({absent.rank, text.str()});
+    watch_.fail({blocking.rank, text.str()});
     throw_failure(call);
   }
 
-  /// The connection to a rank has ended: it was killed, or stopped because of another rank's failure, which
-  /// the watch learns.
+  /// The connection to a rank was closed: it died, or ended because of another rank's failure, which the
+  /// watch will learn.
   [[noreturn]] void throw_lost(const Call& call, int peer) {
     constexpr int kPatience = 3000;  // milliseconds; rank 0 is another process, and the machine may be busy
     pollfd alarm{watch_.alarm(), POLLIN, 0};
@@ -150,18 +152,19 @@ class TcpLinks : public Links {
     while (::poll(&alarm, 1, deadline.milliseconds()) < 0 && errno == EINTR) {
     }
     if (!watch_.failure() && peer != 0 && !watch_.hears_rank_zero())
-      watch_.fail({0, watch_.named(0) + " does not pass on why " + watch_.named(peer) + " ended: it hangs"});
+      watch_.fail({0, watch_.describe_rank(0) + " does not pass on why " + watch_.describe_rank(peer) +
+                          " ended: it hangs"});
     if (!watch_.failure())
-      watch_.fail({peer, watch_.named(peer) + " left the job before " + call.text() +
+      watch_.fail({peer, watch_.describe_rank(peer) + " left the job before " + call.text() +
                              "; all ranks must make the same calls"});
     throw_failure(call);
   }
 
   [[noreturn]] void throw_failure(const Call& call) {
     const Failure failure = *watch_.failure();
-    watch_.told();
+    watch_.failure_reported();
     Status& status = own_status();
-    status.blames = failure.rank == rank_ ? -1 : failure.rank;
+    status.caused_by = failure.rank == rank_ ? -1 : failure.rank;
     std::ostringstream text;
     text << failure.text;
     if (failure.rank >= 0 && failure.rank != rank_) {
@@ -179,11 +182,12 @@ class TcpLinks : public Links {
 }  // namespace
 
 Communicator connect_tcp(const TcpOptions& options) {
-  Connections connections = meet(options.meeting);
-  if (options.meeting.size == 1) return Communicator();
+  Connections connections = rendezvous(options.rendezvous);
+  if (options.rendezvous.size == 1) return Communicator();
   const auto transport = make_host_transport(std::make_shared<TcpLinks>(options, std::move(connections)));
-  // None leaves before all have connected: that would look like a death to those that still wait.
-  const TimeoutScope patience(options.meeting.seconds);
+  // Barrier: a rank that ended before all have connected would look like a dead one to the ranks that still
+  // wait.
+  const TimeoutScope patience(options.rendezvous.seconds);
   transport->run(Call(), Tensor(), Tensor());
   return Communicator(transport);
 }

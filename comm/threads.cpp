@@ -16,17 +16,17 @@
 namespace tessera::comm {
 namespace {
 
-/// What the ranks of a process share. A sender leaves a note of its message and waits until the receiver has
+/// State shared by the ranks (threads). A sender posts a pointer to its data and waits until the receiver has
 /// copied it.
-struct SharedBoxes {
+struct SharedMailboxes {
   struct Message {
     Call call;
     const void* data;
     size_t bytes;
     bool* taken;
   };
-  explicit SharedBoxes(int size) : size(size), waiting(size_t(size) * size_t(size)) {}
-  std::deque<Message>& box(int from, int to) { return waiting[size_t(from) * size_t(size) + size_t(to)]; }
+  explicit SharedMailboxes(int size) : size(size), waiting(size_t(size) * size_t(size)) {}
+  std::deque<Message>& mailbox(int from, int to) { return waiting[size_t(from) * size_t(size) + size_t(to)]; }
 
   const int size;
   std::mutex mutex;
@@ -41,10 +41,11 @@ struct SharedBoxes {
 
 class ThreadLinks : public Links {
  public:
-  ThreadLinks(std::shared_ptr<SharedBoxes> boxes, int rank) : boxes_(std::move(boxes)), rank_(rank) {}
+  ThreadLinks(std::shared_ptr<SharedMailboxes> mailboxes, int rank)
+      : mailboxes_(std::move(mailboxes)), rank_(rank) {}
   const char* name() const override { return "threads"; }
   int rank() const override { return rank_; }
-  int size() const override { return boxes_->size; }
+  int size() const override { return mailboxes_->size; }
 
   void fail(const std::string& cause) override { fail_with({rank_, cause}); }
 
@@ -52,25 +53,25 @@ class ThreadLinks : public Links {
     const Deadline deadline;
     std::deque<bool> taken;  // keeps the addresses of its elements
     {
-      const std::lock_guard lock(boxes_->mutex);
+      const std::lock_guard lock(mailboxes_->mutex);
       for (const Transfer& t : transfers)
-        if (t.way == Transfer::Way::send)
-          boxes_->box(rank_, t.peer).push_back({call, t.data, t.bytes, &taken.emplace_back(false)});
+        if (t.direction == Transfer::Direction::send)
+          mailboxes_->mailbox(rank_, t.peer).push_back({call, t.data, t.bytes, &taken.emplace_back(false)});
     }
-    boxes_->changed.notify_all();
+    mailboxes_->changed.notify_all();
     for (const Transfer& t : transfers)
-      if (t.way == Transfer::Way::receive) receive(call, t, ranks, deadline);
-    std::unique_lock lock(boxes_->mutex);
+      if (t.direction == Transfer::Direction::receive) receive(call, t, ranks, deadline);
+    std::unique_lock lock(mailboxes_->mutex);
     for (const bool& done : taken) await(lock, deadline, call, [&] { return done; });
   }
 
  private:
   void receive(const Call& call, const Transfer& t, std::span<const int> ranks, const Deadline& deadline) {
-    std::unique_lock lock(boxes_->mutex);
-    auto& box = boxes_->box(t.peer, rank_);
-    await(lock, deadline, call, [&] { return !box.empty(); });
-    const SharedBoxes::Message message = box.front();
-    box.pop_front();
+    std::unique_lock lock(mailboxes_->mutex);
+    auto& mailbox = mailboxes_->mailbox(t.peer, rank_);
+    await(lock, deadline, call, [&] { return !mailbox.empty(); });
+    const SharedMailboxes::Message message = mailbox.front();
+    mailbox.pop_front();
     lock.unlock();
     const int from = int(std::ranges::find(ranks, t.peer) - ranks.begin()),
               self = int(std::ranges::find(ranks, rank_) - ranks.begin());
@@ -82,12 +83,12 @@ class ThreadLinks : public Links {
     lock.lock();
     *message.taken = true;
     lock.unlock();
-    boxes_->changed.notify_all();
+    mailboxes_->changed.notify_all();
   }
 
   template <class State>
   void await(std::unique_lock<std::mutex>& lock, const Deadline& deadline, const Call& call, State state) {
-    while (!boxes_->failure && !state()) {
+    while (!mailboxes_->failure && !state()) {
       if (deadline.passed()) {
         std::ostringstream text;
         text << "rank " << rank_ << " waited " << deadline.seconds() << " s for the others in "
@@ -99,33 +100,33 @@ class ThreadLinks : public Links {
       }
       const int most = deadline.milliseconds();
       if (most < 0)
-        boxes_->changed.wait(lock);
+        mailboxes_->changed.wait(lock);
       else
-        boxes_->changed.wait_for(lock, std::chrono::milliseconds(most));
+        mailboxes_->changed.wait_for(lock, std::chrono::milliseconds(most));
     }
-    if (boxes_->failure) {
+    if (mailboxes_->failure) {
       lock.unlock();
       throw_failure(call);
     }
   }
 
-  void fail_with(SharedBoxes::Failure failure) {
+  void fail_with(SharedMailboxes::Failure failure) {
     {
-      const std::lock_guard lock(boxes_->mutex);
-      if (!boxes_->failure) boxes_->failure = std::move(failure);
+      const std::lock_guard lock(mailboxes_->mutex);
+      if (!mailboxes_->failure) mailboxes_->failure = std::move(failure);
     }
-    boxes_->changed.notify_all();
+    mailboxes_->changed.notify_all();
   }
 
   [[noreturn]] void throw_failure(const Call& call) {
-    const std::lock_guard lock(boxes_->mutex);
-    const SharedBoxes::Failure& failure = *boxes_->failure;
+    const std::lock_guard lock(mailboxes_->mutex);
+    const SharedMailboxes::Failure& failure = *mailboxes_->failure;
     if (failure.rank < 0) fail_for(-1, failure.text);
     fail_for(failure.rank, "rank " + std::to_string(failure.rank) + " failed: " + failure.text + "; rank " +
                                std::to_string(rank_) + " was in " + call.text());
   }
 
-  std::shared_ptr<SharedBoxes> boxes_;
+  std::shared_ptr<SharedMailboxes> mailboxes_;
   int rank_;
 };
 
@@ -133,10 +134,10 @@ class ThreadLinks : public Links {
 
 std::vector<Communicator> thread_communicators(int size) {
   check(size >= 1, "thread_communicators: ", size, " ranks; expected at least 1");
-  auto boxes = std::make_shared<SharedBoxes>(size);
+  auto mailboxes = std::make_shared<SharedMailboxes>(size);
   std::vector<Communicator> communicators;
   for (int rank = 0; rank < size; ++rank)
-    communicators.emplace_back(make_host_transport(std::make_shared<ThreadLinks>(boxes, rank)));
+    communicators.emplace_back(make_host_transport(std::make_shared<ThreadLinks>(mailboxes, rank)));
   return communicators;
 }
 

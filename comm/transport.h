@@ -33,16 +33,16 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual bool takes(Device device) const = 0;
-  /// A device that it takes, this rank's own: for what a call exchanges besides the caller's tensors.
+  /// This rank's device: for data that a call exchanges in addition to the caller's tensors.
   virtual Device device() const { return Device::cpu(); }
-  /// `in` is what the rank gives, `out` where the result goes; all_reduce and broadcast work in place
-  /// (in = out), send has no out and receive no in.
+  /// `in`: the tensor that this rank passes; `out`: the result. all_reduce and broadcast are in place (in =
+  /// out); send has no `out` and receive no `in`.
   virtual void run(const Call& call, const Tensor& in, const Tensor& out) = 0;
-  /// The calls of these names, whose arguments are more than two tensors.
+  /// The calls with these names, which take more than two tensors.
   virtual void reduce_parts(const Call& call, const Tensor& x, std::span<const int64_t> ends) = 0;
   virtual void share(const Call& call, std::span<const Tensor> tensors, std::span<const int> owners) = 0;
-  /// The same for some of the ranks; `ranks` are theirs here, in the order of their new ranks. Called by
-  /// those alone; `id` is the same for all of them.
+  /// A transport for a subset of the ranks: ranks[i] is the rank here of its rank i. Called by those ranks
+  /// only; `id` is the same for all of them.
   virtual std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t id) = 0;
   /// Tells the other ranks that this one has failed and why; any thread.
   virtual void fail(const std::string& cause) = 0;

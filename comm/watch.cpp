@@ -28,9 +28,9 @@ auto bytes_of(T& value) {
     return std::as_writable_bytes(std::span(&value, 1));
 }
 
-void ring(const File& bell) {
+void signal_event(const File& event) {
   const uint64_t one = 1;
-  while (::write(bell.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  while (::write(event.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
   }
 }
 
@@ -40,10 +40,10 @@ std::string text_of(const Notice& notice) {
 
 }  // namespace
 
-Watch::Watch(const Meeting& meeting, std::vector<Member> members, std::vector<File> notices,
+Watch::Watch(const RendezvousOptions& options, std::vector<Member> members, std::vector<File> notices,
              std::function<void(const std::string&)> lost, double grace)
-    : rank_(meeting.rank),
-      size_(meeting.size),
+    : rank_(options.rank),
+      size_(options.size),
       members_(std::move(members)),
       notices_(std::move(notices)),
       lost_(std::move(lost)),
@@ -56,9 +56,10 @@ Watch::Watch(const Meeting& meeting, std::vector<Member> members, std::vector<Fi
 }
 
 Watch::~Watch() {
-  if (std::uncaught_exceptions() > exceptions_) fail({rank_, named(rank_) + " ended with an exception"});
+  if (std::uncaught_exceptions() > exceptions_)
+    fail({rank_, describe_rank(rank_) + " ended with an exception"});
   if (!failure()) send_to_all({.what = Notice::What::left, .rank = rank_});
-  ring(stop_);
+  signal_event(stop_);
   thread_.join();
 }
 
@@ -67,33 +68,33 @@ std::optional<Failure> Watch::failure() const {
   return failure_;
 }
 
-std::string Watch::named(int rank) const {
+std::string Watch::describe_rank(int rank) const {
   const Member& member = members_[size_t(rank)];
   return "rank " + std::to_string(rank) + " (pid " + std::to_string(member.pid) + " on " + member.host + ")";
 }
 
 void Watch::fail(const Failure& failure) {
-  if (!note(failure)) return;
+  if (!set_failure(failure)) return;
   Notice notice{.what = Notice::What::failed, .rank = failure.rank};
   copy_text(notice.text, sizeof(notice.text), failure.text);
   send_to_all(notice);
 }
 
-void Watch::told() {
+void Watch::failure_reported() {
   const std::lock_guard lock(mutex_);
-  told_ = true;
+  failure_reported_ = true;
   changed_.notify_all();
 }
 
 /// False if there was a failure before.
-bool Watch::note(const Failure& failure) {
+bool Watch::set_failure(const Failure& failure) {
   {
     const std::lock_guard lock(mutex_);
     if (failure_) return false;
     failure_ = failure;
     changed_.notify_all();
   }
-  ring(alarm_);
+  signal_event(alarm_);
   return true;
 }
 
@@ -103,29 +104,29 @@ void Watch::send_to_all(const Notice& notice) {
     if (file.open()) write_all(file, bytes_of(notice), Deadline(1), -1);
 }
 
-// ---- who keeps the others waiting ----
+// ---- which rank the others wait for ----
 
 void Watch::set_waiting(int peer, const Call* call) {
   const std::lock_guard lock(mutex_);
   awaited_ = peer, call_ = call;
 }
 
-Watch::Absent Watch::find_absent() {
-  Absent absent;
+Watch::BlockingRank Watch::find_blocking_rank() {
+  BlockingRank blocking;
   {
     const std::lock_guard lock(mutex_);
-    absent = {awaited_, call_->text()};
+    blocking = {awaited_, call_->text()};
   }
-  // Questions to the others go through rank 0.
-  if (absent.rank != 0 && !hears_rank_zero()) return {0, absent.call};
-  const Absent first = absent;
+  // Questions to other ranks are forwarded by rank 0.
+  if (blocking.rank != 0 && !hears_rank_zero()) return {0, blocking.call};
+  const BlockingRank first = blocking;
   for (int hops = 0; hops < size_; ++hops) {
-    const std::optional<Answer> answer = ask(absent.rank);
-    if (!answer || answer->awaited < 0) return absent;
-    absent = {answer->awaited, answer->call};
-    if (absent.rank == rank_) break;
+    const std::optional<Answer> answer = ask(blocking.rank);
+    if (!answer || answer->awaited < 0) return blocking;
+    blocking = {answer->awaited, answer->call};
+    if (blocking.rank == rank_) break;
   }
-  return first;  // they wait for one another in a circle
+  return first;  // a cycle: the ranks wait for each other
 }
 
 /// Nothing if it does not answer in time, or if the job fails meanwhile.
@@ -134,15 +135,15 @@ std::optional<Watch::Answer> Watch::ask(int rank) {
     const std::lock_guard lock(mutex_);
     asked_ = rank, answer_.reset();
   }
-  pass_on({.what = Notice::What::question, .rank = rank_, .to = rank});
+  forward({.what = Notice::What::question, .rank = rank_, .to = rank});
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, std::chrono::duration<double>(kPatience), [&] { return answer_ || failure_; });
   asked_ = -1;
   return answer_;
 }
 
-/// A question or an answer, on its way to the rank `to`, of another rank: by rank 0.
-void Watch::pass_on(const Notice& notice) {
+/// Sends a question or an answer towards rank `to`, directly or by way of rank 0.
+void Watch::forward(const Notice& notice) {
   const File& file = notices_[rank_ == 0 ? size_t(notice.to) : 0];
   const std::lock_guard lock(sending_);
   if (file.open()) write_all(file, bytes_of(notice), Deadline(1), -1);
@@ -159,7 +160,7 @@ void Watch::listen() {
     for (const Incoming& from : incoming) files.push_back({from.file->number(), POLLIN, 0});
     if (::poll(files.data(), files.size(), -1) < 0 && errno != EINTR) return;
     if (files[0].revents != 0) return;
-    if (files[1].revents != 0) return await_told();
+    if (files[1].revents != 0) return await_failure_reported();
     for (size_t i = incoming.size(); i-- > 0;)
       if (files[2 + i].revents != 0 && !read(incoming[i])) incoming.erase(incoming.begin() + long(i));
   }
@@ -169,7 +170,7 @@ void Watch::listen() {
 bool Watch::read(Incoming& from) {
   const long got = read_some(*from.file, bytes_of(from.notice).subspan(from.got));
   if (got < 0) {
-    fail({from.rank, named(from.rank) + " ended without a word: it was killed, or left the program"});
+    fail({from.rank, describe_rank(from.rank) + " ended without a word: it was killed, or left the program"});
     return false;
   }
   from.got += size_t(got);
@@ -190,27 +191,27 @@ bool Watch::read(Incoming& from) {
         take(notice);
         return true;
     }
-  fail({from.rank, named(from.rank) + " sent an invalid notice"});
+  fail({from.rank, describe_rank(from.rank) + " sent an invalid notice"});
   return false;
 }
 
-/// A question or an answer; rank 0 passes on what is for another.
+/// Handles a question or an answer; rank 0 forwards those for other ranks.
 void Watch::take(const Notice& notice) {
-  if (notice.to != rank_) return pass_on(notice);
+  if (notice.to != rank_) return forward(notice);
   std::unique_lock lock(mutex_);
   if (notice.what == Notice::What::question) {
     Notice answer{.what = Notice::What::answer, .rank = rank_, .to = notice.rank, .awaited = awaited_};
     if (call_) copy_text(answer.text, sizeof(answer.text), call_->text());
     lock.unlock();
-    pass_on(answer);
+    forward(answer);
   } else if (notice.rank == asked_) {
     answer_ = {notice.awaited < size_ ? notice.awaited : -1, text_of(notice)};
     changed_.notify_all();
   }
 }
 
-/// There is a failure: gives the program time to find out by its next call.
-void Watch::await_told() {
+/// After a failure: waits `grace` seconds for the program to notice it in its next call.
+void Watch::await_failure_reported() {
   if (!lost_) return;
   std::unique_lock lock(mutex_);
   const Deadline deadline(grace_);
@@ -218,9 +219,9 @@ void Watch::await_told() {
     pollfd file{stop_.number(), POLLIN, 0};
     return ::poll(&file, 1, 0) > 0;
   };
-  while (!told_ && !deadline.passed() && !stopping())
+  while (!failure_reported_ && !deadline.passed() && !stopping())
     changed_.wait_for(lock, std::chrono::milliseconds(deadline.milliseconds(100)));
-  if (told_ || stopping()) return;
+  if (failure_reported_ || stopping()) return;
   const std::string text = failure_->text;
   lock.unlock();
   lost_(text);

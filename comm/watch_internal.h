@@ -18,16 +18,16 @@ struct Failure {
   std::string text;
 };
 
-/// Sees to it that a failure of one rank becomes known to all. Every rank has a connection to rank 0 on which
-/// nothing but notices travels, and a thread that listens to it; rank 0 passes on the first failure it hears
-/// of. A rank whose connection ends without a notice was killed. That connections for messages end, too,
-/// tells less: a rank that stops because of another one closes them just so.
+/// Propagates the failure of one rank to all. Every rank has a connection to rank 0 that carries only
+/// notices, and a thread that listens to it; rank 0 forwards the first failure that it learns of. A rank
+/// whose connection closes without a notice has died. A closed data connection is less conclusive: a rank
+/// that ends because of another rank's failure closes them as well.
 class Watch {
  public:
   /// `lost` and `grace` as in TcpOptions.
-  Watch(const Meeting& meeting, std::vector<Member> members, std::vector<File> notices,
+  Watch(const RendezvousOptions& options, std::vector<Member> members, std::vector<File> notices,
         std::function<void(const std::string&)> lost, double grace);
-  /// Takes leave of the others, or tells them of an exception that is being unwound.
+  /// Tells the other ranks that this one leaves or, during stack unwinding, that it failed.
   ~Watch();
   Watch(const Watch&) = delete;
 
@@ -35,13 +35,13 @@ class Watch {
   int alarm() const { return alarm_.number(); }
   std::optional<Failure> failure() const;
   /// The rank as messages name it: "rank 2 (pid 4711 on node7)".
-  std::string named(int rank) const;
-  /// Makes it the job's failure, unless there is one already.
+  std::string describe_rank(int rank) const;
+  /// Reports a failure to all ranks, unless there has been one already.
   void fail(const Failure& failure);
-  /// The program knows of the failure: an exception says so.
-  void told();
+  /// Call this when an exception has reported the failure to the program.
+  void failure_reported();
 
-  /// From set_peer() on, while it lives, this rank waits in `call` for a message of `peer`. One at a time.
+  /// From set_peer() to its destruction, this rank waits in `call` for a message from `peer`. One at a time.
   class Waiting {
    public:
     Waiting(Watch& watch, const Call& call) : watch_(watch), call_(call) {}
@@ -54,15 +54,15 @@ class Watch {
     const Call& call_;
   };
 
-  /// A rank that keeps others waiting, and the call that one of them waits in for it.
-  struct Absent {
+  /// A rank that others wait for, and the call in which one of them waits for it.
+  struct BlockingRank {
     int rank;
     std::string call;
   };
-  /// Finds out on whom this rank waits in the end. The one whose message is missing may itself wait for
-  /// another rank: each is asked in turn, until one waits for none or does not answer within three seconds
-  /// (its process is stopped). Only while this rank is Waiting.
-  Absent find_absent();
+  /// Finds the rank that this rank ultimately waits for. The peer may itself wait for another rank: each is
+  /// asked in turn, until one waits for none or does not answer within three seconds (its process is
+  /// stopped). Only while a Waiting is alive.
+  BlockingRank find_blocking_rank();
   /// Whether rank 0 passes on what the others say; it may take three seconds to see that it does not.
   bool hears_rank_zero() { return rank_ == 0 || ask(0); }
 
@@ -73,21 +73,21 @@ class Watch {
     Notice notice = {};
     size_t got = 0;
   };
-  /// What another rank says of itself.
+  /// What another rank is doing.
   struct Answer {
-    int awaited;  // -1: it waits for no rank
+    int awaited;  // the rank it waits for; -1: none
     std::string call;
   };
 
   void set_waiting(int peer, const Call* call);
   std::optional<Answer> ask(int rank);
-  void pass_on(const Notice& notice);
+  void forward(const Notice& notice);
   void take(const Notice& notice);
-  bool note(const Failure& failure);
+  bool set_failure(const Failure& failure);
   void send_to_all(const Notice& notice);
   void listen();
   bool read(Incoming& from);
-  void await_told();
+  void await_failure_reported();
 
   const int rank_, size_;
   const std::vector<Member> members_;
@@ -99,7 +99,7 @@ class Watch {
   mutable std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
   std::optional<Failure> failure_;
-  bool told_ = false;
+  bool failure_reported_ = false;
   int awaited_ = -1;
   const Call* call_ = nullptr;
   int asked_ = -1;

@@ -71,7 +71,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   }
 
   void begin(std::function<void(int64_t, int64_t)> function) {
-    lane();  // before anything is captured
+    lane();  // makes the stream or thread before anything is captured
     meet_after_failure();
     check(!spoiled ||
               std::ranges::all_of(parameters, [](const auto& p) { return p.tensor.grad_state()->stale; }),
@@ -82,8 +82,8 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     complete = std::move(function);
     missing.clear();
     for (const optim::Bucket& bucket : buckets) missing.push_back(bucket.parameters.size());
-    came.assign(parameters.size(), false);
-    opened.assign(buckets.size(), false);
+    has_arrived.assign(parameters.size(), false);
+    is_open.assign(buckets.size(), false);
     last_use.assign(optim::GradientRing::kSlots, 0);
     sent = 0;
     overlaps = true;
@@ -93,10 +93,10 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     if (!overlaps) return;
     follow_pass();
     size_t& left = missing[bucket_of[parameter]];
-    check(left > 0 && !came[parameter], "data parallel: the gradient of ", parameters[parameter].name,
+    check(left > 0 && !has_arrived[parameter], "data parallel: the gradient of ", parameters[parameter].name,
           " came again after it had been sent; call overlap() only before the last backward pass of a step");
     left -= 1;
-    came[parameter] = true;
+    has_arrived[parameter] = true;
     while (sent < buckets.size() && missing[sent] == 0) send();
   }
 
@@ -150,10 +150,10 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
           "lost; call zero_grad(), and make all passes of the step again");
   }
 
-  // ---- gradients that are spread ----
+  // ---- sharded gradients ----
 
-  /// The first gradient of a parameter is about to be written.
-  void open(size_t parameter) {
+  /// Hook: the first gradient of a parameter in this pass is about to be written.
+  void on_first_gradient(size_t parameter) {
     const size_t bucket = bucket_of[parameter];
     const std::string& name = parameters[parameter].name;
     check(
@@ -163,7 +163,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     check(bucket >= sent, "data parallel: the gradient of ", name,
           " came again after it had been sent; with gradients that are spread call overlap() before every "
           "backward pass of a step, and collect() after it");
-    if (opened[bucket]) return;
+    if (is_open[bucket]) return;
     follow_pass();
     const NoTape off;
     constexpr size_t kSlots = optim::GradientRing::kSlots;
@@ -177,33 +177,33 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
         ring->keep(bucket);
       }
     }
-    make_room(bucket);
+    acquire_slot(bucket);
   }
 
-  /// Whether no further gradient of the bucket will come in this pass: parameters that no entry of the tape
+  /// Whether no further gradient of the bucket will arrive in this pass: parameters that no entry of the tape
   /// uses get none.
   bool is_complete(size_t bucket) const {
     return std::ranges::all_of(buckets[bucket].parameters, [&](size_t i) {
-      return came[i] || parameters[i].tensor.grad_state()->pending == 0;
+      return has_arrived[i] || parameters[i].tensor.grad_state()->pending == 0;
     });
   }
 
-  void make_room(size_t bucket) {
-    opened[bucket] = true;
+  void acquire_slot(size_t bucket) {
+    is_open[bucket] = true;
     if (!ring->keeps(bucket)) lane().wait(last_use[ring->slot(bucket)]);
     if (ring->has_pads(bucket)) ring->memory(bucket).fill(0);
   }
 
   void send_spread(size_t number) {
-    if (!opened[number]) make_room(number);
+    if (!is_open[number]) acquire_slot(number);
     if (!ring->has_pads(number))
       for (const size_t i : buckets[number].parameters)
-        if (!came[i]) ring->view(i).fill(0);
+        if (!has_arrived[i]) ring->view(i).fill(0);
     lane().reduce_parts(ring->memory(number), ends_of(number), ring->own(number));
     if (!ring->keeps(number)) last_use[ring->slot(number)] = lane().posted();
   }
 
-  /// After a pass: its sums have come.
+  /// After a backward pass: sends the remaining buckets and waits for all sums.
   void collect() {
     if (ring) check_whole();
     if (!ring || !overlaps) return;
@@ -213,7 +213,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     overlaps = false;
   }
 
-  // ---- all ----
+  // ---- sharded or not ----
 
   std::vector<int64_t> ends_of(size_t number) const {
     std::vector<int64_t> ends;
@@ -232,7 +232,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     lane().reduce_parts(part, ends_of(number));
   }
 
-  /// Of step(): what no backward pass has filled is zero now.
+  /// In step(): gradients that no backward pass has written are zero by now.
   void finish() {
     meet_after_failure();
     check_whole();
@@ -265,15 +265,15 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   const std::vector<nn::NamedParameter> parameters;
   const std::vector<optim::Bucket> buckets;
   const bool spread;
-  const std::shared_ptr<optim::GradientRing> ring;  // null unless gradients are spread
+  const std::shared_ptr<optim::GradientRing> ring;  // null unless gradients are sharded
   const double factor;
   std::vector<size_t> bucket_of;  // by parameter
-  std::vector<size_t> missing;    // by bucket: gradients that have not come
-  std::vector<bool> came;         // by parameter
-  std::vector<bool> opened;       // by bucket of a ring: its memory takes gradients of this pass
-  std::vector<size_t> last_use;   // by slot of a ring: how many calls have to be done before it is free
-  size_t sent = 0;                // buckets
-  bool listens = false;           // to the parameters' gradients
+  std::vector<size_t> missing;    // by bucket: gradients that have not arrived
+  std::vector<bool> has_arrived;  // by parameter
+  std::vector<bool> is_open;      // by bucket of a ring: its slot holds gradients of this pass
+  std::vector<size_t> last_use;   // by slot of a ring: number of calls to wait for before it is reused
+  size_t sent = 0;                // number of buckets sent
+  bool has_hooks = false;         // hooks on the parameters' gradients are installed
   bool overlaps = false;
   int passes = 0;          // since begin(): those that gave gradients
   bool spoiled = false;    // a pass has failed after another one of the same step
@@ -297,14 +297,14 @@ DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
     if (!dense.shares_storage(weight)) weight.copy_from(dense);
     changed = changed || (compares && std::memcmp(before.raw(), host_copy(dense).raw(), before.bytes()) != 0);
   }
-  // Masters know more than the weights: those of a checkpoint, which all ranks have read, stay.
+  // f32 masters are more precise than the weights: if all ranks have read the same checkpoint, keep them.
   if (world.host().largest(changed) != 0) optimizer.sync_masters();
   state_ = std::make_shared<State>(world, optimizer, options);
   optimizer.on_gradients([state = state_](const Tensor&) { state->finish(); });
   if (!state_->ring) return;
   for (size_t i = 0; i < state_->parameters.size(); ++i)
     before_grad(state_->parameters[i].tensor, [state = std::weak_ptr(state_), i] {
-      if (const auto here = state.lock()) here->open(i);
+      if (const auto here = state.lock()) here->on_first_gradient(i);
     });
 }
 
@@ -312,8 +312,8 @@ DataParallel::~DataParallel() = default;
 
 void DataParallel::overlap(std::function<void(int64_t begin, int64_t end)> complete) {
   if (!state_) return;
-  // Gradients with a listener come one by one: only those that overlap pay for that.
-  if (!std::exchange(state_->listens, true))
+  // Gradients of parameters with a hook arrive one by one, at a cost: install hooks only for overlap().
+  if (!std::exchange(state_->has_hooks, true))
     for (size_t i = 0; i < state_->parameters.size(); ++i)
       on_grad(state_->parameters[i].tensor, [state = std::weak_ptr(state_), i](const Tensor&) {
         if (const auto here = state.lock()) here->arrived(i);
@@ -369,8 +369,8 @@ Share share_of(int micro_batches, int rank, int ranks, bool in_turn) {
 void GradientTree::add(int index, int count) {
   const Tensor& gradients = optimizer_->gradients();
   optimizer_->complete_gradients();
-  // A binary counter: bit i of `index` says that sums_[i] holds 2^i micro-batches that wait for their
-  // neighbours.
+  // Binary counter: if bit i of `index` is set, sums_[i] holds the sum of 2^i micro-batches that is still to
+  // be added to its sibling in the tree.
   size_t level = 0;
   for (; index >> level & 1; ++level) accumulate(gradients, sums_[level]);
   if (index + 1 < count) {
@@ -381,7 +381,7 @@ void GradientTree::add(int index, int count) {
     sums_[level].copy_from(gradients);
     return optimizer_->zero_grad();
   }
-  // A number of micro-batches that is no power of two leaves sums waiting, the smaller ones last.
+  // If the number of micro-batches is not a power of two, partial sums are left: add them, smallest first.
   for (++level; level <= sums_.size(); ++level)
     if (index >> level & 1) accumulate(gradients, sums_[level]);
 }

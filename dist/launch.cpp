@@ -72,16 +72,16 @@ class Signals {
   }
 
   /// Holds them back in this thread while it lives.
-  class Held {
+  class BlockSignals {
    public:
-    Held() {
+    BlockSignals() {
       sigset_t set;
       sigemptyset(&set);
       for (const int signal : kSignals) sigaddset(&set, signal);
       ::pthread_sigmask(SIG_BLOCK, &set, &before_);
     }
-    ~Held() { release(); }
-    Held(const Held&) = delete;
+    ~BlockSignals() { release(); }
+    BlockSignals(const BlockSignals&) = delete;
     void release() const { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
    private:
@@ -205,7 +205,7 @@ class Job {
       if (p.failed() && !p.killed_by_us && (!first || p.order < first->order)) first = &p;
     if (!first) return nullptr;
     // It may have ended because of another one, which is collected after it.
-    const int blamed = (*first->page)->blames;
+    const int blamed = (*first->page)->caused_by;
     for (const Process& p : processes_)
       if (p.rank == blamed && p.failed() && !p.killed_by_us) return &p;
     return first;
@@ -283,7 +283,8 @@ class Job {
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     const pid_t parent = ::getpid();
-    const Signals::Held held;  // until the rank has a group of its own: Ctrl-C is passed on to it, and once
+    const Signals::BlockSignals
+        held;  // until the rank has a group of its own: Ctrl-C is passed on to it, and once
     process.pid = ::fork();
     check(process.pid >= 0, "launch: fork: ", std::strerror(errno));
     if (process.pid == 0) {

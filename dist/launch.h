@@ -10,35 +10,35 @@ struct LaunchOptions {
   int ranks = 1;               // on this machine
   int nodes = 1, node = 0;     // machines, and which of them this is
   std::string master;          // "host:port" of node 0; "": this machine, any free port
-  int restarts = 0;            // after a failure
-  std::string logs = "ranks";  // folder of rank-<N>.log
+  int restarts = 0;            // attempts after a failure
+  std::string logs = "ranks";  // directory of the log files, rank-<N>.log
   /// The program and its arguments.
   std::vector<std::string> command;
-  /// Those to continue the run in this folder with, after a failure; empty: `command` again.
+  /// Command line to resume the run in directory `run` after a failure; empty: `command` again.
   std::function<std::vector<std::string>(const std::string& run)> resumed = {};
   double grace =
       5;  // seconds in which the other ranks end by themselves after a failure; then they are killed
   /// Called for each rank that was started, with its process.
   std::function<void(int rank, int pid)> started = {};
-  /// Where whole lines of the ranks go, tagged "[2] ", and what is said besides.
+  /// Receives the ranks' output line by line, tagged "[2] ", and the launcher's own messages.
   std::function<void(const std::string&line)> out = [](const std::string&) {}, err = out;
 };
 
 struct LaunchEnd {
-  int code = 0;       // what to exit with: 0, the failed rank's, or 128 + its signal
-  std::string cause;  // one line on the rank that failed first; "": none failed
+  int code = 0;       // exit status: 0, that of the failed rank, or 128 + its signal
+  std::string cause;  // one line about the rank that failed first; "": none failed
   int restarted = 0;
 };
 
-/// Starts the ranks of a job on this machine, each a process of its own with the variables of torchrun
-/// (dist/place.h), waits for them, and tags and keeps what they say. When a rank fails, those that have not
-/// ended within the grace are killed, and the rank that failed first is named: its process, its signal or
-/// status, and the step and call in which it was. SIGINT, SIGTERM and SIGHUP are passed on to all ranks, once
-/// each. The ranks die with this process, however it ends.
+/// Starts the ranks of a job on this machine as processes with torchrun's environment variables
+/// (dist/place.h), waits for them, tags their output and writes it to logs. When a rank fails, those that
+/// have not ended within `grace` are killed, and the rank that failed first is reported: its pid, its signal
+/// or exit status, and the step and call it was in. SIGINT, SIGTERM and SIGHUP are forwarded once to all
+/// ranks. The ranks are killed when this process dies.
 ///
-/// CPU threads are shared out unless TESSERA_THREADS or OMP_NUM_THREADS is set; NVLink multicast is off for
-/// all ranks (NCCL_NVLS_ENABLE=0). Throws if the options contradict each other, or a process or a log cannot
-/// be made.
+/// Sets the CPU threads of each rank to its share of the cores unless TESSERA_THREADS or OMP_NUM_THREADS is
+/// set; sets NCCL_NVLS_ENABLE=0. Throws if the options contradict each other, or if a process or a log cannot
+/// be created.
 LaunchEnd launch(const LaunchOptions& options);
 
 }  // namespace tessera::dist

@@ -41,14 +41,14 @@ class Variables {
   const Environment& environment_;
 };
 
-/// What one launcher says; its variables by name, for messages.
-struct Claim {
+/// The rank according to one launcher's variables; their names are for messages.
+struct LauncherInfo {
   const char* launcher;
   const char *rank_name, *size_name;
   std::optional<int> rank, size, local_rank, local_size;
 };
 
-void check_claim(const Claim& c) {
+void check_launcher(const LauncherInfo& c) {
   check(c.rank && c.size, c.rank ? c.rank_name : c.size_name, " is set and ",
         c.rank ? c.size_name : c.rank_name, " is not; a rank of a job started by ", c.launcher,
         " has both: set it, or unset the other");
@@ -59,29 +59,29 @@ void check_claim(const Claim& c) {
           *c.local_rank, " of ", *c.local_size, " on this machine, in a job of ", *c.size, " ranks");
 }
 
-std::vector<Claim> claims_of(const Variables& of) {
-  std::vector<Claim> claims;
-  // WORLD_SIZE alone may be for an Indexed Job; alone with nothing else it is a mistake.
+std::vector<LauncherInfo> launchers_in(const Variables& of) {
+  std::vector<LauncherInfo> launchers;
+  // WORLD_SIZE without RANK belongs to a Kubernetes Indexed Job, or else is an error.
   if (of.has("RANK") || (of.has("WORLD_SIZE") && !of.has("JOB_COMPLETION_INDEX")))
-    claims.push_back({of.has("TESSERA_JOB") ? "tessera launch" : "torchrun", "RANK", "WORLD_SIZE",
-                      of.number("RANK"), of.number("WORLD_SIZE"), of.number("LOCAL_RANK"),
-                      of.number("LOCAL_WORLD_SIZE")});
+    launchers.push_back({of.has("TESSERA_JOB") ? "tessera launch" : "torchrun", "RANK", "WORLD_SIZE",
+                         of.number("RANK"), of.number("WORLD_SIZE"), of.number("LOCAL_RANK"),
+                         of.number("LOCAL_WORLD_SIZE")});
   else if (of.has("WORLD_SIZE"))
-    claims.push_back({"Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", of.number("JOB_COMPLETION_INDEX"),
-                      of.number("WORLD_SIZE"), 0, 1});
+    launchers.push_back({"Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE",
+                         of.number("JOB_COMPLETION_INDEX"), of.number("WORLD_SIZE"), 0, 1});
   if (of.has("OMPI_COMM_WORLD_RANK") || of.has("OMPI_COMM_WORLD_SIZE"))
-    claims.push_back({"OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-                      of.number("OMPI_COMM_WORLD_RANK"), of.number("OMPI_COMM_WORLD_SIZE"),
-                      of.number("OMPI_COMM_WORLD_LOCAL_RANK"), of.number("OMPI_COMM_WORLD_LOCAL_SIZE")});
+    launchers.push_back({"OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                         of.number("OMPI_COMM_WORLD_RANK"), of.number("OMPI_COMM_WORLD_SIZE"),
+                         of.number("OMPI_COMM_WORLD_LOCAL_RANK"), of.number("OMPI_COMM_WORLD_LOCAL_SIZE")});
   if (of.has("PMI_RANK") || of.has("PMI_SIZE"))
-    claims.push_back({"MPICH", "PMI_RANK", "PMI_SIZE", of.number("PMI_RANK"), of.number("PMI_SIZE"),
-                      of.number("MPI_LOCALRANKID"), of.number("MPI_LOCALNRANKS")});
-  // A batch script has SLURM_PROCID and SLURM_NTASKS, too, but is no rank: a step of srun is.
+    launchers.push_back({"MPICH", "PMI_RANK", "PMI_SIZE", of.number("PMI_RANK"), of.number("PMI_SIZE"),
+                         of.number("MPI_LOCALRANKID"), of.number("MPI_LOCALNRANKS")});
+  // A batch script has SLURM_PROCID and SLURM_NTASKS as well, but only a step of srun is a rank.
   if (of.has("SLURM_STEP_NUM_TASKS"))
-    claims.push_back({"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", of.number("SLURM_PROCID"),
-                      of.number("SLURM_STEP_NUM_TASKS"), of.number("SLURM_LOCALID"), std::nullopt});
-  for (const Claim& claim : claims) check_claim(claim);
-  return claims;
+    launchers.push_back({"Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", of.number("SLURM_PROCID"),
+                         of.number("SLURM_STEP_NUM_TASKS"), of.number("SLURM_LOCALID"), std::nullopt});
+  for (const LauncherInfo& info : launchers) check_launcher(info);
+  return launchers;
 }
 
 /// "2(x3),1": tasks of the node with this index.
@@ -116,13 +116,13 @@ int port_by(const std::string& job) {
   return 20000 + int(h % 12000);
 }
 
-void set_meeting_point(Place& place, const Variables& of, const Claim& claim) {
+void set_rendezvous_address(Place& place, const Variables& of, const LauncherInfo& info) {
   const std::string slurm_job = of.text("SLURM_JOB_ID") + "." + of.text("SLURM_STEP_ID");
-  const bool by_slurm = std::strcmp(claim.launcher, "Slurm") == 0;
+  const bool by_slurm = std::strcmp(info.launcher, "Slurm") == 0;
   for (const char* name : {"TESSERA_JOB", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"})
     if (place.token.empty()) place.token = of.text(name);
   if (place.token.empty() && of.has("SLURM_JOB_ID")) place.token = slurm_job;
-  // The ranks of one machine have one parent: mpirun, or the daemon that it started there.
+  // All ranks of one machine have the same parent process: mpirun, or its daemon.
   if (place.token.empty() && place.local_size == place.size) {
     const std::string parent = std::to_string(::getppid());
     place.token = "parent " + parent;
@@ -137,13 +137,13 @@ void set_meeting_point(Place& place, const Variables& of, const Claim& claim) {
   if (place.host.empty() && by_slurm)
     place.host = first_host(of.has("SLURM_STEP_NODELIST") ? of.text("SLURM_STEP_NODELIST")
                                                           : of.text("SLURM_JOB_NODELIST"));
-  check(!place.host.empty() || place.size == 1, claim.launcher, ": the job has ", place.size, " ranks, ",
+  check(!place.host.empty() || place.size == 1, info.launcher, ": the job has ", place.size, " ranks, ",
         place.local_size,
         " of them on this machine, and MASTER_ADDR is not set: where is rank 0? Set it to the "
         "name of rank 0's machine on all ranks (mpirun -x MASTER_ADDR=...)");
-  const bool torch = std::strcmp(claim.launcher, "torchrun") == 0;
+  const bool torch = std::strcmp(info.launcher, "torchrun") == 0;
   place.port = of.number("MASTER_PORT", 1, 65535).value_or(torch ? kTorchPort : port_by(place.token));
-  // The agent of torchrun has its own store there.
+  // The agent of torchrun has its own key-value store on that port.
   if (of.text("TORCHELASTIC_USE_AGENT_STORE") == "True") place.port += 1;
   if (place.rank == 0) place.listener = of.number("TESSERA_LISTENER", 3, 1 << 20).value_or(-1);
 }
@@ -152,10 +152,10 @@ void set_meeting_point(Place& place, const Variables& of, const Claim& claim) {
 
 Place place_of(const Environment& environment) {
   const Variables of(environment);
-  const std::vector<Claim> claims = claims_of(of);
-  if (claims.empty()) return {};
-  const Claim& first = claims.front();
-  for (const Claim& other : claims)
+  const std::vector<LauncherInfo> launchers = launchers_in(of);
+  if (launchers.empty()) return {};
+  const LauncherInfo& first = launchers.front();
+  for (const LauncherInfo& other : launchers)
     check(other.size != first.size || other.rank == first.rank, first.rank_name, " is ", *first.rank, " and ",
           other.rank_name, " is ", *other.rank, ", in jobs of ", *first.size,
           " ranks each: which is this process? Unset those of the launcher that did not start it");
@@ -173,7 +173,7 @@ Place place_of(const Environment& environment) {
   if (!first.local_size && place.started_by == "MPICH") place.local_size = place.size;
   check(place.local_rank < place.local_size, first.launcher, ": local rank ", place.local_rank, " of ",
         place.local_size, " on this machine");
-  set_meeting_point(place, of, first);
+  set_rendezvous_address(place, of, first);
   return place;
 }
 
@@ -190,7 +190,7 @@ Device device_at(const Place& place) {
   return Device::cuda(place.local_rank);
 }
 
-comm::Meeting meeting_of(const Place& place, const std::string& what) {
+comm::RendezvousOptions rendezvous_options(const Place& place, const std::string& what) {
   return {.rank = place.rank,
           .size = place.size,
           .host = place.host,

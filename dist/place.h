@@ -7,7 +7,7 @@
 
 namespace tessera::dist {
 
-/// Which rank of which job this process is, and where rank 0 can be reached.
+/// This process's rank in its job, and the address of rank 0.
 struct Place {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;  // among the ranks of this machine
@@ -32,15 +32,15 @@ using Environment = std::function<const char*(const char* name)>;
 ///   MPICH, Intel MPI        PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
 ///   Slurm (srun)            SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST
 ///
-/// MASTER_ADDR and MASTER_PORT count with every launcher; without them, Slurm's first node and a port by the
-/// number of the job, and for ranks of one machine its loopback address. TESSERA_JOB names the job, with any
-/// launcher; without it the launcher's own name counts, and for ranks of one machine the process that started
-/// all of them. Where torchrun's agent occupies
-/// MASTER_PORT, the port after it is ours. A job of no launcher is a place of size 1.
+/// MASTER_ADDR and MASTER_PORT override for every launcher. By default: Slurm's first node, or loopback for
+/// ranks of one machine; and a port derived from the job id. TESSERA_JOB names the job, for any launcher; by
+/// default it is the launcher's own name for it or, for ranks of one machine, the id of their common parent
+/// process. If torchrun's agent occupies MASTER_PORT, the next port is used. Without a launcher: a job of
+/// size 1.
 ///
-/// Throws, naming the variables, if one is no number or out of range, if a part of the variables of a
-/// launcher is missing, if two launchers disagree about the rank in jobs of the same size, or if rank 0 of
-/// several machines is unknown.
+/// Throws, naming the variables, if one is not a number or out of range, if only some of a launcher's
+/// variables are set, if two launchers disagree about the rank in jobs of the same size, or if the address of
+/// rank 0 is unknown in a job on several machines.
 Place place_of(const Environment& environment);
 /// Of this process.
 Place own_place();
@@ -49,7 +49,7 @@ Place own_place();
 /// ranks than GPUs.
 Device device_at(const Place& place);
 
-/// For comm::connect_tcp; `what`: the program and what it was told.
-comm::Meeting meeting_of(const Place& place, const std::string& what);
+/// Options for comm::connect_tcp. `what`: program and arguments, equal on all ranks.
+comm::RendezvousOptions rendezvous_options(const Place& place, const std::string& what);
 
 }  // namespace tessera::dist

@@ -11,7 +11,7 @@ World World::join(const std::string& what, std::function<void(const std::string&
   const Place place = own_place();
   if (place.size == 1) return World();
   const comm::Communicator host =
-      comm::connect_tcp({.meeting = meeting_of(place, what), .lost = std::move(lost)});
+      comm::connect_tcp({.rendezvous = rendezvous_options(place, what), .lost = std::move(lost)});
   return World(host, host, place);
 }
 

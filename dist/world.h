@@ -14,31 +14,31 @@ namespace tessera::dist {
 ///
 ///   dist::World world = dist::World::join();
 ///
-/// In a process that no launcher started it is one rank alone, at no cost.
+/// In a process that was not started by a launcher it is one rank.
 class World {
  public:
   /// One rank alone.
   World() = default;
-  /// Of these communicators, for tests and ranks that are threads: `host` for values of the host, `data` for
+  /// From given communicators, for tests and for ranks that are threads: `host` for host values, `data` for
   /// gradients.
   World(comm::Communicator host, comm::Communicator data, Place place = {});
-  /// Joins the job of this process's environment; waits for all ranks. `what`: the program and what it was
-  /// told, the same on all ranks. `lost` as in comm::TcpOptions. Throws what own_place and comm::meet throw.
+  /// Joins the job of this process's environment; blocks until all ranks have. `what`: program and arguments,
+  /// equal on all ranks. `lost`: see comm::TcpOptions. Throws as own_place and comm::rendezvous do.
   static World join(const std::string& what = {}, std::function<void(const std::string& message)> lost = {});
 
   int rank() const { return host_.rank(); }
   int size() const { return host_.size(); }
-  /// Rank 0, which logs and saves.
+  /// Whether this is rank 0, which logs and saves.
   bool leads() const { return rank() == 0; }
   const Place& place() const { return place_; }
   Device device() const { return device_at(place_); }
   /// For values of the host: flags, texts. Always takes the CPU.
   const comm::Communicator& host() const { return host_; }
-  /// For tensors on `device`; for a GPU by NCCL, the first call connects, which all ranks make together.
+  /// For tensors on `device`; for a GPU, the first call creates the NCCL communicator and is collective.
   const comm::Communicator& data(Device device) const;
   /// Tells the other ranks that this one has failed.
   void fail(const std::string& cause) const { host_.fail(cause); }
-  /// f(); what it throws the other ranks are told, unless one of them is the cause.
+  /// Calls f(). If it throws, the other ranks are told, unless the exception is a RankFailure.
   template <class F>
   auto told(F&& f) const {
     try {

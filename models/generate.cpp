@@ -139,24 +139,24 @@ Texts Generator::operator()(const Texts& prompts, const GenerateOptions& options
   }
   const int64_t capacity = state.model.cache.capacity();
   check(given <= capacity, "generate: the prompt has ", given, " tokens; there is room for ", capacity);
-  std::vector<int64_t> rooms;  // new tokens of each text
+  std::vector<int64_t> new_token_limits;  // new tokens of each text
   for (int64_t b = 0; b < state.batch(); ++b)
-    rooms.push_back(std::min(options.most_tokens, capacity - state.prompt_length(prompts, b) + 1));
-  const int64_t room = *std::ranges::max_element(rooms);
+    new_token_limits.push_back(std::min(options.most_tokens, capacity - state.prompt_length(prompts, b) + 1));
+  const int64_t most_new_tokens = *std::ranges::max_element(new_token_limits);
   Texts texts(size_t(state.batch()));
-  if (room == 0) return texts;
+  if (most_new_tokens == 0) return texts;
   std::vector<bool> ended(texts.size(), false);
   state.prefill(prompts, options);
   const bool ahead = state.model.device.is_cuda();
-  for (int64_t number = 0; number < room; ++number) {
-    const bool more = number + 1 < room;
+  for (int64_t number = 0; number < most_new_tokens; ++number) {
+    const bool more = number + 1 < most_new_tokens;
     if (ahead && more) state.issue_step(prompts, options, number + 1);
     const std::vector<int64_t> tokens = state.wait_for(number);
     for (size_t b = 0; b < texts.size(); ++b) {
       if (ended[b]) continue;
       texts[b].push_back(tokens[b]);
       const bool goes_on = !on_token || on_token(int64_t(b), tokens[b]);
-      ended[b] = !goes_on || int64_t(texts[b].size()) == rooms[b] ||
+      ended[b] = !goes_on || int64_t(texts[b].size()) == new_token_limits[b] ||
                  std::find(options.stop_tokens.begin(), options.stop_tokens.end(), tokens[b]) !=
                      options.stop_tokens.end();
     }

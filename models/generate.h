@@ -16,10 +16,10 @@ using ops::sample;
 using ops::Sampling;
 
 struct GenerateOptions {
-  int64_t most_tokens = 128;  // new ones
+  int64_t most_tokens = 128;  // new tokens, at most
   Sampling sampling = {};
-  uint64_t seed = 0;                      // choice i takes the i-th number of this seed: runs repeat
-  std::vector<int64_t> stop_tokens = {};  // end the text, and are part of it
+  uint64_t seed = 0;                      // random seed; choice i uses the i-th random number
+  std::vector<int64_t> stop_tokens = {};  // end a text; included in it
   /// Called with each new token; false ends the text.
   std::function<bool(int64_t token)> on_token = {};
   /// On a GPU: each step is the replay of one graph. The tokens are the same with and without.
@@ -46,24 +46,24 @@ struct DecodingModel {
 
   Device device;
   int64_t longest;
-  bool repeats;            // the steps, so that a graph can
-  int64_t restart_length;  // all texts are run again from their first token when the longest outgrows it
+  bool repeats;            // every step is the same work, so that a graph can replay it
+  int64_t restart_length;  // when the longest text outgrows it, all texts are re-run from their first token
   nn::KvCache cache;
   std::string variant;  // how a step of one token runs: "persistent" or "composed"
   std::function<Tensor(const Tensor&, const nn::Sequences&, nn::KvCache&)> prefill;
   std::function<Tensor(const Tensor&, nn::KvCache&)> step;
-  std::function<void()> check_waits = [] {};  // throws if a step that is done lacks another rank's share
+  std::function<void()> check_waits = [] {};  // throws if a finished step timed out waiting for a rank
 };
 
-/// New tokens after prompts, several texts at a time. Cache, choices and graph are made once and serve all
-/// calls; the model must outlive it.
+/// Generates tokens after prompts, several texts at a time. The cache, the choices and the graph are made
+/// once and reused by all calls; the model must outlive it.
 ///
-/// Every prompt is run once, all of them packed; then each step runs one token of every text over the cache,
-/// chooses the next on the device and tells the host. On a GPU the host issues a step before it has read the
-/// token of the one before, so that the GPU never waits for it; the step after the last token is wasted.
+/// Prefill runs all prompts packed; then each decode step runs one token of every text over the cache,
+/// chooses the next one on the device and copies it to the host. On a GPU the host issues a step before it
+/// has read the previous token, so that the GPU never waits; the step after the last token is wasted.
 class Generator {
  public:
-  /// Texts of up to `capacity` tokens, prompt and all, without the last token, which is never run.
+  /// Texts of up to `capacity` tokens, prompt included; the last token is never run and does not count.
   template <class Model>
   Generator(const Model& model, int64_t batch, int64_t capacity)
       : Generator(DecodingModel(model, batch, capacity)) {}

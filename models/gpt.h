@@ -113,11 +113,11 @@ struct Gpt {
                  Site site = Site::here()) const;
   /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them.
   Tensor decode(const Tensor& tokens, nn::KvCache& cache, Site site = Site::here()) const;
-  /// The same for n <= KvCache::kMostNew, without cache.advance(n): all that a graph has to repeat.
+  /// The same for n <= KvCache::kMostNew, without cache.advance(n): the part of it that a graph replays.
   Tensor step(const Tensor& tokens, nn::KvCache& cache, Site site = Site::here()) const;
-  /// Whether every step over a cache of that capacity is the same work.
+  /// Whether every decode step over a cache of that capacity is the same work, so that a graph can replay it.
   bool steps_repeat(int64_t capacity) const;
-  /// A text that outgrows this length must be run again from its first token: none.
+  /// A text that outgrows this length must be re-run from its first token: never, for this model.
   int64_t restart_length() const { return kEndless; }
   const char* step_variant(const nn::KvCache&) const { return "composed"; }
 

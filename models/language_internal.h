@@ -44,8 +44,8 @@ Residual through_blocks(const Model& model, Residual x, const nn::AttentionPass&
   for (int64_t i = 0; i < model.config.layers; ++i) x = model.block(i, x, pass);
   return x;
 }
-/// Model::decode by its prefill and step: an empty cache is filled, a longer text than a step takes goes in
-/// pieces.
+/// Implements Model::decode by its prefill and step: prefill if the cache is empty, else steps of at most
+/// kMostNew tokens.
 template <class Model>
 Tensor decode(const char* name, const Model& model, const Tensor& tokens, nn::KvCache& cache) {
   const Tensor flat = flat_tokens(name, tokens);

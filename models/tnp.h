@@ -75,9 +75,9 @@ struct Tnp {
   Tnp(const TnpConfig& config, Rng& rng, Device device);
   /// Mixture parameters [N, B, K, 3], token-major.
   Tensor forward(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
-  /// Mean negative log-likelihood of the targets, nats per point. Of a batch with a split this rank's share
-  /// of it, the sum over its own targets divided by the number of all: the ranks' losses and gradients add up
-  /// to those of the whole task.
+  /// Mean negative log-likelihood of the targets in nats per point. For a batch with a split, this rank's
+  /// share: the sum over its own targets divided by the number of all targets, so that losses and gradients
+  /// of the ranks add up to those of the whole task.
   Tensor loss(const TnpBatch& batch, Site site = Site::here()) const;
   /// Of each target (with a split, of each one of this rank's): [B, N]. For evaluation, without a tape.
   Tensor point_losses(const TnpBatch& batch, Site site = Site::here()) const;

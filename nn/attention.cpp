@@ -166,7 +166,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   };
   Tensor q, k, v;
   if (placed) {
-    const KvCache::Placed parts = pass.cache->place(layer, rows, pass.rope_table);
+    const KvCache::RotatedQkv parts = pass.cache->rotate_and_store(layer, rows, pass.rope_table);
     q = parts.q, k = parts.k, v = parts.v;
   } else if (pass.rope_table.defined() && !normalises) {
     // The heads of q and k stand next to each other: one rotation turns all.

@@ -55,21 +55,21 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
 struct AttentionPass {
   Sequences sequences;
   Tensor rope_table;         // undefined: queries and keys are not rotated
-  Tensor positions = {};     // of the tokens, N of them; undefined: each sequence counts from 0
-  KvCache* cache = nullptr;  // then nothing is recorded
-  bool fills_cache = false;  // the cache is empty and gets these; else sequences are uniform, and begun
+  Tensor positions = {};     // position of each token, [N]; undefined: each sequence counts from 0
+  KvCache* cache = nullptr;  // not null: inference with a KV cache, nothing is recorded
+  bool fills_cache = false;  // prefill: the cache is empty; else decode: sequences are uniform and begun
   Tensor starts;  // the lengths of a captured step that is replayed with others: attention reads them instead
                   // of those of `sequences`, and `positions` is needed where positions turn
-  Tensor rows = {};                // [R], i64 or i32: the tokens whose results are wanted; undefined: all
-  int64_t rows_from = 0;           // the first layer that computes `rows` alone
+  Tensor rows = {};                // [R], i64 or i32: tokens whose results are needed; undefined: all
+  int64_t rows_from = 0;           // index of the first layer that computes only `rows`
   mutable Tensor valid = {};       // see valid_rows()
-  mutable Tensor cumulative = {};  // of `sequences` on the device, by the first layer that needs it
+  mutable Tensor cumulative = {};  // cu_seqlens on the device, made by the first layer that needs it
 
-  /// Whether that layer computes `rows` alone.
+  /// Whether that layer computes only `rows`.
   bool narrows(int64_t layer) const { return rows.defined() && layer >= rows_from; }
-  /// Number of rows that hold tokens, i32 [1] on the device, if only `starts` tells; else undefined: all.
+  /// Number of rows that hold tokens, i32 [1] on the device, if only `starts` says so; undefined: all rows.
   const Tensor& valid_rows() const;
-  /// The rows of x [N, ...] that are wanted of that layer.
+  /// The rows of x [N, ...] that this layer must compute.
   Tensor wanted(const Tensor& x, int64_t layer) const;
 };
 

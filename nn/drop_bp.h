@@ -27,10 +27,10 @@ namespace tessera::nn {
 /// }
 /// ```
 ///
-/// It acts on the calls that its thread makes while it lives, also on those of a checkpointed part in the
-/// backward pass. The model must not be moved, and layers must not be added, until then. Without one a layer
-/// reads one flag. Which branches are dropped is decided on the host: a step that drops some cannot be
-/// captured, and a layer that is called in a capture throws.
+/// It affects calls that its thread makes during its lifetime, also those of a checkpointed part recomputed
+/// in backward. Meanwhile the model must not be moved and layers must not be added. Without a DropBP a layer
+/// only reads one flag. The host decides which branches are dropped: a step that drops some cannot be
+/// captured, and a layer called in a capture throws.
 ///
 /// If every branch is dropped and what comes before the first and after the last has no parameters that
 /// train, the loss has no gradient at all, and backward throws.
@@ -62,11 +62,11 @@ class DropBP {
   /// Those of the steps that follow; none at first.
   const std::vector<bool>& dropped() const { return dropped_; }
   void set_dropped(std::vector<bool> dropped);
-  /// Draws the branches of a step: each by its rate, then, while their share of all branches' FLOPs is below
-  /// `least`, further ones in the order of falling rates (of equal rates the first). A function of the rates,
-  /// `seed` and `step` alone. Throws unless least is in [0, 1].
+  /// Draws the branches of a step: each with its rate; then, while the dropped share of FLOPs is below
+  /// `least`, further ones in order of decreasing rate (equal rates: the first). A function of the rates,
+  /// `seed` and `step` only. Throws unless least is in [0, 1].
   void draw(double least, uint64_t seed, uint64_t step);
-  /// Of the branches that are dropped now, in [0, 1].
+  /// FLOPs of the branches dropped now, as a share of those of all branches.
   double dropped_share() const;
 
   /// For layers: whether a call of this layer is that of a dropped branch.

@@ -20,8 +20,8 @@ struct Dense {
   bool operator==(const Dense&) const = default;
 };
 
-/// y = factor (x weight^T) + bias, with the factor applied to x. It computes what no other path of a layer
-/// does, so a path that ignored a layer's form would give another result: tests set it on every layer.
+/// y = factor (x weight^T) + bias, with the factor applied to x. For tests: set on every layer, it shows
+/// whether a path of a layer ignores the layer's form, since the result would be wrong.
 struct Scaled {
   static constexpr const char* kKind = "scaled";
   void fields(auto&& visit) { visit("factor", factor); }
@@ -43,9 +43,9 @@ struct Compressed {
   bool operator==(const Compressed&) const = default;
 
   std::vector<ops::SparsePart> parts;  // the rows of W, from the top
-  /// Of a text that is run as a whole, the share of its tokens, the last ones, that gates apply to; a step of
-  /// generation is always gated. TEAL (arXiv:2408.14690) gates the latter half: the first tokens of a text
-  /// suffer most.
+  /// In prefill, the share of each text's tokens, the last ones, that gates apply to; decode steps are
+  /// always gated. TEAL (arXiv:2408.14690) gates the second half: the first tokens of a text suffer
+  /// most.
   double prefill = 1;
 };
 

@@ -55,7 +55,7 @@ void KvCache::store(int64_t layer, const Tensor& k, const Tensor& v, const Seque
   copy(values(layer), v);
 }
 
-KvCache::Placed KvCache::place(int64_t layer, const Tensor& qkv, const Tensor& table) {
+KvCache::RotatedQkv KvCache::rotate_and_store(int64_t layer, const Tensor& qkv, const Tensor& table) {
   Tensor keys = this->keys(layer), values = this->values(layer);
   const Tensor q = ops::rope_to_cache(qkv, table, lengths_, keys, values);
   return {q, keys.slice(1, 0, qkv.size(1)), values.slice(1, 0, qkv.size(1))};

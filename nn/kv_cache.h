@@ -8,21 +8,21 @@ namespace tessera::nn {
 
 struct Sequences;
 
-/// Keys and values of the tokens that a model has seen, for generation. A plain tensor [B, capacity, Hk, D]
-/// for each, a layer. The number of tokens of each sequence is on the device, where operators read it
-/// (ops::decode_attention), so that a step over the cache can be replayed from a graph; the host keeps its
-/// own count of the longest.
+/// Keys and values of the tokens that a model has processed, for generation: per layer, two tensors [B,
+/// capacity, Hk, D]. The length of each sequence is on the device, where operators read it
+/// (ops::decode_attention), so that a step can be replayed from a graph; the host counts the longest
+/// one.
 ///
-/// Passes of the model go in three parts: `begin` tells the device what comes; every layer writes its keys
-/// and values, over an empty cache with `place` or `store` and attends as without a cache, later with
-/// `attend`; `advance` is the host's count alone, so that the replay of a pass needs nothing but the first
+/// A forward pass has three parts. `begin` sets the lengths on the device. Every layer writes its
+/// keys and values: in prefill with `rotate_and_store` or `store`, attending as without a cache; in decode
+/// with `attend`. `advance` updates only the host's count, so that a replay consists of the first
 /// two.
 class KvCache {
  public:
   KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
           Device device);
 
-  static constexpr int64_t kMostNew = 16;  // tokens of a sequence in one later pass
+  static constexpr int64_t kMostNew = 16;  // tokens per sequence in one decode pass
 
   int64_t batch() const { return batch_; }
   int64_t capacity() const { return capacity_; }
@@ -31,22 +31,22 @@ class KvCache {
   /// i32 [B] on the device: tokens of each.
   const Tensor& lengths() const { return lengths_; }
 
-  /// Into an empty cache come these. One sequence may stand for all B.
+  /// Starts prefill of an empty cache with these sequences. One sequence may be broadcast to all B.
   void begin(const Sequences& sequences);
-  /// Of that layer: k and v [N, Hk, D] of those sequences, one after the other.
+  /// Writes one layer's k and v [N, Hk, D] of those packed sequences.
   void store(int64_t layer, const Tensor& k, const Tensor& v, const Sequences& sequences);
-  /// The same for B sequences of one length, from the heads of queries, keys and values as the projection
-  /// gives them: qkv [B, T, H + 2 Hk, D]. Returns the rotated queries, and k and v in the cache.
-  struct Placed {
+  /// The same for B sequences of one length, from the projection's output: qkv [B, T, H + 2 Hk, D], heads of
+  /// queries, keys and values. Applies RoPE. Returns the rotated queries, and views of k and v in the cache.
+  struct RotatedQkv {
     Tensor q, k, v;  // [B, T, H or Hk, D]
   };
-  Placed place(int64_t layer, const Tensor& qkv, const Tensor& table);
+  RotatedQkv rotate_and_store(int64_t layer, const Tensor& qkv, const Tensor& table);
 
-  /// n more tokens of each sequence come: i32 [B, n], their positions.
+  /// Starts a decode pass of `tokens` new tokens per sequence. Returns their positions, i32 [B, tokens].
   Tensor begin(int64_t tokens);
-  /// Of that layer: qkv [B, n, H + 2 Hk, D] are the heads of queries, keys and values of the new tokens.
-  /// Rotates queries and keys by their positions if `table` (of ops::rope) is defined, writes keys and values
-  /// after those of before, and attends to all of them, causal -> [B, n, H, D].
+  /// One layer of decode: qkv [B, n, H + 2 Hk, D], heads of queries, keys and values of the new tokens.
+  /// Applies RoPE if `table` (of ops::rope) is defined, appends keys and values to the cache, and attends
+  /// causally to all cached tokens -> [B, n, H, D].
   Tensor attend(int64_t layer, const Tensor& qkv, const Tensor& table);
   void advance(int64_t tokens);
 
@@ -57,8 +57,8 @@ class KvCache {
   /// Keeps the first `length` tokens of each sequence; all must have as many.
   void truncate(int64_t length);
 
-  /// Of a full sequence whose further tokens do not matter: it keeps its first capacity - 1 tokens, and the
-  /// next pass of one token overwrites its last one, while the other sequences grow.
+  /// Shortens a full sequence, whose further tokens do not matter, to capacity - 1 tokens: the next pass of
+  /// one token overwrites its last one, while the other sequences grow.
   void reopen(int64_t sequence);
 
   void fields(auto&& visit) { visit("keys", keys_), visit("values", values_), visit("length", length_); }
@@ -68,7 +68,7 @@ class KvCache {
 
  private:
   int64_t batch_, capacity_, head_, length_ = 0;
-  std::vector<Tensor> keys_, values_;  // heads of padded_head_dim(head_) elements, the rest of them zeros
+  std::vector<Tensor> keys_, values_;  // heads of padded_head_dim(head_) elements; the padding is zero
   Tensor lengths_;
 };
 

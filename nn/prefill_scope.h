@@ -9,9 +9,9 @@ namespace tessera::nn {
 
 struct Sequences;
 
-/// The rows of whole texts among those of the layers called in it, so that gates can begin within a text
-/// (Compressed::prefill). Models open it around their blocks, except for steps of generation. Scopes nest;
-/// the innermost counts.
+/// Tells the layers called in it which rows are prompt tokens, so that gates can start within a text
+/// (Compressed::prefill). Models open it around their blocks, except in decode steps. The innermost scope
+/// counts.
 class PrefillScope {
  public:
   /// The layers' inputs have a row for each token of the sequences. Null: they have not, and gates apply to

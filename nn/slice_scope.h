@@ -8,8 +8,8 @@ namespace tessera::nn {
 
 struct AttentionPass;
 
-/// Facts about the rows of sliced layers that this thread calls, beyond their form. Scopes nest; the
-/// innermost counts.
+/// Facts about the rows of sliced layers that this thread calls, beyond the layer's form. The innermost scope
+/// counts.
 class SliceScope {
  public:
   /// The layers' inputs have a row for each token of the pass: its padding rows are not chosen. Null: every

@@ -6,11 +6,11 @@
 
 namespace tessera::nn {
 
-/// How a decoder is shared out over ranks (tensor parallelism: Shoeybi et al., "Megatron-LM",
-/// arXiv:1909.08053, section 3). Each rank has some of the heads, of the hidden features of each feed-forward
-/// network and of the vocabulary; the residual stream and the norms are whole on all of them. What a rank's
-/// embedding, attention and feed-forward network give is a share of a sum over the ranks, which is made where
-/// the stream is normalised next. Inference only.
+/// Tensor parallelism of a decoder (Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3). Each rank
+/// has some of the heads, of each feed-forward network's hidden features and of the vocabulary; the residual
+/// stream and the norms are replicated. The outputs of a rank's embedding, attention and feed-forward
+/// network are partial sums, which are all-reduced where the residual stream is normalised next. Inference
+/// only.
 class TensorParallel {
  public:
   /// One rank, which has all.
@@ -22,14 +22,14 @@ class TensorParallel {
   bool shares() const { return size() > 1; }
   const ops::RankGroup& ranks() const { return ranks_; }
 
-  /// Rows of a vocabulary's table on each rank, 8 or a multiple of it, the last ones' with padding: so the
-  /// shares of logits are whole 16-byte words.
+  /// Rows of the vocabulary on each rank: a multiple of 8, so that a rank's logits are whole 16-byte words;
+  /// the last ranks have padding rows.
   static int64_t vocabulary_rows(int64_t vocabulary, int ranks);
 
   /// This rank's share of the embedding of tokens [N] of `vocabulary`.
   Tensor embed(const Embedding& token, const Tensor& tokens, int64_t vocabulary,
                Site site = Site::here()) const;
-  /// sum = x + the sum over ranks of `share`, which is overwritten; y = the norm of sum. x may be undefined.
+  /// sum = x + the all-reduce of `share`, which is overwritten; y = the norm of sum. x may be undefined.
   ops::AddNorm add(const RmsNorm& norm, const Tensor& x, const Tensor& share, Site site = Site::here()) const;
   /// Logits [N, vocabulary] from each rank's columns.
   Tensor gather(const Tensor& logits, int64_t vocabulary, Site site = Site::here()) const;

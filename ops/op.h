@@ -12,9 +12,9 @@
 #include "tensor/tensor.h"
 
 /// One declaration of an operator serves all uses: `tessera op` runs it on tensors from a file, the tests
-/// check every case of it against the f64 oracle and central differences, `tessera bench op` times it and
-/// `tessera bench sweep` checks and times random problems of it. An
-/// operator's folder defines `const OpSpec& <name>_spec()`; ops/registry.cpp lists them.
+/// check every case of it against the f64 reference and central differences, `tessera bench op` times it,
+/// and `tessera bench sweep` checks and times random problems of it. An operator's directory defines
+/// `const OpSpec& <name>_spec()`; ops/registry.cpp lists them.
 
 namespace tessera::ops {
 
@@ -88,8 +88,8 @@ enum class Fill : uint8_t {
   bits,   // packed bits, i32 [..., ceil(high / 32)]: bit j of word w is column 32 w + j < high, the tail 0
   absent  // an optional input left out
 };
-/// One input of a problem. That of an input that is made from others is not looked at but for its shape, if
-/// the problem knows it.
+/// One input of a problem. For an input that is derived from others only the shape is used, if it is
+/// given.
 struct InputCase {
   Shape shape;
   Fill fill = Fill::normal;

@@ -10,10 +10,10 @@
 #include "runtime/device.h"
 #include "runtime/error.h"
 
-/// How an operator chooses among its kernels. It has a table of `Variant`s, and `choose` takes one: the one
-/// that is forced by name (ForceVariant; the flag --variant), or of those that can run the problem the one
-/// whose compared time is the least, ties to the earlier. A choice is a function of the problem, the GPU's
-/// properties and the build alone, and the GPU is a value (`Gpu`): tests choose for GPUs that are not there.
+/// How an operator chooses among its kernels, a table of `Variant`s. `choose` returns the one forced by name
+/// (ForceVariant; the flag --variant), or else, of those that can run the problem, the one with the least
+/// `compared` time; ties go to the earlier. The choice depends only on the problem, the GPU's properties and
+/// the build; the GPU is a value (`Gpu`), so tests can choose for GPUs that are not present.
 
 namespace tessera::ops {
 
@@ -37,13 +37,13 @@ struct Gpu {
 /// What a variant is expected to take.
 struct Estimate {
   double seconds = 0;         // by its cost model; 0 if it has none
-  double compared = seconds;  // what `choose` compares: the same, but where the model is known to be off
+  double compared = seconds;  // what `choose` compares: `seconds`, unless the model is known to be off
 
-  /// Measured to be the fastest wherever it can run.
+  /// Measured to be the fastest wherever it can run: always chosen.
   static constexpr Estimate preferred() { return {0, 0}; }
-  /// No model: for what nothing preferred and nothing with a model takes.
+  /// No cost model: chosen only if no preferred variant and none with a model can run.
   static constexpr Estimate otherwise() { return {0, std::numeric_limits<double>::max()}; }
-  /// Measured to be slower than another variant here, whatever its model says.
+  /// Measured to be slower here than another variant, whatever its model says: last choice.
   static constexpr Estimate slower(double seconds = 0) {
     return {seconds, std::numeric_limits<double>::infinity()};
   }
@@ -72,8 +72,8 @@ struct Variant {
   /// Asked only if it lacks nothing.
   Estimate (*estimate)(const Problem& problem, const Gpu& gpu);
   Launch* launch;
-  /// Names of variants of another operator that it is made of (a list that ends with null): forcing one of
-  /// them allows this variant, which passes the name on (PassVariant).
+  /// Variants (null-terminated names) of another operator that it is built from: forcing one of them selects
+  /// this variant, which passes the name on (PassVariant).
   const char* const* parts = nullptr;
 };
 

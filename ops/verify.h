@@ -38,10 +38,10 @@ Precision precision_of(const OpSpec& op, const Tensor& y, F32Math math);
 /// judged by a baseline that is wrong itself.
 double tolerance(const OpSpec& op, Precision precision, double baseline_error, double largest_reference);
 
-/// What the CPU, the baseline of that rule, may be off by itself: max|y - ref| <= (64 eps32 + 2 ulp) max|ref|
-/// per tensor, 64 eps of f32 (of f64 for f64) for its sums and 2 ulp of y's precision for its roundings: in
-/// TF32 those of the operands; 0 for integers. Where intermediates are rounded to 16 bits,
-/// OpSpec::cpu_extra_ulp adds to the two.
+/// Allowed error of the CPU, the baseline of that rule: max|y - ref| <= (64 eps32 + 2 ulp) max|ref| per
+/// tensor, with 64 eps of f32 (f64 for f64) for its sums and 2 ulp of y's precision for rounding (in TF32 of
+/// the operands); 0 for integers. OpSpec::cpu_extra_ulp adds to the 2 where intermediates are rounded to 16
+/// bits.
 double cpu_tolerance(const OpSpec& op, Precision precision, double largest_reference);
 
 }  // namespace tessera::ops

@@ -10,7 +10,7 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 0.01;  // where the no-decay rule allows it
   double max_norm = 0;         // clips the norm of all gradients; 0: no clipping
-  int64_t momentum_reset = 0;  // steps after which the moments become zeros, again and again; 0: never
+  int64_t momentum_reset = 0;  // period of resets of the moments, in steps; 0: never
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
   MissingGrad missing = MissingGrad::zero;   // OptimizerOptions::missing

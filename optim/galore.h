@@ -29,7 +29,7 @@ GaloreSvd parse_galore_svd(std::string_view name);  // throws, naming the choice
 struct GaloreOptions {
   double lr = 1e-2;
   int64_t rank = 128;
-  int64_t every = 200;  // steps between two factorisations
+  int64_t every = 200;  // steps between factorisations
   double scale = 0.25;  // of the projected direction
   GaloreProjection projection = GaloreProjection::std;
   GaloreSvd svd = GaloreSvd::exact;
@@ -37,7 +37,7 @@ struct GaloreOptions {
   double weight_decay = 0;     // decoupled, where the no-decay rule allows it
   double max_norm = 0;         // clips the norm of all gradients; 0: no clipping
   double adamw_lr_scale = 1;   // learning rate of the parameters that AdamW updates, times lr
-  int64_t momentum_reset = 0;  // steps after which the moments become zeros, again and again; 0: never
+  int64_t momentum_reset = 0;  // period of resets of the moments, in steps; 0: never
   MatrixRows matrices = {};
   /// A group may say .rule = "galore" or "adamw"; else is_hidden_matrix() decides.
   std::vector<Group> groups = {};

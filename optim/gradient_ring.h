@@ -7,17 +7,17 @@
 
 namespace tessera::optim {
 
-/// The memory of gradients that are spread over ranks (ZeRO stage 2, Rajbhandari et al., section 5.2). A
-/// backward pass fills one bucket after the other; each lies in one of a few slots, its sum over the ranks
-/// goes to this rank's part, and the slot takes the next bucket. dist::DataParallel says when.
+/// The memory of sharded gradients (ZeRO stage 2, Rajbhandari et al., section 5.2). A backward pass fills the
+/// buckets in order; each occupies one of a few slots until its sum over ranks has been written to this
+/// rank's part, and then the slot is reused. dist::DataParallel controls this.
 ///
-/// Buckets that are filled in another order than that of the arena cannot take turns: a token table that is
-/// the LM head's weight, too, gets its first gradient at the beginning of the pass and its last one at the
-/// end. They are kept: they have memory of their own from the first pass on that fills them so.
+/// Buckets that are not filled in the order of the arena cannot share slots: a token table that is also the
+/// LM head's weight gets its first gradient at the beginning of the pass and its last one at the end. They
+/// are "kept": they have permanent memory from the first pass on in which that happens.
 class GradientRing {
  public:
-  /// One bucket is being filled, the one before it travels, and the first gradients of the next one may come
-  /// before the last ones of the first: the order within a block of a model is not quite that of the arena.
+  /// Three: one bucket is being filled, the one before it is being sent, and gradients of the next one may
+  /// arrive early, since the order within a block is not quite that of the arena.
   static constexpr size_t kSlots = 3;
 
   /// Makes the slots the buffers of the parameters' gradients. `buckets` have ends.
@@ -38,11 +38,11 @@ class GradientRing {
   /// Gives the bucket memory of its own; no gradient of it may have arrived since zero_grad().
   void keep(size_t bucket);
 
-  /// After a pass: the slots hold no gradient of any parameter, and own() holds its sums. Notes whether one
-  /// had arrived.
+  /// After a pass: removes the gradients from the parameters (own() holds their sums), and notes whether
+  /// there were any.
   void release();
   bool arrived() const { return arrived_; }
-  /// Whether own() holds sums that no step has used; not known of passes that are replayed.
+  /// Whether own() holds sums that no step has used; unknown for replayed passes.
   bool holds_sums() const { return holds_sums_; }
   void use_sums() { holds_sums_ = false; }
   void forget() { arrived_ = holds_sums_ = false; }

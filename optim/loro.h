@@ -20,11 +20,11 @@ SingularFactor parse_singular_factor(std::string_view name);  // throws, naming 
 
 struct LoroOptions {
   double lr = 1e-2;
-  int64_t every = 500;         // steps between two exact ones; 0: none are
+  int64_t every = 500;         // period of exact steps; 0: none
   double lr_scale = -1;        // of cheap steps, times lr; -1: rank / min(in, out of the largest part)
   bool refresh = true;         // the moments become zeros after an exact step
   int64_t refactor_every = 0;  // steps after which the factors are balanced; 0: never
-  int64_t momentum_reset = 0;  // steps after which the moments become zeros, again and again; 0: never
+  int64_t momentum_reset = 0;  // period of resets of the moments, in steps; 0: never
   SingularFactor singular = SingularFactor::error;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0;    // decoupled, where the no-decay rule allows it

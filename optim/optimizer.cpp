@@ -25,10 +25,10 @@ struct Optimizer::Buffers {
 };
 
 /// What an optimizer knows of states that are spread over ranks.
-struct Optimizer::Spread {
+struct Optimizer::ShardedState {
   std::vector<Bucket> buckets;
-  std::vector<Piece> pieces;    // this rank's
-  std::vector<Tensor> weights;  // all stretches, and the ranks that update them
+  std::vector<StateShard> state_shards;  // this rank's
+  std::vector<Tensor> weights;           // all stretches, and the ranks that update them
   std::vector<int> owners;
   Tensor own_blocks;  // norm blocks, as bytes on the device
   int64_t own_block_count = 0;
@@ -99,7 +99,7 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   state_->buffers = std::make_shared<Buffers>();
   state_->buffers->name = name;
   assign(std::move(parameters), options, rules);
-  spread_states(options.sharding, rules);
+  shard_states(options.sharding, rules);
   check_missing(options, rules);
   make_gradients();
   make_rules(rules);
@@ -174,7 +174,7 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
 }
 
 /// Decides which ranks hold what.
-void Optimizer::spread_states(const Sharding& sharding, const std::vector<RuleUse>& rules) {
+void Optimizer::shard_states(const Sharding& sharding, const std::vector<RuleUse>& rules) {
   const Buffers& buffers = *state_->buffers;
   const Packing& packing = buffers.packing;
   check(sharding.parts >= 1 && sharding.part >= 0 && sharding.part < sharding.parts, buffers.name, ": part ",
@@ -185,26 +185,27 @@ void Optimizer::spread_states(const Sharding& sharding, const std::vector<RuleUs
     check(use.rule->spreads(), buffers.name, ": the states of the rule ", use.rule->name(),
           " cannot be spread over ranks: it works on whole tensors; use adamw or sgd, without momentum "
           "resets, or --zero 0");
-  Spread spread;
-  spread.buckets = buckets_of(packing, sharding.bucket_mb);
-  cut_buckets(spread.buckets, packing, sharding.parts);
-  spread.pieces = pieces_of(spread.buckets, packing, sharding.part, packing.range(0, parameters().size()));
-  for (const Stretch& stretch : stretches_of(spread.buckets, packing)) {
-    spread.weights.push_back(stretch.weight);
-    spread.owners.push_back(stretch.owner);
+  ShardedState sharded;
+  sharded.buckets = buckets_of(packing, sharding.bucket_mb);
+  cut_buckets(sharded.buckets, packing, sharding.parts);
+  sharded.state_shards =
+      state_shards_of(sharded.buckets, packing, sharding.part, packing.range(0, parameters().size()));
+  for (const WeightShard& weight_shard : weight_shards_of(sharded.buckets, packing)) {
+    sharded.weights.push_back(weight_shard.weight);
+    sharded.owners.push_back(weight_shard.owner);
   }
   std::vector<NormBlock> own;
   for (NormBlock block : packing.norm_blocks()) {
-    const auto piece = std::ranges::find_if(spread.pieces, [&](const Piece& p) {
+    const auto state_shard = std::ranges::find_if(sharded.state_shards, [&](const StateShard& p) {
       return p.range.first <= block.offset && block.offset < p.range.first + p.range.elements;
     });
-    if (piece == spread.pieces.end()) continue;
-    if (sharding.gradients) block.offset += piece->own_at - piece->range.first;
+    if (state_shard == sharded.state_shards.end()) continue;
+    if (sharding.gradients) block.offset += state_shard->own_at - state_shard->range.first;
     own.push_back(block);
   }
-  spread.own_blocks = Packing::table_on(packing.device(), own);
-  spread.own_block_count = int64_t(own.size());
-  state_->spread = std::make_shared<Spread>(std::move(spread));
+  sharded.own_blocks = Packing::table_on(packing.device(), own);
+  sharded.own_block_count = int64_t(own.size());
+  state_->sharded = std::make_shared<ShardedState>(std::move(sharded));
 }
 
 void Optimizer::check_missing(const OptimizerOptions& options, const std::vector<RuleUse>& rules) const {
@@ -230,19 +231,20 @@ void Optimizer::make_gradients() {
           "require_grad(tensor, DType::", compute, ")");
   }
   packing.upload();
-  Spread* const spread = state_->spread.get();
-  const bool spreads = spread && state_->sharding.gradients;
+  ShardedState* const sharded = state_->sharded.get();
+  const bool spreads = sharded && state_->sharding.gradients;
   if (spreads) {
-    spread->ring = std::make_shared<GradientRing>(std::shared_ptr<const Packing>(state_->buffers, &packing),
-                                                  spread->buckets, state_->sharding.part);
-    buffers.gradients = spread->ring->own();
+    sharded->ring = std::make_shared<GradientRing>(std::shared_ptr<const Packing>(state_->buffers, &packing),
+                                                   sharded->buckets, state_->sharding.part);
+    buffers.gradients = sharded->ring->own();
   } else {
     buffers.gradients = packing.make_arena();
   }
   buffers.masters = packing.make_masters();
-  if (spread) {
-    const int64_t own =
-        spread->pieces.empty() ? 0 : spread->pieces.back().master_at + spread->pieces.back().masters;
+  if (sharded) {
+    const int64_t own = sharded->state_shards.empty()
+                            ? 0
+                            : sharded->state_shards.back().master_at + sharded->state_shards.back().masters;
     buffers.masters = Tensor::zeros({own}, compute, packing.device());
   }
   sync_masters();
@@ -268,10 +270,10 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
   common.norm_blocks = packing.norm_block_table();
   common.norm_block_count = common.norm_slots = int64_t(packing.norm_blocks().size());
   common.masters = buffers.masters.raw();
-  Spread* const spread = state_->spread.get();
-  if (spread) {
-    common.norm_blocks = static_cast<const NormBlock*>(spread->own_blocks.raw());
-    common.norm_block_count = spread->own_block_count;
+  ShardedState* const sharded = state_->sharded.get();
+  if (sharded) {
+    common.norm_blocks = static_cast<const NormBlock*>(sharded->own_blocks.raw());
+    common.norm_block_count = sharded->own_block_count;
   }
   common.status = state_->status.data<double>();
   common.counts = state_->counts.data<int64_t>();
@@ -294,19 +296,20 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
     rule.args_.chunks = packing.chunk_table();
     rule.args_.rule = int(r);
     rule.counts_ = state_->counts, rule.status_ = state_->status;
-    rule.spread_ = spread != nullptr;
-    rule.owns_gradients_ = spread && spread->ring;
-    rule.pieces_ = spread ? pieces_of(spread->buckets, packing, state_->sharding.part, rule.range_)
-                          : std::vector<Piece>{{.range = rule.range_}};
+    rule.is_sharded_ = sharded != nullptr;
+    rule.owns_gradients_ = sharded && sharded->ring;
+    rule.state_shards_ = sharded
+                             ? state_shards_of(sharded->buckets, packing, state_->sharding.part, rule.range_)
+                             : std::vector<StateShard>{{.range = rule.range_}};
     for (const size_t i : rule.members_) {
       const auto& [name, tensor] = packing.parameters()[i];
       rule.parameters_.push_back(
           {.name = name,
            .weight = tensor.detach(),
            .master = !packing.has_master(i) ? tensor.detach()
-                     : spread               ? Tensor()
+                     : sharded              ? Tensor()
                                             : packing.master_view(buffers.masters, i),
-           .gradient = spread && spread->ring ? Tensor() : packing.view(buffers.gradients, i),
+           .gradient = sharded && sharded->ring ? Tensor() : packing.view(buffers.gradients, i),
            .lr_scale = packing.places()[i].lr_scale,
            .weight_decay = packing.places()[i].weight_decay});
     }
@@ -314,21 +317,21 @@ void Optimizer::make_rules(const std::vector<RuleUse>& rules) {
     if (rule.restarts_ && !state_->restarts.defined())
       state_->restarts = Tensor::zeros({kMostRules}, DType::i64, packing.device());
     state_->prepare.betas[r] = rule.betas();
-    for (const Rule::SpreadArena& arena : rule.spread_arenas_) {
-      spread->arenas.push_back({arena.own, rule.range_, false, arena.views});
-      for (auto& [number, parameter] : spread->arenas.back().views) number += state_->parts.size();
+    for (const Rule::ShardedArena& arena : rule.sharded_arenas_) {
+      sharded->arenas.push_back({arena.own, rule.range_, false, arena.views});
+      for (auto& [number, parameter] : sharded->arenas.back().views) number += state_->parts.size();
     }
     for (const Rule::NamedState& state : rule.saved_) state_->parts.push_back({state.name, state.tensor});
     state_->rules.push_back(rules[r].rule);
   }
   for (const RuleUse& use : rules) use.rule->restart_counts_ = state_->restarts;
   if (state_->restarts.defined()) common.restarts = state_->restarts.data<int64_t>();
-  if (spread) spread->arenas.push_back({buffers.masters, packing.range(0, parameters().size()), true, {}});
+  if (sharded) sharded->arenas.push_back({buffers.masters, packing.range(0, parameters().size()), true, {}});
   for (size_t i = 0; i < packing.parameters().size(); ++i) {
     if (!packing.has_master(i)) continue;
-    if (spread) spread->arenas.back().views.emplace_back(state_->parts.size(), i);
+    if (sharded) sharded->arenas.back().views.emplace_back(state_->parts.size(), i);
     state_->parts.push_back({"master." + packing.parameters()[i].name,
-                             spread ? Tensor() : packing.master_view(buffers.masters, i)});
+                             sharded ? Tensor() : packing.master_view(buffers.masters, i)});
   }
   std::set<std::string> names;
   for (const NamedState& part : state_->parts)
@@ -438,24 +441,24 @@ const std::vector<size_t>& Optimizer::arrangement() const {
 }
 
 std::vector<Bucket> Optimizer::buckets(double bucket_mb) const {
-  return state_->spread ? state_->spread->buckets : buckets_of(state_->buffers->packing, bucket_mb);
+  return state_->sharded ? state_->sharded->buckets : buckets_of(state_->buffers->packing, bucket_mb);
 }
 
 std::shared_ptr<GradientRing> Optimizer::ring() const {
-  return state_->spread ? state_->spread->ring : nullptr;
+  return state_->sharded ? state_->sharded->ring : nullptr;
 }
 
 void Optimizer::join(const comm::Communicator& ranks) const {
-  if (!state_->spread) return;
+  if (!state_->sharded) return;
   const Sharding& own = state_->sharding;
   check(ranks.size() == own.parts && ranks.rank() == own.part, state_->buffers->name, ": rank ", ranks.rank(),
         " of ", ranks.size(), " joins, but the optimizer holds part ", own.part, " of ", own.parts,
         " of its states");
-  state_->spread->ranks = ranks;
+  state_->sharded->ranks = ranks;
 }
 
 void Optimizer::check_whole() const {
-  check(!state_->spread || state_->spread->whole, state_->buffers->name, ": its states are spread over ",
+  check(!state_->sharded || state_->sharded->whole, state_->buffers->name, ": its states are spread over ",
         state_->sharding.parts, " ranks; make an optim::WholeState before they are saved or loaded");
 }
 
@@ -465,15 +468,16 @@ const Tensor& Optimizer::masters() const {
 
 void Optimizer::sync_masters() const {
   const Buffers& buffers = *state_->buffers;
-  if (const Spread* const spread = state_->spread.get()) {
-    for (const Stretch& stretch : stretches_of(spread->buckets, buffers.packing)) {
-      if (stretch.owner != state_->sharding.part || !buffers.packing.has_master(stretch.parameter)) continue;
-      const auto piece = std::ranges::find_if(spread->pieces, [&](const Piece& p) {
-        return p.range.first <= stretch.first && stretch.first < p.range.first + p.range.elements;
+  if (const ShardedState* const sharded = state_->sharded.get()) {
+    for (const WeightShard& weight_shard : weight_shards_of(sharded->buckets, buffers.packing)) {
+      if (weight_shard.owner != state_->sharding.part || !buffers.packing.has_master(weight_shard.parameter))
+        continue;
+      const auto state_shard = std::ranges::find_if(sharded->state_shards, [&](const StateShard& p) {
+        return p.range.first <= weight_shard.first && weight_shard.first < p.range.first + p.range.elements;
       });
-      const int64_t at =
-          buffers.packing.masters_before(stretch.first) - piece->first_master + piece->master_at;
-      buffers.masters.slice(0, at, at + stretch.weight.count()).copy_from(stretch.weight);
+      const int64_t at = buffers.packing.masters_before(weight_shard.first) - state_shard->first_master +
+                         state_shard->master_at;
+      buffers.masters.slice(0, at, at + weight_shard.weight.count()).copy_from(weight_shard.weight);
     }
     return;
   }
@@ -501,7 +505,7 @@ bool Optimizer::State::waits_for_host() const {
 
 void Optimizer::State::tick() const {
   for (const auto& rule : rules) rule->tick();
-  if (spread && spread->ring) spread->ring->use_sums();
+  if (sharded && sharded->ring) sharded->ring->use_sums();
 }
 
 bool Optimizer::waits_for_host() const {
@@ -550,7 +554,7 @@ void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) con
       if constexpr (kCuda) measure_cuda(device, args, partials, prepare, part);
     }
   };
-  if (!state_->spread) {
+  if (!state_->sharded) {
     run(Measure::whole);
     if (!args.arrived) return;
     if (buffers.packing.device().is_cpu()) {
@@ -564,14 +568,14 @@ void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) con
   // bit.
   buffers.partials.fill(0);
   run(Measure::squares);
-  state_->spread->ranks->all_reduce(buffers.partials);
+  state_->sharded->ranks->all_reduce(buffers.partials);
   run(Measure::decision);
 }
 
 void Optimizer::step() {
   const ProfileRange range("optimizer");
   state_->check_weights();
-  check(!state_->spread || state_->spread->ranks, state_->buffers->name, ": its states are spread over ",
+  check(!state_->sharded || state_->sharded->ranks, state_->buffers->name, ": its states are spread over ",
         state_->sharding.parts, " ranks, which nothing has joined; make a dist::DataParallel before step()");
   Buffers& buffers = *state_->buffers;
   Packing& packing = buffers.packing;
@@ -628,8 +632,8 @@ void Optimizer::step() {
   const NoTape off;
   measure(args, prepare);
   for (const auto& rule : state_->rules) rule->step();
-  if (const Spread* const spread = state_->spread.get())
-    spread->ranks->share(spread->weights, spread->owners);
+  if (const ShardedState* const sharded = state_->sharded.get())
+    sharded->ranks->share(sharded->weights, sharded->owners);
   if (!captured) state_->tick();
   for (const nn::NamedParameter& parameter : list) parameter.tensor.bump_version();
 }
@@ -640,11 +644,12 @@ struct Span {
   int64_t whole, own, elements;  // where it lies in the whole arena, and in a rank's
 };
 
-std::vector<Span> spans_of(const std::vector<Piece>& pieces, int64_t first, bool masters) {
+std::vector<Span> spans_of(const std::vector<StateShard>& state_shards, int64_t first, bool masters) {
   std::vector<Span> spans;
-  for (const Piece& piece : pieces)
-    spans.push_back(masters ? Span{piece.first_master, piece.master_at, piece.masters}
-                            : Span{piece.range.first - first, piece.at, piece.range.elements});
+  for (const StateShard& state_shard : state_shards)
+    spans.push_back(masters
+                        ? Span{state_shard.first_master, state_shard.master_at, state_shard.masters}
+                        : Span{state_shard.range.first - first, state_shard.at, state_shard.range.elements});
   return spans;
 }
 
@@ -660,19 +665,20 @@ WholeState::WholeState(Optimizer& optimizer) : optimizer_(optimizer) {
 
 WholeState::WholeState(Optimizer& optimizer, const comm::Communicator& host) : optimizer_(optimizer) {
   const auto& state = *optimizer.state_;
-  if (!state.spread) return;
+  if (!state.sharded) return;
   const Packing& packing = state.buffers->packing;
   if (host.rank() == 0) open();
-  for (size_t a = 0; a < state.spread->arenas.size(); ++a) {
-    const Optimizer::Spread::Arena& arena = state.spread->arenas[a];
+  for (size_t a = 0; a < state.sharded->arenas.size(); ++a) {
+    const Optimizer::ShardedState::Arena& arena = state.sharded->arenas[a];
     const Tensor own = arena.own.to(Device::cpu());
     if (host.rank() != 0) {
       if (own.count() > 0) host.send(own, 0);
       continue;
     }
     for (int rank = 0; rank < host.size(); ++rank) {
-      const std::vector<Span> spans = spans_of(pieces_of(state.spread->buckets, packing, rank, arena.range),
-                                               arena.range.first, arena.masters);
+      const std::vector<Span> spans =
+          spans_of(state_shards_of(state.sharded->buckets, packing, rank, arena.range), arena.range.first,
+                   arena.masters);
       if (length_of(spans) == 0) continue;
       const Tensor part =
           rank == 0 ? own : Tensor::empty_packed({length_of(spans)}, own.dtype(), Device::cpu());
@@ -687,9 +693,9 @@ WholeState::WholeState(Optimizer& optimizer, const comm::Communicator& host) : o
 
 void WholeState::open() {
   auto& state = *optimizer_.state_;
-  if (!state.spread) return;
+  if (!state.sharded) return;
   const Packing& packing = state.buffers->packing;
-  for (const Optimizer::Spread::Arena& arena : state.spread->arenas) {
+  for (const Optimizer::ShardedState::Arena& arena : state.sharded->arenas) {
     const int64_t elements = arena.masters ? packing.masters_before(arena.range.first + arena.range.elements)
                                            : arena.range.elements;
     arenas_.push_back(Tensor::zeros({elements}, packing.compute_dtype(), Device::cpu()));
@@ -697,25 +703,25 @@ void WholeState::open() {
       state.parts[number].tensor = arena.masters ? packing.master_view(arenas_.back(), parameter)
                                                  : packing.view(arenas_.back(), parameter, arena.range.first);
   }
-  state.spread->whole = true;
+  state.sharded->whole = true;
 }
 
 WholeState::~WholeState() {
   auto& state = *optimizer_.state_;
-  if (!state.spread) return;
-  for (const Optimizer::Spread::Arena& arena : state.spread->arenas)
+  if (!state.sharded) return;
+  for (const Optimizer::ShardedState::Arena& arena : state.sharded->arenas)
     for (const auto& [number, parameter] : arena.views) state.parts[number].tensor = Tensor();
-  state.spread->whole = false;
+  state.sharded->whole = false;
 }
 
 void WholeState::take() const {
   const auto& state = *optimizer_.state_;
-  if (!state.spread) return;
+  if (!state.sharded) return;
   for (size_t a = 0; a < arenas_.size(); ++a) {
-    const Optimizer::Spread::Arena& arena = state.spread->arenas[a];
-    for (const Span& span :
-         spans_of(pieces_of(state.spread->buckets, state.buffers->packing, state.sharding.part, arena.range),
-                  arena.range.first, arena.masters))
+    const Optimizer::ShardedState::Arena& arena = state.sharded->arenas[a];
+    for (const Span& span : spans_of(state_shards_of(state.sharded->buckets, state.buffers->packing,
+                                                     state.sharding.part, arena.range),
+                                     arena.range.first, arena.masters))
       arena.own.slice(0, span.own, span.own + span.elements)
           .copy_from(arenas_[a].slice(0, span.whole, span.whole + span.elements));
   }

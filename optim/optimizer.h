@@ -44,7 +44,7 @@ struct OptimizerOptions {
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
   /// skip: of elementwise rules alone (Rule::spreads()), on one rank.
   MissingGrad missing = MissingGrad::zero;
-  /// Spreads moments and masters over ranks, which dist::DataParallel joins before the first step.
+  /// Shards moments and masters over ranks (ZeRO), which dist::DataParallel joins before the first step.
   Sharding sharding = {};
 };
 
@@ -85,8 +85,8 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 /// (Sharding::gradients) are overwritten by each pass: dist::GradientTree adds those of several passes.
 ///
 /// bf16 and f16 parameters have f32 masters: the update is computed on the master and rounded once to the
-/// parameter. Gradients are f32 then (nn::make_parameter). Whoever writes weights by other means calls
-/// sync_masters() afterwards.
+/// parameter. Their gradients are f32 (nn::make_parameter). After writing weights by other means, call
+/// sync_masters().
 ///
 /// Everything a step changes lives on the parameters' device: a step may be captured into a graph, and
 /// set_lr() reaches the replays. Reading steps(), skipped() or grad_norm() waits for the device.
@@ -105,18 +105,18 @@ class Optimizer {
   /// EagerScope, as programs do that capture steps themselves. Throws while the averages of an Ema are in the
   /// weights' place, replays of a captured step do so too.
   void step();
-  /// Whether the next step does something on the host, such as the factorisation of gradients of
-  /// optim::GaLore.
+  /// Whether the next step does something on the host, such as the factorisation of gradients in
+  /// optim::Galore.
   bool waits_for_host() const;
   /// Reports of the rules on the steps so far, one per line; empty if there are none.
   std::string report() const;
   /// Forgets all gradients; the next backward pass overwrites them.
   void zero_grad() const;
-  /// Takes gradients that did not arrive since zero_grad() as zero now, as step() does else: gradients() is
-  /// then whole, and the next step() uses it as it is.
+  /// Zeroes the gradients that have not arrived since zero_grad(), which step() would do otherwise:
+  /// gradients() is then complete, and the next step() uses it unchanged.
   void complete_gradients() const;
-  /// step() calls `f` with gradients(), whole and before they are measured: data parallelism sums them over
-  /// the ranks there. Captured with the step. One function; an empty one ends that.
+  /// step() calls `f` with gradients(), complete and before they are measured: data parallelism reduces them
+  /// there. Captured with the step. There is one function; an empty one removes it.
   void on_gradients(std::function<void(const Tensor& gradients)> f);
   void set_lr(double lr);
   double lr() const;
@@ -137,8 +137,8 @@ class Optimizer {
   const LossScale& loss_scale_options() const { return state_->scale_options; }
   /// How many of skipped() happened at the smallest loss scale: no scale keeps these gradients finite.
   int64_t skipped_at_minimum() const;
-  /// The arena of all gradients, [elements with pads]; pads are zero. They are multiplied by the loss scale.
-  /// With Sharding::gradients this rank's parts of the sums alone, after dist::DataParallel::collect().
+  /// The arena of all gradients, [elements with padding], padding zero. Multiplied by the loss scale. With
+  /// Sharding::gradients only this rank's part of the sums, after dist::DataParallel::collect().
   const Tensor& gradients() const;
   const std::vector<nn::NamedParameter>& parameters() const;
   /// The name of the rule that updates a parameter, by its index in parameters(); "adamw".
@@ -147,19 +147,19 @@ class Optimizer {
   const Tensor& masters() const;
   /// The order of the parameters in the arenas, as indices into parameters().
   const std::vector<size_t>& arrangement() const;
-  /// In which gradients() travel (optim/sharding.h): of states that are spread those of Sharding::bucket_mb,
-  /// else of this size.
+  /// The buckets in which gradients are reduced (optim/sharding.h), of Sharding::bucket_mb if states are
+  /// sharded, otherwise of this size.
   std::vector<Bucket> buckets(double bucket_mb) const;
-  /// Over how many ranks the states are spread; 1: they are whole. fields() then needs a WholeState
-  /// (optim/whole_state.h), and of gradients() a step reads this rank's parts of the buckets alone.
+  /// Over how many ranks the states are sharded; 1: not at all. With sharded states, fields() needs a
+  /// WholeState (optim/whole_state.h), and a step reads only this rank's parts of the buckets of gradients().
   const Sharding& sharding() const { return state_->sharding; }
   /// With Sharding::gradients the memory in which backward passes leave them; else null.
   std::shared_ptr<GradientRing> ring() const;
   MissingGrad missing() const { return state_->missing; }
-  /// Those ranks: steps measure the norm, and exchange weights, through their calls. Throws unless they are
-  /// as many as Sharding says, in the same order.
+  /// Connects the ranks: steps use their calls to compute the norm and to exchange weights. Throws unless
+  /// number and order are those of Sharding.
   void join(const comm::Communicator& ranks) const;
-  /// Takes the weights as they are now as masters.
+  /// Resets the masters to the current weights.
   void sync_masters() const;
   /// Bytes of the arenas, and of what rules keep in addition.
   size_t bytes() const;
@@ -186,7 +186,7 @@ class Optimizer {
     Tensor tensor;  // a part of an arena
   };
   struct Buffers;
-  struct Spread;
+  struct ShardedState;
   struct State {
     double lr = 0;
     std::optional<double> uploaded_lr;
@@ -209,8 +209,8 @@ class Optimizer {
     bool complete = false;  // by complete_gradients(), since zero_grad()
     std::function<void(const Tensor&)> on_gradients;
     Sharding sharding;
-    std::shared_ptr<Spread> spread;  // null if nothing is spread
-    int averages = 0;                // Emas whose averages are in the weights' place
+    std::shared_ptr<ShardedState> sharded;  // null if nothing is spread
+    int averages = 0;                       // Emas whose averages are in the weights' place
     void check_weights() const;
     void upload_lr();
     void upload_arrived(const std::vector<uint8_t>& table);
@@ -219,7 +219,7 @@ class Optimizer {
   };
   void assign(std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
               const std::vector<RuleUse>& rules);
-  void spread_states(const Sharding& sharding, const std::vector<RuleUse>& rules);
+  void shard_states(const Sharding& sharding, const std::vector<RuleUse>& rules);
   void measure(const StepArgs& args, const PrepareOptions& prepare) const;
   void check_whole() const;
   bool has_gradient(size_t parameter) const;

@@ -9,9 +9,9 @@
 
 namespace tessera::optim {
 
-/// One parameter, as kernels read it. Element (r, c) of the weight is at weight + r * stride + c and its
-/// state at offset + r * arena_stride + c of the arenas. Offsets are multiples of 64 elements. To kernels, a
-/// weight whose pads are its own is one long row, pads and all: whatever these hold, it reaches no element.
+/// One parameter as kernels see it. Element (r, c) of the weight is at weight + r * stride + c, and its state
+/// at offset + r * arena_stride + c of each arena. Offsets are multiples of 64 elements. A weight that owns
+/// its row padding is one long row, padding included; its values never reach an element.
 struct Place {
   void* weight = nullptr;
   int64_t stride = 0;
@@ -21,7 +21,7 @@ struct Place {
   double lr_scale = 1;
   double weight_decay = 0;
   DType dtype = DType::f32;
-  bool aligned = false;  // four neighbours of the weight and of the arenas may be read at once
+  bool aligned = false;  // four consecutive elements of the weight and of the arenas may be loaded at once
 };
 
 /// The unit of work of one block or CPU task: `rows` rows, `columns` wide, of one parameter. The first column
@@ -32,13 +32,13 @@ struct Chunk {
   int32_t place = 0;
 };
 
-/// Consecutive elements of one parameter's part of the gradients' arena, which are summed as one for the
-/// norm. The unit of its order: a parameter's blocks begin at its first element and follow each other,
-/// parameters in the order of their definition; the position of a parameter in an arena changes no sum.
+/// Consecutive elements of one parameter in the gradient arena, whose squares are summed as a unit for the
+/// norm. Blocks start at a parameter's first element and are ordered by the parameters' definition, so the
+/// norm does not depend on where parameters are in the arena.
 struct NormBlock {
   int64_t offset = 0;    // in the arena; a multiple of 64
   int32_t elements = 0;  // a multiple of 64, with the zeros after a row and after the parameter
-  int32_t slot = 0;      // its number among all, by which sums are ordered
+  int32_t slot = 0;      // index among all blocks, which fixes the order of summation
 };
 
 /// Of a norm block: 64 KiB of f32 gradients. Few enough that one block of threads adds up their sums in the
@@ -114,7 +114,7 @@ class Packing {
 
   std::vector<nn::NamedParameter> parameters_;
   std::vector<size_t> arrangement_;
-  std::vector<int64_t> first_chunks_;  // by position in the arrangement, and behind the last
+  std::vector<int64_t> first_chunks_;  // by position in the arrangement; one more entry for the end
   Device device_ = Device::cpu();
   DType compute_ = DType::f32;
   std::vector<Place> places_;

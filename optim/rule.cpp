@@ -12,7 +12,8 @@ size_t Rule::bytes() const {
 }
 
 Tensor Rule::scratch_arena() {
-  const int64_t elements = pieces_.empty() ? 0 : pieces_.back().at + pieces_.back().range.elements;
+  const int64_t elements =
+      state_shards_.empty() ? 0 : state_shards_.back().at + state_shards_.back().range.elements;
   memory_.push_back(Tensor::zeros({elements}, compute_dtype(), device()));
   return memory_.back();
 }
@@ -23,10 +24,11 @@ Tensor Rule::arena(const char* state) {
   std::vector<size_t> order(members_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return members_[a] < members_[b]; });
-  if (spread_) spread_arenas_.push_back({made, {}});
+  if (is_sharded_) sharded_arenas_.push_back({made, {}});
   for (const size_t i : order) {
-    if (spread_) spread_arenas_.back().views.emplace_back(saved_.size(), members_[i]);
-    saved_.push_back({std::string(state) + "." + parameters_[i].name, spread_ ? Tensor() : view(made, i)});
+    if (is_sharded_) sharded_arenas_.back().views.emplace_back(saved_.size(), members_[i]);
+    saved_.push_back(
+        {std::string(state) + "." + parameters_[i].name, is_sharded_ ? Tensor() : view(made, i)});
   }
   return made;
 }

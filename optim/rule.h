@@ -21,9 +21,9 @@ struct RuleParameter {
   double lr_scale = 1, weight_decay = 0;  // of its group
 };
 
-/// One way to update parameters, and its states: what an optimizer is made of (Optimizer). Subclasses make
-/// their states in begin() and issue one update of all their parameters in step(). What an optimizer does for
-/// all of them - masters, clipping, skipped steps, groups, counts, checkpoints - a rule gets by these parts:
+/// An update rule and its states, from which Optimizer is built. Subclasses create their states in begin()
+/// and issue one update of all their parameters in step(). For what an optimizer does for all rules -
+/// masters, clipping, skipped steps, groups, counts, checkpoints - a rule uses these functions:
 ///
 ///   elementwise rules   apply(formula, {states}): one fused launch (optim/rules.h shows formulas;
 ///   Elementwise
@@ -46,8 +46,8 @@ class Rule {
   virtual Betas betas() const { return {}; }
   /// Whether parameters of equal shape and dtype must be adjacent in the arenas, at equal distances.
   virtual bool batches() const { return false; }
-  /// Whether ranks may hold parts of its states (optim/sharding.h): they are arenas, and step() is apply()
-  /// alone, to which it does not matter where parameters begin.
+  /// Whether its states can be sharded over ranks (optim/sharding.h): all of them are arenas, and step() is
+  /// only apply(), so that it does not matter where parameters start.
   virtual bool spreads() const { return false; }
   /// Called once, before the first step.
   virtual void begin() = 0;
@@ -73,10 +73,10 @@ class Rule {
   Tensor scratch_arena();
   /// Makes a tensor of any shape a state: saved under this name, which must not be another one's.
   void keep(const std::string& name, const Tensor& state);
-  /// For what step() does on the host from time to time, such as a factorisation: a countdown of steps, saved
-  /// under the name. It is due after `first` steps, and then `period` steps after each done(); a period of 0:
-  /// never. Skipped steps count. A step in which one is due is not captured (Optimizer::step). Returns its
-  /// number.
+  /// For work that step() does on the host periodically, such as a factorisation: a countdown of steps, saved
+  /// under `name`. It is due after `first` steps, and then `period` steps after each done(); period 0: never.
+  /// Skipped steps count. A step in which one is due is not captured (Optimizer::step). Returns its index,
+  /// for due() and done().
   size_t every(const std::string& name, int64_t period, int64_t first);
   /// Lets restart_moments() be called.
   void restarts() { restarts_ = true; }
@@ -98,13 +98,14 @@ class Rule {
           states.size(), " arenas");
     StepArgs args = args_;
     for (size_t i = 0; i < states.size(); ++i) args.states[i] = states[i].raw();
-    for (const Piece& piece : pieces_) {
-      args.chunks = args_.chunks + piece.range.first_chunk;
-      args.chunk_count = piece.range.chunks;
-      args.first_state = piece.range.first - piece.at;
+    for (const StateShard& state_shard : state_shards_) {
+      args.chunks = args_.chunks + state_shard.range.first_chunk;
+      args.chunk_count = state_shard.range.chunks;
+      args.first_state = state_shard.range.first - state_shard.at;
       // Kernels add Place::master, an offset in the arena of all masters.
-      args.masters = before(args_.masters, piece.first_master - piece.master_at);
-      if (owns_gradients_) args.gradients = before(args_.gradients, piece.range.first - piece.own_at);
+      args.masters = before(args_.masters, state_shard.first_master - state_shard.master_at);
+      if (owns_gradients_)
+        args.gradients = before(args_.gradients, state_shard.range.first - state_shard.own_at);
       update(device(), args, formula);
     }
   }
@@ -114,8 +115,8 @@ class Rule {
   // In a step in which a countdown is due:
   bool due(size_t countdown) const;
   void done(size_t countdown) const;
-  /// Whether the step is not skipped; of one that is, the countdown stays due. Waits for the device, as do
-  /// the others.
+  /// Whether the step is not skipped (if it is, the countdown stays due). Waits for the device, as the
+  /// functions below do.
   bool applies() const;
   double status_of(StatusSlot slot) const;
   /// The two bias corrections of this rule.
@@ -133,17 +134,17 @@ class Rule {
     std::string name;
     Tensor tensor;
   };
-  /// So that kernels, which add an offset in the whole arena, find what lies so many elements nearer.
+  /// The arena's address minus `elements`: kernels add an offset in the whole arena to it.
   void* before(const void* arena, int64_t elements) const {
     return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(arena) -
                                    uintptr_t(elements) * size_of(compute_dtype()));
   }
   const Packing* packing_ = nullptr;
   PackedRange range_;
-  std::vector<Piece> pieces_;    // of range_, those that this rank holds
-  bool spread_ = false;          // they are not all
-  bool owns_gradients_ = false;  // the arena of gradients has this rank's parts alone
-  std::vector<size_t> members_;  // of the packing, in the order of the arenas
+  std::vector<StateShard> state_shards_;  // of range_, those that this rank holds
+  bool is_sharded_ = false;               // they are not all
+  bool owns_gradients_ = false;           // the arena of gradients has this rank's parts alone
+  std::vector<size_t> members_;           // of the packing, in the order of the arenas
   std::vector<RuleParameter> parameters_;
   std::vector<Tensor> memory_;
   std::vector<NamedState> saved_;
@@ -156,12 +157,12 @@ class Rule {
   std::vector<Countdown> countdowns_;
   bool restarts_ = false;
   Tensor counts_, restart_counts_, status_;  // the optimizer's
-  struct SpreadArena {
+  struct ShardedArena {
     Tensor own;
     std::vector<std::pair<size_t, size_t>> views;  // number in saved_, parameter of the packing
   };
-  std::vector<SpreadArena> spread_arenas_;  // whose states in saved_ are undefined
-  StepArgs args_;                           // with the chunks of all rules
+  std::vector<ShardedArena> sharded_arenas_;  // whose states in saved_ are undefined
+  StepArgs args_;                             // with the chunks of all rules
 };
 
 /// The rule whose formula is R, one of optim/rules.h or one's own.

@@ -38,9 +38,9 @@ void cut_buckets(std::vector<Bucket>& buckets, const Packing& packing, int parts
   }
 }
 
-std::vector<Piece> pieces_of(const std::vector<Bucket>& buckets, const Packing& packing, int part,
-                             const PackedRange& range) {
-  std::vector<Piece> pieces;
+std::vector<StateShard> state_shards_of(const std::vector<Bucket>& buckets, const Packing& packing, int part,
+                                        const PackedRange& range) {
+  std::vector<StateShard> state_shards;
   int64_t at = 0, own_at = 0, master_at = 0;
   for (size_t b = buckets.size(); b-- > 0;) {  // buckets begin at the end of the arena
     const std::vector<int64_t>& ends = buckets[b].ends;
@@ -49,22 +49,23 @@ std::vector<Piece> pieces_of(const std::vector<Bucket>& buckets, const Packing& 
     const int64_t first_master = packing.masters_before(first), last_master = packing.masters_before(last);
     if (begin < end) {
       const int64_t first_chunk = packing.chunk_from(begin), own_master = packing.masters_before(begin);
-      pieces.push_back({.range = {begin, end - begin, first_chunk, packing.chunk_from(end) - first_chunk},
-                        .at = at,
-                        .own_at = own_at + begin - first,
-                        .master_at = master_at + own_master - first_master,
-                        .first_master = own_master,
-                        .masters = packing.masters_before(end) - own_master});
+      state_shards.push_back(
+          {.range = {begin, end - begin, first_chunk, packing.chunk_from(end) - first_chunk},
+           .at = at,
+           .own_at = own_at + begin - first,
+           .master_at = master_at + own_master - first_master,
+           .first_master = own_master,
+           .masters = packing.masters_before(end) - own_master});
       at += end - begin;
     }
     own_at += last - first;
     master_at += last_master - first_master;
   }
-  return pieces;
+  return state_shards;
 }
 
-std::vector<Stretch> stretches_of(const std::vector<Bucket>& buckets, const Packing& packing) {
-  std::vector<Stretch> stretches;
+std::vector<WeightShard> weight_shards_of(const std::vector<Bucket>& buckets, const Packing& packing) {
+  std::vector<WeightShard> weight_shards;
   for (const Bucket& bucket : buckets)
     for (const size_t parameter : bucket.parameters) {
       const int64_t offset = packing.places()[parameter].offset, width = packing.weight_elements(parameter);
@@ -75,11 +76,11 @@ std::vector<Stretch> stretches_of(const std::vector<Bucket>& buckets, const Pack
         const Tensor& weight = packing.parameters()[parameter].tensor;
         Layout layout = Layout::packed({to - from});
         layout.offset = weight.layout().offset + from - offset;
-        stretches.push_back(
+        weight_shards.push_back(
             {Tensor::view_of(weight.storage(), layout, weight.dtype()), from, parameter, int(rank)});
       }
     }
-  return stretches;
+  return weight_shards;
 }
 
 }  // namespace tessera::optim

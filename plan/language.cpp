@@ -155,7 +155,7 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
   const double block =
       4 * d + (padded > 0 ? padded : qkv + rotated) + double(s.q) + hidden + matrices(s, forms).saved;
   // The LM head computes its gradients in forward, a chunk of logits at a time: in f32; for bf16 as
-  // exponentials next to sums in f32 (row "wgmma"), for f16 in f32 and rounded.
+  // exponentials next to sums in f32 (variant "wgmma"), for f16 in f32 and rounded.
   const double rows = std::min(tokens, double(ops::linear_cross_entropy_chunk(
                                            s.vocabulary, s.dtype == DType::bf16 ? s.dtype : DType::f32)));
   const double chunk = s.dtype == DType::bf16 ? rows * (double(s.vocabulary) * 2 + d * 6)

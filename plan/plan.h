@@ -71,7 +71,7 @@ Flops count_flops(const models::TnpConfig& config, int64_t batch, int64_t contex
 /// Of the rank with the largest share.
 Memory count_memory(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets,
                     const models::TaskSplit& split = {});
-/// Bytes that the rank with the largest share sends in a training step for attention: keys and values, or
+/// Bytes that the rank with the largest share sends per training step for attention: keys and values, or
 /// queries and results, and their gradients.
 double count_attention_bytes(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets,
                              const models::TaskSplit& split);

@@ -7,16 +7,16 @@
 
 namespace tessera::plan {
 
-/// How ranks that train together are joined, and what a step takes them. What is a rate here was measured on
-/// H200s, and predicts other GPUs and links only as far as they resemble these.
+/// How ranks that train together are connected, and the communication of a step. Rates were measured on
+/// H200s, and predict other GPUs and links only as far as they are similar.
 struct RankOptions {
   int64_t ranks = 1;
   int64_t zero = 0;           // stage: what is spread over the ranks (optim::Sharding)
   int64_t micro_batches = 1;  // of a step, of each rank
   double bucket_mb = 32;      // 0: all gradients are summed after the backward pass; of stage 2: 32
   bool global_order = true;   // sums of micro-batches by a tree (dist::GradientTree)
-  /// Bus bandwidth in bytes per second, as nccl-tests define it: that of an all-reduce of 1 GiB between two
-  /// H200 joined by 18 NVLinks, NCCL 2.28. Of ranks on several hosts that of the slowest link.
+  /// Bus bandwidth in bytes per second, as defined by nccl-tests: here of a 1 GiB all-reduce between two
+  /// H200s with 18 NVLinks, NCCL 2.28. For ranks on several hosts that of the slowest link.
   double bus = 327e9;
   /// Seconds of a call however small: an all-reduce of 1 MiB there. A call takes the larger of the two times,
   /// which was within 21 % of 16 MiB (0.078 ms) and 9 % of 256 MiB (0.898 ms).
@@ -37,7 +37,7 @@ struct RankPlan {
   double sent = 0;         // bytes that leave each rank in a step, over its link
   double compute = 0;      // seconds
   double communicate = 0;  // seconds in which calls run, hidden or not
-  double exposed = 0;      // seconds in which nothing else does
+  double exposed = 0;      // seconds of communication that no computation hides
   double step() const { return compute + exposed; }
   /// Of one rank's throughput on the same micro-batches, without communication.
   double efficiency = 1;

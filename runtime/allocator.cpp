@@ -31,7 +31,7 @@ size_t round_up(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-/// Size classes: 256·2^(c/4)·(1 + (c%4)/4), rounded up to 64... kept multiples of 64 bytes.
+/// Bytes of a size class c: 256 * 2^floor(c / 4) * (1 + (c mod 4) / 4); take_small() rounds up to 256.
 size_t class_bytes(int size_class) {
   const size_t base = kSmallest << (size_class / 4);
   return base + base / 4 * size_t(size_class % 4);
@@ -57,7 +57,7 @@ const char* MemoryTag::current() {
   return t_tag;
 }
 
-/// One piece of memory from the driver.
+/// A region of memory obtained from the driver.
 struct Segment {
   MemoryPool* pool = nullptr;
   char* base = nullptr;
@@ -83,8 +83,8 @@ class MemoryPool {
   int64_t live = 0;        // blocks in use
   bool of_graph = false;   // else of a stream
   bool abandoned = false;  // the graphs it served are gone
-  // Of a graph's pool: its blocks in use with their number in order of allocation, those that keep()
-  // returned, and which of these were freed since.
+  // Pools of graphs only: numbers of the blocks in use, in order of allocation; blocks that keep() has
+  // returned, and those of them that were freed since.
   std::unordered_map<const MemoryBlock*, uint64_t> numbers;
   uint64_t next_number = 0;
   std::unordered_set<const MemoryBlock*> kept;
@@ -101,7 +101,8 @@ struct Allocator::State {
   std::thread::id active_thread;
   using Fences = std::vector<std::pair<const void*, std::shared_ptr<const Fence>>>;  // by stream
   std::unordered_map<const MemoryBlock*, Fences> fences;
-  // Freed, but in use by work that goes on: by the first stream of their fences, where work ends in order.
+  // Freed blocks that are still in use on the device: by the first stream of their fences, in order of
+  // freeing.
   std::map<const void*, std::deque<std::pair<MemoryBlock*, Fences>>> waiting;
   AllocatorStats stats;
   std::unordered_map<const char*, size_t> tags;  // by literal's address; merged by text when reported
@@ -150,7 +151,7 @@ struct Allocator::State {
 
   std::string find_damage(const MemoryBlock* block) const noexcept try {
     std::vector<unsigned char> band(block->guard);
-    // After the payload the band starts at the byte after what was asked for.
+    // The trailing band starts at the byte after the requested size.
     const char* const data = static_cast<const char*>(block->data);
     const std::pair<const char*, const char*> bands[] = {{data - block->guard, "before"},
                                                          {data + block->asked, "after"}};
@@ -234,7 +235,7 @@ struct Allocator::State {
     return block;
   }
 
-  /// A segment of its own, which is in no pool's list.
+  /// Allocates a block as a segment of its own, which is in no pool's list.
   MemoryBlock* take_alone(MemoryPool* pool, size_t bytes) {
     void* const base = source.allocate(bytes);
     if (!base) return nullptr;
@@ -370,7 +371,7 @@ Allocator::Allocator(MemorySource source) : state_(std::make_unique<State>()) {
 Allocator::~Allocator() {
   try {
     state_->collect(true);
-  } catch (const Error&) {  // a device that does not answer: its memory is not given back
+  } catch (const Error&) {  // the device does not respond: its memory is leaked
   }
   release_cached();
 }
@@ -380,8 +381,8 @@ MemoryBlock* Allocator::allocate(size_t bytes) {
   const std::lock_guard lock(state.mutex);
   state.stats.requests += 1;
   MemoryPool* const pool = state.pool_of_this_thread();
-  // Guard bands are filled on the device's own stream, which would not come before another stream's work, and
-  // would become part of the graph that another thread captures there.
+  // Guard bands are filled on the device's own stream. A block of another stream is not ordered after that,
+  // and while another thread captures there, the fill would become part of its graph: no guards then.
   const bool guards =
       state.guard > 0 && state.stream_of_this_thread() == 0 && (!state.active || pool == state.active.get());
   const size_t guard = guards ? round_up(state.guard, 256) : 0;
@@ -437,7 +438,7 @@ void Allocator::free(MemoryBlock* block) noexcept {
       fence = state.source.mark();
     } catch (const Error&) {  // collect() asks again, and says what is wrong
     }
-    held.emplace_back(&state, std::move(fence));  // no stream's handle
+    held.emplace_back(&state, std::move(fence));  // a key that is no stream handle
   }
   if (!held.empty()) {
     const void* const stream = held.front().first;

@@ -21,8 +21,8 @@
 
 namespace tessera {
 
-/// Names the purpose of memory: every block that this thread allocates while the scope lives carries the tag.
-/// Nested scopes override.
+/// Names the purpose of memory: every block that this thread allocates during the lifetime of the scope
+/// carries the tag. The innermost scope wins.
 class MemoryTag {
  public:
   explicit MemoryTag(const char* name);  // a literal: the pointer is kept
@@ -58,8 +58,8 @@ struct AllocatorStats {
 
 class MemoryPool;
 
-/// A point in work that the host does not wait for, such as a copy from page-locked memory. Asked from any
-/// thread. An error of the device ends the work as well; it is reported where the device is used next.
+/// A point in asynchronous work, such as a copy from page-locked memory. Thread-safe. done() is also true
+/// after a device error, which is reported where the device is used next.
 class Fence {
  public:
   virtual ~Fence() = default;
@@ -79,7 +79,7 @@ struct MemoryBlock {
   int size_class = -1;  // -1: a large block
   bool is_free = false;
   bool crosses = false;  // see Allocator::crosses
-  uint64_t stream = 0;   // that it belongs to: see StreamOfThread
+  uint64_t stream = 0;   // the stream it belongs to: see StreamOfThread
   const char* tag = nullptr;
 };
 
@@ -117,12 +117,12 @@ class Allocator {
   /// free blocks may be written by the graph).
   MemoryBlock* allocate(size_t bytes);
   void free(MemoryBlock* block) noexcept;
-  /// Work on `stream` that reads or writes the block ends at `fence`: once freed, the block is handed out
-  /// again only after that. A later fence on the same stream replaces the earlier one. For memory whose reuse
-  /// the block's stream does not order: the host's, and what another stream uses.
+  /// Work on `stream` uses the block until `fence`: once freed, the block is reused only after that. A later
+  /// fence for the same stream replaces the earlier one. Needed where stream order does not protect the
+  /// block: host memory, and memory used on a stream other than its own. (PyTorch: record_stream.)
   void hold(MemoryBlock* block, const void* stream, std::shared_ptr<const Fence> fence);
-  /// The device's own stream uses this block of another stream: once freed, it is handed out again only after
-  /// the work issued there until then.
+  /// The device's own stream uses this block, which belongs to another stream: once freed, it is reused only
+  /// after the work issued to the device's own stream until then.
   void crosses(MemoryBlock* block);
 
   AllocatorStats stats() const;
@@ -145,9 +145,9 @@ class Allocator {
   /// Whether a block that keep() returned is still in use. The pool must live.
   bool in_use(const KeptBlock& kept) const;
 
-  /// Debug mode: every block allocated from now on is filled with 0xFF (a NaN in every floating dtype) and
-  /// stands between two guard bands of that many bytes of 0xFF, which free() and check_guards() verify. 0
-  /// turns it off.
+  /// Debug mode: blocks allocated from now on are filled with 0xFF (NaN in every floating dtype) and enclosed
+  /// in two guard bands of at least `bytes` (a multiple of 256) of 0xFF, which free() and check_guards()
+  /// verify. Only blocks of the device's own stream. 0 turns it off.
   void set_guard(size_t bytes);
   /// Throws if a guard band of a live block, or of one freed since the last call, was overwritten; names size
   /// and tag.

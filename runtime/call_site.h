@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// The user's call into the library, as far as it is known: every Error names it after its message.
+/// The user's call into the library, as far as it is known: every Error appends it to its message.
 struct CallSite {
   Site site = {nullptr, 0};      // the user's line
   const char* module = nullptr;  // the part of the model, "blocks.3.mlp.down": from intern_name, or null
@@ -18,17 +18,17 @@ struct CallSite {
 /// A copy of `name` that is never deleted: the same pointer for equal names.
 const char* intern_name(const std::string& name);
 
-/// While it lives, this thread works for a call of the library. Operators, layers and the tape open one with
-/// their defaulted last parameter `Site site = Site::here()`; the calls inside inherit the line of the
-/// outermost, which is the user's, and the name of the innermost layer that has one. Costs a copy of three
-/// words each way.
+/// For the lifetime of the scope, this thread works for a call of the library. Operators, layers and the tape
+/// open one with their defaulted last parameter `Site site = Site::here()`; nested calls inherit the
+/// outermost source line, which is the user's, and the name of the innermost layer that has one. Costs a copy
+/// of three words each way.
 class CallScope {
  public:
   explicit CallScope(Site site, const char* module = nullptr) : outer_(current_) {
     if (!current_.site.file) current_.site = site;
     if (module) current_.module = module;
   }
-  /// Works on for a call that was noted before: backward for the call of its forward pass.
+  /// Resumes a call recorded earlier: backward runs for the call of its forward pass.
   explicit CallScope(const CallSite& noted) : outer_(current_) { current_ = noted; }
   ~CallScope() { current_ = outer_; }
   CallScope(const CallScope&) = delete;

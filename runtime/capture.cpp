@@ -19,8 +19,8 @@ namespace {
 
 thread_local CaptureSession* t_session = nullptr;
 
-/// Graphs of one body: more kinds of state on entry than this in turn, and the one that was not launched for
-/// longest is captured again when it is needed.
+/// Graphs kept per body, one per state on entry; beyond that the least recently launched one is dropped, and
+/// captured again when it is needed.
 constexpr size_t kMostGraphs = 8;
 
 #if defined(TESSERA_WITH_CUDA)
@@ -37,8 +37,8 @@ class CudaGraph : public Graph {
     check(cudaGraphInstantiate(&graph_, captured, 0));
   }
   ~CudaGraph() override {
-    // What the graph's launches read is about to be released. Waiting would break a capture in progress;
-    // there the driver waits by itself before it frees what is running.
+    // The memory that running launches read is about to be released: wait for them. Not while capturing,
+    // where waiting would be an error; there the driver defers freeing until they are done.
     try {
       if (own_ && !is_capturing(own_)) wait_for_stream(own_, "the launches of a graph");
       for (const auto& fence : elsewhere_) wait_until([&] { return fence->done(); }, "the launch of a graph");
@@ -143,17 +143,17 @@ void CaptureSession::keep(std::shared_ptr<const void> thing) {
 }
 
 struct Captured::State {
-  /// The body as it was captured for one state of things outside.
+  /// The body as captured for one state on entry (see CaptureHook::still_matches).
   struct Variant {
     std::vector<std::shared_ptr<const void>> kept;
     std::vector<CaptureHook> hooks;
-    std::vector<KeptBlock> results;  // what the body left in handles outside
+    std::vector<KeptBlock> results;  // tensors that the body left in handles outside
     struct Copy {
       void* to;
       const void* from;
       size_t bytes;
     };
-    std::vector<Copy> copies;  // to where these handles are now, if another variant was captured since
+    std::vector<Copy> copies;  // results to copy to the handles of a later variant
     std::unique_ptr<Graph> graph;
     uint64_t launched = 0;
 
@@ -180,9 +180,9 @@ struct Captured::State {
     pool.reset();
   }
 
-  /// Where the results of an earlier variant are to be copied to: the body leaves the same results in the
-  /// same order, whatever the state on entry. Those in handles that the new capture replaced are looked for
-  /// first; copies of the old handles may keep them in use.
+  /// The copies that move an earlier variant's results to the tensors of a new one: the body leaves the same
+  /// results in the same order. First assumes that only handles replaced by the new capture count; if that
+  /// does not fit (copies of old handles keep memory in use), all of them.
   std::vector<Variant::Copy> copies(const Variant& from, const Variant& to) const {
     for (const bool replaced : {true, false}) {
       std::vector<KeptBlock> results;

@@ -12,9 +12,9 @@ namespace tessera {
 
 class GraphRecorder;
 
-/// A piece of work that becomes a CUDA graph: the first call runs it eagerly (a real step: it fills caches
-/// and creates lazily made state), the second captures it and launches the graph, later calls replay the
-/// graph with one launch.
+/// A function that becomes a CUDA graph: the first call runs it eagerly (a real step, which fills caches and
+/// creates lazily made state), the second captures it and launches the graph, later calls replay the graph
+/// with one launch.
 ///
 /// ```cpp
 /// Captured step(device, [&] {  // a whole step
@@ -43,13 +43,13 @@ class GraphRecorder;
 ///   optimizer.zero_grad();
 /// }
 /// ```
-/// Everything that changes from step to step must be on the device (inputs in fixed tensors, learning rate,
-/// random offset): the host code does not run again. Gradients follow the calls as if the body ran each time,
-/// whatever happens to them in between: where the captured kernels would do something else than the body now
-/// (overwrite a gradient that it would add to, or write to a buffer that was replaced), the body is captured
-/// once more into another graph, which is kept next to the first. They share one memory pool. A tensor that
-/// the body leaves in a handle outside (a loss, a retained gradient) holds the result of the last call,
-/// whichever graph ran.
+/// Everything that changes from step to step must be on the device (inputs in fixed tensors,
+/// learning rate, random offset): host code does not run again. Gradients behave as if the body
+/// ran at each call: where a replay would do something else (overwrite a gradient that the body
+/// would add to, or write to a buffer that was replaced), the body is captured once more into
+/// another graph. At most 8 graphs are kept, in one memory pool. A tensor that the body leaves in
+/// a handle outside (a loss, a retained gradient) holds the result of the last call, whichever
+/// graph ran.
 ///
 /// During capture, reading a value to the host, synchronising, and allocating outside the graph's pool throw
 /// and say why. A capture that throws leaves random offsets and the gradients of all leaves as they were, and
@@ -75,8 +75,8 @@ class Captured {
   std::unique_ptr<State> state_;
 };
 
-/// While it lives, every call of a Captured on this thread forgets the graphs (Captured::reset) and runs the
-/// body eagerly: for host code inside the body that must run each time. The first call after its end
+/// For the lifetime of the scope, every call of a Captured on this thread drops its graphs (Captured::reset)
+/// and runs the body eagerly: for host code in the body that must run each time. The first call after its end
 /// captures again.
 class EagerScope {
  public:
@@ -97,7 +97,7 @@ struct CaptureHook {
   std::function<void()> capture_end = {};    // issues the last captured work
   std::function<void()> after_launch = {};   // on the host, after each launch
   std::function<void()> failed = {};         // the capture threw: undo what the body did on the host
-  std::function<bool()> still_matches = {};  // whether the body would do now what it did when captured
+  std::function<bool()> still_matches = {};  // would the body do now what the graph does?
 };
 
 /// The capture in progress on this thread. Throws if there is one already, here or on the device.
@@ -110,9 +110,9 @@ class CaptureSession {
   Device device() const { return device_; }
   /// False if a hook with that key is there already.
   bool add(CaptureHook hook);
-  /// The graph keeps `thing` for as long as it lives: memory that it reads or writes.
+  /// Keeps `thing` alive as long as the graph: memory that the graph reads or writes.
   void keep(std::shared_ptr<const void> thing);
-  /// Data of the owner of `key` for this capture; null until the owner sets it.
+  /// State of the owner of `key` during this capture; null until the owner sets it.
   std::shared_ptr<void>& state(const void* key) { return states_[key]; }
 
  private:

@@ -11,10 +11,10 @@ struct ControlGroup {
   bool unified;        // version 2
 };
 
-/// The groups that bind this process for one controller ("memory", "cpu"): its own and all above it, as far
-/// as they are mounted, of version 1 and 2. A container that sees its group as the root, or the path of the
-/// host, has the mount itself. `root` stands before "/proc" and the mount points, for tests. Throws nothing:
-/// what is missing or not understood is no group.
+/// The control groups that limit this process for one controller ("memory", "cpu"): its own and all ancestors
+/// that are mounted, version 1 and 2. In a container whose view shows its group as the root, or with the
+/// host's path, the mount point itself. `root`: prefix of "/proc" and of the mount points, for tests. Does
+/// not throw: what is missing or malformed is left out.
 std::vector<ControlGroup> control_groups(const std::string& root, const char* controller);
 
 }  // namespace tessera

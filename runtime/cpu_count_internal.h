@@ -12,8 +12,8 @@ int cgroup_cpus(const std::string& root);
 /// Cores that this process may use: its affinity mask, limited by its control groups. At least 1.
 int usable_cpus();
 
-/// A number of threads from the text of an environment variable, "8" or "8,4" (the first counts). Throws,
-/// naming the variable, if it is none.
+/// Parses the number of threads in an environment variable, "8" or "8,4" (the first one counts). Throws,
+/// naming the variable, if it is invalid.
 int parse_threads(const char* variable, const char* text);
 
 }  // namespace tessera

@@ -22,7 +22,7 @@ class EventFence : public Fence {
     const RelaxedCapture relaxed;
     const cudaError_t code = cudaEventQuery(event_);
     if (code == cudaSuccess) return true;
-    cudaGetLastError();  // no error of the launch that asks next
+    cudaGetLastError();  // do not leave it for the check of the next launch
     return code != cudaErrorNotReady;
   }
 
@@ -34,7 +34,7 @@ class EventFence : public Fence {
 
 bool is_done(CudaStatus status) {
   if (status.code == cudaErrorNotReady) {
-    cudaGetLastError();  // no error of the launch that asks next
+    cudaGetLastError();  // do not leave it for the check of the next launch
     return false;
   }
   check(status);
@@ -50,7 +50,7 @@ std::shared_ptr<const Fence> fence_of(cudaStream_t stream) {
 }
 
 void fail_cuda(CudaStatus status) {
-  cudaGetLastError();  // a sticky error stays, any other is ours now
+  cudaGetLastError();  // clears the error unless it is sticky
   fail_at(status.site, "CUDA: ", cudaGetErrorName(status.code), ": ", cudaGetErrorString(status.code));
 }
 

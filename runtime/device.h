@@ -52,9 +52,9 @@ class Device {
   const DeviceInfo& info() const;
   /// Properties of the GPU with that index, 0 <= index < cuda_count(), without creating a context on it.
   static DeviceInfo gpu_info(int index);
-  /// The number of SMs that kernels plan for: that of the GPU, or of the thread's StreamScope; on the CPU the
-  /// number of threads. Results may depend on it, as they depend on the GPU. Kernels finish even if few of
-  /// these SMs are free, except ops::decoder_layers, whose blocks must all be co-resident.
+  /// The number of SMs that kernels are planned for: that of the GPU or of the thread's StreamScope; on the
+  /// CPU the number of threads. Results may depend on it, as they depend on the GPU. Kernels also finish if
+  /// fewer SMs are free, except ops::decoder_layers, whose blocks must all be co-resident.
   int multiprocessors() const;
   /// For an Allocator that takes memory of this GPU from another program (PyTorch's caching allocator):
   /// `allocate` returns null if there is no memory; `release` may be called by any thread, also while a graph
@@ -66,11 +66,11 @@ class Device {
   /// The stream of this thread's work: the compute stream, or that of the StreamScope; null on the CPU.
   /// Throws while another thread captures a graph on it.
   StreamHandle stream() const;
-  /// `count` counters in GPU memory through which the blocks of a kernel synchronise (CUDA only): zero when
-  /// the next kernel starts, which must leave them zero. Kernels of one stream follow each other and share
-  /// them (launches that may overlap touch them only after grid_dependency_wait); kernels on different
-  /// streams, and graphs, have separate ones. A graph keeps those that it was captured with. At most
-  /// kCounters.
+  /// `count` (at most kCounters) counters in GPU memory for synchronisation between the blocks of a
+  /// kernel (CUDA only): zero when a kernel starts; it must leave them zero. Kernels on one stream
+  /// share them (with programmatic dependent launch they may be used only after grid_dependency_wait);
+  /// other streams and graphs have separate ones. A graph keeps the counters that it was captured
+  /// with.
   unsigned* counters(int64_t count) const;
   static constexpr int64_t kCounters = 16384;
   /// A fence after all work issued to this thread's stream so far, for Allocator::hold; null while a graph is

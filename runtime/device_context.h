@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-/// The counters of Device::counters that no stream's work uses now, and those of captures in progress. Each
-/// is zero, and becomes zero again with the end of each kernel that uses it; a kernel that is cut off takes
-/// the whole CUDA context with it, so that nothing is ever launched again that could find another value.
+/// Counters (Device::counters) that no stream uses now, and those of captures in progress. They
+/// are zero: each kernel resets what it uses, and a kernel that is aborted takes down the CUDA
+/// context.
 struct CounterPool {
   struct Free {
     unsigned* counters;

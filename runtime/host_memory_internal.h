@@ -8,14 +8,14 @@
 
 namespace tessera {
 
-/// Memory of the host for tensors, in pages. It lends no more bytes in all than `most` says when it is asked,
-/// whatever the system would promise: what is promised beyond the machine's memory ends the process, or
-/// another one, when it is used.
+/// Page-aligned host memory for tensors. Hands out at most most() bytes in total, whatever the system would
+/// grant: under overcommit, memory beyond what the machine has gets this or another process killed when it is
+/// touched.
 MemorySource host_memory(std::function<size_t()> most);
 
-/// Memory as this process may have it: what /proc/meminfo says, and the limits of the control groups (cgroup
-/// v1 and v2) that it is in, its own and all above it. A container is ended at the limit of its group,
-/// however much the machine has.
+/// The memory limits of this process: /proc/meminfo and the limits of its control groups (v1 and v2), its
+/// own and all ancestors. A container is killed at the limit of its group, however much memory the machine
+/// has.
 class MemoryLimits {
  public:
   /// `root`: before "/proc" and the mount points, for tests. Throws nothing: a file that is missing or not

@@ -14,10 +14,10 @@ class Interrupted : public Error {
   int signal_;
 };
 
-/// While it lives, SIGINT, SIGTERM and, unless it was ignored (nohup), SIGHUP ask for an orderly end instead
-/// of killing the process: loops finish their step, save and return, or call check_interrupt(). A second
-/// signal ends the process at once. A guard within the scope of another one changes nothing; the former
-/// handlers come back with the end of the outermost. Made and destroyed by one thread at a time.
+/// For the lifetime of the guard, SIGINT, SIGTERM and (unless ignored, as by nohup) SIGHUP request an orderly
+/// stop instead of killing the process: loops finish their step, save and return, or call check_interrupt().
+/// A second signal kills the process. Nested guards do nothing; the outermost one restores the previous
+/// handlers. Not thread-safe.
 class InterruptGuard {
  public:
   /// `notice`: written to the standard error by the handler itself when the first signal arrives, so that it
@@ -25,14 +25,14 @@ class InterruptGuard {
   explicit InterruptGuard(const char* notice = nullptr);
   ~InterruptGuard();
   InterruptGuard(const InterruptGuard&) = delete;
-  /// Replaces the notice of the outermost guard, where the work comes to a state that is left otherwise.
+  /// Replaces the notice of the outermost guard, when the work enters a phase that is ended differently.
   static void set_notice(const char* notice);
   /// The signal that arrived since the outermost guard was made, or 0.
   static int signal_received();
 };
 
-/// Throws Interrupted if a guard lives and a signal has arrived. For loops that may take seconds, between
-/// states that may be left. Any thread.
+/// Throws Interrupted if a guard is alive and a signal has arrived. For loops that may take seconds; call it
+/// where the state is consistent. Thread-safe.
 void check_interrupt(Site site = Site::here());
 
 }  // namespace tessera

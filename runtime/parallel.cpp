@@ -31,7 +31,7 @@ constexpr std::chrono::microseconds kPolling{20};
 constexpr int kMostRanges = 16;  // of blocks that threads begin with; more threads share them
 
 std::atomic<int> thread_count = 0;  // 0: not determined yet
-thread_local bool in_place = false;
+thread_local bool runs_inline = false;
 
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -54,14 +54,14 @@ bool poll(Ready ready) {
   return ready();
 }
 
-/// One loop. Workers share ownership: one that comes late finds no block left, and no thread waits for it.
+/// One parallel loop, in shared ownership: a worker that joins late finds no block left and simply drops it.
 struct Loop {
   void (*const call)(const void* body, int block);
-  const void* const body;  // the caller's; used only by a thread that holds a block
+  const void* const body;  // owned by the caller; valid only while a block is claimed
   const int blocks;
-  int seats;  // workers that may still join; guarded by the pool's mutex
-  /// Each thread begins with the blocks of a range of its own, which it has in every loop: neighbouring loops
-  /// mostly work on the same rows, and those are in its cache. Then it takes from the other ranges.
+  int worker_slots;  // workers that may still join; guarded by the pool's mutex
+  /// Each thread starts with its own range of blocks, the same in every loop (consecutive loops mostly touch
+  /// the same rows, which are then in its cache), and afterwards steals from the other ranges.
   const int ranges;
   std::array<std::atomic<int>, kMostRanges> next;
   std::atomic<int> left;
@@ -70,12 +70,12 @@ struct Loop {
   bool awaited = false;  // guarded by the pool's mutex
   std::condition_variable finished;
 
-  Loop(int blocks_, void (*call_)(const void*, int), const void* body_, int seats_)
+  Loop(int blocks_, void (*call_)(const void*, int), const void* body_, int worker_slots_)
       : call(call_),
         body(body_),
         blocks(blocks_),
-        seats(seats_),
-        ranges(std::min(seats_ + 1, kMostRanges)),
+        worker_slots(worker_slots_),
+        ranges(std::min(worker_slots_ + 1, kMostRanges)),
         left(blocks_) {
     for (int range = 0; range < ranges; ++range)
       next[size_t(range)].store(end_of(range - 1), std::memory_order_relaxed);
@@ -111,7 +111,7 @@ struct Loop {
 
 class Pool {
  public:
-  /// `before`: the pool of the process that this one was forked from; its threads exist there only.
+  /// `before`: the pool of the parent process after a fork; its threads do not exist in this one.
   explicit Pool(const Pool* before = nullptr) : before_(before) {}
 
   /// Calls call(body, block) for all blocks, on this thread and up to threads - 1 workers.
@@ -124,14 +124,14 @@ class Pool {
       prune();
       open_.push_back(loop);
       posted_.fetch_add(1, std::memory_order_release);
-      wake = std::clamp(loop->seats - polling_.load(std::memory_order_relaxed) - waking_, 0,
+      wake = std::clamp(loop->worker_slots - polling_.load(std::memory_order_relaxed) - waking_, 0,
                         sleeping_ - waking_);
       waking_ += wake;
     }
     for (; wake > 0; --wake) wake_.notify_one();
-    in_place = true;  // loops inside the body
+    runs_inline = true;  // loops nested in the body run inline
     loop->work(0);
-    in_place = false;
+    runs_inline = false;
     if (!poll([&] { return loop->done(); })) {
       std::unique_lock lock(mutex_);
       loop->awaited = true;
@@ -144,7 +144,7 @@ class Pool {
   /// Called under the mutex.
   void start_workers(int count) {
     if (started_ >= count) return;
-    // Signals belong to the program's own threads.
+    // Block all signals in workers: they are for the program's own threads.
     sigset_t all, before;
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -162,20 +162,20 @@ class Pool {
 
   /// Forgets loops that no worker can join any more. Called under the mutex.
   void prune() {
-    std::erase_if(open_, [](const auto& loop) { return loop->seats == 0 || loop->exhausted(); });
+    std::erase_if(open_, [](const auto& loop) { return loop->worker_slots == 0 || loop->exhausted(); });
   }
 
-  /// A loop that has blocks left and a seat, which is taken, or null. Called under the mutex.
+  /// A loop with blocks and a worker slot left, which it takes, or null. Called under the mutex.
   std::shared_ptr<Loop> join() {
     prune();
     if (open_.empty()) return nullptr;
-    open_.front()->seats -= 1;
+    open_.front()->worker_slots -= 1;
     return open_.front();
   }
 
   /// Thread number `thread`, from 1; the caller of a loop is 0.
   [[noreturn]] void serve(int thread) {
-    in_place = true;
+    runs_inline = true;
     std::unique_lock lock(mutex_);
     for (;;) {
       std::shared_ptr<Loop> loop = join();
@@ -203,12 +203,12 @@ class Pool {
     }
   }
 
-  const Pool* const before_;  // kept reachable
+  const Pool* const before_;  // keeps the old pool reachable (leak checkers)
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::shared_ptr<Loop>> open_;
   std::atomic<uint32_t> posted_ = 0;  // changes when a loop is opened
-  std::atomic<int> polling_ = 0;      // workers that will find it without being woken
+  std::atomic<int> polling_ = 0;      // workers that poll and need not be woken
   int started_ = 0, sleeping_ = 0, waking_ = 0;
 };
 
@@ -225,8 +225,8 @@ Pool& pool() {
   return *current_pool;
 }
 
-/// Throws if TESSERA_THREADS is not a number of threads. OMP_NUM_THREADS belongs to OpenMP, which ignores
-/// what it does not understand; so is it here, with a warning.
+/// Throws if TESSERA_THREADS is invalid. An invalid OMP_NUM_THREADS is ignored with a warning, since it is
+/// OpenMP's variable and OpenMP ignores it too.
 int configured_threads() {
   constexpr const char* kOurs = "TESSERA_THREADS";
   constexpr const char* kOfOpenMp = "OMP_NUM_THREADS";
@@ -260,14 +260,14 @@ void set_cpu_threads(int threads) {
   thread_count = threads;
 }
 
-OneThread::OneThread() : before_(std::exchange(in_place, true)) {}
+OneThread::OneThread() : before_(std::exchange(runs_inline, true)) {}
 
 OneThread::~OneThread() {
-  in_place = before_;
+  runs_inline = before_;
 }
 
 void parallel::run_blocks(int blocks, void (*call)(const void* body, int block), const void* body) {
-  const int threads = in_place ? 1 : cpu_threads();
+  const int threads = runs_inline ? 1 : cpu_threads();
   if (threads > 1) return pool().run(blocks, call, body, threads);
   for (int block = 0; block < blocks; ++block) call(body, block);
 }

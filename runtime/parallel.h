@@ -20,8 +20,8 @@ int cpu_threads();
 void set_cpu_threads(int threads);
 inline constexpr int kMostThreads = 4096;
 
-/// While it lives, loops of this thread run on this thread alone: for threads that are parallel to each
-/// other.
+/// For the lifetime of the scope, loops of this thread run on this thread only: for threads that already run
+/// in parallel.
 class OneThread {
  public:
   OneThread();

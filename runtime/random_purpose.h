@@ -12,11 +12,11 @@ namespace tessera {
 enum class RandomPurpose : uint64_t {
   initialisation = 0,
   dropout = 0xD509'5EED'0000'0003u,
-  sequence_order = 0x0D4E'5EED'0000'0001u,     // of the windows of a text
-  text_order = 0x0D3E'5EED'0000'0002u,         // of labelled texts
-  activation_choice = 0x2424'5EED'0000'0005u,  // of 2:4 activations
-  row_choice = 0x511C'5EED'0000'0004u,         // of sliced backward passes
-  branch_choice = 0xD209'5EED'0000'0005u,      // of residual branches that a step drops
+  sequence_order = 0x0D4E'5EED'0000'0001u,     // order of the windows of a text
+  text_order = 0x0D3E'5EED'0000'0002u,         // order of labelled texts
+  activation_choice = 0x2424'5EED'0000'0005u,  // random choices of 2:4 activations
+  row_choice = 0x511C'5EED'0000'0004u,         // rows of sliced backward passes
+  branch_choice = 0xD209'5EED'0000'0005u,      // residual branches dropped by a step (DropBP)
   evaluation = 0xE7A1'5EED'0000'0001u,         // tasks that training never sees
   calibration = 0xCA11'5EED'0000'0001u,        // samples of a text
   masking = 0x3A5C'5EED'0000'0004u  // which tokens a language model predicts, and what stands there

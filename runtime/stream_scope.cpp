@@ -19,9 +19,9 @@ thread_local StreamScope* t_scope = nullptr;
 /// Set in the numbers of captures, which CUDA counts apart from streams.
 constexpr uint64_t kCapture = uint64_t{1} << 63;
 
-/// 0 for the device's own stream; else one more than CUDA's number of the stream, which no other stream gets.
-/// CUDA does not tell it while the stream is captured (asking ends the capture): then it is the capture's
-/// number, so that what is captured counts as another stream than what was issued before and after.
+/// 0 for the device's own stream; otherwise 1 + CUDA's stream id, which is unique. CUDA cannot tell the id of
+/// a stream that is being captured (the query would invalidate the capture): then it is the capture's id, so
+/// that captured work counts as another stream than the work issued before and after.
 uint64_t id_of([[maybe_unused]] StreamHandle stream, [[maybe_unused]] StreamHandle own) {
 #if defined(TESSERA_WITH_CUDA)
   if (stream == own) return 0;
@@ -51,8 +51,8 @@ StreamScope::~StreamScope() {
   t_scope = outer_;
 #if defined(TESSERA_WITH_CUDA)
   const bool needs_end = counters_ || !used_.empty();
-  // What is used in a graph that another program captures, it keeps; counters that were used before its
-  // capture began are lost to others.
+  // Memory used in a graph that another program captures is kept by that program; counters taken before its
+  // capture began are not reused.
   if (!needs_end || foreign_capture()) return;
   std::shared_ptr<const Fence> end;
   try {

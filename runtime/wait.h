@@ -12,17 +12,17 @@ struct WaitClock {
   static const WaitClock& machine();
 };
 
-/// Every wait of the host for a device is this function: it polls `ready()` and returns when that is true.
-/// Throws Error, naming `what`, once wait_limit() seconds have passed. For the first 20 ms it polls all the
-/// time, so that a short wait ends within a microsecond; then it sleeps for a thousandth of the time that has
-/// passed between two polls.
+/// All waits of the host for a device use this function: it returns when `ready()` is true. Throws Error,
+/// naming `what`, after wait_limit() seconds. It polls continuously for the first 20 ms, so that short waits
+/// end within a microsecond; after that it sleeps between polls, for a thousandth of the time waited so far
+/// and at most 0.1 s.
 void wait_until(const std::function<bool()>& ready, std::string_view what,
                 const WaitClock& clock = WaitClock::machine());
 
-/// Seconds that a wait may take: 3600, or what the environment variable TESSERA_WAIT_SECONDS says; 0: no
-/// limit. Throws if the variable is no such number.
+/// Timeout of a wait in seconds: 3600, or the environment variable TESSERA_WAIT_SECONDS; 0: none. Throws if
+/// the variable is invalid.
 double wait_limit();
-/// Of all threads from now on. Throws if `seconds` is negative or no number.
+/// For all threads, from now on. Throws if `seconds` is negative or not finite.
 void set_wait_limit(double seconds);
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// Element types. f64 lives on the CPU, as the oracle; f8e4m3 is storage (cast and copy), not arithmetic.
+/// Element types. f64 exists on the CPU only, for reference results; f8e4m3 is for storage (cast, copy) only.
 enum class DType : uint8_t { f64, f32, bf16, f16, f8e4m3, i64, i32, u8, boolean };
 
 size_t size_of(DType dtype);
@@ -178,8 +178,8 @@ TESSERA_HD float round_to_odd(double value) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(nearest) - (away ? 1u : 0u)) | 1u);
 }
 
-/// Value conversion as casts do it: rounded once (64-bit integers to 16-bit floats: twice, through f32),
-/// floats to integers truncate toward zero.
+/// Value conversion of casts: rounded once to nearest even (64-bit integers to 16-bit floats twice, through
+/// f32); floats to integers truncate toward zero.
 template <class To, class From>
 TESSERA_HD To convert(From value) {
   if constexpr (std::is_same_v<To, From>) {

@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-/// One iteration space walked by N operands, each with its own strides: dimensions of size 1 are dropped and
-/// neighbours that are adjacent in every operand merged, so packed tensors become one dimension and pitched
-/// ones two. The last dimension is the innermost. A plain value: it travels to a GPU as a kernel argument.
+/// An iteration space over N operands with their strides: drops dimensions of size 1 and merges neighbours
+/// that are contiguous in every operand, so packed tensors have one dimension and pitched ones two. The last
+/// dimension is the innermost. Trivially copyable: a kernel argument.
 template <int N>
 struct StridedLoop {
   int rank = 0;       // 1 ... kMaxRank (a scalar has one dimension of size 1)
@@ -56,8 +56,8 @@ StridedLoop<int(sizeof...(Tensors))> make_loop(const Shape& shape, const Tensors
   return make_loop<int(sizeof...(Tensors))>(shape, {&tensors.layout()...});
 }
 
-/// Walks the loop on the CPU's threads: `run(offsets, strides, n)` handles n elements that are at offsets[k]
-/// + i * strides[k] in operand k. Pieces are disjoint; the order of pieces is not defined.
+/// Runs the loop on the CPU's threads: `run(offsets, strides, n)` handles n elements, at offsets[k] + i *
+/// strides[k] in operand k. Pieces are disjoint and run in any order.
 template <int N, class Run>
 void for_each_run(const StridedLoop<N>& loop, Run&& run) {
   if (loop.count == 0) return;

@@ -53,9 +53,9 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape);  // "[2, 3]"
 /// naming `what`.
 Shape broadcast(const Shape& a, const Shape& b, const char* what);
 
-/// The positions of a view's elements, in elements from the start of its storage. Strides may be 0 (expanded)
-/// or negative never. Rows: the last dimension; "pitched" rows start a fixed distance apart that may exceed
-/// their length.
+/// Positions of a view's elements, in elements from the start of its storage. Strides may be 0 (expanded) but
+/// not negative. "Rows" are along the last dimension; "pitched" rows start at a fixed distance that may
+/// exceed their length.
 struct Layout {
   Shape shape;
   std::array<int64_t, kMaxRank> strides{};
@@ -77,7 +77,7 @@ struct Layout {
   int64_t row_stride() const;  // of such a layout
   int64_t rows() const;        // product of all sizes but the last; 1 for rank 0 and 1
   int64_t row_length() const;  // the last size; 1 for rank 0
-  /// Elements from the first to one past the last that the view can touch; 0 if it is empty.
+  /// Distance in elements from the first one to one past the last one that the view can reach; 0 if empty.
   int64_t extent() const;
 };
 

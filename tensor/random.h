@@ -5,11 +5,11 @@
 
 namespace tessera {
 
-/// Fill a tensor with random numbers of one stream of `rng`, addressed by the element's row-major index: the
-/// same on the CPU and on a GPU (normals within the last bits of log and cos), whatever the layout. Floating
-/// dtypes; values are made in f32.
-/// Of [low, high), rounded to the dtype; what rounding would raise to high becomes the largest number of the
-/// dtype below it. Throws unless the dtype is floating.
+/// Fills a tensor from one stream of `rng`, by each element's row-major index: the same on the CPU and on a
+/// GPU (normals up to the last bits of log and cos), whatever the layout. Values are computed in f32.
+/// Uniform in [low, high), rounded to the dtype; a value that would round up to `high` becomes the largest
+/// number of the dtype below it. Throws unless the dtype is floating, as does fill_normal, which draws from
+/// N(mean, deviation^2).
 void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng);
 /// Throws unless the dtype is floating and deviation >= 0.
 void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng);

@@ -13,9 +13,9 @@ namespace tessera {
 namespace {
 
 constexpr int64_t kRowAlign = 16;  // bytes: the unit of vector loads and of TMA strides
-// A row of a tile that TMA brings is 128 bytes; where it lies across two lines it takes 2.5 times
-// as long (docs/ops/gemm_attempts.md). Rows from kLongRow bytes on start on lines where that adds at most a
-// quarter to them: all of 512 bytes and more.
+// TMA loads rows of a tile in 128 bytes; a row that straddles two 128-byte lines takes 2.5 times as long
+// (docs/ops/gemm_attempts.md). So rows of kLongRow bytes or more start on 128-byte lines if that adds at most
+// a quarter: always from 512 bytes on.
 constexpr int64_t kLine = 128, kLongRow = 256;
 
 /// Pitched rows and rounding at most double the bytes: below that no arithmetic on a layout overflows.
@@ -28,14 +28,14 @@ void check_bytes(const Shape& shape, DType dtype) {
 
 std::shared_ptr<Storage> make_storage(Device device, Allocator& allocator, const Layout& layout,
                                       DType dtype) {
-  // The pads of a last row are there as well.
+  // The padding of the last row is allocated, too.
   const Shape& shape = layout.shape;
   const int64_t extent = layout.extent();
   const int64_t pads = shape.rank() >= 2 && extent > 0 && extent < INT64_MAX / 2
                            ? std::max<int64_t>(layout.stride(-2) - shape[-1], 0)
                            : 0;
   const int64_t bytes = (extent + pads) * int64_t(size_of(dtype));
-  // Rounded up to whole rows of 16 bytes, so that a vector load of a last row's tail stays inside.
+  // Rounded up to 16 bytes, so that a vector load of the tail of the last row stays inside.
   return std::make_shared<Storage>(device, allocator,
                                    size_t((bytes + kRowAlign - 1) / kRowAlign * kRowAlign));
 }

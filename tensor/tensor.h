@@ -103,7 +103,7 @@ class Tensor {
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;
   Tensor permute(std::initializer_list<int> order) const;
-  /// No size may be -1 (reshape_with takes it). Throws if the strides allow no view of that shape (clone()
+  /// No size may be -1: use reshape_with for that. Throws if the strides allow no view of that shape (clone()
   /// first).
   Tensor reshape(const Shape& shape) const;
   Tensor reshape_with(std::initializer_list<int64_t> sizes) const;  // one size may be -1
@@ -114,8 +114,8 @@ class Tensor {
   /// Element access for tests and examples: x.at({i, j}) is a tensor of rank 0.
   Tensor at(std::initializer_list<int64_t> indices) const;
 
-  // Copies. They have no gradient: of a result of the tape they throw (but within operators and layers),
-  // since the gradient would be lost without a word; detach() says that it may be.
+  // Copies. They are not recorded, so a copy would silently lose the gradient: for a result of the tape they
+  // throw, except inside operators and layers. detach() first if that is intended.
   Tensor clone() const;            // same dtype and device, own storage, pitched
   Tensor to(Device device) const;  // this tensor if it is there already
   Tensor to(DType dtype) const;    // likewise; values converted as in tensor/dtype.h
@@ -127,11 +127,11 @@ class Tensor {
   template <class T>
   std::vector<T> to_vector() const;
 
-  // In-place writers. A result of the tape cannot be written: its gradient would still be that of the values
-  // before. Parameters can, by what updates them.
-  /// Elements of `source`, which broadcasts to this shape; any dtypes, layouts and devices, as they were
-  /// before the call if the two overlap. To the host it waits, from page-locked or device memory it does not.
-  /// Throws if this view is expanded.
+  // In-place writers. They throw for a result of the tape, whose gradient would still be that of the old
+  // values. Parameters may be written.
+  /// Copies the elements of `source`, which broadcasts to this shape; any dtypes, layouts and devices; the
+  /// two may overlap. A copy to the host waits for the device, one from page-locked or device memory does
+  /// not. Throws if this view is expanded.
   void copy_from(const Tensor& source) const;
   void fill(double value) const;
   void bump_version() const { ++storage_->version; }

@@ -6,17 +6,17 @@
 
 /// Messages between the kernels of several GPUs, as both sides see them.
 ///
-/// A block of a kernel and the block of the same index on the other ranks share a *channel*: memory on each
-/// rank that the others write to (comm::PeerMemory). A message is one 64-bit word per 32 bits of data, whose
-/// upper half is the number of the call. A 64-bit store is one access (PTX ISA, "Memory Consistency Model"),
-/// so that who reads the number of his call there has the data as well: there is no flag to wait for after
-/// the data, and no fence before a flag, which would cost the sender a way to the other GPU and back.
+/// Block i of the kernel on every rank shares a *channel*: memory on each rank that the others write to
+/// (comm::PeerMemory). A message is one 64-bit word per 32 bits of data; its upper half is the number of the
+/// call. A 64-bit store is a single access (PTX ISA, "Memory Consistency Model"), so a reader that sees the
+/// number of its own call also has the data: no flag to wait for after the data, and no fence before a flag,
+/// which would cost the sender a round trip to the other GPU.
 ///
-/// The number is counted by each rank for each channel, in its own memory, so that replays of a graph count
-/// on and nothing is ever reset. Calls use two halves of the memory in turn. That is enough: a rank writes
-/// call n + 2 after it has received call n + 1 from all others, which they sent after they had read call n.
-/// What lies in a half is of the call two before, or 0 in a channel's first two calls, so that the count may
-/// wrap round.
+/// Each rank counts the calls of each channel in its own memory, so graph replays keep counting and
+/// nothing needs a reset. Calls alternate between two halves of the memory. That is enough: a rank
+/// writes call n + 2 after it has received call n + 1 from all others, which they sent after reading
+/// call n. A half holds values of the call two before, or 0 in the first two calls, so the counter may
+/// wrap around.
 
 namespace tessera::ops {
 
@@ -32,13 +32,13 @@ inline constexpr int kColumnBlocksPerSm = 2;
 struct PeerChannels {
   uint64_t* memory[kMostRanks] = {};  // of each rank, as this process sees it
   uint32_t* counts = nullptr;         // by channel: calls so far, of this rank
-  uint32_t* lost = nullptr;           // on the device: 1 once a wait has ended without its message
-  uint32_t* report = nullptr;         // for the host: 1 + the rank that was waited for
-  uint64_t patience_ns = 0;           // of a wait; 0: no limit
+  uint32_t* lost = nullptr;           // on the device: 1 if a wait has timed out
+  uint32_t* report = nullptr;         // for the host: 1 + the rank that a timed-out wait was for
+  uint64_t patience_ns = 0;           // timeout of a wait; 0: none
   int64_t words = 0;                  // 32-bit words that a channel carries
   int32_t rank = 0, ranks = 1, channels = 0;
 
-  /// Where, in a rank's memory, the words of rank `from` lie in call number `count` of a channel.
+  /// Index, in a rank's memory, of the words from rank `from` in call number `count` of a channel.
   TESSERA_HD int64_t at(uint32_t count, int from, int64_t channel) const {
     return ((int64_t(count & 1u) * ranks + from) * channels + channel) * words;
   }
@@ -46,10 +46,10 @@ struct PeerChannels {
   TESSERA_HD int64_t memory_words() const { return 2 * int64_t(ranks) * channels * words; }
 };
 
-/// The same for rows that are too many for words with a number each, which would double what the links carry:
-/// the rows as they are, and one flag per row, written after it with release and read with acquire
-/// (fence.acq_rel.sys and what follows in the PTX ISA's memory model). Rows take the part of channels; flags,
-/// too, have two halves, so that none is overwritten before it was seen.
+/// For more rows, where a number per 32-bit word would double the traffic: plain rows and one flag per row,
+/// written after the row with release and read with acquire (fence.acq_rel.sys; see the memory model in the
+/// PTX ISA). Rows are distributed to blocks instead of channels. Flags also alternate between two halves, so
+/// that none is overwritten before it was read.
 inline constexpr int kPeerManyRows = 2048;  // of a launch
 
 struct PeerRows {

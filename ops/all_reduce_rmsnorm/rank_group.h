@@ -11,14 +11,14 @@ namespace tessera::ops {
 struct PeerChannels;
 struct PeerRows;
 
-/// How the ranks that hold one model together bring their shares together: by the calls of the communicator,
-/// or, on GPUs of one machine, within kernels that write to each other's memory.
+/// How tensor-parallel ranks reduce: by calls of the communicator or, on GPUs of one machine, in kernels that
+/// write to each other's memory.
 enum class RankExchange : uint8_t { communicator, peer };
 const char* name_of(RankExchange exchange);
 RankExchange parse_rank_exchange(std::string_view name);  // throws, naming the choices
 
-/// The ranks that compute one model together, each with a share of it; they call the operators of this folder
-/// in the same order. A handle.
+/// The ranks of a tensor-parallel model, each with a shard of it. All of them call the operators of this
+/// directory in the same order. A handle.
 class RankGroup {
  public:
   /// One rank alone.
@@ -42,8 +42,8 @@ class RankGroup {
   const PeerChannels* sum_channels() const;
   const PeerChannels* column_channels() const;
   const PeerRows* many_rows() const;
-  /// Throws comm::RankFailure if a kernel has waited for another rank in vain: what it made is NaN. Kernels
-  /// wait as long as comm::call_timeout() says. Called by who has waited for the device.
+  /// Throws comm::RankFailure if a kernel's wait for another rank has timed out (after comm::call_timeout()):
+  /// its results are NaN. Call it after waiting for the device.
   void check_waits() const;
 
  private:

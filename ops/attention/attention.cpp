@@ -71,14 +71,14 @@ Tensor without_batch(const Tensor& x) {
 
 /// Where a gradient is written: `target` is the input's, `rows` what the kernels write: the same memory, or
 /// rows of padded heads that are copied there.
-struct Place {
+struct GradBuffer {
   GradTarget target;
   Tensor rows;
 };
 
 /// The place in a whole that waits for this part's gradient, if the kernels can write there, else new memory.
 /// `like` has the shape of the kernels' operand, heads of `dim` elements the input.
-Place place_of(Backward& b, int input, const Tensor& like, int64_t dim, bool packed) {
+GradBuffer grad_buffer_of(Backward& b, int input, const Tensor& like, int64_t dim, bool packed) {
   const bool padded = like.size(3) != dim;
   GradTarget target;
   if (b.needs(input)) {
@@ -95,13 +95,13 @@ Place place_of(Backward& b, int input, const Tensor& like, int64_t dim, bool pac
 }
 
 /// Hands the gradient over.
-void write(Backward& b, int input, Place& place, int64_t dim, bool packed) {
-  if (place.rows.size(3) != dim) {
-    const Tensor heads = place.rows.slice(3, 0, dim);
-    place.target.grad.copy_from(packed ? without_batch(heads) : heads);
+void write(Backward& b, int input, GradBuffer& buffer, int64_t dim, bool packed) {
+  if (buffer.rows.size(3) != dim) {
+    const Tensor heads = buffer.rows.slice(3, 0, dim);
+    buffer.target.grad.copy_from(packed ? without_batch(heads) : heads);
   }
-  place.rows = Tensor();  // or a leaf would copy a gradient that has two handles
-  b.written(input, place.target);
+  buffer.rows = Tensor();  // or a leaf would copy a gradient that has two handles
+  b.written(input, buffer.target);
 }
 
 /// q, k and v [B, L, H, D].
@@ -185,9 +185,9 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
           const bool packed = problem.packed();
           const Tensor dout = as_heads(packed ? as_batch(b.grad()) : b.grad(), padded);
           const bool keys_wanted = b.needs(1) || b.needs(2);
-          Place dq = b.needs(0) ? place_of(b, 0, q.get(), dim, packed) : Place{};
-          Place dk = keys_wanted ? place_of(b, 1, k.get(), dim, packed) : Place{};
-          Place dv = keys_wanted ? place_of(b, 2, v.get(), dim, packed) : Place{};
+          GradBuffer dq = b.needs(0) ? grad_buffer_of(b, 0, q.get(), dim, packed) : GradBuffer{};
+          GradBuffer dk = keys_wanted ? grad_buffer_of(b, 1, k.get(), dim, packed) : GradBuffer{};
+          GradBuffer dv = keys_wanted ? grad_buffer_of(b, 2, v.get(), dim, packed) : GradBuffer{};
           if (dout.device().is_cpu()) {
             attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
                                    lse.get(), problem);

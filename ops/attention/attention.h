@@ -8,8 +8,8 @@ namespace tessera::ops {
 struct AttentionOptions {
   bool causal = false;
   double scale = 0;    // factor of the scores, positive; 0 means 1 / sqrt(D)
-  double dropout = 0;  // chance of a probability to be dropped, 0 <= p < 1, applied as applied_dropout(p)
-  Rng* rng = nullptr;  // for dropout: gives one stream a call
+  double dropout = 0;  // dropout rate of the probabilities, 0 <= p < 1, rounded to applied_dropout(p)
+  Rng* rng = nullptr;  // for dropout: reserves one stream per call
 };
 
 struct AttentionResult {
@@ -41,11 +41,11 @@ struct AttentionSequences {
 /// 15, 2014), after the softmax: lse is of all probabilities. p is rounded to a multiple of 1/256
 /// (applied_dropout), and the rounded p is what 1 - p is computed from; 0 draws nothing. A NaN stays visible:
 /// a query whose scores contain a NaN has o = NaN, and a NaN in v gives NaN to every query that sees its key,
-/// whether the probability is dropped or not. Z is a function of the stream that
-/// `rng` reserves, of the batch (or where the sequence starts), the head, and the places of query and key in
-/// the sequence, so it is the same on every device, in every row and dtype; see AttentionDropout. Sequences
-/// of one length drop what batches drop. Backward draws Z again, dS = P (Z dP / (1 - p) - delta); a
-/// replayed graph draws a new one each time, as eager calls do.
+/// whether the probability is dropped or not. Z is a function of the stream that `rng` reserves, of the batch
+/// (or the start of the sequence), the head, and the positions of query and key in the sequence, so it is the
+/// same on every device, in every variant and dtype; see AttentionDropout. Sequences of one length drop the
+/// same as a batch. Backward recomputes Z, dS = P (Z dP / (1 - p) - delta); every replay of a graph draws a
+/// new one, as eager calls do.
 ///
 /// Layout: any strides of B, L and H are read in place if the elements of a head are adjacent (on CUDA also
 /// 16-byte aligned); other views are copied first. o, dq, dk and dv are allocated in the memory order of q,
@@ -82,8 +82,8 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
 /// multiply the rows after a sequence by 0.
 ///
 /// On CUDA no launch depends on the values of `starts`, only on S, N and M: a captured graph may be replayed
-/// with other lengths. So nothing can check them there: values against the rules give wrong numbers, never an
-/// access out of bounds. On the CPU they throw.
+/// so nothing can check them there: values that break the rules give wrong results, but never an access out
+/// of bounds. On the CPU they throw.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionSequences& sequences,
                  const AttentionOptions& options = {}, Site site = Site::here());
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,

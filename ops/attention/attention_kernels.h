@@ -27,30 +27,30 @@ HeadRows<const T> const_head_rows(const Tensor& x) {
   return {x.data<T>(), layout.stride(0), layout.stride(1), layout.stride(2)};
 }
 
-/// What attention computes, besides its operands: `scale` is filled in. With `starts` (both or none) batches
-/// are one, and sequences as AttentionSequences says.
+/// What attention computes, in addition to its operands; `scale` has its default filled in. With cu_seqlens
+/// (both or neither) there is one batch, and sequences as in AttentionSequences.
 struct AttentionProblem : AttentionOptions {
   Tensor cu_seqlens_q, cu_seqlens_k;
-  AttentionDropout drop = {};    // what `dropout` and `rng` came to
+  AttentionDropout drop = {};    // from `dropout` and `rng`
   F32Math math = F32Math::ieee;  // of f32 operands
   int64_t first_query = 0;       // of `drop`: the row of the sequence's first query
 
   bool packed() const { return cu_seqlens_q.defined(); }
-  /// The same for the sequence alone whose queries start there.
+  /// The same problem for the single sequence whose queries start there.
   AttentionProblem of_one(int64_t start) const {
     return {AttentionOptions(*this), {}, {}, drop, math, start};
   }
 };
 
-/// Keys that query i sees: the first so many.
+/// Number of keys, from key 0 on, that query i sees.
 TESSERA_HD int64_t visible_keys(int64_t i, int64_t queries, int64_t keys, bool causal) {
   if (!causal) return keys;
   const int64_t seen = i + 1 + keys - queries;
   return seen < 0 ? 0 : (seen < keys ? seen : keys);
 }
 
-/// The factor of dq and dk, but for dropout's. One key makes P constant, so that dS is a difference of equal
-/// sums: exactly 0.
+/// Factor of dq and dk, without dropout's. With a single key P is constant and dS the difference of equal
+/// sums: the factor is 0, so that they are exactly 0.
 inline double gradient_scale(double scale, int64_t keys) {
   return keys == 1 ? 0.0 : scale;
 }

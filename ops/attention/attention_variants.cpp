@@ -9,7 +9,7 @@ namespace {
 
 /// Whether the kernels of decode_attention, which cut the keys into pieces, are the fastest forward. Queries
 /// that share a key head read it once there; with one query head, 96 heads give other kernels work enough.
-bool cuts_keys(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
+bool prefers_split_kv(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   return attention_is_decoding(q, k, problem) && (q.size(2) > k.size(2) || q.size(0) * q.size(2) < 96);
 }
 
@@ -25,7 +25,7 @@ bool mma_is_faster(bool forward, const Tensor& q, const Tensor& k, const Attenti
     const int64_t count = std::max<int64_t>(1, problem.cu_seqlens_q.size(0) - 1);
     return group == 1 && q.size(1) / count <= 16 && k.size(1) / count <= 32;
   }
-  if (forward) return cuts_keys(q, k, problem) || attention_is_many_short(q, k, problem);
+  if (forward) return prefers_split_kv(q, k, problem) || attention_is_many_short(q, k, problem);
   // Its kernel for few keys is as good for few queries, but for groups.
   const bool short_keys = k.size(1) <= kShortBackwardKeys && q.size(3) <= 64 && !problem.drop.drops();
   return attention_has_few_queries(q, k, problem) && (!short_keys || group > 1);
@@ -41,7 +41,7 @@ bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProb
 bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   if (q.dtype() == DType::f32 || problem.drop.drops() || q.count() == 0) return false;
   const int64_t count = problem.packed() ? problem.cu_seqlens_q.size(0) - 1 : 1;
-  if (problem.packed() ? count < 3 : cuts_keys(q, k, problem)) return false;
+  if (problem.packed() ? count < 3 : prefers_split_kv(q, k, problem)) return false;
   const auto tiles = [&](int64_t rows) {  // of one of mean length
     return std::max<int64_t>(1, (rows + 16 * count - 1) / (16 * count));
   };

@@ -5,8 +5,8 @@
 #include "ops/attention/attention_kernels.h"
 #include "ops/variant.h"
 
-/// Which kernels compute attention on a GPU. Every variant computes the same function by the same rounding
-/// points; they differ in what they can take:
+/// Kernels that compute attention on a GPU. All variants compute the same function with the same rounding
+/// points; they differ in the problems that they support:
 ///   mma    mma.sync and cp.async: any GPU, and f32 in plain multiply-adds
 ///   wgmma  wgmma and TMA: compute capability 9.0, bf16 and f16, layouts that tensor maps encode
 /// A problem runs on mma where that was measured to be faster (few queries, many short sequences:
@@ -33,8 +33,8 @@ void attention_backward_wgmma_cuda(const Tensor& dq, const Tensor& dk, const Ten
                                    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                                    const Tensor& lse, const AttentionProblem& problem);
 
-/// Variant mma in bf16 and f16, forward where at most 16 queries read a key head: the kernels of
-/// decode_attention, which cut the keys into as many pieces as fill the GPU.
+/// Variant mma in bf16 and f16, forward, for at most 16 queries per key head: the kernels of
+/// decode_attention, which split the keys until the GPU is full (split-KV).
 bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
 
 /// Variant mma in bf16 and f16, forward of short lengths, or of at least three sequences that are short on
@@ -44,9 +44,9 @@ bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionPr
 void attention_forward_many_cuda(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                                  const Tensor& v, const AttentionProblem& problem);
 
-/// Variant mma in bf16 and f16, backward where the queries that read one key head are few: at most 64
-/// rows, with sequences (at most 511) even if one had all of them. With dropout heads count in whole blocks
-/// of 16 queries.
+/// Variant mma in bf16 and f16, backward, for few queries per key head: at most 64 rows; with packed
+/// sequences at most 511 rows, even if one sequence had all of them. With dropout, heads count as whole
+/// blocks of 16 queries.
 bool attention_has_few_queries(const Tensor& q, const Tensor& k, const AttentionProblem& problem);
 void attention_backward_few_cuda(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                                  const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,

@@ -2,9 +2,9 @@
 
 #include "tensor/tensor.h"
 
-/// Masks as packed bits, and how similar their rows are. A mask of R rows and C columns is i32 [R, ceil(C /
-/// 32)]: bit j of word w of a row is column 32 w + j, and bits past the last column are zero. Operators on
-/// packed masks do not know C: what is set past it counts.
+/// Masks as packed bits, and the similarity of their rows. A mask of R rows and C columns is i32 [R, ceil(C /
+/// 32)]: bit j of word w of a row is column 32 w + j; bits past the last column must be zero. Operators on
+/// packed masks do not know C, so such bits would be counted.
 ///
 /// Every result but the Jaccard similarity is an integer, and that one is a single division of two: the CPU
 /// and every GPU give the same bits. No gradient flows through any of them.

@@ -27,11 +27,11 @@ struct DecodeAttentionOptions {
 ///
 /// Any strides of the first three dimensions are read in place if the elements of a head are adjacent (on
 /// CUDA also 16-byte aligned); other views are copied first. dtypes: CPU f64 f32 bf16 f16, CUDA f32 bf16 f16
-/// (row "mma": bf16 and f16 with C up to 128); D and C 1 ... 256. On CUDA a C that is not a multiple of 8 is
-/// padded with zeros in a copy of both caches: make them with a C of padded_head_dim
-/// (attention/head_padding.h) and zeros, then only q and o are copied. Rounding: scores and sums in f32
-/// (f64); P, before it is divided by its sum, to the dtype in P V (not in row "fma"); o once. A query whose
-/// scores are all -inf gives 0.
+/// (variant "mma": bf16 and f16 with C up to 128); D and C 1 ... 256. On CUDA a C that is not a multiple of 8
+/// is padded with zeros in copies of both caches: allocate them with C = padded_head_dim
+/// (attention/head_padding.h) and zeros, so that only q and o are copied. Rounding: scores and sums in f32
+/// (f64); P, before it is divided by its sum, to the dtype in P V (not in variant "fma"); o once. A query
+/// whose scores are all -inf gives 0.
 ///
 /// Inference only: throws if a gradient would be needed. Deterministic: the keys are cut by length, capacity
 /// and GPU alone, and the pieces are added in order.

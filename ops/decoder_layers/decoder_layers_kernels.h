@@ -21,7 +21,7 @@ struct Problem {
   double eps;
 };
 
-/// Names of the variants: "persistent" and "operators".
+/// Names of the variants: "persistent" and "composed".
 std::vector<std::string> variants();
 /// Variant "persistent". Only if persistent_lacks() is empty.
 void decoder_layers_cuda(const Problem& problem);

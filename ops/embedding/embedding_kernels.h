@@ -16,8 +16,8 @@ void embedding_forward_cuda(const Tensor& y, const Tensor& table, const Tensor& 
 void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds);
 void embedding_backward_cuda(const Tensor& dtable, const Tensor& dy, const Tensor& indices, bool adds);
 
-/// How the gradient of a table is summed on a GPU: by one kernel, or after its indices are sorted, by
-/// counting or by radix sort.
+/// How the gradient of a table is summed on a GPU: by one kernel, or by kernels after the indices are sorted,
+/// with a counting sort or a radix sort.
 enum class EmbeddingWay : uint8_t { one_launch, count, sort };
 inline constexpr int kEmbeddingFew = 256;       // indices that every block sorts
 inline constexpr int kEmbeddingCounted = 8192;  // indices that are counted

@@ -6,8 +6,8 @@
 #include "ops/variant.h"
 #include "tensor/tensor.h"
 
-/// Plain products of matrices: the one place that calls BLAS and cuBLASLt, and the sm_90a kernels next to it.
-/// Operators use the tensor functions at the end; Gemm is what they come down to.
+/// GEMMs: the only place that calls BLAS and cuBLASLt, next to the sm_90a kernels. Operators use the tensor
+/// functions at the end, which build a Gemm.
 
 namespace tessera {
 class Backward;  // autograd/backward.h
@@ -20,14 +20,14 @@ namespace tessera::ops {
 /// dimensions (elements between rows) are at least the stored row's length; strides (elements between the
 /// matrices of a batch) may be 0 for A, B and bias. All sizes are at least 1.
 ///
-/// With `terms` > 1 (batch 1, row "wgmma" alone) D is the sum of that many products, whose matrices A and B
-/// are stride_a and stride_b apart: as one product with a long k, without one having to exist.
+/// With `terms` > 1 (batch 1, variant "wgmma" only) D is the sum of that many GEMMs, whose A and B are
+/// stride_a and stride_b apart: one GEMM with a long k, without a copy that makes k contiguous.
 ///
-/// Dtypes: A, B and bias have `in`; D has `out`, which is `in`, or f32 for bf16 and f16. Sums run in f32 (f64
-/// for f64) and are rounded once, to `out`. With `tf32` (in = f32, CUDA) tensor cores read A and B as TF32,
-/// rounded or truncated as the kernel does it, in the variants "cublas" and "cublas padded"; "narrow"
-/// multiplies in f32 all the same. C has D's dtype and layout; it is D itself but in the variants "wgmma" and
-/// "narrow", where it may be elsewhere. With beta 0 it is not read.
+/// Dtypes: A, B and bias have `in`; D has `out`, which is `in`, or f32 for bf16 and f16. Sums are in f32 (f64
+/// for f64) and rounded once, to `out`. With `tf32` (in = f32, CUDA) tensor cores read A and B as TF32,
+/// rounded or truncated depending on the kernel, in variants "cublas" and "cublas padded"; "narrow"
+/// multiplies in f32 regardless. C has D's dtype and layout; it must be D except in variants "wgmma" and
+/// "narrow". If beta is 0 it is not read.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0, batch = 1, terms = 1;
   DType in = DType::f32, out = DType::f32;
@@ -43,7 +43,7 @@ struct Gemm {
   double alpha = 1, beta = 0;
   bool tf32 = false;
   bool owns_d_padding = false;  // D's row padding up to the next 16-byte boundary may be overwritten
-  double copied = 0;            // bytes of operands that row "cublas padded" would copy to round k up
+  double copied = 0;            // bytes of operands that variant "cublas padded" would copy to round k up
 };
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).
@@ -58,8 +58,8 @@ void gemm_cpu(const Gemm& gemm);
 inline constexpr const char* kGemmVariants[] = {"cublas", "cublas padded", "wgmma", "narrow", nullptr};
 std::vector<std::string> gemm_variants();
 
-/// While it lives, the GEMMs of this thread run on the variant that is forced for operator `op`, if one of
-/// theirs is. Throws if that is "wgmma" and `x`, an operand on CUDA, has a dtype for which it has no kernels.
+/// For the scope's lifetime, GEMMs of this thread run on the variant forced for operator `op`, if it is one
+/// of GEMMs. Throws if that is "wgmma" and there are no kernels for the dtype of `x`, an operand on CUDA.
 class PassVariant {
  public:
   PassVariant(const char* op, const Tensor& x);
@@ -92,11 +92,11 @@ struct MultiplyOptions {
 /// widened to f32 and the result rounded once. On CUDA their odd extents, and those of f32 in TF32, may be
 /// rounded up (gemm_padding.h): the padding of d, and of a and b that are scratch, may then be overwritten.
 ///
-/// On CUDA kernels count rows, columns and k in 32 bits: where one exceeds 2^30 the product is made in
-/// pieces, pieces of k one after the other (a 16-bit d is then rounded after each).
+/// On CUDA, kernels count rows, columns and k in 32 bits: a GEMM with an extent above 2^30 runs in chunks,
+/// chunks of k one after the other (a 16-bit d is then rounded after each).
 ///
-/// Returns whether options.sums was written: only where the product reads a in a form that yields them next
-/// to it, which is variant "wgmma" with a weight's gradient in f32. Sums in f32, order fixed.
+/// Returns whether options.sums was written: only if the kernel yields the row sums of a as a by-product,
+/// that is in variant "wgmma" for a weight gradient in f32. Sums in f32, in a fixed order.
 bool multiply(const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options = {});
 
 /// The same by pieces of at most `most` rows (over all leading dimensions), columns and k. Returns false.
@@ -112,10 +112,10 @@ bool multiply_swiglu_pays(const Tensor& x, const Tensor& weight, const Gpu& gpu)
 /// Only if it lacks nothing.
 void multiply_swiglu(const Tensor& y, const Tensor& x, const Tensor& weight);
 
-/// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: it gets the
-/// sum over them. One product with a long k where the operands' layouts allow it (rows of a 16-bit a that are
-/// pitched are no hindrance on CUDA), else one product after the other in a fixed order, rounding to d's
-/// dtype each time: see `sum_is_one_gemm`. `sums` and the result as in multiply.
+/// Like multiply, but d's leading dimensions may be 1 (or missing) where those of a b are not: d is the sum
+/// over them. One GEMM with a long k if the layouts allow it (pitched rows of a 16-bit a are no obstacle on
+/// CUDA), else one GEMM after the other in a fixed order, rounded to d's dtype each time: see
+/// `sum_is_one_gemm`. `sums` and the result are as in multiply.
 bool multiply_sum(const Tensor& d, const Tensor& a, const Tensor& b, bool accumulate = false,
                   const Tensor& sums = {});
 /// Whether multiply_sum(d, a, b) rounds once.
@@ -124,14 +124,14 @@ bool sum_is_one_gemm(const Tensor& d, const Tensor& a, const Tensor& b);
 /// Whether multiply can write a tensor as it is: dense elements in a row, rows that do not overlap.
 bool writable(const Tensor& d);
 
-/// Which dtype a new gradient gets: `f32` for what is summed over many rows and belongs to parameters, so
-/// that it is rounded only where the leaf wants that (f64 stays f64), and there as it is written; `same` for
+/// Dtype of a newly allocated gradient. `f32`: for sums over many rows, as of parameters, so that
+/// they are rounded only where the leaf's gradient is stored (f64 stays f64). `same`: for
 /// activations.
 enum class GradientDType : uint8_t { same, f32 };
 
-/// Hands a b, summed down to `like`'s shape, to input number `input` of the entry: written straight into the
-/// leaf's buffer where that has a fitting dtype and layout, else as a new tensor. Only if entry.needs(input).
-/// `sums` and the result as in multiply.
+/// Gives a b, summed to the shape of `like`, as the gradient of input `input` of the entry: written directly
+/// to the leaf's buffer if its dtype and layout fit, else to a new tensor. Only if entry.needs(input). `sums`
+/// and the result are as in multiply.
 bool multiply_gradient(Backward& entry, int input, const Tensor& like, GradientDType dtype, const Tensor& a,
                        const Tensor& b, const Tensor& sums = {});
 

@@ -47,7 +47,7 @@ Tensor view(const Tensor& x, const Layout& layout) {
 }
 
 /// x with its rows prolonged into their pads.
-Tensor prolonged(const Tensor& x, int64_t columns) {
+Tensor extended_into_padding(const Tensor& x, int64_t columns) {
   Layout layout = x.layout();
   layout.shape = layout.shape.with(-1, columns);
   return view(x, layout);
@@ -71,21 +71,24 @@ Tensor padded_copy(const Tensor& x, int64_t rows, int64_t columns) {
 }
 
 /// How an operand gets its extents.
-enum class Way : uint8_t { as_it_lies, pads, zeroed_row_padding, copy };
+enum class PaddingMethod : uint8_t { unchanged, pads, zeroed_row_padding, copy };
 
 /// An operand as rows: the dense dimension last.
 struct Operand {
   Tensor x;
   int64_t rows, columns;  // rounded up
-  Way way;
+  PaddingMethod way;
 
   Operand(const Tensor& given, bool transposed, int64_t rows, int64_t columns, bool sums_columns)
-      : x(transposed ? given.transpose(-1, -2) : given), rows(rows), columns(columns), way(Way::copy) {
+      : x(transposed ? given.transpose(-1, -2) : given),
+        rows(rows),
+        columns(columns),
+        way(PaddingMethod::copy) {
     if (rows != x.size(-2) || !aligned(x)) return;
     if (columns == x.size(-1)) {
-      way = Way::as_it_lies;
+      way = PaddingMethod::unchanged;
     } else if (sums_columns ? owns_scratch_padding(x, columns) : owns_row_padding(x, columns)) {
-      way = sums_columns ? Way::zeroed_row_padding : Way::pads;
+      way = sums_columns ? PaddingMethod::zeroed_row_padding : PaddingMethod::pads;
     }
   }
 
@@ -93,10 +96,10 @@ struct Operand {
     const Shape shape = distinct(x).shape;
     const double matrices = double(shape.count()) / (double(x.size(-2)) * double(x.size(-1)));
     switch (way) {
-      case Way::as_it_lies:
-      case Way::pads:
+      case PaddingMethod::unchanged:
+      case PaddingMethod::pads:
         return 0;
-      case Way::zeroed_row_padding:
+      case PaddingMethod::zeroed_row_padding:
         return c.launch + matrices * double(x.size(-2)) * 2 * kSectorBytes / c.bytes_per_second;
       default:
         return c.launch + double(size_of(x.dtype())) *
@@ -107,11 +110,11 @@ struct Operand {
 
   Tensor make(bool transposed) const {
     Tensor made = x;
-    if (way == Way::copy) {
+    if (way == PaddingMethod::copy) {
       made = padded_copy(x, rows, columns);
-    } else if (way != Way::as_it_lies) {
-      if (way == Way::zeroed_row_padding) zero_row_padding(x, columns);
-      made = prolonged(x, columns);
+    } else if (way != PaddingMethod::unchanged) {
+      if (way == PaddingMethod::zeroed_row_padding) zero_row_padding(x, columns);
+      made = extended_into_padding(x, columns);
     }
     return transposed ? made.transpose(-1, -2) : made;
   }
@@ -201,7 +204,7 @@ void run_padded(const CublasGemm& g) {
         p.copies_bias(g) ? padded_copy(bias.rank() < 2 ? bias.reshape({1, p.n}) : bias, 1, p.to_n) : bias;
   }
   const Tensor result =
-      in_place ? prolonged(g.d.detach(), p.to_n)
+      in_place ? extended_into_padding(g.d.detach(), p.to_n)
                : Tensor::empty(g.d.shape().with(-2, p.to_m).with(-1, p.to_n), scratch_dtype(g), g.d.device());
   multiply(result, p.left(g).make(g.transpose_a), p.right(g).make(g.transpose_b), padded);
   if (in_place) return;
@@ -246,7 +249,7 @@ bool pads_to_long(const Tensor& a) {
     return false;
   const int64_t columns = a.storage()->pitch_bytes / int64_t(size_of(a.dtype()));
   if (columns <= a.size(-1) || !aligned(a) || !owns_row_padding(a, columns)) return false;
-  const Tensor x = prolonged(a, columns).transpose(-1, -2);
+  const Tensor x = extended_into_padding(a, columns).transpose(-1, -2);
   return x.can_reshape({x.count() / x.size(-1), x.size(-1)});
 }
 
@@ -255,7 +258,7 @@ std::pair<Tensor, Tensor> pad_to_long(const Tensor& a, const Tensor& b) {
   Tensor x;
   if (owns_scratch_padding(a, columns)) {
     zero_row_padding(a, columns);
-    x = prolonged(a, columns);
+    x = extended_into_padding(a, columns);
   } else {
     // A copy with m first, so that the leading dimensions and the columns continue each other.
     Tensor from = a;

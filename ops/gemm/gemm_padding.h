@@ -9,12 +9,12 @@
 /// f32 in TF32. For those cuBLASLt has only kernels that load element by element, about five times slower
 /// (docs/ops/linear.md); they are computed with the extents rounded up instead.
 ///
-/// What is added never reaches a result: along k both operands hold zeros there, so the sums gain exact
-/// zeros; what is added along m and n makes rows and columns of d that are never read. Operands are only
-/// read, padding included: one is taken where it lies only if the columns that are added are the padding of
-/// its storage's own rows (`Storage::pitch_bytes`) and, where they are summed, if it is an operator's scratch
-/// (`as_scratch`), whose padding may be overwritten with zeros; else it is copied into scratch. The padding
-/// of d may be overwritten; where there is none, d comes out of scratch.
+/// Padding never changes a result: along k both operands hold zeros there, so the sums gain exact zeros;
+/// along m and n it makes rows and columns of d that are never read. Operands are read-only, padding
+/// included. One is used in place only if the added columns are row padding of its own storage
+/// (`Storage::pitch_bytes`) and, if they are summed over, if it is an operator's scratch (`as_scratch`),
+/// whose padding may be zeroed; otherwise it is copied. The row padding of d may be overwritten; if there is
+/// none, d is computed in scratch memory and copied.
 
 namespace tessera::ops {
 

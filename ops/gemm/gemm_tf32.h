@@ -5,18 +5,18 @@
 /// GEMMs of f32 in TF32 on a GPU: what is rearranged before cuBLASLt gets them (docs/ops/gemm.md). Chosen in
 /// the table of gemm_padding.cpp, if no variant of GEMMs is forced.
 ///
-/// Tensor cores read TF32 from shared memory K-major alone, so cuBLASLt's fast kernels are those whose
-/// operands are stored that way: y = x W^T. The gradients' operands are not. Of dx = dy W the weight is
-/// small, so a transposed copy pays; of dW = dy^T x both are long, and cuBLASLt's slower kernels read them as
-/// they are. Those get k in parts, as a batch, where their output tiles would leave the last wave of SMs half
-/// empty.
+/// Tensor cores read TF32 from shared memory K-major only, so cuBLASLt's fast kernels need operands
+/// stored that way, as in y = x W^T. Gradients are not: for dx = dy W the weight is small, so a
+/// transposed copy pays; for dW = dy^T x both operands are large, and cuBLASLt's slower kernels read them
+/// in place. The latter use split-K, as a batch, if their output tiles would leave the last wave of SMs
+/// half empty.
 
 namespace tessera::ops {
 
 struct CublasGemm;
 
-/// Whether b is copied with k along its rows, or k is summed in parts: what they need, whether that pays, and
-/// the GEMM. With parts of k the sums of the parts are added in order, in f32.
+/// Copying b so that it is K-major, and split-K: what they need, whether they pay, and the GEMM. Partial sums
+/// are added in order, in f32.
 Reason tf32_transposed_lacks(const CublasGemm& gemm, const Gpu& gpu);
 Estimate tf32_transposed_estimate(const CublasGemm& gemm, const Gpu& gpu);
 void run_tf32_transposed(const CublasGemm& gemm);

@@ -10,12 +10,12 @@ struct SgemmOperand {
   bool transposed = false;
 };
 
-/// While it lives, OpenBLAS (and LAPACK on it) starts no threads for this thread's calls, whatever its build
-/// (sequential, POSIX threads, OpenMP) and its settings, so that results have the same bits.
+/// For the lifetime of the scope, OpenBLAS (and LAPACK on it) runs this thread's calls single-threaded,
+/// whatever its build (sequential, pthreads, OpenMP) and settings, so that results are bitwise reproducible.
 ///
-/// The settings of the program are restored afterwards. OpenBLAS's build with POSIX threads knows only one
-/// number of threads per process: GEMMs that a program runs itself meanwhile use one thread too,
-/// and it must not change the number meanwhile.
+/// The previous settings are restored afterwards. OpenBLAS with POSIX threads has one thread count per
+/// process: GEMMs that the program itself runs at the same time use one thread, too, and it must not change
+/// the count during that time.
 ///
 /// The first one of a process throws OutOfMemory if there is no room for the buffers that OpenBLAS takes for
 /// as many concurrent calls as cpu_threads(): OpenBLAS would wait for them for ever.

@@ -31,10 +31,10 @@ struct Sampling {
 /// no logit is a number above -inf, or one is NaN.
 int64_t sample(std::span<const float> logits, const Sampling& sampling, double random);
 
-/// The number of [0, 1) of choice `index` of a sequence.
+/// The uniform random number in [0, 1) of choice `index` of a sequence.
 double choice_number(uint64_t seed, uint64_t index, uint64_t sequence = 0);
 
-/// What B sequences have chosen, where a step that is replayed from a graph finds it.
+/// The tokens that B sequences have chosen, at fixed addresses, so that a graph's replays find them.
 struct Choices {
   Choices(int64_t batch, int64_t most, Device device);
   /// No choices yet; from now on with this seed. Not while a graph is being captured.
@@ -48,10 +48,10 @@ struct Choices {
   Tensor history;  // i64 [B, most], page-locked memory of the host, written by the device: all of them
 };
 
-/// Chooses a token for each row of logits [B, V] (floating, compared as f32): choice counts[b] of sequence b,
-/// by choice_number, goes to next[b] and history[b, counts[b]], and counts[b] grows by 1. On a GPU the host
-/// reads history once an event after this has come. Choices beyond `most` are not kept. Throws for shapes
-/// and devices that do not fit.
+/// Chooses a token for each row of logits [B, V] (floating, compared as f32): choice counts[b] of sequence b
+/// uses choice_number, is written to next[b] and history[b, counts[b]], and increments counts[b]. On a GPU
+/// the host may read history once an event recorded after this has completed. Choices beyond `most` are not
+/// stored. Throws if shapes or devices do not match.
 void sample(const Choices& choices, const Tensor& logits, const Sampling& sampling);
 
 /// lengths i32 [B] += n, in place; the positions of the n new tokens of each: i32 [B, n], from the old length

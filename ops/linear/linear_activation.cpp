@@ -35,7 +35,7 @@ std::string describe_problem(const Call& call) {
 }
 
 /// Whether TMA can read the matrix, and, `written`, write it.
-bool lies_well(const Tensor& x, bool written) {
+bool is_tma_compatible(const Tensor& x, bool written) {
   const int64_t columns = x.size(1), unit = 16 / int64_t(size_of(x.dtype()));
   return x.count() > 0 && x.size(0) < kMostRows / 2 && reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
          (columns == 1 || x.layout().stride(1) == 1) && x.layout().stride(0) >= columns &&
@@ -49,8 +49,9 @@ Reason epilogue_lacks(const Call& call, const Gpu& gpu) {
   if (dtype != DType::bf16 && dtype != DType::f16) return "bf16 or f16";
   if (call.kind == Activation::none) return "relu or relu_squared";
   if (!call.counts.defined()) return "counts that are wanted";
-  if (!lies_well(call.y, true)) return "a result that TMA can write";
-  if (!lies_well(call.x, false) || !lies_well(call.weight, false)) return "operands that TMA can read";
+  if (!is_tma_compatible(call.y, true)) return "a result that TMA can write";
+  if (!is_tma_compatible(call.x, false) || !is_tma_compatible(call.weight, false))
+    return "operands that TMA can read";
   return {};
 }
 

@@ -33,8 +33,8 @@ void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, cons
                     const Tensor& residual = {});
 /// dy weight, in dy's dtype
 Tensor linear_input_gradient(const Tensor& dy, const Tensor& weight);
-/// Hands that product to input number `input` of the entry, of shape `shape`, if it wants one: added in place
-/// to a gradient that is there, and then rounded once.
+/// Gives dy weight as the gradient of input `input` of the entry, of shape `shape`, if it needs one: added in
+/// place to an existing gradient, and rounded once.
 void linear_input_gradient(Backward& entry, int input, const Shape& shape, const Tensor& dy,
                            const Tensor& weight);
 /// Hands dweight = dy^T x and dbias to those inputs of the entry that want them; x may be undefined if the
@@ -46,13 +46,13 @@ void linear_parameter_gradients(Backward& entry, int weight_input, int bias_inpu
 void linear_weight_gradient(Backward& entry, int input, const Tensor& weight, const Tensor& x,
                             const Tensor& dy);
 
-/// Where a product may put the sums of dy [tokens, out] over the tokens, f32 and packed, for the bias that is
-/// input number `input`: the leaf's buffer, or new memory; undefined if no gradient of it is wanted. If they
-/// were made, call entry.written(input, it).
+/// Where a GEMM may write the column sums of dy [tokens, out], f32 and packed, for the bias that is input
+/// `input`: the leaf's buffer or new memory; undefined if no gradient is needed. If the GEMM has written
+/// them, call entry.written(input, it).
 GradTarget bias_sums(Backward& entry, int input, const Tensor& dy);
 
-/// Hands the column sums of dy to input number `input` of the entry, if it wants them: written or added in
-/// place where its gradient lies packed, else in the dtype in which it is kept, so that no cast is needed.
+/// Gives the column sums of dy as the gradient of input `input`, if it needs one: written or added in place
+/// if its memory is packed, else in the dtype that it is stored in, so that no cast is needed.
 void bias_gradient(Backward& entry, int input, const Tensor& dy, bool groups = false);
 
 /// x [..., columns] summed over all rows, or x [rows, groups, columns] over its rows if `groups`: f32 (f64

@@ -18,17 +18,17 @@ const char* name_of(WeightGrad kind);
 /// Throws, naming the kinds, if there is none of that name.
 WeightGrad parse_weight_grad(const std::string& name);
 
-/// The choice of rows that several calls of sliced operators have in common: those of one feed-forward
-/// network. The call whose backward pass runs first chooses (or, where the rows are known in forward, the
-/// call that runs first) and applies the scales; the others take the same rows as they arrive.
+/// The rows chosen jointly by several sliced operators, those of one feed-forward network. The call whose
+/// backward pass runs first chooses (or, if the rows are known in forward, the call that runs forward first)
+/// and applies the scales; the others use the same rows without scaling.
 struct SharedRows {
   Selection selection = {};
   std::optional<RandomStream> stream = {};  // that the first call drew
   bool scaled = false;
 };
 
-/// A backward pass that multiplies N of the M rows of dy (M: all dimensions but the last). Forward is
-/// unchanged. With s_i the scale of a chosen row and 0 for every other:
+/// A backward pass that multiplies only N of the M rows of dy (M: product of all dimensions but the last).
+/// Forward is unchanged. With s_i the scale of a chosen row and 0 for every other:
 ///   dx_i = s_i dy_i weight      exact zeros in the rows that were not chosen
 ///   dweight = sum of s_i dy_i^T x_i, or of dy_i^T x_i over all rows, or nothing: `weight_grad`
 ///   dbias, dresidual            of all rows, as without a slice

@@ -19,22 +19,22 @@ std::string_view sliced_dx_variant(const Tensor& dx, const Tensor& dy_rows, cons
 
 class SlicedRows {
  public:
-  /// In forward, for dy of `rows` rows. Draws a stream if the mode needs one, and chooses where no gradient
-  /// is needed for that. Throws, beginning with `op`, unless the settings go together.
+  /// In forward, for dy of `rows` rows. Reserves a random stream if the mode needs one, and chooses already
+  /// if that does not need the gradient. Throws, beginning with `op`, if the settings are inconsistent.
   SlicedRows(const char* op, const Slice& slice, int64_t rows, Device device);
 
   /// Whether every row is multiplied as it is.
   bool all() const { return all_; }
   /// Whether it is the dense backward pass.
   bool is_dense() const { return all_ && slice_.weight_grad != WeightGrad::none; }
-  /// What the weight gets, once chosen: a full sum over rows that arrive as zeros needs the others only.
+  /// Which rows the weight's gradient sums over: rows that arrive as zeros need not be summed.
   WeightGrad weight_grad() const;
   /// What forward saves of x [..., C] for take_kept: its chosen rows if they are known, else x.
   Tensor keep(const Tensor& x) const;
 
   // In backward: first choose, with the gradient that arrives.
   void choose(const Tensor& dy);
-  /// The chosen rows of x [..., C], in index order: [N, C]. From the count on zeros.
+  /// The chosen rows of x [..., C], in index order: [N, C]; rows from the count on are zero.
   Tensor take(const Tensor& x) const;
   /// The same of what keep gave.
   Tensor take_kept(const Tensor& kept) const { return is_known() ? kept : take(kept); }

@@ -132,7 +132,7 @@ void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, co
 
 /// What variant "wgmma" needs and the problem lacks.
 Reason wgmma_lacks(const Head& head, const Gpu& gpu) {
-  const auto lies_well = [](const Tensor& x) {
+  const auto is_tma_compatible = [](const Tensor& x) {
     return x.layout().stride(1) == 1 && x.layout().stride(0) >= x.size(1) && x.layout().stride(0) % 8 == 0 &&
            reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
            x.size(0) < std::numeric_limits<int32_t>::max() / 2;
@@ -143,7 +143,7 @@ Reason wgmma_lacks(const Head& head, const Gpu& gpu) {
   // Shorter rows of x, dweight and the exponentials are dense, which TMA cannot read.
   if (head.tokens() == 0 || head.x.size(1) < 8 || head.classes() < 8)
     return "tokens, of 8 features or more, and 8 classes or more";
-  if (!lies_well(head.x) || !lies_well(head.weight))
+  if (!is_tma_compatible(head.x) || !is_tma_compatible(head.weight))
     return "x and weight with rows that start on 16-byte boundaries";
   return {};
 }

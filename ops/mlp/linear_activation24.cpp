@@ -34,7 +34,7 @@ LinearActivation24 run_separate(const LinearActivation24Call& call) {
 }
 
 /// Whether TMA can read the matrix.
-bool lies_well(const Tensor& x) {
+bool is_tma_compatible(const Tensor& x) {
   const int64_t unit = 16 / int64_t(size_of(x.dtype()));
   return x.count() > 0 && x.size(0) < std::numeric_limits<int32_t>::max() / 2 &&
          reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && (x.size(1) == 1 || x.layout().stride(1) == 1) &&
@@ -82,7 +82,7 @@ constexpr Variant<LinearActivation24Call, Run> kVariants[] = {
 Reason linear_activation24_epilogue_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (size_of(x.dtype()) != 2) return "bf16 or f16";
-  if (!lies_well(x) || !lies_well(weight)) return "operands that TMA can read";
+  if (!is_tma_compatible(x) || !is_tma_compatible(weight)) return "operands that TMA can read";
   return {};
 }
 

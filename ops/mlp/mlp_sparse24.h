@@ -9,9 +9,9 @@
 namespace tessera::ops {
 
 /// How one of the GEMMs with hidden activations runs.
-///   dense   as it is
-///   sparse  its hidden operand 2:4 in every column
-///   split   2:4 but for the densest columns, which a dense GEMM multiplies
+///   dense   not sparse
+///   sparse  its hidden operand is 2:4 in every column
+///   split   2:4 in all but the densest columns, which a dense GEMM multiplies
 enum class Gemm24 : uint8_t { dense, sparse, split };
 const char* name_of(Gemm24 form);            // "split"
 Gemm24 parse_gemm24(std::string_view name);  // throws, naming the choices

@@ -11,7 +11,7 @@ namespace tessera::ops {
 namespace {
 
 /// Whether TMA can read the matrix, and, `written`, write it.
-bool lies_well(const Tensor& x, bool written) {
+bool is_tma_compatible(const Tensor& x, bool written) {
   if (!x.defined()) return true;
   const int64_t columns = x.size(1), unit = 16 / int64_t(size_of(x.dtype()));
   return x.count() > 0 && x.size(0) < std::numeric_limits<int32_t>::max() / 2 &&
@@ -38,9 +38,9 @@ Reason epilogue_lacks(const Fused& fused, const Gpu& gpu) {
   if (dtype != DType::bf16 && dtype != DType::f16) return "bf16 or f16";
   if (fused.kind == Activation::none) return "an activation";
   for (const Tensor* x : fused.written)
-    if (!lies_well(*x, true)) return "results that TMA can write";
+    if (!is_tma_compatible(*x, true)) return "results that TMA can write";
   for (const Tensor* x : fused.read)
-    if (!lies_well(*x, false)) return "operands that TMA can read";
+    if (!is_tma_compatible(*x, false)) return "operands that TMA can read";
   return {};
 }
 

@@ -20,13 +20,13 @@ struct NormForward {
 };
 void norm_forward_cpu(const NormForward& norm);
 void norm_forward_cuda(const NormForward& norm);
-/// Of the mask of x as forward keeps it, u8 and packed: a byte for every 16 bytes of a row of x, whose bits
-/// are its elements, 1 if they live. To draw them again took backward longer than to read a 16th of a matrix.
+/// Shape of the dropout mask that forward saves: u8, packed, one byte per 16 bytes of a row of x, bit 1 for a
+/// kept element. Recomputing it in backward took longer than reading it.
 Shape mask_shape(const Tensor& x);
 
-/// The partial sums of the parameters' gradients of all norms of a backward pass on a GPU, added up in one
-/// launch at its end: one by one they take some 2 us each, of which the addition itself is a tenth. The order
-/// within a sum is the same either way.
+/// Sums the partial sums of the parameters' gradients of all norms of a backward pass on a GPU in one launch
+/// at its end: one by one they take some 2 us each, of which the addition itself is a tenth. The order within
+/// a sum is the same either way.
 class NormSums : public PassEnd {
  public:
   struct Sum {

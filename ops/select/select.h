@@ -17,7 +17,7 @@ SelectMode parse_select_mode(const std::string& name);
 /// every GPU come to the same number. 0 < share <= 1.
 int64_t share_of_rows(int64_t rows, double share);
 
-/// Numbers that a captured graph reads from the device at each replay, in place of those of the host.
+/// Numbers that a captured graph reads from the device at each replay, instead of the host's.
 struct SelectionCounts {
   Tensor n = {};     // i32 [1]: how many rows to choose, at most the n that the host gives
   Tensor rows = {};  // i32 [1]: only the first so many rows may be chosen (the others are padding rows)

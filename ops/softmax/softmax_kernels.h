@@ -5,8 +5,8 @@
 
 namespace tessera::ops {
 
-/// The lines of N tensors of one shape along a dimension: element i of line l lies at offset[n] + i *
-/// strides[n] of tensor n, with the offsets of locate(l). Any layouts.
+/// The 1-D slices ("lines") of N tensors of one shape along a dimension: element i of line l is at offset[n]
+/// + i * strides[n] in tensor n, with the offsets of locate(l). Any layouts.
 template <int N>
 struct Lines {
   StridedLoop<N> starts;

@@ -31,11 +31,11 @@ bool on_vectors(const void* data, int64_t rows, int64_t ld, DType dtype) {
 }
 
 /// How a matrix [rows, columns] lies: dense rows, dense columns, or neither.
-struct Lies {
+struct MatrixLayout {
   bool rows = false, columns = false;
   int64_t ld = 0;
 
-  explicit Lies(const Tensor& x) {
+  explicit MatrixLayout(const Tensor& x) {
     const int64_t r = x.size(0), c = x.size(1), down = x.layout().stride(0), across = x.layout().stride(1);
     rows = (c <= 1 || across == 1) && (r <= 1 || down >= c);
     columns = !rows && (r <= 1 || down == 1) && (c <= 1 || across >= r);
@@ -49,7 +49,7 @@ struct Lies {
 
 Described24 describe24(const Multiply24Call& call) {
   const auto& [d, a, b, options] = call;
-  const Lies of_b(b), of_d(d);
+  const MatrixLayout of_b(b), of_d(d);
   const auto raw = [](const Tensor& x) { return x.defined() ? x.raw() : nullptr; };
   const bool by_m = options.bias.defined() && options.bias.rank() == 2;
   Described24 made;

@@ -12,8 +12,8 @@
 
 namespace tessera::ops {
 
-/// Along which side of x [tokens, features] four neighbours form a group. The sum of a sparse GEMM runs along
-/// the groups.
+/// The dimension of x [tokens, features] along which four neighbours form a group. A sparse GEMM sums over
+/// that dimension.
 enum class Along24 : uint8_t {
   features,  // four consecutive elements of a row ("token-wise"): x itself can be multiplied, over features
   tokens     // four consecutive rows of a column ("feature-wise"): x^T can be multiplied, over tokens
@@ -94,13 +94,13 @@ void validate_elements(const Sparse24& x, const std::string& name);
 /// (naive and fast keep bits). No gradient flows through it.
 Sparse24 compress24(const Tensor& x, Along24 along, const Selection24& selection = {},
                     Site site = Site::here());
-/// Both: by features, and what that keeps by tokens, where what was dropped does not come back ("on top of
-/// the token-wise mask"). x is read once.
+/// Compressed along both dimensions: along features, and along tokens of what that keeps, so that dropped
+/// elements stay dropped ("on top of the token-wise mask"). x is read once.
 struct BothWays24 {
   Sparse24 by_features, by_tokens;
 };
 BothWays24 compress24_both(const Tensor& x, const Selection24& selection = {}, Site site = Site::here());
-/// The elements of x at the places that `pattern` keeps, as they are: a gradient under the mask of its
+/// The elements of x at the positions that `pattern` keeps, unchanged: for a gradient, masked like its
 /// activation. Shares the metadata. x: floating, of pattern's shape and device.
 Sparse24 compress24_like(const Tensor& x, const Sparse24& pattern, Site site = Site::here());
 

@@ -10,18 +10,18 @@
 
 namespace tessera::ops::sparse {
 
-/// A kernel: for up to `tokens` tokens, with `groups` groups of 8 warps per block, of which each warp has
-/// `ahead` chunks (sell) or columns (columns) on the way; registers for `per_sm` blocks per SM. `swiglu`: two
-/// weights, of which each group has one.
+/// A kernel: for up to `tokens` tokens, with `groups` groups of 8 warps per block; each warp keeps `ahead`
+/// chunks (sell) or columns (columns) in flight; the register limit allows `per_sm` blocks per SM. `swiglu`:
+/// two weights, one per group.
 struct JointShape {
   int tokens, groups, ahead, per_sm;
   bool swiglu;
 };
 
-/// As many on the way as registers allow without spills; columns with SwiGLU have none for two
-/// tokens by themselves, and none for more than four.
-/// Of several for the same number of tokens the one that has more on the way comes first: it is taken while
-/// all its blocks fit on the GPU at once.
+/// As many loads in flight as registers allow without spilling; columns with SwiGLU has no shape
+/// for exactly two tokens, and none for more than four. Of several shapes for the same number of
+/// tokens, the one with more in flight comes first: it is used if all its blocks fit on the GPU at
+/// once.
 inline constexpr JointShape kSellShapes[] = {
     {1, 1, 8, 2, false}, {1, 1, 4, 4, false}, {2, 2, 8, 1, false}, {2, 2, 4, 2, false},
     {4, 2, 4, 1, false}, {4, 1, 4, 3, false}, {8, 1, 4, 3, false},  //
@@ -35,8 +35,8 @@ inline constexpr int kTileRows = 256;
 /// Weights of one launch. More parts than that are several launches.
 inline constexpr int kJointWeights = 4;
 
-/// Bytes that a launch asks for ahead, into L2: what memory delivers in some 4 us, about as long as
-/// attention, a norm or the end of a kernel leave it idle, and a third of the L2 of 50 MB.
+/// Bytes that a launch prefetches into L2: what memory delivers in about 4 us, the time for which attention,
+/// a norm or the tail of a kernel leaves it idle, and a third of the L2 of 50 MB.
 inline constexpr int64_t kEarlyBytes = int64_t{16} << 20;
 
 /// One launch. Each tile of 256 outputs has one cluster of blocks, which share the inputs.

@@ -82,15 +82,15 @@ inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a mul
 ///           64]: where those of a column start in its group << 9 | how many there are; sell_delta4 [groups *
 ///           64]: the rows in the group of the slices' lanes, 8 bits each, the first in the lowest
 ///
-/// constant  Whether nothing on the weight's GPU still writes the arrays, and nothing will while kernels read
-///           them. A kernel of a chain of programmatic dependent launches begins before the kernels ahead of
-///           it have ended, and may read before griddepcontrol.wait only what none of them writes
-///           (gpu/dependent_launch.cuh). With `constant` it reads these arrays there: a step of generation
-///           asks for the next layer's weights while the one before ends. settle() sets it, which compress()
-///           and to() call where they make arrays on a GPU; a weight put together by hand has it not, and is
-///           read after the wait. Code that writes the arrays of a settled weight clears it first, and calls
-///           settle() again before the next call that reads them. Nothing in this library writes them in
-///           place, but for reading a checkpoint into a model, which is no part of a step.
+/// constant Whether no kernel in flight on the weight's GPU writes the arrays, and none will while others
+/// read them. A kernel launched with programmatic dependent launch starts before the preceding kernels end,
+/// and before griddepcontrol.wait it may read only memory that none of them writes
+/// (gpu/dependent_launch.cuh). With `constant` it prefetches these arrays there: a generation step loads the
+/// next layer's weights while the previous kernel ends. settle() sets it; compress() and to() call it when
+/// they create arrays on a GPU. For a weight assembled by hand it is false, and the arrays are read after
+/// the wait. Code that writes the arrays of a settled weight clears it first and calls settle() again before
+/// the next call that reads them. In this library only loading a checkpoint into a model writes them in
+/// place.
 struct SparseWeight {
   SparseFormat format = SparseFormat::dense_columns;
   int64_t out = 0, in = 0;

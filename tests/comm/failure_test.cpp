@@ -77,14 +77,14 @@ TEST_P(Killed, BeforeAllHaveCome) {
   const int dead = GetParam();
   // The dead one and one more have come; the last one comes after the death.
   const int late = dead == 3 ? 2 : 3;
-  Ranks ranks(4, [&](const Rank& rank, const Meeting& meeting) {
+  Ranks ranks(4, [&](const Rank& rank, const RendezvousOptions& rendezvous) {
     rank.arrive();
     if (rank.number() == late || (rank.number() == dead && dead == 0)) rank.await();
-    Meeting own = meeting;
+    RendezvousOptions own = rendezvous;
     // If the dead one has not even come, rank 0 is the first to lose patience, and says who is missing: of a
     // rank that gave up before, it would say that that one ended.
     own.seconds = rank.number() == 0 ? 3 : rank.number() == late ? 10 : 30;
-    connect_tcp({.meeting = own}).barrier();
+    connect_tcp({.rendezvous = own}).barrier();
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.await_arrival(r));
   ranks.send(dead, SIGKILL);
@@ -217,8 +217,8 @@ TEST(CommFailure, RankZeroIsNamedIfItDoesNotEvenPassQuestionsOn) {
 }
 
 TEST(CommFailure, ARankThatComputesIsToldByTheWatch) {
-  Ranks ranks(2, [&](const Rank& rank, const Meeting& meeting) {
-    const Communicator c = connect_tcp({.meeting = meeting,
+  Ranks ranks(2, [&](const Rank& rank, const RendezvousOptions& rendezvous) {
+    const Communicator c = connect_tcp({.rendezvous = rendezvous,
                                         .lost =
                                             [&](const std::string& message) {
                                               expect_parts(message, {"rank 0 (pid ", "ended without a word"});
@@ -323,36 +323,36 @@ void expect_refused(Ranks& ranks, int size, std::initializer_list<const char*> p
 const auto kNothing = [](Communicator& c, const Rank&) { c.barrier(); };
 
 TEST(CommMeeting, TwoProcessesThatAreTheSameRank) {
-  Ranks ranks(3, kNothing, [](Meeting& m) { m.rank = m.rank == 2 ? 1 : m.rank; });
+  Ranks ranks(3, kNothing, [](RendezvousOptions& m) { m.rank = m.rank == 2 ? 1 : m.rank; });
   expect_refused(ranks, 3, {"two processes are rank 1: pid ", ", and pid "});
 }
 
 TEST(CommMeeting, ASecondRankZeroCannotListen) {
   const File taken = listen_on(0, false);
-  expect_error([&] { connect_tcp({.meeting = {.rank = 0, .size = 2, .port = port_of(taken)}}); },
+  expect_error([&] { connect_tcp({.rendezvous = {.rank = 0, .size = 2, .port = port_of(taken)}}); },
                {"port", "is taken by another program", "--master"});
 }
 
 TEST(CommMeeting, DifferentNumbersOfRanks) {
-  Ranks ranks(3, kNothing, [](Meeting& m) { m.size = m.rank == 1 ? 4 : 3; });
+  Ranks ranks(3, kNothing, [](RendezvousOptions& m) { m.size = m.rank == 1 ? 4 : 3; });
   expect_refused(ranks, 3, {"rank 1 (pid ", "counts 4 ranks, rank 0 counts 3"});
 }
 
 TEST(CommMeeting, AnotherProgramOrOtherFlagsOnOneRank) {
   Ranks ranks(3, kNothing,
-              [](Meeting& m) { m.what = m.rank == 2 ? "train gpt --lr 2" : "train gpt --lr 1"; });
+              [](RendezvousOptions& m) { m.what = m.rank == 2 ? "train gpt --lr 2" : "train gpt --lr 1"; });
   expect_refused(ranks, 3, {"rank 2 (pid ", "runs \"train gpt --lr 2\", rank 0 \"train gpt --lr 1\""});
 }
 
 TEST(CommMeeting, AProcessOfAnotherJobIsRefusedAndTheJobGoesOn) {
-  Ranks ranks(4, [&](const Rank& rank, const Meeting& where) {
-    Meeting meeting = where;
-    meeting.size = 3;
-    if (rank.number() == 0) meeting.origin = "each is named by its parent; set VARIABLE";
-    if (rank.number() == 3) meeting.rank = 1, meeting.token = "another job's";
+  Ranks ranks(4, [&](const Rank& rank, const RendezvousOptions& where) {
+    RendezvousOptions rendezvous = where;
+    rendezvous.size = 3;
+    if (rank.number() == 0) rendezvous.origin = "each is named by its parent; set VARIABLE";
+    if (rank.number() == 3) rendezvous.rank = 1, rendezvous.token = "another job's";
     if (rank.number() == 1) rank.await();
     if (rank.number() == 0) testing::internal::CaptureStderr();
-    connect_tcp({.meeting = meeting}).barrier();
+    connect_tcp({.rendezvous = rendezvous}).barrier();
     if (rank.number() == 0)
       expect_parts(testing::internal::GetCapturedStderr(),
                    {"rank 0 refused pid ", "rank 1 of 3", "set VARIABLE"});
@@ -366,12 +366,12 @@ TEST(CommMeeting, AProcessOfAnotherJobIsRefusedAndTheJobGoesOn) {
 }
 
 TEST(CommMeeting, NotAllCome) {
-  Ranks ranks(4, [&](const Rank& rank, const Meeting& where) {
-    Meeting meeting = where;
-    meeting.seconds = 0.5, meeting.quiet = 0.01;
+  Ranks ranks(4, [&](const Rank& rank, const RendezvousOptions& where) {
+    RendezvousOptions rendezvous = where;
+    rendezvous.seconds = 0.5, rendezvous.report_after = 0.01;
     if (rank.number() >= 2) return;
-    if (rank.number() == 1) meeting.seconds = 60;
-    connect_tcp({.meeting = meeting});
+    if (rank.number() == 1) rendezvous.seconds = 60;
+    connect_tcp({.rendezvous = rendezvous});
   });
   expect_parts(ranks.wait(0).said, {"not all ranks came within 0.5 s: missing", "3 of 4"});
   EXPECT_EQ(ranks.wait(0).code, 1);
@@ -386,16 +386,16 @@ File stranger_at(int port, const std::string& bytes) {
 }
 
 TEST(CommMeeting, UnknownProgramsDisturbNothing) {
-  Ranks ranks(3, [&](const Rank& rank, const Meeting& meeting) {
+  Ranks ranks(3, [&](const Rank& rank, const RendezvousOptions& rendezvous) {
     std::vector<File> open;
     if (rank.number() == 2) {
-      for (int i = 0; i < 50; ++i) open.push_back(stranger_at(meeting.port, ""));  // say nothing
-      open.push_back(stranger_at(meeting.port, "GET / HTTP/1.1\r\n\r\n"));
-      open.push_back(stranger_at(meeting.port, std::string(100000, 'x')));
-      open.push_back(stranger_at(meeting.port, std::string("trhsello\1\0\0\0", 12)));  // and no more
-      stranger_at(meeting.port, "x");                                                  // ends at once
+      for (int i = 0; i < 50; ++i) open.push_back(stranger_at(rendezvous.port, ""));  // say nothing
+      open.push_back(stranger_at(rendezvous.port, "GET / HTTP/1.1\r\n\r\n"));
+      open.push_back(stranger_at(rendezvous.port, std::string(100000, 'x')));
+      open.push_back(stranger_at(rendezvous.port, std::string("trhsello\1\0\0\0", 12)));  // and no more
+      stranger_at(rendezvous.port, "x");                                                  // ends at once
     }
-    const Communicator c = connect_tcp({.meeting = meeting});
+    const Communicator c = connect_tcp({.rendezvous = rendezvous});
     EXPECT_EQ(c.largest(c.rank()), 2);
   });
   for (const Ended& end : ranks.wait_all()) EXPECT_EQ(end.code, 0) << end.said;
@@ -403,7 +403,7 @@ TEST(CommMeeting, UnknownProgramsDisturbNothing) {
 
 TEST(CommMeeting, RandomBytesAreNeverAMember) {
   // Mutations of a true greeting: none may crash rank 0 or pass as a rank.
-  Ranks ranks(2, [&](const Rank& rank, const Meeting& meeting) {
+  Ranks ranks(2, [&](const Rank& rank, const RendezvousOptions& rendezvous) {
     if (rank.number() == 1) {
       uint64_t state = 1;
       const auto random = [&] {
@@ -412,22 +412,22 @@ TEST(CommMeeting, RandomBytesAreNeverAMember) {
       for (int i = 0; i < 300; ++i) {
         std::string bytes = "trhsello";
         while (bytes.size() < 1600 + random() % 64) bytes += char(random());
-        stranger_at(meeting.port, bytes);
+        stranger_at(rendezvous.port, bytes);
       }
     }
-    connect_tcp({.meeting = meeting}).barrier();
+    connect_tcp({.rendezvous = rendezvous}).barrier();
   });
   for (const Ended& end : ranks.wait_all()) EXPECT_EQ(end.code, 0) << end.said;
 }
 
 TEST(CommMeeting, ImpossibleRanksAndTokens) {
-  expect_error([] { connect_tcp({.meeting = {.rank = 2, .size = 2}}); }, {"rank 2 of 2"});
-  expect_error([] { connect_tcp({.meeting = {.rank = 0, .size = 0}}); }, {"rank 0 of 0"});
-  expect_error([] { connect_tcp({.meeting = {.size = 2, .token = std::string(300, 'x')}}); },
+  expect_error([] { connect_tcp({.rendezvous = {.rank = 2, .size = 2}}); }, {"rank 2 of 2"});
+  expect_error([] { connect_tcp({.rendezvous = {.rank = 0, .size = 0}}); }, {"rank 0 of 0"});
+  expect_error([] { connect_tcp({.rendezvous = {.size = 2, .token = std::string(300, 'x')}}); },
                {"token has 300 bytes"});
-  expect_error([] { connect_tcp({.meeting = {.size = 2, .port = 70000}}); }, {"port 70000"});
-  expect_error([] { connect_tcp({.meeting = {.size = 2, .listener = 0}}); }, {"no listening socket"});
-  expect_error([] { connect_tcp({.meeting = {.rank = 1, .size = 2, .port = 1, .seconds = 0.1}}); },
+  expect_error([] { connect_tcp({.rendezvous = {.size = 2, .port = 70000}}); }, {"port 70000"});
+  expect_error([] { connect_tcp({.rendezvous = {.size = 2, .listener = 0}}); }, {"no listening socket"});
+  expect_error([] { connect_tcp({.rendezvous = {.rank = 1, .size = 2, .port = 1, .seconds = 0.1}}); },
                {"no connection to 127.0.0.1:1 within 0.1 s", "has rank 0 started"});
 }
 

@@ -43,10 +43,10 @@ void Rank::await() const {
 }
 
 Ranks::Ranks(int size, const Main& main, const Change& change) {
-  start(size, [&](const Rank& rank, const Meeting& where) {
-    Meeting meeting = where;
-    if (change) change(meeting);
-    Communicator communicator = connect_tcp({.meeting = meeting});
+  start(size, [&](const Rank& rank, const RendezvousOptions& where) {
+    RendezvousOptions rendezvous = where;
+    if (change) change(rendezvous);
+    Communicator communicator = connect_tcp({.rendezvous = rendezvous});
     try {
       main(communicator, rank);
     } catch (const RankFailure&) {
@@ -58,11 +58,11 @@ Ranks::Ranks(int size, const Main& main, const Change& change) {
   });
 }
 
-Ranks::Ranks(int size, const std::function<void(const Rank&, const Meeting&)>& main) {
+Ranks::Ranks(int size, const std::function<void(const Rank&, const RendezvousOptions&)>& main) {
   start(size, main);
 }
 
-void Ranks::start(int size, const std::function<void(const Rank&, const Meeting&)>& main) {
+void Ranks::start(int size, const std::function<void(const Rank&, const RendezvousOptions&)>& main) {
   const File listener = listen_on(0, false);
   const int port = port_of(listener);
   for (int r = 0; r < size; ++r) {
@@ -74,13 +74,13 @@ void Ranks::start(int size, const std::function<void(const Rank&, const Meeting&
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       ::close(up[0]), ::close(down[1]);
       for (const Process& other : processes_) ::close(other.from), ::close(other.to);
-      Meeting meeting{.rank = r, .size = size, .port = port, .token = "test"};
+      RendezvousOptions rendezvous{.rank = r, .size = size, .port = port, .token = "test"};
       const int own = r == 0 ? ::dup(listener.number()) : -1;
-      if (r == 0) meeting.listener = own;
+      if (r == 0) rendezvous.listener = own;
       ::close(listener.number());
       int code = 0;
       try {
-        main(Rank(r, up[1], down[0]), meeting);
+        main(Rank(r, up[1], down[0]), rendezvous);
       } catch (const Error& error) {
         write_bytes(up[1], error.message());
         code = 1;

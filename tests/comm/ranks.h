@@ -23,7 +23,7 @@ class Rank {
  public:
   Rank(int number, int out, int in) : number_(number), out_(out), in_(in) {}
   int number() const { return number_; }
-  /// Tells the test that it is here.
+  /// Tells the test that this rank has reached this point.
   void arrive() const;
   /// Waits for the test's word (Ranks::release).
   void await() const;
@@ -36,10 +36,10 @@ class Ranks {
  public:
   using Main = std::function<void(Communicator&, const Rank&)>;
   /// Changes what a rank says of itself.
-  using Change = std::function<void(Meeting&)>;
+  using Change = std::function<void(RendezvousOptions&)>;
   Ranks(int size, const Main& main, const Change& change = {});
-  /// Processes that decide alone what they do: main(rank, where rank 0 listens).
-  Ranks(int size, const std::function<void(const Rank&, const Meeting&)>& main);
+  /// Processes that run main(rank, where rank 0 listens), each independently.
+  Ranks(int size, const std::function<void(const Rank&, const RendezvousOptions&)>& main);
   ~Ranks();
   Ranks(const Ranks&) = delete;
 
@@ -60,7 +60,7 @@ class Ranks {
     bool arrived = false, ended = false;
     Ended end;
   };
-  void start(int size, const std::function<void(const Rank&, const Meeting&)>& main);
+  void start(int size, const std::function<void(const Rank&, const RendezvousOptions&)>& main);
   std::vector<Process> processes_;
 };
 

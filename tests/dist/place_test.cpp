@@ -113,9 +113,9 @@ TEST(Place, RanksThatNoLauncherNamesSayWhereTheirTokenComesFrom) {
                              {"LOCAL_RANK", "1"},
                              {"LOCAL_WORLD_SIZE", "2"},
                              {"MASTER_PORT", "29500"}};
-  const comm::Meeting meeting = meeting_of(place_in(by_hand), "program");
-  EXPECT_TRUE(meeting.token.starts_with("parent ")) << meeting.token;
-  expect_parts(meeting.origin,
+  const comm::RendezvousOptions rendezvous = rendezvous_options(place_in(by_hand), "program");
+  EXPECT_TRUE(rendezvous.token.starts_with("parent ")) << rendezvous.token;
+  expect_parts(rendezvous.origin,
                {"no launcher names the job", "set TESSERA_JOB to the same text on all ranks"});
   const Place named = place_in(with(by_hand, {{"TESSERA_JOB", "a"}}));
   EXPECT_EQ(named.token, "a");

@@ -55,7 +55,7 @@ inline constexpr GpuCase kGpus[] = {{"NVIDIA H200", 9, 0, 132},
                                     {"NVIDIA H100 PCIe", 9, 0, 114},
                                     {"NVIDIA A100-SXM4-80GB", 8, 0, 108}};
 
-/// Calls body(kind, gemm) for a grid of products. No pointer is read.
+/// Calls body(kind, gemm) for a grid of GEMMs. No pointer is read.
 template <class Body>
 void for_each_gemm(Body&& body) {
   struct Types {

@@ -7,8 +7,8 @@
 #include "ops/gemm/gemm.h"
 #include "tests/ops/guarded.h"
 
-/// Products for the tests of single kernels: operands and result lie in frames, and the plain loops say what
-/// is right. Everything is made of small integers, so that sums are exact in f32.
+/// GEMMs for the tests of single kernels: operands and result lie in frames, and plain loops give the
+/// expected result. Everything is made of small integers, so that sums are exact in f32.
 
 namespace tessera::ops {
 

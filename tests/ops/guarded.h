@@ -9,7 +9,7 @@
 
 namespace tessera::ops {
 
-/// Small integers: sums of products of them are exact in f32, and the plain loops the only right answer.
+/// Small integers: sums of products of them are exact in f32, so the result must equal that of plain loops.
 inline Tensor small_numbers(const Shape& shape, int64_t seed) {
   std::vector<float> values(size_t(shape.count()));
   for (size_t i = 0; i < values.size(); ++i)
