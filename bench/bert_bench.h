@@ -27,13 +27,13 @@ struct BertBenchOptions {
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
 
-/// Tokens of a fixed pattern, `length` of each of `count` texts, on the host: a step's work does not depend
-/// on them, but for which rows of the table are met how often, so they are spread over all of it. The second
-/// half of a text is of the second type.
+/// Tokens of a fixed pattern, `length` in each of `count` texts, on the host: a step's work depends on them
+/// only by how often rows of the embedding table repeat, so they are spread over all of it. The second half
+/// of a text is of the second type.
 datasets::GlueBatch fixed_batch(const models::BertConfig& config, int64_t count, int64_t length);
 
-/// Records count the FLOPs of the dense step. Times forward + backward + AdamW on random tokens that stay on
-/// the device, as the peers do: f32 masters, no clipping. A configuration that does not fit into memory
+/// Times forward + backward + AdamW on random tokens that stay on the device, as the peers do: f32 masters,
+/// no clipping. Records count the FLOPs of the dense step. A configuration that does not fit into memory
 /// throws OutOfMemory.
 std::vector<Record> bench_bert_step(const BertBenchOptions& options);
 

@@ -76,7 +76,7 @@ class Meter {
     constexpr int kWarmups = 3, kRounds = 7;
     for (int i = 0; i < kWarmups; ++i) call();
     const double once = slowest(call, 1);
-    // As many calls a round on all ranks: they are agreed upon.
+    // All ranks make the same number of calls per round: they agree on it.
     const int calls = int(std::clamp(seconds_ / kRounds / std::max(once, 1e-7), 1.0, 200.0));
     const std::function<void()> some = [&call, calls] {
       for (int i = 0; i < calls; ++i) call();

@@ -13,7 +13,7 @@ struct CollectiveOptions {
   int64_t least = 8, most = int64_t{1} << 30;  // bytes; sizes between them grow by `factor`
   int64_t factor = 8;
   DType dtype = DType::f32;
-  std::vector<bool> graph = {true, false};  // on a GPU; the CPU has calls alone
+  std::vector<bool> graph = {true, false};  // on a GPU; on the CPU calls are always eager
   double seconds = 0.3;                     // for each case
 };
 
@@ -21,9 +21,9 @@ struct CollectiveOptions {
 std::vector<std::string> collective_names();
 
 /// Times calls of the communicator, back to back, between all ranks of `world`, which all call it; each time
-/// is that of the slowest rank. Sizes and GB/s are those of nccl-tests: of all_gather and reduce_scatter the
-/// size of what all ranks have together; `bytes` of a record are what the bus carries, so that its GB/s are
-/// the bus's, which links of any number of ranks can be compared by. A record's shape has "bytes" and
+/// is that of the slowest rank. Sizes and GB/s are those of nccl-tests: for all_gather and reduce_scatter the
+/// size is that of the data of all ranks together. `bytes` of a record are those that the bus carries, so its
+/// GB/s are bus bandwidth, which can be compared between numbers of ranks. A record's shape has "bytes" and
 /// "ranks", its mode is "eager" or "graph". Throws before anything is measured if a name is unknown.
 std::vector<Record> bench_collectives(const dist::World& world, Device device,
                                       const CollectiveOptions& options);

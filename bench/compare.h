@@ -22,7 +22,7 @@ struct CompareOptions {
   std::string peer;      // only implementations of B in whose names this regular expression is found
   bool any_gpu = false;  // also records of B of another GPU model than A's
 };
-/// What had no place in a comparison.
+/// Records that were left out of a comparison.
 struct LeftOut {
   int without_peer = 0;  // records of A
   int other_gpu = 0;     // records of B

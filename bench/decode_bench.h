@@ -50,7 +50,7 @@ std::vector<std::string> decode_shapes();
 /// Times generation by a clock on the host, as a user who waits for text does:
 ///   ttft  from the call, with the prompt's tokens on the host, until the first new token is there
 ///   tpot  the time between the first new token and the last, divided by their number less one
-/// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records a
+/// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records per
 /// prompt length; bytes of tpot are the weights that a step reads and the cache at half of the new tokens.
 /// FLOPs and bytes are those of all ranks, and a ceiling is that of all GPUs.
 ///

@@ -14,7 +14,7 @@
 
 namespace tessera::bench {
 
-/// What the session that follows takes is what is measured.
+/// Releases cached memory and resets the peaks, so that what is measured next is what the step itself takes.
 inline void clear_memory(Device device) {
   device.synchronize();
   device.allocator().release_cached();

@@ -22,7 +22,7 @@ struct SweepOptions {
 /// drawn again until it fits the budget of the device and precision (in sweep.cpp, next to the reasons).
 std::vector<ops::Case> sweep_cases(const ops::OpSpec& op, const SweepOptions& options);
 
-/// Checks and times random problems of an operator; a record for each mode, with its verdict.
+/// Checks and times random problems of an operator; one record per mode, with its verdict.
 ///
 /// A problem that the CPU can do in some milliseconds is checked against the f64 oracle by the rule of
 /// tests/ops/cases_test.cpp. A larger one, in 16 bits on a GPU, is checked by the same rule against the

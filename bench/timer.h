@@ -18,8 +18,8 @@ struct Timing {
 Timing percentiles(std::vector<double> milliseconds);
 
 struct TimerOptions {
-  /// Of measuring, after warm-up; at least `least` and at most `most` repeats. Work that takes longer than
-  /// this is warmed up twice and repeated twice.
+  /// Seconds to measure after warm-up; at least `least` and at most `most` repeats. Work that takes longer
+  /// than this is warmed up twice and repeated twice.
   double seconds = 0.5;
   int least = 5, most = 200;
   int warmups = 3;
@@ -38,8 +38,8 @@ Tensor make_flush(Device device);
 /// Copies a packed tensor to another as fast as the device is known to: by the driver on a GPU.
 void copy_at_best(const Tensor& to, const Tensor& from);
 
-/// What the device can do at best, measured once per process: a large copy (bytes read + written) and a large
-/// GEMM in that precision (f16 counts as bf16, f64 as f32).
+/// The ceilings of a device, measured once per process: a large copy (bytes read + written) and a large GEMM
+/// in that precision (f16 counts as bf16, f64 as f32).
 struct Ceilings {
   double copy_gbs = 0;
   double tflops = 0;

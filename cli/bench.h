@@ -57,7 +57,7 @@ struct StepFlags {
   }
 };
 
-/// Of `bench step`.
+/// Adds `bench step bert`.
 void add_bench_step_bert(CLI::App& step, Action& action);
 void add_bench_sweep(CLI::App& bench, Action& action);
 void add_bench_optim(CLI::App& bench, Action& action);

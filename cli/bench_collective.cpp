@@ -51,8 +51,9 @@ void add_bench_collective(CLI::App& bench, Action& action) {
   auto* command =
       bench.add_subcommand("collective", "Time the collectives between ranks: sizes, times, GB/s");
   auto args = std::make_shared<CollectiveArgs>();
-  command->add_option("--call", args->names,
-                      fmt::format("Which, of {}; default: all", fmt::join(bench::collective_names(), ",")));
+  command->add_option(
+      "--call", args->names,
+      fmt::format("Collectives to time: {}; default: all", fmt::join(bench::collective_names(), ",")));
   constexpr int64_t kMost = int64_t{1} << 36;
   command->add_option("--min", args->least, "Smallest size in bytes")->check(whole(1, kMost));
   command->add_option("--max", args->most, "Largest size in bytes")->check(whole(1, kMost));

@@ -110,7 +110,7 @@ void add_bench_ffn(CLI::App& bench, Action& action) {
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
   add_json(*command, args->json);
-  command->footer("example: tessera bench ffn --shape T=16384,D=4096,F=16384 --sparsity 0.5,0.8,0.9,0.95");
+  command->footer("Example: tessera bench ffn --shape T=16384,D=4096,F=16384 --sparsity 0.5,0.8,0.9,0.95");
   command->callback([&action, args] { action = [args] { return run_ffn(*args); }; });
 }
 

@@ -118,7 +118,7 @@ void add_model(CLI::App& layers, Action& action, models::BertFamily family) {
   command->add_option("--trace", args->trace,
                       "Write a pass of median duration to this file, as a Chrome trace (JSON)");
   add_json(*command, args->json);
-  command->footer(std::string("example: tessera bench layers ") + (bert ? "bert" : "roberta") +
+  command->footer(std::string("Example: tessera bench layers ") + (bert ? "bert" : "roberta") +
                   " --slice importance --rows 10% --csv layers.csv --trace trace.json");
   command->callback([&action, args, command] {
     action = [args, command] { return run_layers(*args, given_flags(*command)); };

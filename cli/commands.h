@@ -37,7 +37,7 @@ void add_prune(CLI::App& app, Action& action);
 void add_calibrate(CLI::App& app, Action& action);
 void add_sparsify(CLI::App& app, Action& action);
 void add_sparsity(CLI::App& app, Action& action);
-/// Of `sparsity`.
+/// Subcommands of `sparsity`.
 void add_sparsity_activations(CLI::App& group, Action& action);
 void add_launch(CLI::App& app, Action& action);
 
@@ -47,16 +47,16 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A flag is there or not: a second one and a value are mistakes. A value that is empty is none, and a flag
-/// where a value should stand means that the value is missing.
+/// Makes parsing strict: a flag that is repeated, a switch with a value, an empty value, and a flag where a
+/// value should be are errors.
 void be_strict(CLI::App& app);
 
 /// Adds --any-bytes, the way around io::check_text. Returns the option, for its group.
 CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes);
-/// Tells how many bytes of the texts were not UTF-8, if any.
+/// Prints how many bytes of the texts were not UTF-8, if any.
 void tell_invalid(uint64_t invalid, uint64_t bytes);
 
-/// What the InterruptGuard of a command that writes its result at the end says.
+/// Message of the InterruptGuard in commands that write their result only at the end.
 extern const char* const kGivingUp;
 
 /// Refuses nan and inf, which the number parser would take.
@@ -64,14 +64,14 @@ extern const CLI::Validator kFinite;
 /// Whole numbers below 2^63 in plain decimal digits. The number parser would take 010 as eight, 0x10 as
 /// sixteen and what is too large as the largest.
 extern const CLI::Validator kDecimal;
-/// Such a number from `least` to `most`: one complaint, where two validators joined by & have two.
+/// Such a number from `least` to `most`: one message, where two validators joined by & would give two.
 CLI::Validator whole(int64_t least, int64_t most);
 /// Numbers above 0, up to 1.
 extern const CLI::Validator kProbability;
-/// Numbers from `least` to `most`, in few digits where it says so.
+/// Numbers from `least` to `most`; the message shows these in few digits.
 CLI::Validator between(double least, double most);
 /// Marks a text that may be empty. Everywhere else "" is refused: it is mostly a shell variable that was not
-/// set, and a folder of that name would be the root.
+/// set, and as a folder it would mean the root.
 extern const CLI::Validator kMayBeEmpty;
 /// Accepts cpu, cuda and cuda:<index>, without looking for the GPU.
 extern const CLI::Validator kDeviceName;
@@ -102,7 +102,7 @@ class PrecisionFlag {
  private:
   std::string text_;
 };
-/// Of commands that measure several.
+/// Help of the flag of commands that measure several precisions.
 inline constexpr const char* kPrecisionsHelp =
     "f32,tf32,bf16,f16; default: bf16 on a GPU (compute capability 8.0), else f32";
 /// "key=value" texts by the operator's attributes. Throws UsageError, also for a key given twice.

@@ -139,7 +139,7 @@ void add_data(CLI::App& app, Action& action) {
   auto paths = std::make_shared<std::vector<std::string>>();
   auto json = std::make_shared<bool>(false);
   info->add_option("shards", *paths, "Shards")->required();
-  info->add_flag("--json", *json, "Machine-readable");
+  info->add_flag("--json", *json, "Print the result as JSON");
   info->callback([&action, paths, json] { action = [paths, json] { return run_info(*paths, *json); }; });
 
   auto* glue = command->add_subcommand("glue", "Write small synthetic tasks in the layout of GLUE's files");

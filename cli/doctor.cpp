@@ -74,7 +74,7 @@ void add_doctor(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand(
       "doctor", "Show the build, GPUs and libraries, what is missing and how to install it");
   auto json = std::make_shared<bool>(false), links = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "Machine-readable");
+  command->add_flag("--json", *json, "Print the result as JSON");
   command->add_flag("--links", *links,
                     "Check what several ranks need: measured links between GPUs, NCCL, limits, variables");
   command->footer("Example: tessera launch -n 2 -- doctor --links");

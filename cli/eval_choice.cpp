@@ -147,7 +147,7 @@ void add_eval_choice(CLI::App& eval, Action& action) {
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   add_device(*command, args->device);
   args->sparse.add_to(*command);
-  command->add_flag("--json", args->json, "Machine-readable");
+  command->add_flag("--json", args->json, "Print the result as JSON");
   command->callback([&action, args] { action = [args] { return eval_choice(*args); }; });
 }
 

@@ -188,7 +188,7 @@ void add_eval_ppl(CLI::App& eval, Action& action) {
   args->sparse.add_to(*ppl);
   add_griffin(*ppl, args->griffin);
   args->parallel.add_to(*ppl);
-  ppl->add_flag("--json", args->json, "Machine-readable");
+  ppl->add_flag("--json", args->json, "Print the result as JSON");
   ppl->callback([&action, args] { action = [args] { return eval_ppl(*args); }; });
 }
 

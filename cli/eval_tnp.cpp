@@ -80,7 +80,7 @@ void add_eval_tnp(CLI::App& eval, Action& action) {
                   "Exit with status 1 if the gap is larger than this, in nats per point")
       ->check(kFinite);
   add_device(*tnp, args->device);
-  tnp->add_flag("--json", args->json, "Machine-readable");
+  tnp->add_flag("--json", args->json, "Print the result as JSON");
   tnp->callback([&action, args] { action = [args] { return run_eval(*args); }; });
 }
 

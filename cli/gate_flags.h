@@ -19,7 +19,7 @@ struct GateFlags {
   sparsity::GateOptions get() const;
 };
 
-/// Tells a line per block, with the time that is left.
+/// Prints a line per block, with the remaining time.
 std::function<void(int64_t block, int64_t blocks)> block_progress(const char* what);
 
 }  // namespace tessera::cli

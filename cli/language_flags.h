@@ -11,7 +11,7 @@ class LanguageFlags {
   explicit LanguageFlags(bool llama);
   /// Sizes of model and batch, and its precision if `with_precision` (bench measures several).
   void add_sizes(CLI::App& command, const char* default_size, bool with_precision = true);
-  /// The vocabulary; of train it is the tokenizer's.
+  /// The vocabulary; in `train` it is the tokenizer's.
   void add_vocabulary(CLI::App& command);
   /// Every setting of a training run: data, model, optimizer and schedule.
   void add_training(CLI::App& command, const char* default_size);
@@ -20,7 +20,7 @@ class LanguageFlags {
   /// another.
   train::LanguageSettings job(const train::Given& given) const;
 
-  /// Of train: what the job does not hold.
+  /// For `train`: settings of the text, which are not part of the job.
   train::LanguageText text;
   double epochs = 0, minutes = 0;
   train::LanguageSettings& settings() { return job_; }

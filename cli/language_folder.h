@@ -29,11 +29,11 @@ struct LanguageFolder {
 std::string language_folder(const std::string& folder);
 
 /// Reads the model. `dtype` f32, bf16, f16 or "": that of the weights in the file, on the CPU f32; a
-/// config.json that states another one is told. Throws, naming the folder, for a model that is no causal
-/// language model.
+/// warning is printed if config.json states another one. Throws, naming the folder, for a model that is not
+/// a causal language model.
 /// `sparse`, if given: its linear layers run compressed or under gates (pretrained::make_sparse), which is
-/// told; without it a compressed model is decompressed. `ranks`: those that share out a llama, each of which
-/// calls this.
+/// printed; without it a compressed model is decompressed. `ranks`: those that share out a llama, each of
+/// which calls this.
 LanguageFolder load_language(const std::string& folder, Device device, const std::string& dtype,
                              const std::optional<pretrained::SparseOptions>& sparse = {},
                              const nn::TensorParallel& ranks = {});

@@ -21,7 +21,8 @@ struct PlaceFlags {
   double bucket_mb = 32, link_gbs = 327, step_ms = 0;
 
   void add_to(CLI::App& command) {
-    command.add_option("--memory", memory, "Memory to plan for, in GiB; default: free on the device now")
+    command
+        .add_option("--memory", memory, "Memory to plan for, in GiB; default: what is free on the device now")
         ->check(kFinite)
         ->check(between(1e-6, 1e6));
     command
@@ -53,7 +54,7 @@ struct PlaceFlags {
                     "Step time of one rank (tessera bench step); default: its FLOPs at an H200's rate")
         ->check(kFinite)
         ->check(between(1e-6, 1e9));
-    command.add_flag("--json", json, "Machine-readable");
+    command.add_flag("--json", json, "Print the result as JSON");
   }
   /// `rate`: of plan::measured_rate. `each`: consecutive ranks that share a micro-batch.
   plan::RankOptions options(double rate, int64_t each = 1) const {
@@ -191,7 +192,7 @@ int run_plan(PlanArgs args, const train::Given& given) {
   const plan::RankPlan ranks_a = ranked(plain, job.batch, false),
                        ranks_b = ranked(checkpointed, job.batch, true);
   const plan::Memory &a = ranks_a.memory, &b = ranks_b.memory;
-  fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens a step\n",
+  fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens per step\n",
                  plan::count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
                  job.batch * (job.context + job.targets) * passes);
   fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n", "bytes of a training step", "plain",
@@ -277,7 +278,7 @@ int run_language_plan(const LanguagePlanArgs& args, const train::Given& given) {
     fmt::print("{}\n", out.dump(2));
     return 0;
   }
-  fmt::print("{}: {} parameters, {}, B={} T={}, {} tokens a step\n", job.family(), parameters,
+  fmt::print("{}: {} parameters, {}, B={} T={}, {} tokens per step\n", job.family(), parameters,
              name_of(job.precision()), job.batch, job.length, job.batch * job.length * options.micro_batches);
   if (job.factors.factorizes()) fmt::print("  weights: {}\n", job.factors.description());
   if (job.weights24.on()) fmt::print("  weights: {}\n", job.weights24.description());

@@ -226,7 +226,7 @@ void add_analyze(CLI::App& group, Action& action) {
   number("--group", options.group, "Features per group, for nearest and exhaustive grouping");
   command->add_option("--perplexity", options.perplexity, "Perplexity of t-SNE")->check(between(1, 1000));
   command->add_option("--seed", options.seed, "Random seed")->check(kDecimal);
-  command->footer("example: tessera sparsity analyze runs/wanda runs/sparsegpt --out runs/patterns");
+  command->footer("Example: tessera sparsity analyze runs/wanda runs/sparsegpt --out runs/patterns");
   command->callback([&action, args] { action = [args] { return run_analyze(*args); }; });
 }
 
@@ -237,7 +237,7 @@ void add_compare(CLI::App& group, Action& action) {
   command->add_option("b", args->b, "The other")->required();
   args->selection.add_to(*command);
   command->add_option("--json", args->json, "Write the figures to this file");
-  command->footer("example: tessera sparsity compare runs/wanda runs/sparsegpt --only layers.1.");
+  command->footer("Example: tessera sparsity compare runs/wanda runs/sparsegpt --only layers.1.");
   command->callback([&action, args] { action = [args] { return run_compare(*args); }; });
 }
 
@@ -249,7 +249,7 @@ void add_query(CLI::App& group, Action& action) {
   command->add_option("--format", args->format, "Output")->check(CLI::IsMember({"markdown", "csv", "json"}));
   command->add_option("--seconds", args->seconds, "Time limit in seconds")->check(between(0, 86'400));
   command->add_option("--rows", args->rows, "Maximum number of rows")->check(whole(1, int64_t{1} << 40));
-  command->footer("example: tessera sparsity query runs/patterns \"SELECT matrix, sparsity FROM matrices\"");
+  command->footer("Example: tessera sparsity query runs/patterns \"SELECT matrix, sparsity FROM matrices\"");
   command->callback([&action, args] { action = [args] { return run_query(*args); }; });
 }
 
@@ -283,7 +283,7 @@ void add_page(CLI::App& group, Action& action) {
   command->add_option("--out", args->out,
                       "Page to write; default: sparsity.html in that directory, sweep.html for a sweep, "
                       "quality.html\nfor the quality of models");
-  command->footer("example: tessera sparsity page runs/patterns");
+  command->footer("Example: tessera sparsity page runs/patterns");
   command->callback([&action, args] { action = [args] { return run_page(*args); }; });
 }
 

@@ -123,7 +123,7 @@ void add_sparsity_activations(CLI::App& group, Action& action) {
   command->add_option("--json", args->out,
                       "Write the figures, with the counts of every column, to this file");
   command->footer(
-      "example: tessera sparsity activations --model runs/a/model --text docs.txt --dense-share 0.05");
+      "Example: tessera sparsity activations --model runs/a/model --text docs.txt --dense-share 0.05");
   command->callback([&action, args] { action = [args] { return run_activations(*args); }; });
 }
 

@@ -104,8 +104,9 @@ void add_sparsity_gradients(CLI::App& group, Action& action) {
       ->add_option("--tolerance", what.options.tolerance, "Magnitude up to which an element counts as zero")
       ->check(kFinite);
   command->add_option("--top", args->top, "Numbers or shares of rows whose share of the energy is measured");
-  command->add_option("--padding", args->padding,
-                      "Padding of texts: to --max-length (max), to the longest of a batch (batch), or none");
+  command->add_option(
+      "--padding", args->padding,
+      "Padding of texts: to --max-length (max), to the longest of a batch (longest), or none");
   command->add_flag("--no-dropout", args->no_dropout, "Turn dropout off, whose masks are zeros in gradients");
   command
       ->add_option("--seed", what.seed,
@@ -116,7 +117,7 @@ void add_sparsity_gradients(CLI::App& group, Action& action) {
   add_device(*command, args->device);
   command->add_option("--out", args->out, "Directory for CSV, JSON and a page with heat maps");
   command->footer(
-      "example: tessera sparsity gradients --model bert-base-uncased --task sst2,rte --data GLUE --out "
+      "Example: tessera sparsity gradients --model bert-base-uncased --task sst2,rte --data GLUE --out "
       "runs/dy");
   command->callback([&action, args] { action = [args] { return run_gradients(*args); }; });
 }

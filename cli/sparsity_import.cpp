@@ -77,7 +77,7 @@ void add_sparsity_import(CLI::App& group, Action& action) {
   command->add_option("--seed", args->options.seed, "Random seed of the calibration, recorded in the file")
       ->check(kDecimal);
   command->add_flag("--partial", args->options.partial, "Accept masks for only some matrices of the model");
-  command->add_flag("--json", args->json, "Machine-readable");
+  command->add_flag("--json", args->json, "Print the result as JSON");
   command->footer(
       "i and j are the n and m of the n:m pattern, 0 and 0 if there is none; matrices are [outputs, "
       "inputs].\n\n"

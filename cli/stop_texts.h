@@ -5,14 +5,14 @@
 
 namespace tessera::cli {
 
-/// Ends a text that comes in pieces before the first place where one of some texts stands; holds back what
-/// may be the beginning of one.
+/// Cuts a text that comes in pieces before the first stop string; holds back what may be the beginning of
+/// one.
 class StopTexts {
  public:
   explicit StopTexts(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-  /// What is certain now; "" once a stop text has been found.
+  /// Text that is certain now; "" once a stop string has been found.
   std::string next(const std::string& piece);
-  /// What was held back and has not become a stop text.
+  /// The text that was held back and did not become a stop string.
   std::string finish();
   bool found() const { return found_; }
 

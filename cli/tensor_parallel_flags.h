@@ -23,11 +23,12 @@ struct TensorParallelFlags {
   nn::TensorParallel share(const dist::World& world, Device device) const;
 };
 
-/// work(), of several ranks. Where it throws on a GPU, kernels may still wait for another rank, and so would
-/// whatever frees their memory: the others are told, the error is said, and the process ends with status 1.
+/// Runs work() on several ranks. Where it throws on a GPU, kernels may still wait for another rank, and so
+/// would whatever frees their memory: the others are told, the error is printed, and the process ends with
+/// status 1.
 void end_at_failure(const dist::World& world, Device device, const std::function<void()>& work);
 
-/// Says on rank 0 that a step is not the one kernel for all layers that it is on one GPU.
+/// Prints on rank 0 that a step is not the one kernel for all layers that it is on one GPU.
 void tell_shared(const dist::World& world, Device device);
 
 }  // namespace tessera::cli

@@ -207,7 +207,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
         ->check(CLI::Range(0, 1 << 30));
     sub->add_flag("--plain", code->plain, "Do not add the special tokens around the text");
     sub->add_flag("--tokens", code->tokens, "Print one line per token, with its text");
-    sub->add_flag("--json", code->json, "Machine-readable");
+    sub->add_flag("--json", code->json, "Print the result as JSON");
     sub->callback([&action, code = code, text, pair] {
       action = [code, has_text = text->count() > 0, has_pair = pair->count() > 0] {
         return run_encode(*code, has_text, has_pair);
@@ -225,7 +225,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
   }
   {
     auto [sub, code] = add("info", "Show a tokenizer's kind, size, special tokens and fingerprint");
-    sub->add_flag("--json", code->json, "Machine-readable");
+    sub->add_flag("--json", code->json, "Print the result as JSON");
     sub->callback([&action, code = code] { action = [code] { return run_info(*code); }; });
   }
 }

@@ -24,9 +24,9 @@ struct RunFlags {
   void add_to(CLI::App& command, const std::string& default_name);
 };
 
-/// The ranks that train together: those of the launcher that started this process, else it alone. A job that
-/// fails while this rank computes ends the process, with one line. Throws what device_of throws before it
-/// waits for another rank.
+/// The ranks that train together: those of the launcher that started this process, else it alone. An error
+/// while this rank computes ends the process, with one line. Errors of device_of are thrown before it waits
+/// for another rank.
 dist::World join_job(const std::string& device);
 /// What --device names; by default the first GPU, else the CPU. Of several ranks on GPUs each has its own.
 Device device_of(const std::string& device, const dist::Place& place);
@@ -39,17 +39,17 @@ std::string quoted(const std::string& text);
 /// Throws a UsageError for a --name that is no plain name, and for what cannot go with --resume; an Error if
 /// --json would replace an input.
 void check_run_flags(const RunFlags& flags, const CLI::App& command);
-/// What an InterruptGuard of a training says when the first signal arrives before the steps; and from then
-/// on.
+/// Messages of a training's InterruptGuard at the first signal: before the steps, and from then on.
 extern const char* const kStoppingEarly;
 extern const char* const kStopping;
 
-/// What the flags ask of run_recipe, but for the checks of the model's settings; says to the standard output.
+/// What the flags ask of run_recipe, without the checks of the model's settings; prints to the standard
+/// output.
 train::RunRequest request_of(const RunFlags& flags, const CLI::App& command, Device device);
 /// The command that continues the run in a folder.
 std::string resume_command(const std::string& model, const std::filesystem::path& folder,
                            const RunFlags& flags);
-/// What a run came to, or how it goes on.
+/// Prints the result of a run, or the command that continues it.
 void print_end(const train::Recipe& recipe, const train::RunEnd& end, const std::string& resume);
 
 /// From the parsed command line to the exit code. `settings`: those of the model.

@@ -3,8 +3,8 @@
 #include <cstdint>
 
 /// Dense symmetric positive definite systems in f64 on one thread. The order of operations is fixed and does
-/// not depend on threads or on a library's choice of kernels: a batch drawn through a factor is the same
-/// wherever and next to whatever it is drawn. (LAPACK's dpotrf rounds differently with another number of
+/// not depend on threads or on a library's choice of kernels: a batch drawn through a factor has the
+/// same bits on any number of threads. (LAPACK's dpotrf rounds differently with another number of
 /// threads.) Row-major throughout.
 
 namespace tessera::datasets {

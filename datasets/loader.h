@@ -29,8 +29,8 @@ concept ItemSource = requires(const Source& source, std::span<const int64_t> ind
   source.batch(indices);
 };
 
-/// The batches of one consumer among several: of every `period` consecutive ones those from `first` on,
-/// `count` of them.
+/// The batches of one consumer among several: of every `period` consecutive batches, the `count` ones from
+/// `first` on.
 struct LoaderShare {
   uint64_t period = 1, first = 0, count = 1;
   /// The number of the consumer's k-th batch.
@@ -43,20 +43,20 @@ struct LoaderShare {
 };
 
 struct LoaderOptions {
-  int64_t size = 1;        // items a batch; of an ItemSource
-  Rng* shuffle = nullptr;  // a new order each epoch, from one stream of this generator; of an ItemSource
-  int64_t epochs = 0;      // then next() throws; 0: without end; of an ItemSource
+  int64_t size = 1;        // items per batch; ItemSource only
+  Rng* shuffle = nullptr;  // a new order each epoch, from one stream of this generator; ItemSource only
+  int64_t epochs = 0;      // after which next() throws; 0: no end; ItemSource only
   bool drop_last = false;  // leaves out the last batch of an epoch if it is smaller
   int workers = 1;         // threads; each makes whole batches on one core
   int depth = 3;           // batches that wait or are being made
-  LoaderShare share = {};  // next() gives these alone; all by default
+  LoaderShare share = {};  // the batches that next() returns; default: all
   /// Where batches go: for a GPU their tensors are page-locked (Tensor::empty_pinned), so that copies run
   /// next to the host. A batch, and the loader, may be dropped while copies from it run.
   Device device = Device::best();
 };
 
-/// What next() will give, the first batch of the loader's share not before `batch`: enough to go on exactly,
-/// in another process too.
+/// The loader's position: next() will return the first batch of its share that is not before `batch`. Enough
+/// to resume exactly, in another process too.
 struct LoaderState {
   uint64_t batch = 0;             // number of the next batch, counted over all epochs
   uint64_t seed = 0, stream = 0;  // of the shuffling
@@ -116,7 +116,7 @@ class Loader {
     return *std::static_pointer_cast<Batch>(prefetcher_->next());
   }
 
-  /// Of an ItemSource.
+  /// ItemSource only.
   int64_t batches_per_epoch() const requires kItems {
     const int64_t items = source_->size();
     return options_.drop_last ? items / options_.size : (items + options_.size - 1) / options_.size;

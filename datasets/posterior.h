@@ -22,8 +22,8 @@ struct Predictive {
 ///                      Both are the Gaussian posterior of Rasmussen, Williams, equations 2.23 and 2.24,
 ///                      whose dense matrix costs M^3. They agree with it to the rounding errors of the
 ///                      problem, 2^-53 times its condition number of M s^2 / noise.
-///   linear             given sigma, coefficients w ~ N(0, I) and phi = (1, x), with A = I + Phi^T Phi /
-///   sigma^2:
+///   linear             given sigma, coefficients w ~ N(0, I) and phi = (1, x), with
+///                      A = I + Phi^T Phi / sigma^2:
 ///                        y ~ N(phi^T A^-1 Phi^T yc / sigma^2, sigma^2 + phi^T A^-1 phi)
 ///                      and the context has the marginal likelihood N(yc; 0, sigma^2 I + Phi Phi^T). These
 ///                      Gaussians are mixed over u = log sigma by the trapezoidal rule on 128 nodes, weighted

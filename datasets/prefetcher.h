@@ -21,8 +21,8 @@ struct LoaderStats {
 /// Seconds of std::chrono::steady_clock.
 double steady_seconds();
 
-/// Threads that make numbered things ahead of the one consumer, which gets them in order whatever the number
-/// of threads. At most `depth` of them wait or are being made.
+/// Worker threads that make numbered items ahead of a single consumer, which gets them in order, whatever the
+/// number of threads. At most `depth` of them wait or are being made.
 class Prefetcher {
  public:
   using Produce = std::function<std::shared_ptr<void>(uint64_t number)>;
@@ -33,7 +33,8 @@ class Prefetcher {
   ~Prefetcher();
   Prefetcher(const Prefetcher&) = delete;
 
-  /// Forgets everything and makes numbers [first, end) with `produce`, which runs on several threads at once.
+  /// Drops all items and starts making numbers [first, end) with `produce`, which runs on several threads at
+  /// once.
   void start(Produce produce, uint64_t first, uint64_t end);
   /// The next one, in order; rethrows what `produce` threw for it, and the call after that gives the one
   /// after it. Throws at the end.

@@ -28,7 +28,7 @@ struct ShardInfo {
   std::string fingerprint;
 };
 
-/// Documents to a file, which appears whole or not at all.
+/// Writes documents to a shard, which appears whole or not at all.
 class TokenShardWriter {
  public:
   /// `fingerprint`: Tokenizer::fingerprint(). Throws if it has not 32 digits, or vocab_size is not 1 to 2^31.

@@ -32,14 +32,14 @@ struct Tokenized {
 /// Throws if the folder has shards of tokens.
 void check_no_shards(const std::string& folder);
 
-/// Each file, or piece of one, is a document of the part "train" and, with its last share, one of
-/// "validation", of the same number among the documents there; one of them may have no tokens. A document
-/// ends with the tokenizer's end token, if it has one. Makes the folder. Throws if it has shards already; an
-/// error leaves no shard.
+/// Each file, or piece of one, is a document of the part "train"; its last share is the document of the same
+/// number in the part "validation". Either of the two may have no tokens. A document ends with the
+/// tokenizer's end token, if it has one. Makes the folder. Throws if it has shards already; an error leaves
+/// no shard.
 Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
                          const std::string& folder, const TokenizeOptions& options = {});
 
-/// No text is larger.
+/// Size limit of a text file in bytes.
 inline constexpr uint64_t kLargestText = uint64_t{1} << 32;
 
 }  // namespace tessera::datasets

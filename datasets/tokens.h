@@ -67,16 +67,16 @@ std::string shard_name(const std::string& part, int64_t number);
 /// Whether a text has one line, with or without a line break at its end: it is cut after spaces then.
 bool is_one_line(std::string_view text);
 
-/// The last `share` of a text, cut past the end of a line, or in a text of one line past a space: a text's
-/// own validation part. The two parts are the whole text.
+/// Cuts off the last `share` of a text, after the end of a line, or after a space if the text has one line,
+/// as its own validation part. The two parts together are the whole text.
 struct TextSplit {
   std::string_view train, validation;
 };
 TextSplit split_text(std::string_view text, double share);
 
-/// A text in pieces of `bytes` and what is left of a line, in a text of one line of a word, the last one up
-/// to half longer; 0: one piece, the whole. Each piece has a validation part of its own then: held out is
-/// some of everything, not of the ends.
+/// Cuts a text into pieces of `bytes` bytes and the rest of the line (of the word if the text has one line);
+/// the last piece may be half as long again. 0: one piece, the whole text. Each piece then has a validation
+/// part of its own, so that these sample the whole text and not only its end.
 std::vector<std::string_view> split_pieces(std::string_view text, uint64_t bytes);
 
 }  // namespace tessera::datasets

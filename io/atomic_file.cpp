@@ -25,10 +25,10 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder.string();
 }
 
-constexpr size_t kLongestPart = 200;  // of the name in a marked one, which has at most 255 bytes
+constexpr size_t kLongestPart = 200;  // bytes of the name kept in a temporary's, which may have 255
 
-/// The name in a marked_name of that kind, the one form that remove_stale_temporaries touches; "": it is
-/// none.
+/// The original name within a marked_name() of that kind, the only form that remove_stale_temporaries
+/// touches; "" for any other name.
 std::string unmarked(const std::string& name, std::string_view kind) {
   const size_t mark = name.rfind(kind);
   if (name.empty() || name[0] != '.' || mark == std::string::npos) return "";
@@ -84,7 +84,7 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
   std::error_code error;
   check(!name.empty() && name != "." && name != ".." && !fs::is_directory(path_, error), "write: ", path_,
         " is a directory; name a file in it");
-  // The rename would put a file in the place of a device or pipe: /dev/null would be one for all users.
+  // A rename would replace a device or pipe by a regular file: /dev/null, for all users.
   check(!fs::exists(path_, error) || fs::is_regular_file(path_, error), "write: ", path_,
         " is not a regular file (a pipe, socket or device); name a file");
   check(fs::is_directory(folder_, error), "write: there is no folder ", folder_, " for ", path_,
@@ -102,8 +102,8 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
     file_ = retry([&] { return file_calls().open(temporary_.c_str(), kFlags, 0666); });
     if (file_ < 0 && errno == EEXIST) continue;  // left by a killed process that had our number
     if (file_ < 0) fail("cannot create a temporary file", errno);
-    // The lock says that the writer lives; without locks no other process cleans up by them.
-    // Another process cleaned up before we had the lock and removed the file: begin again.
+    // The lock marks the writer as alive; where there are no locks, no other process cleans up. If another
+    // process cleaned up before we had the lock, the file is gone: begin again.
     retry([&] { return ::flock(file_, LOCK_EX); });
     struct stat info {};
     if (::fstat(file_, &info) != 0 || info.st_nlink > 0) break;

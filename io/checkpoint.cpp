@@ -42,7 +42,7 @@ std::string checksum_of(const Tensor& packed) {
   return hash.digits();
 }
 
-/// Before anything in the header is believed.
+/// Checks the head's checksum before anything in the header is used.
 void check_head(const SafetensorsFile& file) {
   const auto format = file.metadata().find(kFormatKey);
   check(format != file.metadata().end() && file.metadata().contains(kChecksumKey),

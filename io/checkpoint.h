@@ -13,15 +13,14 @@
 
 /// Checkpoints: the state of a computation in one file that is whole or refused.
 ///
-///   io::save("run/step.safetensors", io::named("model", model), io::named("step", step), io::named("rng",
-///   rng)); io::load("run/step.safetensors", io::named("model", model), io::named("step", step),
-///   io::named("rng", rng));
+///   io::save(path, io::named("model", model), io::named("step", step), io::named("rng", rng));
+///   io::load(path, io::named("model", model), io::named("step", step), io::named("rng", rng));
 ///
-/// The file is safetensors; any reader of that format reads its tensors. Its metadata holds, a name each, the
-/// scalars
-/// ("step": "i64 1200", "rng": "rng 42 7") and the XXH3-128 checksum of each tensor's bytes ("model.weight":
-/// "xxh3 <32 hex digits>"), and "tessera.checksum", the XXH3-128 of the eight length bytes and the header
-/// with its own digits as zeros. So every byte of the file is covered. Checksums find damage, not malice.
+/// The file is safetensors; any reader of that format reads its tensors. Its metadata holds, each under its
+/// name, the scalars ("step": "i64 1200", "rng": "rng 42 7") and the XXH3-128 checksum of each tensor's bytes
+/// ("model.weight": "xxh3 <32 hex digits>"). "tessera.checksum" is the XXH3-128 of the eight length bytes and
+/// the header, computed with its own digits set to zeros, so every byte of the file is covered. Checksums
+/// detect damage, not tampering.
 ///
 /// Loading reads and verifies the whole file, then compares every name, dtype and shape with what is to be
 /// loaded, and whether each of these tensors can be written, and only then changes anything: it throws and
@@ -29,7 +28,7 @@
 
 namespace tessera::io {
 
-/// A thing to save or load, with the name its fields begin with.
+/// An object to save or load, with the prefix of its fields' names.
 template <class T>
 struct Named {
   std::string name;
@@ -72,7 +71,8 @@ class Checkpoint {
   /// a tape), before anything is changed.
   template <class... Things>
   void restore(Things&&... things) const;
-  /// The same for things that are not known in one place: compare() each, then finish(), then assign() each.
+  /// The same in steps, for objects that no single caller has: compare() each, then finish(), then assign()
+  /// each.
   class Restoring;
 
   const std::map<std::string, Value>& values() const { return values_; }

@@ -20,18 +20,19 @@ class CheckpointFolder {
   /// The steps that have a file, newest first; not verified.
   std::vector<int64_t> steps() const;
 
-  /// Saves (Checkpoint::of(io::named("model", model), ...)), reads the file back and verifies it, and only
-  /// then removes what is older than the `keep` newest up to this step, but for that of the step `spared`.
-  /// Files of later steps stay: they belong to a run that was left. Returns the file's path.
+  /// Saves (Checkpoint::of(io::named("model", model), ...)), reads the file back and verifies it. Only then
+  /// does it remove checkpoints older than the `keep` newest ones up to this step, except that of the step
+  /// `spared`. Files of later steps stay: they belong to a continuation that was abandoned. Returns the
+  /// file's path.
   std::string save(int64_t step, const Checkpoint& checkpoint, std::optional<int64_t> spared = {}) const;
 
-  /// What save does at its end, for a step that is saved already.
+  /// Removes old checkpoints as save() does, for a step that is saved already.
   void prune(int64_t step, std::optional<int64_t> spared) const;
 
   struct Latest {
     std::optional<int64_t> step;  // none: the folder holds no checkpoint at all
     std::string file;
-    std::vector<std::string> warnings;  // for the caller to print: newer ones that were passed over, and why
+    std::vector<std::string> warnings;  // for the caller to print: newer ones that were skipped, and why
   };
   /// The newest checkpoint that verifies. Throws if there are some and none does: to start from scratch is a
   /// decision, not a fallback.

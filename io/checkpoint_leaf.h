@@ -2,7 +2,7 @@
 
 #include "io/checkpoint.h"
 
-/// How a leaf becomes a value of a checkpoint and back. Included by io/checkpoint.h.
+/// Conversion of a leaf to a checkpoint's value and back. Included by io/checkpoint.h.
 
 namespace tessera::io {
 namespace leaf {

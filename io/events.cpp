@@ -83,7 +83,8 @@ void EventWriter::append(const std::string& message) {
     const ssize_t put = retry([&] {
       return file_calls().pwrite(file_, record.data() + done, record.size() - done, off_t(written_ + done));
     });
-    // What came out of this record is overwritten by the next one: no half of a record stays in the middle.
+    // A partly written record is overwritten by the next one, so that no half of a record stays in the
+    // middle.
     const int error = put < 0 ? errno : ENOSPC;
     check(put > 0, "events: cannot write ", path_, " at byte ", written_, ": ", text_of(error));
     done += size_t(put);

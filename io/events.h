@@ -10,8 +10,8 @@ namespace tessera::io {
 /// masked CRC32C of length and message; tensorflow/core/lib/io/record_writer.h). Needs libprotobuf; without
 /// it, creating a writer throws and says so.
 ///
-/// The file is a log: it is appended to, each record by one write, and a killed process leaves whole records
-/// but perhaps the last. Values are stored as f32; NaN and infinity as they are.
+/// The file is a log: each record is appended by one write, so a killed process leaves whole records except
+/// perhaps the last. Values are stored as f32; NaN and infinity as they are.
 class EventWriter {
  public:
   static bool available();

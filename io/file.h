@@ -11,15 +11,16 @@
 
 #include "runtime/error.h"
 
-/// Files, read with suspicion and written so that no reader ever sees half of one.
+/// Files whose content is not trusted when they are read, and that are written so that no reader ever sees
+/// half of one.
 ///
 /// Reading is by position (pread), not by mapping: a file that is cut while it is read gives an error here,
 /// where a mapping gives SIGBUS.
 
 namespace tessera::io {
 
-/// The system calls that files are made of. Tests put failures and crashes in their place; a call reports as
-/// the system does: -1 and errno.
+/// The system calls that the code for files uses. Tests replace them to inject failures and crashes; a call
+/// reports errors as the system does: -1 and errno.
 struct FileCalls {
   std::function<int(const char* path, int flags, mode_t mode)> open;
   std::function<ssize_t(int file, void* to, size_t bytes, off_t offset)> pread;
@@ -27,7 +28,7 @@ struct FileCalls {
   std::function<int(int file)> fsync;
   std::function<int(int file)> close;
   std::function<int(const char* from, const char* to)> rename;
-  /// Each gets the other's name, in one step (renameat2 with RENAME_EXCHANGE).
+  /// Exchanges two names atomically (renameat2 with RENAME_EXCHANGE).
   std::function<int(const char* a, const char* b)> exchange;
   std::function<int(const char* path)> unlink;
   std::function<uint64_t(const char* folder)> free_bytes;  // for this user; 2^64-1 if it cannot be told
@@ -36,8 +37,8 @@ struct FileCalls {
 /// The calls in use by this process.
 FileCalls& file_calls();
 
-/// Whether a name may be a link. Where a file from elsewhere names another, a link next to it may lead
-/// anywhere.
+/// Whether a name may be a symbolic or hard link. Where an untrusted file names another file, links are
+/// refused: one next to it may lead anywhere.
 enum class Links : uint8_t { follow, refuse };
 
 /// A regular file open for reading, or bytes in memory under a name.
@@ -69,8 +70,8 @@ class InputFile {
 /// The whole of a regular file. Throws as InputFile does, and if it is larger than `limit` bytes.
 std::string read_file(const std::string& path, uint64_t limit);
 
-/// Where writing to `path` ends: symbolic links are followed, also one whose target is not there yet. Throws
-/// if they lead in a circle.
+/// The path that writing to `path` would change: symbolic links are followed, even if the target does not
+/// exist yet. Throws on a cycle of links.
 std::string followed(const std::string& path);
 
 /// A file that appears under its name whole or not at all: written to a temporary in the same folder, flushed
@@ -141,8 +142,8 @@ class AtomicFolder {
   int lock_ = -1;
 };
 
-/// Removes what killed writers left in the folder; what belongs to a writer that lives is locked and stays. A
-/// folder that was moved aside and not replaced gets its name back. Returns the names that are gone.
+/// Removes the temporaries that killed writers left in the folder; those of a live writer are locked and
+/// stay. A folder that was moved aside and not replaced gets its name back. Returns the removed names.
 std::vector<std::string> remove_stale_temporaries(const std::string& folder);
 
 }  // namespace tessera::io

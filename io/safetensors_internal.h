@@ -12,7 +12,7 @@ inline constexpr uint64_t kLargestHeader = 100'000'000;
 /// "F32", "BF16", "BOOL".
 const char* safetensors_name(DType dtype);
 
-/// What lies where: the entries in file order (offsets from the end of the head) and the tensor after each.
+/// Layout of a file: the entries in file order (offsets from the end of the head), and the tensor of each.
 struct SafetensorsPlan {
   std::vector<SafetensorsEntry> entries;
   std::vector<Tensor> tensors;

@@ -18,7 +18,7 @@ std::string read_text(const std::string& path, uint64_t limit, bool any_bytes = 
 /// invalid sequence by U+FFFD.
 void check_text(const std::string& path, std::string_view content);
 
-/// How many bytes belong to no character.
+/// Number of bytes that are not part of a valid UTF-8 character.
 uint64_t invalid_bytes(std::string_view content);
 
 }  // namespace tessera::io

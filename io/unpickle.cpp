@@ -51,7 +51,7 @@ struct Object {
   Layout layout;                     // tensor
 };
 
-/// What the machine may use: so much for a file of any size, which no state dictionary comes near.
+/// Memory limit of the unpickler, whatever the file's size; no state dictionary comes near it.
 constexpr size_t kBudget = size_t{48} << 20;
 constexpr int kDeepest = 8;  // dictionaries within dictionaries
 

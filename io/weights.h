@@ -58,7 +58,7 @@ class WeightSource {
   std::map<std::string, Place> index_;
 };
 
-/// A tensor that will be written: made when its turn comes.
+/// A tensor to write; `make` is called only when its turn comes.
 struct WeightToWrite {
   WeightEntry entry;
   std::function<Tensor()> make;  // of that dtype and shape

@@ -6,8 +6,8 @@
 
 #include "io/file.h"
 
-/// Zip archives for reading, behind what io/torch_file.h needs of them. One of zip_libzip.cpp and
-/// zip_absent.cpp is compiled.
+/// Reading zip archives, as far as io/torch_file.h needs it. Either zip_libzip.cpp or zip_absent.cpp is
+/// compiled.
 
 namespace tessera::io {
 

@@ -5,10 +5,10 @@
 #include "pretrained/layers.h"
 #include "pretrained/names.h"
 
-/// Model directories whose blocks' linear layers are nn::Cola: no dense weight computes them, so their files
-/// hold the factors, "<module>.a" [rank, in] and "<module>.b" [out, rank] in place of "<module>.weight", and
-/// config.json has the field kColaField, for which other programs refuse them as ours do unless they ask for
-/// it.
+/// Model directories in which the blocks' linear layers are nn::Cola. No dense weight computes the same, so
+/// their files hold the factors, "<module>.a" [rank, in] and "<module>.b" [out, rank], in place of
+/// "<module>.weight". config.json has the field kColaField, because of which other programs refuse such a
+/// directory, as ours do unless they ask for it.
 
 namespace tessera::pretrained {
 
@@ -31,7 +31,7 @@ extern template std::optional<ColaConfig> cola_of(const models::Gpt&);
 extern template std::optional<ColaConfig> cola_of(const models::Llama&);
 extern template std::optional<ColaConfig> cola_of(const models::Bert&);
 
-/// Makes the layers of a dense model such layers, blank ones.
+/// Gives the linear layers of a dense model the form nn::Cola, with factors that are still to be filled.
 void make_cola(const LinearModules& modules, const ColaConfig& cola);
 
 }  // namespace tessera::pretrained

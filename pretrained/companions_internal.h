@@ -6,7 +6,7 @@
 
 #include "tensor/dtype.h"
 
-/// What the commands that rewrite model directories share; not for their users.
+/// Shared by the commands that rewrite model directories; not part of the public interface.
 
 namespace tessera::pretrained {
 

@@ -15,9 +15,9 @@
 /// The config.json of a Hugging Face model, as the configuration of one of ours and back.
 ///
 /// A field that changes the mathematics and has no counterpart here is refused unless it has the value that
-/// changes nothing; so is an unknown field. Fields that concern other things (how a
-/// tokenizer splits, what generate() does by default, where the file came from) are passed over. A field that
-/// is absent has the default of transformers.
+/// changes nothing; so is an unknown field. Fields that concern other things (how a tokenizer splits, what
+/// generate() does by default, where the file came from) are ignored. A field that is absent has the default
+/// of transformers.
 
 namespace tessera::pretrained {
 

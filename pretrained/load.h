@@ -25,25 +25,25 @@ struct LoadOptions {
 /// What became of the names of a file that was loaded.
 struct LoadReport {
   std::vector<std::string> fresh;    // our parameters that kept their initial values
-  std::vector<std::string> ignored;  // theirs that this model has not: other heads, buffers
+  std::vector<std::string> ignored;  // names in the file that this model lacks: other heads, buffers
 };
 
 /// Which tensor of the file is which of the table. Throws, listing all names that are missing, unexpected or
 /// of another shape (at most 20 lines), without having read an element. Old names ("LayerNorm.gamma") and
 /// those of the bare model, without the table's prefix, are understood.
 struct Matched {
-  std::map<std::string, std::string> names;  // theirs in the table -> in the file
+  std::map<std::string, std::string> names;  // name in the table -> name in the file
   LoadReport report;
 };
 Matched match_names(const NameTable& table, const io::WeightSource& source, bool fresh_head,
                     bool fresh_classes = false);
 
-/// What transformers calls a tensor `in_file` of a head or pooler that the model of the table has not; "" for
-/// one of the model, a buffer or a stranger.
+/// The name that transformers gives to the tensor `in_file` if it is part of a head or pooler that the
+/// table's model lacks; "" for a tensor of the model, a buffer or an unknown name.
 std::string name_of_other(const NameTable& table, const std::string& in_file);
 
 /// Copies the tensors into the parameters, converting their dtype. Parameters as nn::parameters lists them;
-/// a parameter that the table has not is an error, as is a tied tensor that differs from the token embedding,
+/// a parameter that the table lacks is an error, as is a tied tensor that differs from the token embedding,
 /// and a finite value that the parameters' dtype would make infinite.
 void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameTable& table,
                   const Matched& matched, const io::WeightSource& source);
@@ -63,7 +63,8 @@ models::Llama load_llama(const std::string& folder, Rng& rng, Device device, con
 models::Bert load_bert(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},
                        LoadReport* report = nullptr);
 
-/// Our tensors (parameters, or their gradients, by our names) as theirs. Undefined ones are left out.
+/// Our tensors (parameters, or their gradients, by our names) under the names of transformers. Undefined ones
+/// are left out.
 io::NamedTensors export_tensors(const io::NamedTensors& ours, const NameTable& table);
 
 struct SaveOptions {

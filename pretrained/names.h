@@ -12,8 +12,8 @@
 
 namespace tessera::pretrained {
 
-/// One of our parameters, stacked from their tensors (row ranges of a fused weight); or one
-/// tensor, that has input and output exchanged where it belongs to GPT-2's Conv1D.
+/// Where one of our parameters comes from: it is stacked from several tensors of transformers (row ranges of
+/// a fused weight), or is one tensor, transposed if it belongs to GPT-2's Conv1D.
 struct NameRule {
   std::string ours;
   struct Part {
@@ -25,8 +25,8 @@ struct NameRule {
   bool is_head = false;  // of a head that weights of the bare encoder do not have
 };
 
-/// Calls `visit(const NameRule::Part&, int64_t row, int64_t rows)` for each of their tensors, with the rows
-/// of ours that it is.
+/// Calls `visit(const NameRule::Part&, int64_t row, int64_t rows)` for each of those tensors, with the rows
+/// of our parameter that it is.
 template <class Visit>
 void for_each_part(const NameRule& rule, Visit&& visit) {
   int64_t row = 0;

@@ -16,19 +16,19 @@ struct IndexRange {
   bool operator==(const IndexRange&) const = default;
 };
 
-/// Of one parameter: its rows, range after range, and of these all columns or a range of them. No rows:
-/// zeros.
+/// One rank's share of a parameter: ranges of rows, and of these rows all columns or one range of columns. No
+/// rows: the share is zeros.
 struct ParameterShare {
   std::vector<IndexRange> rows;
   std::optional<IndexRange> columns = {};
 };
 
-/// Of the parameter `name` ("blocks.3.attention.qkv.weight", by our names) of the model, on rank `rank` of
-/// `ranks`:
-///   token, head             rows of the vocabulary
-///   attention.qkv, mlp.up   rows: of its heads, of the gate and of the other half
-///   attention.out, mlp.down columns: what its heads and hidden features are multiplied with; the bias on
-///   rank 0 norms                   all
+/// The share of the parameter `name` ("blocks.3.attention.qkv.weight", by our names) of the model, on rank
+/// `rank` of `ranks`:
+///   token, head              rows of the vocabulary
+///   attention.qkv, mlp.up    rows: of its heads, of the gate and of the other half
+///   attention.out, mlp.down  columns: those multiplied with its heads and hidden features; bias on rank 0
+///   norms                    all
 ParameterShare share_of(const std::string& name, const models::LlamaConfig& config, int rank, int ranks);
 
 /// Copies this rank's share from the file into the parameters. As copy_weights, of a model with several

@@ -21,7 +21,7 @@ class Filler {
     for (const NameRule& rule : table.rules) rules_.emplace(rule.ours, &rule);
   }
 
-  /// What the model has by now and has not been filled.
+  /// Fills the parameters that the model has by now and that are not filled yet.
   void fill() {
     std::map<std::string, nn::Linear*> layers;
     nn::for_each<nn::Linear>(model_, [&](const std::string& ours, nn::Linear& layer) {
@@ -143,7 +143,7 @@ ops::Gate gate_of(const SparseOptions& options, const std::string& name, const o
   return gate;
 }
 
-/// Why a part runs as it does: the first is whether it is sparse.
+/// Whether a part runs sparse, and why.
 std::pair<bool, std::string> judge(const ops::SparsePart& part, const SparseOptions& options) {
   const std::string lacks = ops::sparse_kernel_lacks(part.weight, options.whole_texts ? 1 : options.tokens);
   if (!lacks.empty())
@@ -228,7 +228,7 @@ void decide(const Layer& layer, const SparseOptions& options, std::vector<Sparse
   for (const LinearModule& module : layer.modules) all.push_back(describe_dense(module, against));
 }
 
-/// What can be said before a layer is changed.
+/// The checks that are possible before a layer is changed.
 void check_required(const std::vector<Layer>& layers, const SparseOptions& options) {
   for (const Layer& layer : layers) {
     const auto* const form = std::get_if<nn::Compressed>(&layer.linear->form);

@@ -12,10 +12,11 @@
 
 namespace tessera::pretrained {
 
-/// The models of a directory of sparse.safetensors (is_sparse_folder), their layers in nn::Compressed form.
-/// `options.dtype`: of activations and of the tensors that are not compressed; on a GPU that of the file. The
-/// dense weights are never there: blocks are made one after the other, so memory is that of the compressed
-/// model and one block. With `dense`, the layers are decompressed as they are read, into the dense model.
+/// Loads the model of a directory of sparse.safetensors (is_sparse_folder), its layers in nn::Compressed
+/// form. `options.dtype`: of activations and of the tensors that are not compressed; on a GPU that of the
+/// file. Blocks are made one after the other and the dense weights are never all there, so memory is that of
+/// the compressed model and one block. With `dense`, the layers are decompressed as they are read, into the
+/// dense model.
 models::Gpt load_sparse_gpt(const std::string& folder, Rng& rng, Device device,
                             const LoadOptions& options = {}, bool dense = false);
 models::Llama load_sparse_llama(const std::string& folder, Rng& rng, Device device,
@@ -49,14 +50,14 @@ struct SparseOptions {
   double prefill = 1;                    // of the gates: nn::Compressed::prefill
 };
 
-/// What can be said of that before anything is loaded: throws as make_sparse does.
+/// Checks what can be checked before anything is loaded; throws as make_sparse does.
 void check_sparse(const std::string& folder, const SparseOptions& options);
 
 /// A linear module as it will run.
 struct SparseModule {
   std::string name;
   bool is_sparse = false;
-  std::string reason;   // of that
+  std::string reason;   // why it is sparse or dense
   std::string format;   // "tca-bme"; "dense"
   std::string variant;  // "bitmap"; "cpu", "dense"
   uint64_t bytes = 0, dense_bytes = 0;

@@ -18,7 +18,7 @@ struct Series {
   std::vector<double> spread = {};  // of each point: half the length of its error bar; empty: no bars
 };
 
-/// A self-contained HTML page, built from the top down and opened from disk: no network, no other file.
+/// A self-contained HTML page, built from top to bottom and opened from disk: no network, no other file.
 /// Charts are drawn by Chart.js, which is inlined; a build without it shows the charts' data as tables and
 /// says so.
 class Page {
@@ -31,7 +31,7 @@ class Page {
   void table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
   void chart(const std::string& title, const std::string& x_label, const std::string& y_label,
              const std::vector<Series>& series, bool logarithmic_x = false);
-  /// A bar chart: one group of bars a label. `spreads`: half the lengths of the error bars, as `groups`;
+  /// A bar chart: one group of bars per label. `spreads`: half the lengths of the error bars, as `groups`;
   /// empty: none.
   void bars(const std::string& title, const std::string& y_label, const std::vector<std::string>& labels,
             const std::vector<std::pair<std::string, std::vector<double>>>& groups,

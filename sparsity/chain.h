@@ -50,16 +50,16 @@ struct SparseLanguageModel {
 /// The model of a folder, compressed or dense, with its gates: ready to generate. `rng` must outlive it.
 SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {});
 
-/// The gates of a calibration as options of pretrained::make_sparse. `by_greedy` without steps falls back to
-/// nothing: it throws.
+/// The gates of a calibration as options of pretrained::make_sparse. Throws for `by_greedy` if the
+/// calibration has no greedy steps.
 pretrained::SparseOptions options_of(const Calibration& calibration, double activation_sparsity,
                                      bool by_greedy);
 
 /// The same gates as those that a model is pruned for (PruneOptions::gates): `tessera prune --gates`.
 PruneGates prune_gates_of(const Calibration& dense, double activation_sparsity, bool by_greedy);
 
-/// Inputs that gates left out on the windows, as a share of all, each layer weighed by its weights: what a
-/// step of generation does not multiply.
+/// Share of the inputs that gates left out on the windows, layers weighted by their number of weights: the
+/// share of multiplications that a step of generation saves.
 template <class Model>
 double counted_sparsity(Model& model, std::span<const train::PerplexityWindow> windows);
 

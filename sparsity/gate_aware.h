@@ -8,16 +8,16 @@
 #include "sparsity/update.h"
 #include "sparsity/walk.h"
 
-/// Gate-aware pruning (DuoGPT, arXiv:2506.20194): the layer's squared error is that of its outputs on gated
-/// inputs against those of the dense model. With x the dense model's inputs of the layer and x~ those that it
-/// gets behind pruned and gated layers, after its own gate, pruning minimises ||V x~ - W x||^2. The paper
+/// Gate-aware pruning (DuoGPT, arXiv:2506.20194): the layer's squared error compares its outputs on gated
+/// inputs with those of the dense model. With x the layer's inputs in the dense model, and x~ those that it
+/// gets after pruned and gated layers and after its own gate, pruning minimises ||V x~ - W x||^2. The paper
 /// passes the residual W (x - x~) on column by column; here the best dense V for x~ is found first, in closed
 /// form, and the sweep over columns starts from it: its error grows by that of the same Hessian, x~ x~^T.
 
 namespace tessera::sparsity {
 
-/// Sums over the rows x [tokens, in] of the dense model and x~ of the gated one, d = x - x~: what pruning
-/// asks of one linear module, since q, k and v read the same inputs behind different gates.
+/// Sums over the rows x [tokens, in] of the dense model and x~ of the gated one, d = x - x~, for one linear
+/// module: q, k and v read the same inputs, but after different gates.
 class GatedStatistics {
  public:
   /// Both [tokens, in], of the same tokens in the same order.
@@ -50,12 +50,12 @@ class GatedWalk {
   GatedWalk(Model& model, const Samples& samples, int64_t batch, const PruneGates& gates)
       : model_(model), gates_(gates), dense_(model, samples, batch), gated_(model, samples, batch) {}
 
-  /// Of the next block's modules, by their names in transformers: those that `wanted` accepts. The block is
-  /// dense.
+  /// Collects the statistics of the next block's modules that `wanted` accepts, by their names in
+  /// transformers. The block must be dense.
   std::map<std::string, GatedStatistics> collect(const std::function<bool(const std::string&)>& wanted);
   /// Takes the dense pass through the next block, which must still be dense.
   void advance_dense() { dense_.advance(); }
-  /// Takes the gated pass through it, as it is now.
+  /// Takes the gated pass through the next block, as it is now.
   void advance() {
     const auto modules = modules_of_block(model_, gated_.next());
     GatedBlock block(modules, gates_.gates.column_norms, gates_.prefill);

@@ -48,7 +48,8 @@ struct CalibratedLayer {
   std::vector<double> thresholds;  // at Calibration::shares; none for top_k
 };
 
-/// How the projections of a block share what is left out, step by step.
+/// The greedy allocation within one block: which share of its inputs each projection leaves out, step by
+/// step.
 struct GreedyBlock {
   struct Step {
     double sparsity = 0;         // of the block's weights

@@ -28,7 +28,7 @@ class GatedBlock {
   void set(const std::vector<ops::Gate>& gates);
   /// That of module i, with its scales.
   const ops::Gate& gate(size_t i) const;
-  /// Until the next set() or resume() the layers are dense.
+  /// Makes the layers dense until the next set() or resume().
   void pause();
   void resume();
 
@@ -44,7 +44,7 @@ class GatedBlock {
   std::vector<Tensor> scales_;                    // of each module, or none
 };
 
-/// Those of a block's modules. Throws, naming the layer, if one does not fit.
+/// The gates of a block's modules, in their order. Throws, naming the layer, if one does not fit.
 std::vector<ops::Gate> gates_of(const PruneGates& gates,
                                 const std::vector<pretrained::LinearModule>& modules);
 

@@ -14,7 +14,7 @@
 
 namespace tessera::sparsity {
 
-/// How many rows of a gradient a share of energy is asked of: a number, or a share of those that are read.
+/// Number of rows whose share of the energy is measured: a number, or a share of the rows that are read.
 struct TopRows {
   int64_t count = 0;
   double share = 0;  // 0: `count` rows
@@ -60,9 +60,9 @@ struct GradientOptions {
   void validate() const;
 };
 
-/// Of one gradient dY. *Read* rows are those of tokens that a later layer reads. *All* rows are those of a
-/// padded batch: padding rows, and rows that nothing reads, are exact zeros among them, whether they are
-/// computed or not. Shares of zeros are elements, or rows of nothing but zeros.
+/// The figures of one gradient dY. *Read* rows are those of tokens that a later layer reads. *All* rows are
+/// those of a padded batch: padding rows, and rows that nothing reads, are exact zeros among them, whether
+/// they are computed or not. Shares of zeros are elements, or rows of nothing but zeros.
 struct GradientFigures {
   int64_t all_rows = 0, read_rows = 0, columns = 0;
   double zero_elements = 0, zero_elements_read = 0;
@@ -90,7 +90,7 @@ struct ModuleGradient {
   Binades magnitudes = {};
   std::vector<double> first_norms = {};  // of the rows of the first batch's tokens; NaN: not read
   void add(const GradientFigures& figures);
-  /// Of another task; the norms of the first batch stay.
+  /// Adds the figures of another task; the norms of the first batch stay as they are.
   void add(const ModuleGradient& others);
 };
 

@@ -17,9 +17,9 @@ Tensor stream_of(const models::Residual& x) {
   return ops::add(x.sum.detach().to(DType::f32), x.branch.detach().to(DType::f32));
 }
 
-/// The errors of a block's output under gates. They are measured on the last quarter of each sample, whose
-/// rows are the only ones that the feed-forward network has to run; what attention makes of the gates at hand
-/// is kept for trials that change the feed-forward network's alone.
+/// The errors of a block's output under gates. They are measured on the last quarter of each sample, so the
+/// feed-forward network runs on those rows alone; the output of attention under the current gates is kept for
+/// trials that change the gates of the feed-forward network only.
 template <class Model>
 class BlockErrors {
  public:

@@ -6,9 +6,10 @@
 namespace tessera::sparsity {
 
 /// TEAL's greedy distribution (algorithm 1 of arXiv:2408.14690) for the walk's next block, whose layers are
-/// dense: from no gates on, each step adds options.step d_model^2 / weights to the share of one projection,
-/// of those left the one with the least error of the block's output, the earliest of equals; none goes beyond
-/// kMostShare. `layers`: those of the block. The inputs are those that the dense blocks before make.
+/// dense. It starts without gates; each step adds options.step d_model^2 / weights to the share of one
+/// projection: the one whose step gives the least error of the block's output, the earliest of equals. No
+/// share goes beyond kMostShare. `layers`: those of the block. The inputs are what the dense blocks before it
+/// output.
 template <class Model>
 GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, const Calibration& calibration,
                                 const std::vector<CalibratedLayer>& layers, const GateOptions& options);

@@ -21,7 +21,7 @@ std::vector<double> neuron_statistic(const Tensor& z, const std::string& layer);
 /// The `keep` largest of them, ties to the lowest index, in ascending order.
 std::vector<int64_t> largest_neurons(const std::vector<double>& statistic, int64_t keep);
 
-/// Of the hidden neurons of a network those that stay when a share is left out: at least one.
+/// Number of hidden neurons that stay when a share of them is left out: at least one.
 int64_t neurons_kept(int64_t hidden, double share);
 
 /// Throws, naming the layer, unless the share is in [0, 1) and all feed-forward networks are dense.

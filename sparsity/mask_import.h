@@ -30,10 +30,9 @@ struct Imported {
 
 /// Reads masks from the inputs, each of which is
 /// - a .pt or .npy file of one matrix [outputs, inputs], weights with zeros or a mask (1 is kept). Its name
-/// is
-///   "layer{N}-{component}-{i}-{j}-{sparsity}" (parse_matrix_file_name), where the component is the name of
-///   the module in block N ("mlp.down_proj") or the end of it ("down_proj"); or that of the module as a
-///   whole;
+///   is "layer{N}-{component}-{i}-{j}-{sparsity}" (parse_matrix_file_name), where the component is the name
+///   of the module in block N ("mlp.down_proj") or the end of it ("down_proj"); or the whole name of the
+///   module;
 /// - a pruned Hugging Face model directory, with what its masks.safetensors says of its origin if it has one;
 /// - a file of masks;
 /// - any other folder: all .pt and .npy files directly in it.

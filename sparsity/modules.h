@@ -8,7 +8,7 @@
 
 namespace tessera::sparsity {
 
-/// Those of all blocks, in order; the LM head is none of them.
+/// The linear modules of all blocks, in order; the LM head is not one of them.
 template <class Model>
 std::vector<pretrained::LinearModule> block_modules(Model& model) {
   std::vector<pretrained::LinearModule> modules;
@@ -32,7 +32,7 @@ std::vector<pretrained::LinearModule> modules_of_block(Model& model, int64_t blo
   return modules;
 }
 
-/// Its rows of the layer's weight [rows, in]: a view, off the tape.
+/// The module's rows of its layer's weight [rows, in]: a view, off the tape.
 inline Tensor weight_of(const pretrained::LinearModule& module) {
   return module.layer->weight.detach().slice(0, module.first, module.first + module.rows);
 }

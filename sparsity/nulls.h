@@ -14,10 +14,9 @@ namespace tessera::sparsity {
 /// What a drawn mask keeps of the observed one.
 ///   independent    the density: every position of every feature is kept with that probability
 ///   rows_shuffled  how many positions each feature keeps; which ones is random
-///   sums_kept      that, and how many features are kept at each position (Strona et al., "A fast and
-///   unbiased
-///                  procedure to randomize ecological binary matrices", Nature Communications 5, 2014: 5
-///                  trades per feature from the observed mask)
+///   sums_kept      that, and how many features are kept at each position: 5 trades per feature from the
+///                  observed mask (Strona et al., "A fast and unbiased procedure to randomize ecological
+///                  binary matrices", Nature Communications 5, 2014)
 enum class NullModel : uint8_t { independent, rows_shuffled, sums_kept };
 inline constexpr NullModel kNullModels[] = {NullModel::independent, NullModel::rows_shuffled,
                                             NullModel::sums_kept};

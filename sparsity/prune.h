@@ -16,7 +16,7 @@
 
 namespace tessera::sparsity {
 
-/// What became of one matrix.
+/// The result of pruning one matrix.
 struct PrunedMatrix {
   std::string name;  // in transformers: "model.layers.3.self_attn.k_proj"
   int64_t rows = 0, columns = 0;

@@ -92,11 +92,11 @@ struct PruneOptions {
   double damping = 0.01;     // added to the Hessian's diagonal, as a share of its mean; raised if it must be
   int64_t block_size = 128;  // columns whose masks obs chooses together
   int bits = 0;              // obs rounds the weights that stay to so many bits per row; 0: it does not
-  bool sequential = false;   // inputs of a layer are those that pruned layers of its own block make
+  bool sequential = false;   // calibrates each layer on the outputs of the pruned ones before it in its block
   int64_t iterations = 20;   // of ADMM
   double rho = 1;            // its penalty, for inputs scaled to norm 1
-  /// Gate-aware (DuoGPT, arXiv:2506.20194): the weights that stay make, of gated inputs, the dense model's
-  /// outputs (sparsity/gate_aware.h). With the update obs or admm.
+  /// Gate-aware (DuoGPT, arXiv:2506.20194): from gated inputs, the remaining weights reproduce the outputs of
+  /// the dense model (sparsity/gate_aware.h). With the update obs or admm.
   std::optional<PruneGates> gates = {};
   /// All parameters of the model are rounded to it, those that stay as they are too: the model in memory is
   /// the one that is saved in this dtype.

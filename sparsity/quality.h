@@ -44,7 +44,7 @@ struct QualityClaim {
   bool alike = false;
 };
 
-/// An arm in a task, over the models.
+/// The results of an arm in a task over the models.
 struct QualityArm {
   std::string task, arm;
   double weights = 0, inputs = 0;  // means over the models

@@ -4,8 +4,8 @@
 
 namespace tessera::sparsity {
 
-/// What pruning asks of the inputs x [tokens, in] of one linear layer. Sums are f64 on the CPU and f32 on a
-/// GPU. Adding the same inputs in the same order gives the same bits, on any number of threads.
+/// Statistics that pruning needs of the inputs x [tokens, in] of one linear layer. Sums are f64 on the CPU
+/// and f32 on a GPU. Adding the same inputs in the same order gives the same bits, on any number of threads.
 class InputStatistics {
  public:
   enum class Sums : uint8_t {

@@ -28,7 +28,7 @@ HessianFactor factor_hessian(const InputStatistics& inputs, int64_t samples, dou
 Tensor update_obs(const Tensor& weight, const Tensor& keep, const Tensor& u, double sparsity,
                   const PruneOptions& options);
 
-/// keep u8 [rows, in] by SparseGPT's score, the weights as they are, block by block.
+/// The mask keep u8 [rows, in] by SparseGPT's score, block by block, without updating the weights.
 Tensor keep_by_hessian(const Tensor& weight, const Tensor& u, double sparsity, const PruneOptions& options);
 
 /// The weights kept that minimise the squared error of the layer's outputs, by options.iterations steps of

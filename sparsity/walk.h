@@ -58,7 +58,7 @@ class BlockWalk {
   void run() const {
     for (int64_t batch = 0; batch < batches(); ++batch) run(batch);
   }
-  /// Hands over the inputs of the next block, batch by batch, of the first samples, at least so many.
+  /// Passes the inputs of the next block to `take`, batch by batch, for at least the first `samples` samples.
   void visit(int64_t samples,
              const std::function<void(const models::Residual&, const nn::AttentionPass&)>& take) const {
     for (const Batch& batch : batches_) {
@@ -76,8 +76,8 @@ class BlockWalk {
     }
     ++next_;
   }
-  /// The statistics of the inputs of the next block's linear layers, by our names of the layers
-  /// ("blocks.3.attention.qkv"); of those that `wanted` accepts.
+  /// The statistics of the inputs of those linear layers of the next block that `wanted` accepts, by our
+  /// names of the layers ("blocks.3.attention.qkv").
   std::map<std::string, InputStatistics> collect(
       InputStatistics::Sums sums, const std::function<bool(const std::string&)>& wanted) const {
     std::map<std::string, InputStatistics> statistics;

@@ -12,7 +12,8 @@
 
 namespace tessera::train {
 
-/// Of activations a [tokens, columns], by their definition, on the host: the yardstick of the kernels.
+/// Sparsity of activations a [tokens, columns], computed by definition on the host: the reference for the
+/// kernels.
 struct ActivationSparsity {
   int64_t tokens = 0;
   std::vector<int64_t> counts;  // per column, of elements that are not zero
@@ -28,7 +29,8 @@ struct ActivationSparsity {
   double zeros() const;                 // share of the elements
   double column_zeros(double q) const;  // quantile of the columns' shares of zeros: 0 the densest
 };
-/// Of the columns `dense_share` by their own counts are the densest. a: floating, on any device.
+/// The share `dense_share` of the columns with the largest counts are the densest. a: floating, on any
+/// device.
 ActivationSparsity activation_sparsity(const Tensor& a, double dense_share);
 
 /// The smallest number of columns that a split GEMM must keep dense so that at most `dropped` of the energy

@@ -54,7 +54,7 @@ class AutoRows {
   std::vector<std::string> groups() const;
   /// f64 [groups], on the CPU: state, kept in checkpoints.
   Tensor shares, factor;  // factor: f64 [1], measured / predicted variance; 0: not known yet
-  /// Gives the layers the slices that the shares say.
+  /// Sets the layers' slices to the current shares.
   void apply() const;
 
   struct BatchRows {

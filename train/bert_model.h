@@ -19,7 +19,7 @@ models::Bert load_bert_as(const models::BertConfig& config, const std::string& f
 /// Throws, naming the flag, unless the blocks of such a model can have that form.
 void check_bert_forms(const FormSettings& factors, const models::BertConfig& config, bool has_weights);
 
-/// No dropout while it lives, however the evaluation ends.
+/// Turns dropout off while it lives, also if the evaluation throws.
 class Evaluating {
  public:
   explicit Evaluating(models::Bert& model) : model_(model) { nn::set_training(model_, false); }

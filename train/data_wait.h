@@ -8,9 +8,10 @@
 
 namespace tessera::train {
 
-/// Seconds that the device spent on loads: from the end of the work before until the batch is there. In them
-/// it waited for the host, copied, or drew tasks. Marks on the compute stream tell (on the CPU its clock), so
-/// that host work is free while the device still has work. `Mark` is Event, except in tests.
+/// Seconds that the device spent on loads: from the end of the previous work until the batch is there. In
+/// them it waited for the host, copied, or drew tasks. Measured by events on the compute stream (on the CPU
+/// by its clock), so that host work does not count while the device still has work. `Mark` is Event, except
+/// in tests.
 template <class Mark = Event>
 class DataWait {
  public:

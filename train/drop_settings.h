@@ -15,7 +15,7 @@ struct DropSettings {
   double share = 0;             // of the branches' FLOPs, at least, in every step; 0: none
   std::string rates = "fixed";  // of all branches alike; or sensitivity: by what dropping each changes
 
-  /// In the group "Training". Values that are the usual ones are not written.
+  /// Adds the settings to the group "Training". Default values are not written to run.json.
   void add_to(SettingList& list);
   bool drops() const { return share > 0; }
   bool calibrates() const { return drops() && rates == "sensitivity"; }

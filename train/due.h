@@ -9,8 +9,8 @@ struct Due {
   bool last = false, log = false, evaluate = false, sample = false, save = false;
 };
 
-/// After step `done` (the first is 1). The files that are kept do not depend on where a run was stopped and
-/// resumed; the output may.
+/// The actions due after step `done` (the first is 1). The files that are kept do not depend on where a run
+/// was stopped and resumed; the printed output may.
 inline Due due_after(int64_t done, const TrainerOptions& options, const JobInfo& info) {
   const auto every = [&](int64_t steps) { return steps > 0 && done % steps == 0; };
   Due due;

@@ -14,12 +14,12 @@ namespace tessera::train {
 
 /// Inputs for initialising factors besides the settings.
 struct FactorStart {
-  /// The weights are given, those of --model.
+  /// The model starts from given weights, those of --model.
   bool has_weights = false;
-  /// The state is restored afterwards: no decomposition is made.
+  /// A checkpoint is restored afterwards, so no decomposition is made.
   bool restored = false;
-  /// Of the weights, by the names of our layers, for FormSettings::needs_gradient(). If there are none, the
-  /// columns are random: of jobs that are only timed.
+  /// Gradients of the weights by the names of our layers, for FormSettings::needs_gradient(). If there are
+  /// none (jobs that are only timed), the columns are random.
   std::map<std::string, Tensor> gradients = {};
 };
 
@@ -36,7 +36,7 @@ struct FormSettings {
   std::string columns = "residual";          // of lost: a name of nn::ColumnChoice
   int64_t residual_rank = 0;                 // of lost
 
-  /// In the group "Model". Values that are the usual ones are not written.
+  /// Adds the settings to the group "Model". Default values are not written to run.json.
   void add_to(SettingList& list);
   bool factorizes() const { return form != "dense"; }
   /// Whether the layers of attention, or of the MLPs, have the form.
@@ -49,8 +49,9 @@ struct FormSettings {
   }
   /// Whether lost's columns are chosen by a gradient.
   bool needs_gradient() const { return form == "lost" && columns == "gradient"; }
-  /// Of the attention layers, or of those of the MLPs; the kind is dense where these stay so. `has_weights`:
-  /// the model begins with given weights. Throws, naming the flag, for values that mean nothing.
+  /// The options of the attention layers, or of those of the MLPs; of kind dense where these stay dense.
+  /// `has_weights`: the model begins with given weights. Throws, naming the flag, for values that mean
+  /// nothing.
   nn::FactorOptions options(bool of_attention, bool has_weights) const;
   /// The quantities that plans count.
   plan::Forms forms(bool has_weights) const {

@@ -67,12 +67,12 @@ models::BertConfig bert_config(const std::string& path, const std::string& text,
 /// order than the task numbers them: a classifier of that file would give each class another's number.
 void check_label_order(const std::string& path, const std::string& text, datasets::GlueTask task);
 
-/// Model and optimizer on a device, and the batch under way.
+/// Model and optimizer on a device, and the current batch.
 class GlueJob : public Job {
  public:
-  /// Loads the weights of settings.model; the rest is drawn by the seed. `set`: what to train on and to judge
-  /// by, which must outlive the job; without one there are no batches, load() brings one from elsewhere.
-  /// Throws if the folder's model is not that of the settings.
+  /// Loads the weights of settings.model; the rest is drawn by the seed. `set`: the data of training and
+  /// evaluation, which must outlive the job; without it there are no batches, and load() brings them from
+  /// elsewhere. Throws if the folder's model is not that of the settings.
   GlueJob(const GlueSettings& settings, Device device, const GlueSet* set = nullptr);
   const GlueSettings& settings() const { return settings_; }
   models::Bert& model() { return model_; }
@@ -116,7 +116,7 @@ class GlueJob : public Job {
   Tensor targets_;
   const GlueSet* set_;
   std::optional<datasets::Loader<datasets::GlueItems>> loader_;
-  uint64_t first_ = 0;  // of the micro-batches of a step those from here on are this rank's
+  uint64_t first_ = 0;  // index of this rank's first micro-batch in a step
   std::vector<pretrained::LayerParts> sliced_;
   std::optional<AutoRows> auto_rows_;
   std::optional<nn::DropBP> drops_;

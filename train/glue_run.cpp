@@ -221,7 +221,7 @@ void GlueGroup::resume(const GlueStart& start, RunRequest& request) {
   write_settings(request.options, run);
 }
 
-/// The group that rank 0 has begun or resumed, as it stands in its folder; nothing is written.
+/// The group that rank 0 has begun or resumed, as its folder describes it; nothing is written.
 void GlueGroup::follow(RunRequest& request) {
   std::string path;
   {

@@ -21,7 +21,7 @@ struct GlueStart {
 
   /// Every flag but those of GlueOptions and --precision.
   SettingList list();
-  /// Of an encoder that begins from nothing; vocabulary and head are still those of no task.
+  /// The configuration of an encoder trained from scratch; vocabulary and head do not fit a task yet.
   models::BertConfig scratch_config(const Given& given) const;
 };
 
@@ -53,7 +53,7 @@ class GlueGroup {
   void discard_folder() const;
   /// Lines that describe the training.
   std::string header() const;
-  /// What says which files a finished seed wrote.
+  /// Prints which files a finished seed wrote.
   Say say = [](const std::string&) {};
   /// The seeds as run_seeds takes them.
   SeedGroup seeds() const;

@@ -97,18 +97,18 @@ class Job {
   /// Values of the state after a step, for its line of the curve where that is logged. May wait for the
   /// device.
   virtual Values state_values() { return {}; }
-  /// Values of the model as it stands; runs without a tape and leaves the state as it was, also when it
-  /// throws. The state is saved before it where both are due.
+  /// Values of the model in its current state; runs without a tape and leaves the state as it was, also when
+  /// it throws. Where a save is due after the same step, it comes first.
   virtual Values evaluate() { return {}; }
   virtual Verdict judge(int64_t step, const Values&) { return (void)step, Verdict{}; }
-  /// The step whose checkpoint is kept beside the newest ones.
+  /// The step whose checkpoint is kept in addition to the newest ones.
   virtual std::optional<int64_t> spared() const { return {}; }
   /// Shows what the model makes by itself (a text); runs without a tape.
   virtual void sample(int64_t step, const RunFolder&) { (void)step; }
 
   /// Settings in which a run cannot differ from the one that it continues, but for "steps"; an object.
   virtual nlohmann::json settings_json() const { return nlohmann::json::object(); }
-  /// All that continues the curve: what was given to keep(), the step and the settings.
+  /// Everything needed to continue the curve: what was given to keep(), the step and the settings.
   virtual io::Checkpoint checkpoint(int64_t step) const;
   /// Returns the step. All or nothing: on an error nothing has changed. Throws, naming the setting, if the
   /// checkpoint is of other settings. A file from before there was loss scaling leaves the loss scale as it

@@ -187,7 +187,7 @@ std::vector<uint64_t> document_begins(const datasets::TokenWindows& windows, uin
 
 namespace {
 
-/// The place behind the last token of each document, the empty ones too.
+/// The position after the last token of each document, the empty ones too.
 std::vector<uint64_t> document_ends(const datasets::TokenWindows& windows) {
   std::vector<uint64_t> ends;
   uint64_t first = 0;
@@ -225,7 +225,7 @@ HeldOut held_out(const LanguageData& data, int64_t most) {
   for (size_t i = 0; i < ends.size() && out.targets < most; begin = ends[i], ++i) {
     HeldOut::Stretch stretch;
     if (out.continued && ends[i] > begin) {
-      // The end of the training part is none of the text's: there it goes on.
+      // The training part does not end with the text, which goes on in the validation part.
       const uint64_t first = i ? train_ends[i - 1] : 0, last = train_ends[i];
       const uint64_t ended = last > first && train.shards().front().info().end_token >= 0 ? 1 : 0;
       const uint64_t context = std::min(last - first - ended, uint64_t(data.length()));

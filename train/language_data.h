@@ -23,18 +23,19 @@ struct LanguageText {
   bool any_bytes = false;          // accept files that are not UTF-8 text (io/text_file.h)
 };
 
-/// Turns text into shards and a tokenizer in `folder`. A tokenizer made of the text has seen the training
+/// Turns text into shards and a tokenizer in `folder`. A tokenizer trained on the text has seen the training
 /// part only.
 datasets::Tokenized write_language_data(const LanguageText& text, const std::string& folder);
 
-/// A tokenizer for a BERT that begins from nothing: byte-level BPE of the texts, with BERT's special tokens
-/// ([PAD] is 0) and its frame [CLS] a [SEP] b [SEP], types 0 and 1. The same texts give the same bytes; the
-/// text of a tokenizer.json. bert_tokenizer_config: of the tokenizer_config.json next to it.
+/// Trains a tokenizer for a BERT trained from scratch: byte-level BPE of the texts, with BERT's special
+/// tokens ([PAD] is 0) and its frame [CLS] a [SEP] b [SEP], types 0 and 1. The same texts give the same
+/// bytes; returns the text of a tokenizer.json. bert_tokenizer_config: of the tokenizer_config.json next to
+/// it.
 std::string train_bert_tokenizer(const std::vector<std::string>& texts, int64_t vocab_size);
 std::string bert_tokenizer_config();
 
-/// Copies the files of a tokenizer (a tokenizer.json, a .model, or the folder of one) with what lies beside
-/// it and belongs to it.
+/// Copies the files of a tokenizer (a tokenizer.json, a .model, or the folder of one) with the files next to
+/// it that belong to it.
 void copy_tokenizer(const std::string& from, const std::string& folder);
 
 /// The folder whose tokenizer made the shards in `data`: `data` itself, or `model` ("": none) if no tokenizer
@@ -85,18 +86,18 @@ struct HeldOut {
   };
   std::vector<Stretch> stretches;
   int64_t targets = 0;
-  /// A stretch is a held-out document behind the end of its training part, which is read again as context and
-  /// as nothing else. So it is where both parts have as many documents, as tokenize_files writes them.
-  /// Otherwise a stretch is a document if they are kept apart, or else the whole part.
+  /// A stretch is a held-out document after the end of its training part, which serves as context only. Needs
+  /// as many documents in both parts, as tokenize_files writes them. Otherwise a stretch is a document if
+  /// they are kept apart, or else the whole part.
   bool continued = false;
 };
 /// The first targets of the validation part, at most `most`, and up to data.length() tokens in front of those
 /// of a document that is continued. Empty if there is no such part.
 HeldOut held_out(const LanguageData& data, int64_t most);
 
-/// The held-out loss of the last `order - 1` tokens (datasets::NgramModel), on the same tokens that the model
-/// is trained on and on the same targets behind the same text. Where documents are kept apart it does not
-/// count from one into the next.
+/// The held-out loss of an n-gram model (datasets::NgramModel) that is trained on the same tokens as the
+/// model and predicts the same targets from the same context. Where documents are kept apart, its n-grams do
+/// not cross documents.
 struct NgramBaseline {
   int order = 0;         // 0: none was computed
   double nll = 0;        // nats per token

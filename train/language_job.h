@@ -57,7 +57,7 @@ struct LanguageSettings : TrainingSettings {
   LanguageSettings() { weight_decay = 0.1, final_lr = 0.1; }
   /// Every setting, with its flag; those of the model are its config.json, one JSON object.
   SettingList list();
-  /// Those of the sizes of a batch, which benchmarks and plans take too.
+  /// Adds the sizes of a batch alone, which benchmarks and plans have too.
   void add_sizes(SettingList& list);
   bool is_llama() const { return std::holds_alternative<models::LlamaConfig>(model); }
   const char* family() const { return is_llama() ? "llama" : "gpt"; }
@@ -93,7 +93,7 @@ struct LanguageSettings : TrainingSettings {
  private:
   /// Whether the hidden activations of the feed-forward networks have zeros.
   bool has_zeros() const;
-  /// Throws unless they have, for the sake of `flag`.
+  /// Throws, saying that `flag` needs it, unless they have zeros.
   void check_activations(const std::string& flag) const;
   void check_sparse24() const;
   void check_weights24() const;
@@ -135,10 +135,10 @@ struct BestEvaluation {
   /// The next one. A loss that is not finite is never the best.
   void add(int64_t at, double loss);
 };
-/// As the curve has it up to the step `last`: a run that goes on needs no other record.
+/// According to the curve up to the step `last`: a resumed run needs no other record.
 BestEvaluation best_evaluation(const RunFolder& run, int64_t last = LanguageSettings::kLargest);
 
-/// The tokens that a sample begins with: the prompt's, or the one that ends documents, behind which a new one
+/// The tokens that a sample begins with: the prompt's, or the one that ends documents, after which a new one
 /// begins. Throws if they are more than a training sequence has.
 std::vector<int64_t> sample_prompt(const LanguageData& data, const LanguageWatch& watch);
 
@@ -152,9 +152,9 @@ class LanguageJob : public Job {
   const LanguageSettings& settings() const { return settings_; }
   optim::Optimizer& optimizer() { return optimizer_; }
 
-  /// The training data, which must outlive the job, and the held-out data: `held_out`, which may be empty,
-  /// next to the baseline's loss on it. Without this there are no batches; load() brings one from elsewhere.
-  /// Throws unless the training part has as many windows as a batch takes.
+  /// Sets the training data, which must outlive the job, the held-out data, which may be empty, and the
+  /// baseline's loss on it. Without this there are no batches; load() brings one from elsewhere. Throws
+  /// unless the training part has as many windows as a batch takes.
   void set_data(const LanguageData& data, const LanguageWatch& watch, HeldOut held_out,
                 const NgramBaseline& baseline);
 
@@ -182,10 +182,10 @@ class LanguageJob : public Job {
 
   /// Copies a batch from the host into the tensors that loss() reads.
   void load(const datasets::TokenBatch& batch);
-  /// Where the data goes on; a checkpoint has it.
+  /// The position in the data; part of checkpoints.
   datasets::LoaderState& position() { return position_; }
-  /// The loss of what windows predict, settings().batch of them at a time: without a tape, and without
-  /// dropout. This, and the next two, with the averages of the weights in their place if there are such.
+  /// The loss of the windows' predictions, settings().batch windows at a time, without a tape and without
+  /// dropout. This and the next two functions use the averages of the weights if there are any (`ema`).
   Perplexity measure(std::span<const PerplexityWindow> windows);
   /// New tokens after the prompt, without dropout.
   std::vector<int64_t> generate(std::span<const int64_t> prompt, const models::GenerateOptions& options);
@@ -199,7 +199,7 @@ class LanguageJob : public Job {
   using Model = std::variant<models::Gpt, models::Llama>;
   static Model make(const LanguageSettings& settings, Rng& rng, Device device, const std::string& weights,
                     FactorStart start);
-  /// f(model), as the model is used: without dropout, and with the averages for weights.
+  /// f(model) in evaluation mode: without dropout, and with the averages of the weights if there are any.
   template <class F>
   auto as_used(F&& f);
   datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
@@ -243,12 +243,12 @@ class LanguageJob : public Job {
 /// tokens.
 int64_t steps_within(const LanguageSettings& settings, Device device, double seconds);
 
-/// A Hugging Face model directory with the trained model and its tokenizer (the folder `tokenizer`). It
-/// replaces the one that an earlier end of the same run left, once it is complete.
+/// Writes a Hugging Face model directory with the trained model and its tokenizer (the folder `tokenizer`).
+/// An export that an earlier end of the same run left is replaced once the new one is complete.
 void export_language(LanguageJob& job, const LanguageData& data, const std::string& tokenizer,
                      const std::string& folder);
 
-/// The page of a run: losses beside the baseline, samples, throughput, settings.
+/// The page of a run: losses next to the baseline, samples, throughput, settings.
 void write_language_report(const RunFolder& run, const LanguageJob& job, const TrainResult& result);
 
 }  // namespace tessera::train

@@ -108,7 +108,7 @@ void LanguageRecipe::check_export(const RunFolder& run) const {
   if (watch.exported != "best") return;
   const std::vector<int64_t> steps = io::CheckpointFolder(run.checkpoints().string()).steps();
   if (steps.empty()) return;
-  const int64_t best = best_evaluation(run, steps.front()).step;  // those behind the newest are made again
+  const int64_t best = best_evaluation(run, steps.front()).step;  // later evaluations are made again
   check(best == 0 || std::ranges::find(steps, best) != steps.end(),
         "train: --export best: the lowest held-out loss was after step ", best,
         ", whose checkpoint was not kept; resume with --export last");
@@ -225,7 +225,7 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
       settings_.model);
   if (settings_.factors.factorizes())
     text += fmt::format("  weights   {}\n", settings_.factors.description());
-  text += fmt::format("  data      {} tokens to train{}, {}; sequences of {}, {} tokens a step\n",
+  text += fmt::format("  data      {} tokens to train{}, {}; sequences of {}, {} tokens per step\n",
                       format_count(double(data_->train().tokens())),
                       data_->validation()
                           ? fmt::format(", {} held out", format_count(double(data_->validation()->tokens())))

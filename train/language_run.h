@@ -38,7 +38,8 @@ class LanguageRecipe : public Recipe {
  protected:
   /// Settings that a resumed run may take again.
   virtual const LanguageSettings& given_settings() const = 0;
-  /// Notes the first flag given that is nothing without held-out text, of which prepare() knows.
+  /// Notes the first given flag that has no effect without held-out text, for prepare(), which knows whether
+  /// there is any.
   void note_evaluation(const Given& given);
   bool is_llama() const { return llama_; }
 

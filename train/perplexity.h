@@ -14,11 +14,11 @@ namespace tessera::train {
 
 /// How a text is cut into windows, each of which a model sees alone.
 ///
-/// stride 0, the protocol of GPTQ, SparseGPT and Wanda for WikiText: windows of `length` tokens one behind
-/// the other; every token but the first of each is predicted. stride s > 0, the protocol of TEAL: windows of
-/// `length` tokens that begin every s tokens; the last s of each are predicted, so that each of them sees
-/// length - s tokens or more (TEAL's context of 2048 and window of 512 are length 2560 and stride 512). What
-/// is left at the end, shorter than a window, is not used.
+/// stride 0, the protocol of GPTQ, SparseGPT and Wanda for WikiText: windows of `length` tokens back to back;
+/// every token but the first of each is predicted. stride s > 0, the protocol of TEAL: windows of `length`
+/// tokens that begin every s tokens; the last s of each are predicted, so that each of them sees length - s
+/// tokens or more (TEAL's context of 2048 and window of 512 are length 2560 and stride 512). What is left at
+/// the end, shorter than a window, is not used.
 struct PerplexityOptions {
   int64_t length = 2048;
   int64_t stride = 0;

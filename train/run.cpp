@@ -292,7 +292,7 @@ class Run {
         settings_["loss_scale"] = {{"skipped_steps", result_.skipped}, {"last", result_.loss_scale}};
         folder_->write_settings(settings_);
       }
-      // The page says that a run has nothing left to do: one that is stopped behind its last step gets none.
+      // The page says that a run has nothing left to do: one that is stopped after its last step gets none.
       if (result_.outcome == Outcome::finished || result_.step < options_.steps)
         recipe_.report(*folder_, result_);
     } catch (const Interrupted& interrupted) {  // during an export: the last step is saved

@@ -7,7 +7,7 @@
 #include "train/trainer.h"
 #include "train/training_settings.h"
 
-/// A whole run of a bundled model: from its settings to a run folder with its page, and on from there.
+/// A whole run of a bundled model: from settings to a run folder with its page, new or resumed.
 
 namespace tessera::train {
 
@@ -20,19 +20,19 @@ class Recipe {
   virtual const char* name() const = 0;  // "tnp", as in `tessera train tnp`
   /// Options besides those of the trainer that a resumed run keeps.
   virtual SettingList options() { return SettingList(Kept::option); }
-  /// The settings of a new run on `device`; `given`: the flags that say something else than the defaults.
+  /// The settings of a new run on `device`; `given`: the flags that were given.
   virtual void begin(const Given& given, Device device) = 0;
   /// The settings of the run.json at `path`, but for those in `given` that may change.
   virtual void resume(const std::string& path, const nlohmann::json& run, const Given& given) = 0;
   /// The run is made by this many ranks together; after begin or resume. Throws if it cannot be.
   virtual void set_ranks(int ranks, const Given& given, bool resumed) = 0;
-  /// These spread the optimizer's states over themselves; after set_ranks.
+  /// Shards the optimizer's states over these ranks; called after set_ranks.
   virtual void spread(const optim::Sharding& sharding) = 0;
   virtual std::string default_name() const = 0;  // of the run folder, without the time
   /// Brings data and model into memory; may write into the folder, and complete the settings.
   virtual void prepare(const RunFolder& run, Device device, bool resumed) = 0;
   virtual Job& job() = 0;
-  /// How it learns, and the dtype of its activations.
+  /// The training settings, and the dtype of the model's activations.
   virtual const TrainingSettings& training() const = 0;
   virtual DType dtype() const = 0;
   /// Lets the model set the trainer's options that it decides.
@@ -49,7 +49,7 @@ class Recipe {
   virtual std::string conclusion(const RunFolder& run, const TrainResult& result) const = 0;
 };
 
-/// Which run, and how to go about it.
+/// Which run to make, and how.
 struct RunRequest {
   Device device = Device::cpu();
   std::string runs = "runs", name;  // folder of the run folders; name of a new one, "": by model and time
@@ -81,10 +81,10 @@ struct RunEnd {
 /// The name and the time, for a run folder: "tnp-linear-20260131T123456Z".
 std::string stamped(const std::string& name);
 
-/// Trains a new run, or continues one from its newest whole checkpoint: run.json, the row in runs.sqlite
-/// beside the folder, the page. A new folder goes with the error that kept its run from beginning. An
-/// interrupted run is saved, and a result. On several ranks all of them call this, and an error of one ends
-/// it on all. Throws for a run that has nothing left to do.
+/// Trains a new run, or continues one from its newest whole checkpoint; writes run.json, the row in
+/// runs.sqlite next to the folder, and the page. If an error keeps a new run from beginning, its folder is
+/// removed. An interrupted run is saved and returned as a result. On several ranks all of them call this, and
+/// an error of one ends it on all. Throws for a run that has nothing left to do.
 RunEnd run_recipe(Recipe& recipe, const RunRequest& request);
 
 /// Notes the folder of a run where a launcher finds it, which resumes it after a failure.

@@ -10,13 +10,13 @@
 
 /// The record of one run on disk:
 ///   run.json        every setting, versions, seed, revision, GPU
-///   metrics.jsonl   one line a logged step
+///   metrics.jsonl   one line per logged step
 ///   samples.jsonl   texts sampled from a language model during training, if requested
 ///   events.*        the same for TensorBoard, if built with protobuf; a resumed run adds a file
 ///   checkpoints/    the newest ones
 ///   report.html     self-contained page
-/// and one row in runs.sqlite beside the run folders. Names that are no UTF-8 are in all of them as
-/// io::utf8_text writes them.
+/// and one row in runs.sqlite next to the run folders. Names that are not UTF-8 are written to all of them as
+/// io::utf8_text has them.
 
 namespace tessera::train {
 
@@ -34,7 +34,7 @@ struct Sample {
 };
 
 /// Holds a folder for this process to write in. The lock is the system's: it ends with the process, however
-/// that ends. A file system without locks grants it to everybody.
+/// that ends. A file system without locks grants it to every process.
 class FolderLock {
  public:
   /// Throws, naming the folder, if another process holds it.
@@ -70,14 +70,15 @@ class RunFolder {
 
   /// Appends a line; it has reached the operating system when this returns.
   void append(const StepRecord& record) const;
-  /// The line of that step, once more, with what is known by now; all or nothing. Lines of later steps go.
+  /// Rewrites the line of that step with what is known by now, all or nothing, and removes lines of later
+  /// steps.
   void replace_last(const StepRecord& record) const;
   /// All whole lines; a line torn by a killed process is left out.
   std::vector<StepRecord> metrics() const;
   void append(const Sample& sample) const;
   std::vector<Sample> samples() const;
-  /// Drops what was logged after `step`: a resumed run logs those steps again. Drops too what was logged only
-  /// because the run was stopped there ("interrupted"): the curve does not tell.
+  /// Removes what was logged after `step`: a resumed run logs those steps again. Also removes lines logged
+  /// only because the run was stopped there ("interrupted"), so that the curve does not depend on it.
   void truncate_metrics(int64_t step) const;
 
  private:

@@ -17,7 +17,7 @@ report::Series series_of(const std::vector<StepRecord>& records, const char* val
 /// How many steps were skipped, and the loss scale at the end, in a sentence; "" if the run neither skipped
 /// nor scaled.
 std::string skipped_line(const std::vector<StepRecord>& records);
-/// Folder, card, steps and speed in a sentence, and skipped_line().
+/// Folder, GPU, steps and speed in a sentence, and skipped_line().
 void add_outcome(report::Page& page, const RunFolder& run, Device device, const TrainResult& result);
 /// Learning rate, gradient norm, loss scale, throughput, and every setting of run.json.
 void add_course(report::Page& page, const RunFolder& run, const std::vector<StepRecord>& records);

@@ -26,8 +26,8 @@ struct RunUnits {
   std::string gap;         // and compared with: "gap to the 5-gram (nats per token)"; "": with nothing
   bool operator==(const RunUnits&) const = default;
 };
-/// By run.json: TNPs are compared with the Bayes-optimal prediction, language models with the n-gram that
-/// they were trained beside, BERT has the task's metric or the loss of masked tokens. Throws, naming the run,
+/// By run.json: TNPs are compared with the Bayes-optimal prediction, language models with their n-gram
+/// baseline, BERT has the task's metric or the loss of masked tokens. Throws, naming the run,
 /// for a model that is unknown.
 RunUnits units_of(const RunFolder& run);
 

@@ -13,9 +13,9 @@ namespace tessera::train {
 /// The recipe of one of them.
 class SeedRecipe : public Recipe {
  public:
-  /// Whether a finished run has not written what it is asked for now.
+  /// Whether a finished run lacks files that are asked for now.
   virtual bool lacks(const RunFolder& run) const = 0;
-  /// Writes that, and the page.
+  /// Writes those files, and the page.
   virtual void complete(const RunFolder& run) = 0;
 };
 
@@ -41,7 +41,7 @@ struct SeedsEnd {
 };
 
 /// Trains the seeds that are not done, one after the other, and completes those that are; `request`: of each,
-/// but for its folder. The group has its own row in runs.sqlite beside its folder. On several ranks all
+/// but for its folder. The group has its own row in runs.sqlite next to its folder. On several ranks all
 /// of them call this and train each seed together; rank 0 says which, completes and records, so the others
 /// get no results and `ended` is not called there. Throws Interrupted if there is nothing yet that could go
 /// on.

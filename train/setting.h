@@ -36,8 +36,8 @@ using SettingValue = std::variant<bool*, int64_t*, uint64_t*, double*, std::stri
 
 /// Where run.json keeps a setting.
 enum class Kept {
-  job,     // under "job", and in checkpoints: a run that goes on cannot change it
-  option,  // under "options": a run that goes on does as before unless it is told again
+  job,     // under "job", and in checkpoints: --resume cannot change it
+  option,  // under "options": --resume keeps it unless it is given again
   never    // it concerns only the start, or only one call
 };
 
@@ -53,9 +53,9 @@ struct Setting {
   int64_t whole_least = 0, whole_most = std::numeric_limits<int64_t>::max();  // of whole numbers
   std::vector<std::string> choices;                                           // of a text; empty: any
   std::optional<std::string> shown;  // in the help, in place of the default value
-  bool changeable = false;           // of a job: may be given to a run that goes on
+  bool changeable = false;           // of a job: may be given with --resume
   bool power_of_two = false, may_be_empty = false, on_off = false;
-  nlohmann::json absent;  // the value that is not written, and that is meant where it is missing; null: none
+  nlohmann::json absent;  // a value that is not written but assumed where the key is missing; null: none
 
   Setting& named(std::string other_flag) { return flag = std::move(other_flag), *this; }
   Setting& formerly(std::string old) { return old_flags.push_back(std::move(old)), *this; }

@@ -10,17 +10,17 @@ namespace tessera::train {
 /// where the trainer logs; an optimizer without counts skips nothing.
 class SkipWatch {
  public:
-  /// As the counts are before the first step of this process.
+  /// Starts from the optimizer's counts, before the first step of this process.
   explicit SkipWatch(const OptimizerRef& optimizer);
-  /// After a logged step; `finite`: it was done. Waits for the device.
+  /// To be called after a logged step; `finite`: the step was applied. Waits for the device.
   void look(bool finite);
 
   bool scales() const { return optimizer_ && optimizer_->loss_scale().defined(); }
   int64_t skipped() const { return all_.skipped; }   // of the whole run
   double loss_scale() const { return loss_scale_; }  // 0: none
   int64_t row() const { return all_.row; }           // skipped in a row up to the last look, as far as known
-  /// Those in a row that end a run: a scale that falls is how training in f16 begins; at the smallest one
-  /// nothing is left to try.
+  /// Skipped steps in a row that count towards ending the run. With a loss scale only those at its minimum: a
+  /// falling scale is how training in f16 begins, but at the smallest one nothing is left to try.
   int64_t fatal_row() const { return scales() ? minimum_.row : all_.row; }
   /// The warning that a step was skipped at the smallest loss scale, once; "" if there is nothing to say.
   std::string warning(int64_t step);

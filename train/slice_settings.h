@@ -29,7 +29,7 @@ struct SliceSettings {
   int64_t probe_every = 0;
   static constexpr int kProbeDraws = 4;
 
-  /// In the group "Training". Values that are the usual ones are not written.
+  /// Adds the settings to the group "Training". Default values are not written to run.json.
   void add_to(SettingList& list);
   bool slices() const { return mode != "none"; }
   bool is_auto() const { return slices() && rows == "auto"; }

@@ -23,7 +23,7 @@ struct Sparse24Settings {
   int64_t dense_first = 0, dense_last = 0;                // steps
   int64_t dynamic_steps = 10, calibration_samples = 100;  // of soft_dynamic
 
-  /// In the group "Training". Values that are the usual ones are not written.
+  /// Adds the settings to the group "Training". Default values are not written to run.json.
   void add_to(SettingList& list);
   bool on() const { return method != "none"; }
   /// Whether step `step` (from 0) of `steps` is sparse.
@@ -34,9 +34,10 @@ struct Sparse24Settings {
   nn::Sparse24 form(ops::Activation activation, uint64_t seed, Rng* rng) const;
   /// Throws as form() does, and for flags that have no effect without --sparse24.
   void validate() const;
-  /// `weights24`: dense steps are of --weights-24, too.
+  /// `weights24`: --weights-24 is given, to which --dense-first and --dense-last apply as well.
   void check_given(const Given& given, bool weights24) const;
-  /// Whether a step depends on what an earlier one left, or draws: then several ranks have other bits.
+  /// Whether a step depends on state that an earlier one left, or draws random numbers: then several ranks do
+  /// not give the bits of one.
   bool has_state() const;
   /// What tessera plan needs to know; the most of sparse and dense steps. Empty if not on().
   std::optional<plan::HiddenBytes> hidden_bytes(DType dtype) const;

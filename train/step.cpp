@@ -104,7 +104,7 @@ void Step::operator()(const std::function<void(int micro)>& load) {
   } catch (const comm::RankFailure&) {
     throw;
   } catch (const std::exception& error) {
-    // At once: what is under way next to the computation may wait for ranks that wait for this one.
+    // At once: calls in flight next to the computation may wait for ranks that wait for this one.
     if (options_.world) options_.world->fail(error.what());
     throw;
   }

@@ -73,7 +73,7 @@ class Step {
   void replay(Captured& captured, bool updates);
   bool ends_with_update() const { return share_.count == 1 || (overlaps_ && last_ && !spreads_); }
   void add_to_tree(int index);
-  /// A number of each micro-batch: their sum, and, where they are added by the tree, they.
+  /// A number per micro-batch: their sum and, where they are added by the tree, the numbers themselves.
   struct Logged {
     Tensor sum, each;
   };

@@ -29,9 +29,9 @@ class StepLog {
   void load(const std::function<void()>& load) { data_.around(load); }
   /// A step was issued.
   void stepped() { steps_ += 1; }
-  /// What follows is no part of a step: the next interval begins now.
+  /// Begins the next interval now, after work that is not part of a step.
   void restart();
-  /// Also forgets the data waited for: a save lies between.
+  /// The same after a save; also resets the time that was waited for data.
   void restart_after_save();
 
   /// The record of a step whose loss is known; shows it too. `exposed_ms`: Step::exposed_ms. `steady`: its

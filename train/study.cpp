@@ -231,7 +231,7 @@ StudyCell timing_cell(const StudyPlan& plan, const std::string& arm, const std::
     timed.flags["--steps"] = {std::to_string(steps)};
     return timed;
   }
-  fail_at(Site::here(), "study: there is no arm \"", arm, "\" with a task \"", task, "\"");
+  fail_at(Site::here(), "study: the plan has no arm \"", arm, "\" with a task \"", task, "\"");
 }
 
 std::vector<std::string> arguments_of(const StudyPlan& plan, const StudyCell& cell, const fs::path& runs,

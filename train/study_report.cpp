@@ -267,7 +267,7 @@ std::string flags_text(const StudyFlags& flags) {
 }
 
 void add_plan(report::Page& page, const StudyPlan& plan) {
-  page.heading("What was run");
+  page.heading("Flags of the runs");
   std::vector<std::vector<std::string>> rows = {{"all", flags_text(plan.flags)}};
   for (const StudyPart& arm : plan.arms)
     rows.push_back(

@@ -265,7 +265,7 @@ int64_t StudyResults::count(CellStatus status) const {
 const StepTime& StudyResults::time_of(const std::string& arm, const std::string& task) const {
   for (const StepTime& time : times)
     if (time.arm == arm && time.task == task) return time;
-  fail_at(Site::here(), "study: there is no arm \"", arm, "\" with a task \"", task, "\"");
+  fail_at(Site::here(), "study: the plan has no arm \"", arm, "\" with a task \"", task, "\"");
 }
 
 std::vector<const CellResult*> StudyResults::cells_of_arm(const Comparison& comparison) const {

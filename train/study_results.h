@@ -25,7 +25,7 @@ struct CellResult {
   bool counts() const;  // finished, with a finite score
 };
 
-/// The step time of an arm on a task, of steps that nothing else of the study ran beside.
+/// The step time of an arm on a task, measured while nothing else of the study ran.
 struct StepTime {
   std::string arm, task;
   double ms = 0;  // median over the logged intervals after a run's second step; NaN: not measured

@@ -37,10 +37,10 @@ void TnpSettings::add_sizes(SettingList& list) {
        "Features per input x; default: 10 for the prior linear, 1 for the Gaussian processes")
       .shown_as("");
   list.group("Model");
-  size("d_model", model.d_model, "Width");
+  size("d_model", model.d_model, "Hidden size");
   size("d_ff", model.d_ff, "Hidden size of the MLPs and heads");
   size("heads", model.heads, "Number of attention heads").named("--n-head");
-  size("layers", model.layers, "Blocks");
+  size("layers", model.layers, "Number of blocks");
   size("components", model.components, "Number of Gaussians in the mixture");
   size("embed_hidden", model.embed_hidden, "Hidden size of the embedder").named("--emb-hidden");
   list.add("model.pre_norm", model.pre_norm, "Pre-norm instead of post-norm");

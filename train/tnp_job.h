@@ -28,14 +28,15 @@ struct TnpSettings : TrainingSettings {
   int64_t context = 64;          // M
   int64_t targets = 64;          // N
   int64_t batch = 16;            // tasks per micro-batch
-  /// Of the place where the run goes on, not of the job; bits depend on it.
+  /// How several ranks share each task. Depends on where the run executes, not on the job; the bits depend on
+  /// it.
   models::TaskSplit split = {};
   /// datasets::kTaskStream of the build that made the run; settings without it are of a run of version 1.
   int64_t task_stream = datasets::kTaskStream;
 
   /// Every setting, with its flag.
   SettingList list();
-  /// Those of the sizes of model and batch, which benchmarks and plans take too.
+  /// Adds the sizes of model and batch alone, which benchmarks and plans have too.
   void add_sizes(SettingList& list);
   Precision precision() const { return {model.dtype, f32_math}; }
   void set_precision(Precision precision) {
@@ -127,7 +128,7 @@ TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpSettings& settings
                            int64_t tasks, int64_t batch, const TnpGroup* group = nullptr);
 
 /// The page of a run: settings, loss curve, evaluation, and for one-dimensional priors the predictive density
-/// of the mixture beside the exact posterior's.
+/// of the mixture next to the exact posterior's.
 void write_tnp_report(const RunFolder& run, TnpJob& job, const TrainResult& result);
 
 /// The largest batch whose training step fits on the device: doubles until a step runs out of memory, then

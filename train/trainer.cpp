@@ -17,7 +17,7 @@
 namespace tessera::train {
 namespace {
 
-/// Stands in the record of a step whose evaluation was not done when the run was stopped or killed.
+/// Marks the record of a step whose evaluation was still missing when the run was stopped or killed.
 constexpr const char* kUnevaluated = "unevaluated";
 
 /// What the trainer still has to decide after a step.
@@ -142,7 +142,7 @@ class Trainer {
     return now.due.last || now.stop;
   }
 
-  /// Of gradients that are spread: what the first step found it cannot spread.
+  /// With sharded gradients (ZeRO 2): prints which ones the first step found to be kept whole.
   void say_kept() {
     std::string names;
     for (const std::string& name : step_.kept()) names += (names.empty() ? "" : ", ") + name;
@@ -288,8 +288,8 @@ class Trainer {
     return over || now.stop;
   }
 
-  /// The evaluation and the sample that are missing. Of a run that is resumed behind its last step the
-  /// evaluation is done again in any case: the result has it.
+  /// Makes up for a missing evaluation and sample. A run that is resumed after its last step is evaluated
+  /// again in any case: its result includes the evaluation.
   bool catch_up(bool over) {
     const NoTape off;
     const std::vector<StepRecord> records = run_.metrics();
@@ -361,7 +361,8 @@ SettingList TrainerOptions::list() {
            "Consecutive steps without overflow after which the f16 loss scale doubles")
       .range(int64_t{1}, kMost);
   list.add("bucket_mb", bucket_mb,
-           "MiB of gradients per all-reduce during the backward pass; 0: one all-reduce after it")
+           "MiB of gradients per all-reduce during the backward pass; 0: one all-reduce after it (default if "
+           "NCCL sums)")
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
   list.add("rank_exchange", rank_exchange,

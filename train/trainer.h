@@ -11,8 +11,8 @@
 
 namespace tessera::train {
 
-/// TrainerOptions::bucket_mb of a job that is told none, with these values of rank_exchange and zero. 0 on
-/// GPUs whose sums are NCCL's: its kernels take SMs from those of the backward pass.
+/// Default of TrainerOptions::bucket_mb for these values of rank_exchange and zero: 0 on GPUs whose gradients
+/// NCCL sums, because its kernels take SMs from those of the backward pass.
 double usual_bucket_mb(Device device, const dist::World& world, std::string_view rank_exchange, int64_t zero);
 
 struct TrainerOptions {
@@ -76,7 +76,7 @@ TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options,
                   Progress& progress);
 
 /// The same, from the newest checkpoint in the run's folder on; from the beginning if there is none. What was
-/// logged after it goes. For programs of one's own: `tessera train` does this and more (train/run.h).
+/// logged after it goes. For your own programs: `tessera train` does this and more (train/run.h).
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, Progress& progress);
 
 }  // namespace tessera::train

@@ -35,10 +35,11 @@ struct TrainingSettings {
   /// their gradients are added, "world" or "global" (StepOptions::global_order).
   int64_t accumulate = 1;
   std::string order = "world";
-  /// Over which ranks the optimizer's states are spread: of the place where the run goes on, not of the job.
+  /// The ranks that the optimizer's states are sharded over. Depends on where the run executes, not on the
+  /// job.
   optim::Sharding sharding = {};
 
-  /// Of any size: sums and products of sizes then stay far below 2^63.
+  /// Limit of every size: sums and products of sizes then stay far below 2^63.
   static constexpr int64_t kLargest = int64_t(1) << 30;
 
   /// Adds `order` and `accumulate`, which it returns; for the lists of the jobs that have them.
@@ -55,7 +56,8 @@ struct TrainingSettings {
   /// Adds all others. The seed stands in the group "Data".
   void add_to(SettingList& list);
   optim::Schedule make_schedule() const;
-  /// For a model whose activations have the dtype, with the loss scale that this takes.
+  /// Makes the optimizer of a model whose activations have that dtype, with a loss scale if the dtype needs
+  /// one.
   optim::Optimizer make_optimizer(std::vector<nn::NamedParameter> parameters, DType activations,
                                   double beta2 = 0.999, std::vector<optim::Group> groups = {},
                                   optim::ModelStructure structure = {}) const;

@@ -14,7 +14,7 @@ struct Weights24Settings {
   int64_t every = 40;           // steps between two masks
   double decay = 6e-5;          // of pruned weights, added to their gradients
 
-  /// In the group "Training". Values that are the usual ones are not written.
+  /// Adds the settings to the group "Training". Default values are not written to run.json.
   void add_to(SettingList& list);
   bool on() const { return layers != "none"; }
   bool in_attention() const { return layers == "attn" || layers == "attn,mlp"; }

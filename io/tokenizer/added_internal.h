@@ -11,15 +11,15 @@
 
 namespace tessera::io {
 
-/// Where added tokens stand in a text, and what lies between them.
+/// A segment of a text: one added token, or the plain text between two of them.
 struct Segment {
   size_t begin, end;
   int32_t token;  // -1: plain text
 };
 
 /// Finds added tokens before the text is cut by anything else: leftmost, longest first, with the flags of
-/// tokenizer.json. A text of n bytes costs at most n times the longest token; a byte that begins none,
-/// nothing.
+/// tokenizer.json. A text of n bytes costs at most n times the longest token; a byte that begins no added
+/// token costs nothing.
 class AddedMatcher {
  public:
   AddedMatcher() = default;

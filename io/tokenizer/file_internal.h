@@ -10,8 +10,8 @@
 #include "io/file.h"
 #include "io/tokenizer/vocabulary_internal.h"
 
-/// What a tokenizer's file says, read but not yet understood: the large lists in compact form, the rest as
-/// JSON.
+/// Content of a tokenizer's file, parsed but not yet interpreted: the large lists in compact form, the rest
+/// as JSON.
 
 namespace tessera::io {
 
@@ -24,9 +24,10 @@ struct AddedToken {
   std::string text = {};
 };
 
-/// The larger ones in use have 35 MB.
+/// Size limit of a tokenizer.json; the larger ones in use have 35 MB.
 inline constexpr uint64_t kLargestTokenizer = 64 << 20;
-/// Looking for added tokens costs their length at each byte; those in use have less than a hundred.
+/// Length limit of an added token: looking for them costs that length at each byte. Those in use have less
+/// than a hundred bytes.
 inline constexpr size_t kLongestAdded = 1024;
 
 /// Pairs of tokens by their rank, as texts.

@@ -5,7 +5,7 @@
 namespace tessera::io {
 namespace {
 
-/// The characters of which `keep` says so.
+/// The characters for which `keep` is true.
 template <class Keep>
 std::string filtered(std::string_view text, Keep&& keep) {
   std::string kept;
@@ -60,7 +60,7 @@ std::string replaced(std::string_view text, const Pattern& pattern, std::string_
     whole += text.substr(copied, match.begin - copied);
     whole += by;
     copied = match.end;
-    // After a match without characters comes at least one.
+    // After an empty match, advance by at least one character.
     from = match.end;
     if (match.begin == match.end) from += from < text.size() ? unicode::length(text[from]) : 1;
   }

@@ -24,14 +24,14 @@ class Regex {
   struct Match {
     size_t begin = 0, end = 0;
   };
-  /// What the searches in one text may cost together. A start position is free as long as it takes few steps
-  /// and looks at few bytes; beyond that it is charged for steps and bytes, so that the time of a text is
-  /// bounded by its length, whatever the pattern: not that of each start position, of which there are as many
-  /// as bytes.
+  /// Limit on the cost of all searches in one text together. A start position is free as long as it takes few
+  /// steps and looks at few bytes; beyond that it is charged for both. So the time is linear in the text's
+  /// length, whatever the pattern; a limit per start position would not bound it, since there are as many of
+  /// those as bytes.
   class Budget {
    public:
     explicit Budget(size_t bytes) : most_(kPerByte * bytes + kFirst), left_(most_) {}
-    /// False if there was not so much left.
+    /// False if less than `steps` was left.
     bool take(uint64_t steps) {
       if (steps > left_) return false;
       left_ -= steps;

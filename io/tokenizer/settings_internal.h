@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-/// JSON read with suspicion: every access says what it expects, and an error names the place
-/// ("x.json: post_processor.single[0].Sequence").
+/// JSON that is not trusted: every access says what it expects, and an error names the place ("x.json:
+/// post_processor.single[0].Sequence").
 
 namespace tessera::io {
 

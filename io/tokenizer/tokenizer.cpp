@@ -9,7 +9,7 @@
 
 namespace tessera::io {
 
-/// Words and their tokens; a word's place is its hash, and a new one takes it.
+/// A cache of words and their tokens, direct-mapped by hash: a new word replaces the one in its slot.
 class Tokenizer::Cache {
  public:
   struct Slot {
@@ -160,7 +160,8 @@ Encoding Tokenizer::encode_pair(std::string_view first, std::string_view second,
     const size_t added = options.special ? core_->post_processor.added(true) : 0;
     check(uint64_t(options.max_length) >= added, "tokenizer: at most ", options.max_length, " tokens, but ",
           added, " special ones stand around a pair");
-    // The longer one gives way until both are equally long, then both; an odd one stays with the longer.
+    // Truncate the longer text until both are equally long, then both; an odd token stays with the longer
+    // one.
     const size_t room = size_t(options.max_length) - added;
     std::vector<int32_t>& shorter = a.size() > b.size() ? b : a;
     std::vector<int32_t>& longer = a.size() > b.size() ? a : b;

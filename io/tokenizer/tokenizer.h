@@ -21,7 +21,7 @@
 /// (add_bos_token, add_eos_token); next to any, which token ends a text (eos_token).
 ///
 /// The tokens are those of the library `tokenizers` (0.23) and of SentencePiece, one for one; the fields
-/// `truncation` and `padding` of a tokenizer.json are the caller's business. Bytes that are no UTF-8 are read
+/// `truncation` and `padding` of a tokenizer.json are left to the caller. Bytes that are not UTF-8 are read
 /// as U+FFFD, one for each maximal part of an ill-formed sequence, as Python's errors="replace" does.
 ///
 /// A file is bounded in every respect before anything is allocated; errors are reported with their
@@ -39,8 +39,8 @@ struct EncodeOptions {
   int64_t max_length = 0;  // truncate to this many tokens, special ones included, longer text first; 0: off
 };
 
-/// Numbers of the tokens with a role; from tokenizer_config.json or special_tokens_map.json if they are
-/// there, else by their usual names (of a .model: as it says).
+/// Ids of the tokens with a role, from tokenizer_config.json or special_tokens_map.json if present, else by
+/// their usual names (of a .model: as it says).
 struct SpecialTokens {
   std::optional<int32_t> bos, eos, pad, unk, cls, sep, mask;
 };
@@ -71,7 +71,7 @@ class Tokenizer {
 
   /// The number of rows that an embedding needs: the largest id plus 1.
   int64_t vocab_size() const;
-  /// Tokens there are; fewer than vocab_size() if there are holes.
+  /// Number of tokens; fewer than vocab_size() if some ids are unused.
   int64_t token_count() const;
   bool has(int32_t id) const;
   /// As the file writes it: "Ġthe", "##ing", "▁a"; an added token that is normalized, as its normalizer
@@ -85,8 +85,8 @@ class Tokenizer {
   /// "WordLevel", "SentencePiece".
   std::string kind() const;
   const std::string& path() const;
-  /// XXH3 (32 hexadecimal digits) of what decides the tokens: equal for equal tokenizers, however the file is
-  /// laid out.
+  /// XXH3 (32 hexadecimal digits) of everything that determines the tokens: equal for equal tokenizers,
+  /// however their files are laid out.
   const std::string& fingerprint() const;
 
  private:
@@ -115,10 +115,9 @@ struct TokenizerLibraries {
 };
 TokenizerLibraries tokenizer_libraries();
 
-/// Text from tokens as they come, in whole characters: what next() and finish() return is, joined, what
-/// decode() gives for all of them. (One exception: where a tokenizer with byte fallback has tokens of bytes
-/// that are no UTF-8, decode() gives up on all bytes that stand together, the stream on those that are
-/// wrong.)
+/// Text from tokens as they come, in whole characters: the texts that next() and finish() return, joined, are
+/// what decode() gives for all tokens. (One exception: where byte tokens of a tokenizer with byte fallback do
+/// not form UTF-8, decode() replaces the whole run of them, the stream only the invalid ones.)
 class TokenStream {
  public:
   explicit TokenStream(const Tokenizer& tokenizer, bool skip_special = true)

@@ -18,19 +18,19 @@ struct BpeTraining {
   std::vector<std::string> special = {"<|endoftext|>"};  // get the first numbers
 };
 
-/// Byte-level BPE (Sennrich, Haddow, Birch, 2016; Radford et al., 2019): of all pairs of neighbours within
-/// words the most frequent is joined, again and again; of equally frequent ones that of the lower left, then
-/// right number. The same texts give the same bytes, in any order and however cut: between documents no word
-/// goes on. Also the merges of the library's BpeTrainer with its byte alphabet as the initial one.
+/// Byte-level BPE (Sennrich, Haddow, Birch, 2016; Radford et al., 2019): again and again the most frequent
+/// pair of neighbours within words is merged, ties going to the lower left, then the lower right id. The same
+/// texts give the same bytes, in any order and however they are divided into documents at the ends of words.
+/// The merges are those of the library's BpeTrainer with its byte alphabet as the initial one.
 ///
 /// Throws if vocab_size has no room for special tokens and bytes, or a special token is empty or given twice.
 std::string train_bpe(const std::vector<std::string>& texts, const BpeTraining& options);
 
-/// Every byte a token, after the special ones: 256 of them, for any text.
+/// A tokenizer with a token per byte, after the special ones: 256 of them, for any text.
 std::string byte_tokenizer(const std::vector<std::string>& special = {"<|endoftext|>"});
 
-/// Every character of the texts a token, in the order of their code points; others fall back to the 256
-/// tokens of bytes, so any text comes back whole.
+/// A tokenizer with a token per character of the texts, in the order of their code points; other characters
+/// fall back to the 256 byte tokens, so that any text round-trips.
 std::string character_tokenizer(const std::vector<std::string>& texts,
                                 const std::vector<std::string>& special = {"<|endoftext|>"});
 

@@ -10,7 +10,7 @@
 
 namespace tessera::io {
 
-/// No tokenizer in use has a quarter of it, and an embedding of 4 million rows has other troubles.
+/// Limit on the number of tokens: 4 million. No tokenizer in use has a quarter of that.
 inline constexpr int64_t kMostTokens = int64_t{1} << 22;
 
 class Vocabulary {
@@ -21,7 +21,7 @@ class Vocabulary {
   void finish(const std::string& where);
 
   int32_t count() const { return int32_t(ids_.size()); }
-  /// The largest number and 1.
+  /// The largest id plus 1.
   int32_t end() const { return end_; }
   /// The number of a token, or -1.
   int32_t find(std::string_view token) const;

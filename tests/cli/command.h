@@ -52,7 +52,7 @@ class Process {
   bool running();
   /// What it has written to its standard output so far.
   std::string out() const;
-  /// After SIGSTOP: waits until it stands still. Returns false if it has ended instead.
+  /// After SIGSTOP: waits until the process is stopped. Returns false if it has ended instead.
   bool await_stop();
   Outcome wait();
 

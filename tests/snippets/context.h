@@ -5,8 +5,8 @@
 
 #include "tessera.h"
 
-/// What the code in documents and header comments takes for granted: it is compiled, not run, inside a
-/// function that sees these names (tools/check_snippets).
+/// Names that the code in documents and header comments assumes: it is compiled, not run, inside a function
+/// that sees them (tools/check_snippets).
 
 namespace tessera::snippets {
 
