@@ -1,5 +1,7 @@
 #include "comm/dry.h"
 
+#include <algorithm>
+
 namespace tessera::comm {
 
 struct DryRun::Shared {
@@ -17,7 +19,8 @@ class DryTransport : public Transport {
   bool takes(Device) const override { return true; }
   void fail(const std::string&) override {}
   std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t) override {
-    return std::make_shared<DryTransport>(shared_, 0, int(ranks.size()));
+    const int own = int(std::ranges::find(ranks, rank_) - ranks.begin());
+    return std::make_shared<DryTransport>(shared_, own, int(ranks.size()));
   }
 
   void reduce_parts(const Call& call, const Tensor& x, std::span<const int64_t> ends) override {
@@ -34,7 +37,8 @@ class DryTransport : public Transport {
   void run(const Call& call, const Tensor& in, const Tensor& out) override {
     add(call, bytes_sent(call, in.defined() ? int64_t(in.bytes()) : 0));
     if (call.kind == Kind::all_gather)
-      out.detach().slice(0, rank_ * in.size(0), (rank_ + 1) * in.size(0)).copy_from(in.detach());
+      for (int r = 0; r < size_; ++r)
+        out.detach().slice(0, r * in.size(0), (r + 1) * in.size(0)).copy_from(in.detach());
     if (call.kind == Kind::all_to_all || call.kind == Kind::reduce_scatter) {
       const int64_t n = in.size(0) / size_;
       const Tensor own = in.detach().slice(0, rank_ * n, (rank_ + 1) * n);

@@ -17,7 +17,8 @@ struct DryCounts {
 };
 
 /// A communicator of `size` ranks of which only `rank` exists. Calls check their tensors and are counted by
-/// name ("all_reduce"); of a result they only write what this rank itself contributes. Any device. For cost
+/// name ("all_reduce"); of a result they only write what this rank itself contributes. Only all_gather fills
+/// in the same for the other ranks, so that they all have the same color in split(). Any device. For cost
 /// estimates, and to see what a program would send.
 class DryRun {
  public:

@@ -362,5 +362,14 @@ TEST(CommunicatorDry, CountsCallsAndBytes) {
   expect_error([&] { DryRun(4, 4); }, {"rank 4 of 4"});
 }
 
+TEST(CommunicatorDry, SplitsIntoOneGroupOfAllRanks) {
+  const DryRun dry(1, 4);
+  const Communicator part = dry.communicator().split(7, 0);
+  EXPECT_EQ(part.size(), 4);
+  EXPECT_EQ(part.rank(), 1);
+  part.all_reduce(Tensor::zeros({8}, DType::f32, Device::cpu()));
+  EXPECT_EQ(dry.counts().at("all_reduce").calls, 1);
+}
+
 }  // namespace
 }  // namespace tessera::comm
