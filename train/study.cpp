@@ -95,7 +95,7 @@ std::vector<std::string> rates_of(const StudyPlan& plan) {
 }
 
 /// What one has and the other lacks or has otherwise: "--rows 10%", and "no --rows".
-std::string difference_of(const StudyFlags& ran, const StudyFlags& planned) {
+std::string differing_flags(const StudyFlags& ran, const StudyFlags& planned) {
   const auto shown = [](const StudyFlags& flags, const std::string& name) {
     const auto found = flags.find(name);
     if (found == flags.end()) return "without " + name;
@@ -329,7 +329,7 @@ void StudyFolder::check_cells() const {
     check(found != planned.end(), "study: ", path_.string(), " has the run ", name,
           ", which is not in this study: another study's folder, or an arm, task, rate or seed was removed; "
           "give --out another folder");
-    const std::string difference = difference_of(record.flags, found->second);
+    const std::string difference = differing_flags(record.flags, found->second);
     check(difference.empty(), "study: ", (cells() / name).string(), " ran ", difference,
           "; give --out another folder, or the arm another name");
   }
