@@ -361,8 +361,7 @@ SettingList TrainerOptions::list() {
            "Consecutive steps without overflow after which the f16 loss scale doubles")
       .range(int64_t{1}, kMost);
   list.add("bucket_mb", bucket_mb,
-           "MiB of gradients per all-reduce during the backward pass; 0: one all-reduce after it (default if "
-           "NCCL sums)")
+           "MiB per all-reduce during the backward pass; 0: one after it, the default with NCCL")
       .range(0.0, 65536.0)
       .absent_means(TrainerOptions().bucket_mb);
   list.add("rank_exchange", rank_exchange,

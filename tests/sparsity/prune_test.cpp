@@ -286,8 +286,10 @@ TEST(Prune, OtherWeightsAreThoseOfTheFileToo) {
   const Pruned pruned =
       prune(small.model, {},
             {.score = Score::magnitude, .only = {"transformer.h.*.attn.c_proj"}, .dtype = DType::bf16});
-  for (const auto& [name, parameter] : nn::parameters(small.model))
-    EXPECT_TRUE(same(parameter.to(DType::bf16).to(DType::f32), parameter.detach().clone())) << name;
+  for (const auto& [name, parameter] : nn::parameters(small.model)) {
+    const Tensor values = parameter.detach();
+    EXPECT_TRUE(same(values.to(DType::bf16).to(DType::f32), values.clone())) << name;
+  }
   EXPECT_EQ(pruned.fingerprint, pretrained::fingerprint_of(small.model));
   pretrained::save(small.model, folder / "p", {.dtype = DType::bf16});
   EXPECT_EQ(ModelMatrices(folder / "p").fingerprint(), pruned.fingerprint);
