@@ -187,6 +187,7 @@
 #include "pretrained/layers.h"
 #include "pretrained/load.h"
 #include "pretrained/names.h"
+#include "pretrained/narrowed.h"
 #include "pretrained/shares.h"
 #include "pretrained/sparse_file.h"
 #include "pretrained/sparse_model.h"

@@ -8,8 +8,8 @@
 
 namespace tessera::comm {
 
-/// Sums, over the ranks of one machine, of ranges of a tensor, for GPUs with peer access to each other. Data
-/// moves by cudaMemcpyAsync on the GPUs' copy engines and streams wait for it by memory operations; only the
+/// Sums, over the ranks of one machine, of ranges of a tensor, for GPUs with peer access to each other. The
+/// copy engines copy the data (cudaMemcpyAsync), and streams wait for flags in memory; only the
 /// additions take SMs. Compute kernels that run at the same time keep their SMs, where NCCL's kernels hold
 /// some as long as the links are busy.
 ///

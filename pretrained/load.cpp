@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include "pretrained/narrowed_internal.h"
+#include "pretrained/narrowed.h"
 #include "pretrained/shares.h"
 #include "pretrained/sparse_file.h"
 

@@ -1,10 +1,11 @@
+#include "pretrained/narrowed.h"
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
-#include "pretrained/narrowed_internal.h"
 
 namespace tessera::pretrained {
 namespace {

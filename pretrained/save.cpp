@@ -4,7 +4,7 @@
 #include "nn/low_rank.h"
 #include "pretrained/companions_internal.h"
 #include "pretrained/load.h"
-#include "pretrained/narrowed_internal.h"
+#include "pretrained/narrowed.h"
 #include "pretrained/sparse_file.h"
 
 namespace tessera::pretrained {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "pretrained/narrowed_internal.h"
+#include "pretrained/narrowed.h"
 
 namespace tessera::pretrained {
 namespace {

@@ -9,7 +9,7 @@
 #include "pretrained/companions_internal.h"
 #include "pretrained/fingerprint.h"
 #include "pretrained/load.h"
-#include "pretrained/narrowed_internal.h"
+#include "pretrained/narrowed.h"
 #include "runtime/interrupt.h"
 
 namespace tessera::pretrained {

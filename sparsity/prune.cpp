@@ -10,6 +10,7 @@
 #include "ops/reduce/reduce.h"
 #include "pretrained/fingerprint.h"
 #include "pretrained/load.h"
+#include "pretrained/narrowed.h"
 #include "runtime/interrupt.h"
 #include "sparsity/allocation.h"
 #include "sparsity/gate_aware.h"
@@ -41,10 +42,8 @@ template <class Model>
 void round_parameters(const Model& model, DType dtype) {
   for (const auto& [name, parameter] : nn::parameters(model)) {
     check_interrupt();
-    const Tensor values = parameter.detach(), rounded = values.to(dtype);
-    check(is_finite(rounded) || !is_finite(values), "prune: '", name, "' has finite values that ", dtype,
-          " would make infinite; give a --dtype that holds them (", name_of(values.dtype()), ")");
-    values.copy_from(rounded);
+    const Tensor values = parameter.detach();
+    values.copy_from(pretrained::narrowed(values, dtype, name));
   }
 }
 
