@@ -40,6 +40,8 @@ set_tests_properties(specs_apart PROPERTIES LABELS tree)
 
 if(TESSERA_CUDA)
   tessera_check(strict_nvcc tests/strict_nvcc/run ${CMAKE_CUDA_COMPILER})
+elseif(nvcc_version VERSION_GREATER_EQUAL 12.8)
+  include(cuda_compiles.cmake)
 endif()
 
 # Every header of the umbrella compiles by itself: one with a source file of its name by being that file's first include (checked
