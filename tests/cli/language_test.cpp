@@ -574,6 +574,8 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
       at, {{"plan llama --size 60m --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
            {"plan llama --ranks 2 --ffn relu2 --sparse24 soft_dynamic", 2, "sparse24 on 2 ranks"},
            {"plan gpt --ranks 3 --accumulate 6 --zero 2", 2, "--zero 2 on 3 ranks"},
+           {"plan gpt --zero 1", 2, "--zero says nothing of one rank"},
+           {"plan tnp --link-gbs 50", 2, "--link-gbs says nothing of one rank"},
            {"plan tnp --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
            {"plan tnp --ranks 2 --context-parallel 2 --order global", 2, "--context-parallel"}});
   const std::string sizes =
