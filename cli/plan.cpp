@@ -43,12 +43,11 @@ struct PlaceFlags {
         command
             .add_option("--order", order, "Order of their sums: global (default on several ranks) or world")
             ->check(CLI::IsMember({"world", "global"})));
-    of_several.push_back(
-        command
-            .add_option("--bucket-mb", bucket_mb,
-                        "MiB of gradients that are summed at once next to the backward pass")
-            ->check(kFinite)
-            ->check(between(0, 65536)));
+    of_several.push_back(command
+                             .add_option("--bucket-mb", bucket_mb,
+                                         "MiB of gradients that are summed at once next to the backward pass")
+                             ->check(kFinite)
+                             ->check(between(0, 65536)));
     of_several.push_back(
         command
             .add_option("--link-gbs", link_gbs,
