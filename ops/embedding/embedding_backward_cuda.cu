@@ -75,18 +75,19 @@ __global__ void __launch_bounds__(kBlock)
 }
 
 /// All chunks of up to kThreads indices by one block for each 32 packs of columns, the first `tiles` blocks;
-/// the others clear rows. `keys`, `positions`: null, or sorted already.
+/// the others clear rows. As many lanes add up a chunk as a tile has packs, `lanes`, a power of two: narrow
+/// rows have more chunks, which are shorter. `keys`, `positions`: null, or sorted already.
 template <class T, class Out, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     backward_of_few(BackwardArgs<T, Out> args, Indices indices, const uint32_t* keys,
-                    const uint32_t* positions, int tiles, int length) {
+                    const uint32_t* positions, int tiles, int lanes, int length) {
   constexpr int kPack = kPackOf<T>, kBlockWarps = kThreads / kWarp,
                 kMost = kThreads == kFewThreads ? kFew : kSorted;
   __shared__ uint32_t sorted_keys[kMost], sorted_positions[kMost], raw[kThreads == kFewThreads ? kMost : 1];
   __shared__ unsigned touched[kBlockWarps];
-  __shared__ float parts[kBlockWarps][kPack][kWarp];
+  __shared__ float parts[kPack][kThreads];
   gpu::wait_and_launch_dependents();
-  const int thread = int(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp, count = int(args.count);
+  const int thread = int(threadIdx.x), warp = thread / kWarp, count = int(args.count);
   if (int(blockIdx.x) >= tiles) {
     const int64_t base = (blockIdx.x - tiles) * int64_t(args.rows_of_warp * kBlockWarps),
                   own = base + warp * args.rows_of_warp;
@@ -117,22 +118,23 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const Chunks chunks{sorted_keys, sorted_positions, count, length};
-  const int64_t first = (blockIdx.x * int64_t(kWarp) + lane) * kPack;
+  const int own = thread / lanes, rank = thread % lanes;  // the chunk
+  const int64_t first = (blockIdx.x * int64_t(kWarp) + rank) * kPack;
   float sum[kPack];
-  const bool exists = warp * length < count;
+  const bool exists = own * length < count;
   constexpr int kAhead = kThreads == kFewThreads ? 8 : 4;
-  if (exists && walk<kAhead>(args, chunks, warp, first, sum))
+  if (exists && walk<kAhead>(args, chunks, own, first, sum))
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) parts[warp][i][lane] = sum[i];
+    for (int i = 0; i < kPack; ++i) parts[i][thread] = sum[i];
   __syncthreads();
-  if (!exists || first >= args.width || !begins_parts(chunks, warp)) return;
-  const uint32_t row = sorted_keys[(warp + 1) * length];
+  if (!exists || first >= args.width || !begins_parts(chunks, own)) return;
+  const uint32_t row = sorted_keys[(own + 1) * length];
   if (row >= args.rows) return;
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) sum[i] = parts[warp][i][lane];
-  for (int chunk = warp + 1; chunks.is_uniform(chunk) && sorted_keys[chunk * length] == row; ++chunk)
+  for (int i = 0; i < kPack; ++i) sum[i] = parts[i][thread];
+  for (int chunk = own + 1; chunks.is_uniform(chunk) && sorted_keys[chunk * length] == row; ++chunk)
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) sum[i] += parts[chunk][i][lane];
+    for (int i = 0; i < kPack; ++i) sum[i] += parts[i][chunk * lanes + rank];
   put_sum(sum, args, row, first);
 }
 
@@ -267,16 +269,17 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
       .by_packs_per_row = gpu::Divider(packs_per_row),
       .rows_of_warp = rows_of_warp};
   const int64_t packs = ceil_div(width, kPackOf<T>), tiles = ceil_div(packs, kWarp);
+  const int lanes = int(std::min<uint64_t>(std::bit_ceil(uint64_t(packs)), kWarp));  // that add up a chunk
   const EmbeddingWay way = embedding_way(count, rows, Gpu(device));
   const auto few = [&]<int kThreads>(const uint32_t* keys, const uint32_t* positions) {
     constexpr int kBlockWarps = kThreads / kWarp;
     const int64_t adding = count > 0 ? tiles : 0,
                   clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kBlockWarps);
     int length = kShortChunk;
-    while (length * kBlockWarps < count) length *= 2;
+    while (length * (kThreads / lanes) < count) length *= 2;
     gpu::launch_dependent(device, {gpu::grid_of(adding + clearing), kThreads},
                           backward_of_few<T, Out, kThreads>, args, Indices(indices), keys, positions,
-                          int(adding), length);
+                          int(adding), lanes, length);
   };
   if (way == EmbeddingWay::one_launch) return few.template operator()<kFewThreads>(nullptr, nullptr);
   const Tensor arrays = Tensor::empty_packed({4 * count}, DType::i32, device);
@@ -308,7 +311,6 @@ void backward(const Tensor& dtable, const Tensor& dy, const Tensor& indices, boo
   const int64_t all = ceil_div(count, length), part_stride = packs * kPackOf<T>;
   const Tensor parts =
       Tensor::empty_packed(Shape{std::max<int64_t>(all, 1), part_stride}, DType::f32, device);
-  const int lanes = int(std::min<uint64_t>(std::bit_ceil(uint64_t(packs)), kWarp));
   const int64_t walkers = ceil_div(all, kBlock / lanes), deep = std::min<int64_t>(tiles, 65535),
                 clearing = adds ? 0 : ceil_div(rows, rows_of_warp * kWarps);
   gpu::launch_dependent(device, {gpu::grid_of(walkers + ceil_div(clearing, deep), deep), kBlock},
