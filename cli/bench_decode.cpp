@@ -5,6 +5,7 @@
 #include "cli/sparse_flags.h"
 #include "cli/tensor_parallel_flags.h"
 #include "cli/train_run.h"
+#include "pretrained/load.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
@@ -93,7 +94,10 @@ int bench_decode(const DecodeArgs& args) {
   options.world = args.parallel.join("bench decode", args.device);
   return options.world.told([&] {
     options.device = device_of(args.device, options.world.place());
-    if (args.dtype.empty() && options.device.is_cpu()) options.dtype = DType::f32;
+    if (args.dtype.empty() && options.device.is_cpu())
+      options.dtype = DType::f32;
+    else if (args.dtype.empty() && !args.model.empty())
+      options.dtype = pretrained::stored_dtype(args.model);
     options.ranks = args.parallel.share(options.world, options.device);
     tell_shared(options.world, options.device);
     std::vector<bench::Record> records;
@@ -133,7 +137,8 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 12));
   add_sampling(*command, args->sampling);
-  command->add_option("--dtype", args->dtype, "f32, bf16 or f16; default: f16 on a GPU, f32 on the CPU");
+  command->add_option("--dtype", args->dtype,
+                      "f32, bf16 or f16; default: of --model the weights', else f16, on the CPU f32");
   command->add_option("--graph", args->graph, "Run the step as one captured CUDA graph (GPU): on,off");
   command->add_option("--repeats", args->repeats, "Number of timed texts")
       ->check(kDecimal)

@@ -100,7 +100,7 @@ NarrowChoice choose_terms(const Gemm& g, const Gpu& gpu) {
   const int64_t size = int64_t(size_of(g.out));
   const bool shared = g.ldd * size % 32 != 0;
   return {.tile = kNarrowTerms,
-          .rows = many && strips * ranges * g.batch > 2 * wanted ? 256 : 128,
+          .rows = strips * ranges * g.batch > 2 * wanted ? 256 : 128,
           .columns = int(ceil_div(ceil_div(g.n, ranges), 32) * 32),
           .staged = shared && g.batch * g.m * g.n * size > kLarge,
           .seconds = c.ends + gemm_bytes(g) / (shared ? c.shared

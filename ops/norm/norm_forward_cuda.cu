@@ -1,14 +1,14 @@
 #include "ops/norm/norm_rows.cuh"
 
 /// Norms, forward. One read and one write per element, two of each with a residual, whose dropout mask (if
-/// any) is drawn while the row is being loaded. One warp (or block) per row, not persistent: 32 and more rows
-/// at a time per SM keep the memory busy. (Persistent warps that keep weight and bias in registers and
-/// prefetch the next row were 5 to 10 % slower, except where all rows fit one wave.) The mean is known before
-/// the squares are summed, so a large mean costs no digits of the variance. The f32 sum that gives the mean
-/// is off by some ulp; the sum of the distances from it, computed with their squares, corrects both (Chan,
-/// Golub, LeVeque, "Algorithms for computing the sample variance", Am. Stat. 37, 1983, equation 1.7). So a
-/// row of equal elements has exactly its element as mean and y = bias: without the correction, a mean that is
-/// off by an ulp would be amplified by 1 / sqrt(eps).
+/// any) is drawn while the row is being loaded. One warp (or block) per row or two, not persistent: 32 and
+/// more rows at a time per SM keep the memory busy. (Persistent warps that keep weight and bias in registers
+/// and prefetch the next row were 5 to 10 % slower, except where all rows fit one wave.) The mean is known
+/// before the squares are summed, so a large mean costs no digits of the variance. The f32 sum that gives the
+/// mean is off by some ulp; the sum of the distances from it, computed with their squares, corrects both
+/// (Chan, Golub, LeVeque, "Algorithms for computing the sample variance", Am. Stat. 37, 1983, equation 1.7).
+/// So a row of equal elements has exactly its element as mean and y = bias: without the correction, a mean
+/// that is off by an ulp would be amplified by 1 / sqrt(eps).
 
 namespace tessera::ops {
 namespace {
@@ -145,14 +145,32 @@ __device__ __forceinline__ void normalise(Words<T> (&y)[kSteps], const float (&v
 }
 
 template <class T>
+__device__ __forceinline__ float rstd_of(const ForwardArgs<T>& args, float squares) {
+  return __frsqrt_rn(squares * args.inverse + args.eps);
+}
+
+template <class T>
 __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int64_t row, bool writes,
                                                  float mean, float squares) {
-  const float rstd = __frsqrt_rn(squares * args.inverse + args.eps);
+  const float rstd = rstd_of(args, squares);
   if (writes) {
     if (args.mean) args.mean[row] = mean;
     args.rstd[row] = rstd;
   }
   return rstd;
+}
+
+/// Those of rows `first`, which is even, and, if there are `both`, the next: 8 bytes at once.
+template <class T>
+__device__ __forceinline__ void keep_pair(const ForwardArgs<T>& args, int64_t first, bool both,
+                                          const float (&mean)[2], const float (&rstd)[2]) {
+  if (both) {
+    if (args.mean) *reinterpret_cast<float2*>(args.mean + first) = make_float2(mean[0], mean[1]);
+    *reinterpret_cast<float2*>(args.rstd + first) = make_float2(rstd[0], rstd[1]);
+  } else {
+    if (args.mean) args.mean[first] = mean[0];
+    args.rstd[first] = rstd[0];
+  }
 }
 
 /// Minimum number of blocks per SM, 0 for the compiler's choice: 28 or more warps keep the memory busy, for
@@ -196,6 +214,86 @@ __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlock
   const float rstd = keep_statistics(args, row, rank == 0, mean, squares);
   normalise<T>(share.x, values, weight, bias, args.bias != nullptr, mean, rstd);
   Rows::store(args.y + row * args.y_stride, share.x, rank, width);
+}
+
+/// The words, as if they had just been loaded: what was unpacked from them is unpacked again where it is
+/// needed, instead of being kept in registers. Those decide how many rows are in flight.
+template <class T, int kSteps>
+__device__ __forceinline__ void drop_unpacked(Words<T> (&words)[kSteps]) {
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s)
+#pragma unroll
+    for (int w = 0; w < 4; ++w) asm volatile("" : "+r"(words[s].word[w]));
+}
+
+/// Two rows of 16-bit elements per warp, without a residual: of short rows one per warp is too little in
+/// flight (512 columns on an H200: 3.5 TB/s of 4.2). Each row's arithmetic is that of forward_rows.
+template <class T, bool kCentred, int kSteps>
+__global__ void __launch_bounds__(kBlock, 7) forward_row_pairs(ForwardArgs<T> args) {
+  using Rows = RowAccess<kWarp>;
+  constexpr int kSums = kCentred ? 2 : 1;
+  float scratch[1];  // a warp needs none
+  RowReduce<kWarp, 2 * kSums> add(scratch);
+  gpu::wait_and_launch_dependents();
+  const int rank = int(threadIdx.x) % kWarp, width = int(args.width);
+  const int64_t first = first_row<kWarp>() * 2;
+  if (first >= args.rows) return;
+  const bool both = first + 1 < args.rows;  // else the row twice
+  Words<T> x[2][kSteps];
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    Rows::load(x[r], args.x + (first + (both ? r : 0)) * args.x_stride, rank, width);
+  const auto unpacked = [&](float(&values)[kSteps][kPackOf<T>], int r) {
+    drop_unpacked(x[r]);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) gpu::unpack(values[s], x[r][s]);
+  };
+  float values[kSteps][kPackOf<T>], mean[2] = {}, squares[2], rstd[2];
+  if constexpr (kCentred) {
+    float sums[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      unpacked(values, r);
+      sums[r] = sum_of(values);
+    }
+    add(sums);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) mean[r] = mean_of(sums[r], args.width, args.inverse);
+  }
+  float sums[2 * kSums];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float of_row[kSums] = {};
+    unpacked(values, r);
+    add_distances<T, kWarp>(of_row, values, mean[r], rank, width);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[r * kSums + i] = of_row[i];
+  }
+  add(sums);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float of_row[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) of_row[i] = sums[r * kSums + i];
+    squares[r] = correct_mean(mean[r], of_row, args.width, args.inverse, [&] {
+      float again[1] = {};
+      unpacked(values, r);
+      add_distances<T, kWarp>(again, values, mean[r], rank, width);
+      add(again);
+      return again[0];
+    });
+    rstd[r] = rstd_of(args, squares[r]);
+  }
+  if (rank == 0) keep_pair(args, first, both, mean, rstd);
+  Words<T> weight[kSteps], bias[kSteps];
+  Rows::load_vector(weight, args.weight, 1.0f, rank, width);
+  Rows::load_vector(bias, args.bias, 0.0f, rank, width);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    unpacked(values, r);
+    normalise<T>(x[r], values, weight, bias, args.bias != nullptr, mean[r], rstd[r]);
+    if (r == 0 || both) Rows::store(args.y + (first + r) * args.y_stride, x[r], rank, width);
+  }
 }
 
 /// Longer rows, one block per row, read in pieces three times: for the mean, for the squares and for y.
@@ -263,7 +361,12 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
   if (args.width < kPackOf<T>) {
     rows.template operator()<1, kPackOf<T>>();
   } else if (args.width <= 512) {
-    rows.template operator()<kWarp, 16>();
+    if constexpr (sizeof(T) == 2 && kAdds == Adds::nothing) {
+      gpu::launch_dependent(device, {grid_of(ceil_div(args.rows, 2 * rows_at_once<kWarp>(kBlock))), kBlock},
+                            forward_row_pairs<T, kCentred, 2>, args);
+    } else {
+      rows.template operator()<kWarp, 16>();
+    }
   } else if (args.width <= 768) {
     rows.template operator()<kWarp, 24>();
   } else if (args.width <= 1024) {

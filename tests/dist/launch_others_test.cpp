@@ -1,6 +1,7 @@
 #if defined(TESSERA_PROGRAM)
 #include <gtest/gtest.h>
 
+#include "runtime/device.h"
 #include "tests/dist/launched_train.h"
 #include "tests/errors.h"
 
@@ -45,7 +46,10 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(LaunchDoctor, LinksTellsTheVariablesOfEveryRank) {
   const Folder folder;
-  const Said said = launched(folder, {.ranks = 2, .command = tessera("doctor --links")});
+  std::vector<std::string> command = tessera("doctor --links");
+  if (Device::cuda_count() == 1)  // two ranks cannot share it
+    command.insert(command.begin(), {"env", "CUDA_VISIBLE_DEVICES="});
+  const Said said = launched(folder, {.ranks = 2, .command = command});
   EXPECT_EQ(said.end.code, 0) << said.err << said.end.cause;
   expect_parts(said.out, {"NCCL", "/dev/shm", "locked memory", "open files", "NVLink multicast: off",
                           "rank 0 on ", "rank 1 on ", "NCCL_NVLS_ENABLE=0"});
