@@ -54,15 +54,20 @@ bool Pattern::find(std::string_view text, size_t from, Regex::Match& match, Rege
 std::string replaced(std::string_view text, const Pattern& pattern, std::string_view by) {
   std::string whole;
   size_t copied = 0, from = 0;
+  bool any = false;  // matches
   Regex::Match match;
   Regex::Budget budget(text.size());
   while (from <= text.size() && pattern.find(text, from, match, budget)) {
-    whole += text.substr(copied, match.begin - copied);
-    whole += by;
-    copied = match.end;
+    const bool is_empty = match.begin == match.end;
+    // As in the library `tokenizers`, an empty match that ends the one before does not count.
+    if (!is_empty || match.end != copied || !any) {
+      whole += text.substr(copied, match.begin - copied);
+      whole += by;
+      copied = match.end, any = true;
+    }
     // After an empty match, advance by at least one character.
     from = match.end;
-    if (match.begin == match.end) from += from < text.size() ? unicode::length(text[from]) : 1;
+    if (is_empty) from += from < text.size() ? unicode::length(text[from]) : 1;
   }
   whole += text.substr(copied);
   return whole;

@@ -11,8 +11,9 @@ namespace tessera::io {
 /// `tokenizers` uses it), matched by PCRE2 with UTF and Unicode properties.
 ///
 /// The pattern is rewritten so that both see the same characters: \s is the property White_Space, \d is
-/// \p{Nd}, \w is Unicode's word, and \p{..} has what Unicode 16 added to it. A class within a class, `&&`
-/// and \G are refused.
+/// \p{Nd}, \w and \b know Unicode's words, \p{Han} is the property Script, and \p{..} of a general category
+/// has what Unicode 16 added to it. What cannot be rewritten is refused: a class within a class, `&&`, \G,
+/// \X, [:alpha:], {3}?, flags within an alternative. Case folding is by single characters: (?i)ss is not ß.
 class Regex {
  public:
   /// Throws, naming `where`, if the pattern is not understood or this build has no PCRE2.

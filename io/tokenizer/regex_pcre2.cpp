@@ -25,10 +25,34 @@ constexpr const char* kNoSpaces =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 
+template <auto free>
+struct Free {
+  void operator()(auto* thing) const { free(thing); }
+};
+template <class T, auto free>
+using Owned = std::unique_ptr<T, Free<free>>;
+
+/// Whether this PCRE2 knows `property`, the inside of \p{}.
+bool is_property(const std::string& property) {
+  const std::string pattern = "\\p{" + property + "}";
+  int error = 0;
+  PCRE2_SIZE place = 0;
+  return Owned<pcre2_code, pcre2_code_free>(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
+                                                          pattern.size(), PCRE2_UTF, &error, &place,
+                                                          nullptr)) != nullptr;
+}
+
+/// The inside of \p{} that means the same in PCRE2. The name of a script is the property Script in Oniguruma.
+/// In PCRE2 since 10.40 it is Script_Extensions, of which Han has the ideographic comma and full stop, too.
+std::string property(const std::string& name) {
+  const std::string script = "sc:" + name;
+  return name.size() > 2 && is_property(script) ? script : name;
+}
+
 /// \p{..} as the inside of a class, with what is newer than PCRE2's tables.
 std::string category(const std::string& name) {
-  std::string items = "\\p{" + name + "}";
-  const bool known = !name.empty() && name.size() <= 2 && name.find_first_not_of("LMNPSudtlocemksif") > 1;
+  std::string items = "\\p{" + property(name) + "}";
+  const bool known = !name.empty() && name.size() <= 2 && name.find_first_not_of("LMNPSudtlocemknsif") > 1;
   for (size_t i = 0; known && i < unicode::kNewerCount; ++i) {
     const unicode::CategoryRange& range = unicode::kNewer[i];
     if (std::string_view(range.category).substr(0, name.size()) != name) continue;
@@ -39,9 +63,11 @@ std::string category(const std::string& name) {
   return items;
 }
 
-std::string word_items() {
-  // The other four ranges are circled and squared letters: alphabetic, though no letters.
+/// The inside of a class for \w. Oniguruma adds the superscripts and fractions of Latin-1 outside of classes.
+std::string word_items(bool in_class) {
+  // The last four ranges are circled and squared letters: alphabetic, though no letters.
   return category("L") + category("M") + category("Nd") + category("Nl") + category("Pc") +
+         (in_class ? "" : R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})") +
          R"(\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
 }
 
@@ -53,12 +79,13 @@ class Translator {
   std::string run() {
     while (at_ < from_.size()) {
       const char c = from_[at_];
+      const bool at_start = c == '(' || c == '|';  // of an alternative
       if (c == '\\')
-        escape();
+        escape(), at_start_ = false;
       else if (in_class_)
         class_character(c);
       else
-        plain(c);
+        plain(c), at_start_ = at_start;
     }
     return std::move(to_);
   }
@@ -78,15 +105,24 @@ class Translator {
     } else if (c == '{') {
       // After an interval, Oniguruma takes + for another repetition, PCRE2 for "give nothing back".
       const size_t end = from_.find_first_not_of("0123456789,", at_ + 1);
-      if (end != std::string::npos && from_[end] == '}' && end + 1 < from_.size() && from_[end + 1] == '+')
-        refuse("a + after an interval");
+      const bool is_interval = end != std::string::npos && from_[end] == '}' && end > at_ + 1;
+      const char after = is_interval && end + 1 < from_.size() ? from_[end + 1] : ' ';
+      if (after == '+') refuse("a + after an interval");
+      // There, "these n or none"; in PCRE2, n of them.
+      if (after == '?' && from_.find(',', at_) > end) refuse("a ? after the interval {n}");
       to_ += c, ++at_;
+      if (is_interval && from_[at_] == ',' && from_[at_ + 1] != '}') to_ += '0';  // {,n}: plain text in PCRE2
     } else if (c == '(' && from_.compare(at_, 2, "(?") == 0) {
       // Flags: m means another thing in each of the two.
       const size_t end = from_.find_first_not_of("imxs-", at_ + 2);
       const size_t flags = (end == std::string::npos ? from_.size() : end) - at_ - 2;
       if (from_.substr(at_ + 2, flags).find_first_of("ms") != std::string::npos) refuse("the flag m or s");
+      // a(?i)b|c is a(?i:b|c) there and a(?i:b)|(?i:c) in PCRE2.
+      if (flags > 0 && end != std::string::npos && from_[end] == ')' && !at_start_ &&
+          from_.find('|', end) != std::string::npos)
+        refuse("flags within an alternative");
       to_ += "(?", at_ += 2;
+      if (at_ < from_.size() && from_[at_] == ':') to_ += ':', ++at_;
     } else {
       to_ += c, ++at_;
     }
@@ -98,12 +134,27 @@ class Translator {
     if (c == '[') {
       const size_t end = from_.find(":]", at_);
       if (end == std::string::npos) refuse("an open class");
-      to_ += from_.substr(at_, end + 2 - at_);
+      to_ += posix_class(from_.substr(at_ + 2, end - at_ - 2));
       at_ = end + 2;
       return;
     }
     if (c == ']') in_class_ = false;
     to_ += c, ++at_;
+  }
+
+  /// [:name:] as the inside of a class. Those whose characters cannot be named here are refused.
+  std::string posix_class(const std::string& name) const {
+    if (name == "space") return kSpaces;
+    if (name == "^space") return kNoSpaces;
+    if (name == "blank") return category("Zs") + R"(\x{9})";
+    if (name == "cntrl") return R"(\p{Cc})";
+    if (name == "^cntrl") return R"(\P{Cc})";
+    if (name == "digit") return category("Nd");
+    if (name == "punct") return category("P") + category("S");
+    if (name == "word") return word_items(true);
+    if (name == "xdigit") return "0-9a-fA-F";
+    if (name == "ascii") return R"(\x{0}-\x{7f})";
+    refuse("[:" + name + ":]");
   }
 
   void put(const std::string& items, bool negated) {
@@ -120,14 +171,24 @@ class Translator {
       put(in_class_ && c == 'S' ? kNoSpaces : kSpaces, c == 'S');
     } else if (c == 'G') {
       refuse("\\G");  // searches begin at positions of their own
-    } else if (c == 'h') {
-      put("0-9a-fA-F", false);
+    } else if (std::string_view("CEQVX").find(c) != std::string_view::npos) {
+      refuse(std::string("\\") + c);  // another thing in each of the two
+    } else if ((c == 'b' || c == 'B') && !in_class_) {
+      const std::string word = "[" + word_items(false) + "]", before = "(?<=" + word + ")",
+                        after = "(?=" + word + ")";
+      const std::string none_before = "(?<!" + word + ")", none_after = "(?!" + word + ")";
+      to_ += c == 'b' ? "(?:" + before + none_after + "|" + none_before + after + ")"
+                      : "(?:" + before + after + "|" + none_before + none_after + ")";
+    } else if (c == 'v') {
+      to_ += R"(\x{b})";  // all vertical space in PCRE2
     } else if (in_class_ && (c == 'D' || c == 'W' || c == 'H')) {
       refuse(std::string("\\") + c + " in a class");
+    } else if (c == 'h' || c == 'H') {
+      put("0-9a-fA-F", c == 'H');
     } else if (c == 'd' || c == 'D') {
       put(category("Nd"), c == 'D');
     } else if (c == 'w' || c == 'W') {
-      put(word_items(), c == 'W');
+      put(word_items(in_class_), c == 'W');
     } else if ((c == 'p' || c == 'P') && at_ + 2 < from_.size() && from_[at_ + 2] == '{') {
       const size_t end = from_.find('}', at_);
       if (end == std::string::npos) refuse("an open \\p{");
@@ -136,7 +197,7 @@ class Translator {
       if (caret) name.erase(0, 1);
       const bool negated = caret != (c == 'P');
       if (in_class_ && negated)
-        to_ += "\\P{" + name + "}";
+        to_ += "\\P{" + property(name) + "}";
       else
         put(category(name), negated);
       at_ = end + 1;
@@ -151,15 +212,8 @@ class Translator {
   const std::string& from_;
   std::string to_;
   size_t at_ = 0;
-  bool in_class_ = false;
+  bool in_class_ = false, at_start_ = true;
 };
-
-template <auto free>
-struct Free {
-  void operator()(auto* thing) const { free(thing); }
-};
-template <class T, auto free>
-using Owned = std::unique_ptr<T, Free<free>>;
 
 /// What a search needs besides the pattern; one a thread.
 struct Workspace {

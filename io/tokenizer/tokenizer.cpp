@@ -123,6 +123,7 @@ void Tokenizer::append(std::string_view text, std::vector<int32_t>& ids) const {
     if (!core_->normalizer.empty()) {
       normalized = core_->normalizer(std::string(part));
       part = normalized;
+      if (part.empty()) continue;  // no blank before it either: nothing is left that could have one
     }
     if (core_->normalized_added.empty()) {
       append_plain(part, segment.begin == 0, ids);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "io/tokenizer/normalizer_internal.h"
+
 #include <random>
 #include <regex>
 
@@ -61,6 +63,45 @@ TEST(Regex, EndsOfLinesAndTextAreThoseOfTheText) {
   std::string wide;
   for (int i = 0; i < 300; ++i) wide += i % 100 ? "\xE4\xB8\xAD" : "x";
   EXPECT_EQ(found_by_us(Regex("test", "[^x]+"), wide), (Spans{{1, 298}, {299, 596}, {597, 894}}));
+}
+
+std::string marked(const std::string& pattern, const std::string& text) {
+  const nlohmann::json regex{{"Regex", pattern}};
+  return replaced(text, Pattern(Settings(regex, "test")), "#");
+}
+
+// What the normalizer Replace of the library tokenizers 0.23.3 (Oniguruma) makes of the same.
+TEST(Regex, PatternsMeanWhatTheyMeanToOniguruma) {
+  if (!Regex::available()) GTEST_SKIP() << "skipped: no PCRE2";
+  // The name of a script is the property Script: punctuation that scripts share is not among them.
+  EXPECT_EQ(marked(R"(\p{Han}+)", "你好、世界。一々〃"), "#、#。#〃");
+  EXPECT_EQ(marked(R"([\p{Hiragana}\p{Katakana}]+)", "ひらー、カナ。"), "#ー、#。");
+  EXPECT_EQ(marked(R"([\P{Han}]+)", "你、好"), "你#好");
+  EXPECT_EQ(marked(R"(\p{Latin}+)", "ab\u0363c \u202f"), "#\u0363# \u202f");
+  // Words have marks, and outside of a class the superscripts and fractions of Latin-1.
+  EXPECT_EQ(marked(R"(\w+)", "x² ½a ①"), "# # ①");
+  EXPECT_EQ(marked(R"([\w-]+)", "x² ½a"), "#² ½#");
+  EXPECT_EQ(marked(R"(\bthe\b)", "the, the\u0301 ½the the"), "#, the\u0301 ½the #");
+  EXPECT_EQ(marked(R"(\B)", "a\u0301b"), "a#\u0301#b");
+  EXPECT_EQ(marked(R"(\H+)", "xyz fab"), "#fab");
+  EXPECT_EQ(marked(R"(\v)", "a\vb\nc\u2028"), "a#b\nc\u2028");
+  EXPECT_EQ(marked("a{,2}b", "b ab aaab"), "# # a#");
+  EXPECT_EQ(marked("x{}|y{,}", "x{} y{,}"), "# #");
+  EXPECT_EQ(marked(R"(\p{Mn})", "a\u0897b"), "a#b");
+  EXPECT_EQ(marked("(?:(?i)a|b)(?i)c", "ac BC bC d"), "# # # d");
+  EXPECT_EQ(marked("[[:punct:]]+", "a,+b€"), "a#b#");
+  EXPECT_EQ(marked("[[:space:][:digit:]]+", "a \u00a01\u0663b\u180e"), "a#b\u180e");
+  EXPECT_EQ(marked("[^[:^space:]]", "a b"), "a#b");
+  EXPECT_EQ(marked("[[:xdigit:]]+", "xyzfab"), "xyz#");
+  EXPECT_EQ(marked("[[:word:]]+", "a\u0301_½"), "#½");
+}
+
+TEST(Regex, AnEmptyMatchAfterAnotherDoesNotCount) {
+  if (!Regex::available()) GTEST_SKIP() << "skipped: no PCRE2";
+  EXPECT_EQ(marked("a|", "ab"), "#b#");
+  EXPECT_EQ(marked("a*", "baab"), "#b#b#");
+  EXPECT_EQ(marked("", "ab"), "#a#b#");
+  EXPECT_EQ(marked("$", "a\n"), "a#\n#");
 }
 
 }  // namespace

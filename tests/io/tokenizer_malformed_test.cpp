@@ -216,6 +216,11 @@ TEST(TokenizerMalformed, RefusesPatternsWithAReason) {
       {"(?m:.)", "the flag m or s"},
       {"[\\W]", "\\W in a class"},
       {"\\Ga", "\\G at byte 0"},
+      {"\\X", "\\X at byte 0"},
+      {"a\\Q.\\E", "\\Q at byte 1"},
+      {"a{2}?", "a ? after the interval {n}"},
+      {"a(?i)b|c", "flags within an alternative"},
+      {"[[:alpha:]]", "[:alpha:] at byte 1"},
       {std::string(70000, 'a'), "a pattern of 70000 bytes, more than 65536"}};
   for (const auto& [pattern, error] : cases)
     EXPECT_TRUE(throws([&] { Tokenizer::parse("x.json", split(pattern)); }, error)) << pattern.substr(0, 40);

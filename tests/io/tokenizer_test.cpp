@@ -128,6 +128,21 @@ TEST(Tokenizer, NormalizedAddedTokensDecodeToTheirNormalizedText) {
   EXPECT_EQ(lower.decode(Ids{8}), "newtok");
 }
 
+TEST(Tokenizer, APartThatTheNormalizerEmptiesHasNoTokens) {
+  // As in tokenizers 0.23: no blank is put before a part of the text of which nothing is left.
+  const auto tokenizer = [](const std::string& pre_tokenizer) {
+    return Tokenizer::parse("x.json", R"({"normalizer": {"type": "Strip"}, "pre_tokenizer": )" +
+                                          pre_tokenizer +
+                                          R"(, "added_tokens": [{"id": 0, "content": "<s>", "special": true}],
+               "model": {"type": "BPE", "merges": [], "vocab": {"<s>": 0, "\u2581": 1, "a": 2, "\u0120": 3}}})");
+  };
+  const Tokenizer metaspace = tokenizer(R"({"type": "Metaspace"})");
+  EXPECT_EQ(metaspace.encode("<s> <s> a").ids, (Ids{0, 0, 1, 2}));
+  EXPECT_EQ(metaspace.encode(" ").ids, Ids{});
+  const Tokenizer bytes = tokenizer(R"({"type": "ByteLevel", "use_regex": false})");
+  EXPECT_EQ(bytes.encode("<s> <s> a").ids, (Ids{0, 0, 3, 2}));
+}
+
 TEST(Tokenizer, LongWordsTakeTimeInProportion) {
   // A quadratic merge would take minutes.
   const std::string path = data("gpt2.json");
