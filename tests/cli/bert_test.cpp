@@ -46,6 +46,20 @@ void expect_same_seeds(const Workplace& at, const std::string& a, const std::str
   }
 }
 
+TEST(TrainBert, AModelOfWhichAPartIsTrainedIsSavedWhole) {
+  const Workplace at;
+  make_data(at);
+  for (const std::string part : {"biases", "head"}) {
+    const std::string given = "train bert --task sst2 --data glue --seeds 1 --steps 2 --save-model --name ";
+    const Outcome trained = run(at, given + part + " --train " + part + kSmall);
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    const Outcome again =
+        run(at, "train bert --task sst2 --data glue --seeds 1 --steps 1 --device cpu --quiet --name from-" +
+                    part + " --model runs/" + part + "/seed-0/model");
+    EXPECT_EQ(again.code, 0) << again.err;
+  }
+}
+
 TEST(TrainBert, SeveralSeedsEndInOneTableAndOneFolder) {
   const Workplace at;
   make_data(at);
