@@ -17,6 +17,7 @@
 namespace tessera::cli {
 
 void GateFlags::add_to(CLI::App& command) {
+  command_ = &command;
   command
       .add_option(
           "--rule", rule,
@@ -54,6 +55,11 @@ sparsity::GateOptions GateFlags::get() const {
   result.column_norms = scale == "column-norm";
   result.top_k = gate == "top-k";
   result.greedy = allocation == "greedy";
+  for (const char* const flag : {"--step", "--most", "--greedy-samples"})
+    if (!result.greedy && command_->count(flag) > 0)
+      throw UsageError(fmt::format("{} is for --allocation greedy; leave it out", flag));
+  if (result.top_k && !rule.empty())
+    throw UsageError("--rule is for thresholds, and --gate top-k has none; leave it out");
   const bool by_magnitude = rule.empty() && result.column_norms;
   try {
     result.rule = by_magnitude   ? sparsity::ThresholdRule::magnitude
@@ -132,7 +138,11 @@ void print_thresholds(const sparsity::Calibration& calibration, double share, bo
 /// The activation sparsities to measure.
 std::vector<double> shares_of(const CalibrateArgs& args) {
   try {
-    if (!args.total) return sparsity::parse_shares(args.activation, "--activation-sparsity");
+    if (!args.total) {
+      check(!args.weights.get(),
+            "--weight-sparsity says which share of a --total the gates have; give --total");
+      return sparsity::parse_shares(args.activation, "--activation-sparsity");
+    }
     const double weights = args.weights.get().value_or(0);
     const double share = sparsity::activations_for(*args.total, weights);
     train::tell(fmt::format("tessera: total sparsity {}\n", sparsity::split_text(weights, share)));
@@ -256,7 +266,7 @@ void add_calibrate(CLI::App& app, Action& action) {
       ->check(CLI::Range(0.0, 1.0))
       ->excludes(activation);
   add_weight_sparsity(command, args->weights,
-                      "Share of the model's weights that pruning set to zero; default: 0");
+                      "--total: share of the model's weights that pruning set to zero; default: 0");
   command
       .add_option("--batch-size", args->gates.options.batch,
                   "Samples per batch through a block, and windows of the perplexity per batch")

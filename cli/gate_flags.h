@@ -15,8 +15,12 @@ struct GateFlags {
   sparsity::GateOptions options;
 
   void add_to(CLI::App& command);
-  /// Throws UsageError for values that are out of range or do not fit each other.
+  /// Throws UsageError for values that are out of range or do not fit each other, and for flags that have no
+  /// effect next to the others.
   sparsity::GateOptions get() const;
+
+ private:
+  const CLI::App* command_ = nullptr;  // that add_to() was called with
 };
 
 /// Prints a line per block, with the remaining time.

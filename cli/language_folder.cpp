@@ -17,8 +17,8 @@ std::string language_folder(const std::string& folder) {
     if (fs::is_regular_file(path / "config.json", ignored)) return path.string();
   const bool is_run = fs::is_regular_file(fs::path(folder) / "run.json", ignored);
   fail_at(Site::here(), "model: ", folder, is_run ? " is a run without an export" : " has no config.json",
-          is_run ? "; a run writes its model when it has finished"
-                 : "; expected a Hugging Face model directory, or a run of a language model");
+          is_run ? "; a run writes its model when it has finished (fine-tuning with --save-model)"
+                 : "; expected a Hugging Face model directory, or the folder of a finished run");
 }
 
 namespace {

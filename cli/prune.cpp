@@ -97,6 +97,23 @@ void read_options(PruneArgs& args) {
   }
 }
 
+/// What a flag of another score, update or allocation says would have no effect.
+void check_effects(const CLI::App& command, const PruneOptions& options) {
+  const auto only = [&](std::initializer_list<const char*> flags, bool has_effect, const char* of) {
+    for (const char* const flag : flags)
+      if (!has_effect && command.count(flag) > 0)
+        throw UsageError(fmt::format("prune: {} is for {}; leave it out", flag, of));
+  };
+  const bool by_hessian = options.score == sparsity::Score::sparsegpt,
+             obs = options.update == sparsity::Update::obs, admm = options.update == sparsity::Update::admm;
+  only({"--owl-outlier", "--owl-range"}, options.allocation == sparsity::Allocation::owl, "--allocation owl");
+  only({"--ria-power"}, options.score == sparsity::Score::ria, "--method ria");
+  only({"--block-size"}, by_hessian || obs, "--method sparsegpt and --update obs");
+  only({"--damping"}, by_hessian || obs || admm, "--method sparsegpt and --update obs or admm");
+  only({"--iterations", "--rho"}, admm, "--update admm");
+  only({"--true-sequential"}, options.needs_samples(), "methods and updates that read samples");
+}
+
 std::string describe_method(const PruneOptions& options) {
   std::string text = options.method() + ", ";
   if (options.pattern.structured())
@@ -278,9 +295,10 @@ void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const o
   fmt::print("{:<12} {} ({}, {})\n", "written", args.out, sparsity::kMasksFile, sparsity::kReportFile);
 }
 
-int prune(PruneArgs args) {
+int prune(const CLI::App& command, PruneArgs args) {
   read_gates(args);
   read_options(args);
+  check_effects(command, args.options);
   const std::unique_ptr<Work> work = prepare(args);
   const InterruptGuard interrupts("\ntessera: stopping; finished blocks are kept\n");
   const std::string plan =
@@ -436,7 +454,7 @@ void add_prune(CLI::App& app, Action& action) {
     action = [&command, args] {
       apply_config(command, args->config);
       try {
-        return prune(*args);
+        return prune(command, *args);
       } catch (const Interrupted& interrupted) {  // not in vain, as main() would say
         train::tell(fmt::format("tessera: {}; the same command continues after the finished blocks\n",
                                 interrupted.message()));

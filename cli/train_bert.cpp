@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "cli/language_folder.h"
 #include "cli/train_run.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
@@ -112,8 +113,16 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     if (!folder.empty()) check_kept_text("--data or --model", fs::absolute(folder));
 }
 
+/// After the usage is checked: a folder that is missing is a later error than flags that do not fit.
+void find_model(train::GlueStart& start) {
+  if (!start.settings.model.empty()) start.settings.model = language_folder(start.settings.model);
+}
+
 int run_mlm(BertFlags& flags, const RunFlags& run, const CLI::App& command) {
-  if (run.resume.empty()) check_mlm_usage(flags, given_flags(command));
+  if (run.resume.empty()) {
+    check_mlm_usage(flags, given_flags(command));
+    find_model(flags.start);
+  }
   train::MlmRecipe recipe(flags.start, flags.mlm, flags.mlm_options);
   recipe.on_invalid = tell_invalid;
   return run_train(recipe, run, command, flags.start.settings.list());
@@ -138,8 +147,11 @@ int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRe
   return 0;
 }
 
-int run_glue(const BertFlags& flags, const RunFlags& run, const CLI::App& command) {
-  if (run.resume.empty()) check_usage(flags.start, given_flags(command));
+int run_glue(BertFlags& flags, const RunFlags& run, const CLI::App& command) {
+  if (run.resume.empty()) {
+    check_usage(flags.start, given_flags(command));
+    find_model(flags.start);
+  }
   if (!run.json.empty()) check_replaceable(run.json);
   const dist::World world = join_job(run.device);
   train::RunRequest request = request_of(run, command, device_of(run.device, world.place()));

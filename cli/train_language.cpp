@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "cli/language_flags.h"
+#include "cli/language_folder.h"
 #include "cli/train_run.h"
 #include "pretrained/config.h"
 #include "train/language_run.h"
@@ -50,8 +51,8 @@ class LanguageCommand : public train::LanguageRecipe {
     settings_ = flags.job(given);
     settings_.set_precision(flags.precision.on(device));
     if (settings_.start.empty()) return;
-    const std::string path = settings_.start;
-    check_kept_text("--model", fs::absolute(path));
+    check_kept_text("--model", fs::absolute(settings_.start));
+    const std::string path = language_folder(settings_.start);
     const pretrained::Config config = pretrained::read_config(path);
     if (is_llama() ? !std::holds_alternative<models::LlamaConfig>(config.model)
                    : !std::holds_alternative<models::GptConfig>(config.model))

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "io/file.h"
+#include "io/utf8.h"
 #include "runtime/error.h"
 
 namespace tessera::datasets {
@@ -67,6 +68,7 @@ class Lines {
         number_ += 1;
         check(line.size() <= kLongestLine, where(), "is longer than ", kLongestLine, " bytes");
         check(line.find('\0') == std::string_view::npos, where(), "holds a NUL byte; it is no text");
+        check(io::is_utf8(line), where(), "is not UTF-8 text; convert the file (iconv -f LATIN1 -t UTF-8)");
         if (number_ == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
         return true;
       }

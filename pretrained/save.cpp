@@ -32,10 +32,12 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
   if (options.dtype) config.dtype = *options.dtype;
   check(config.dtype == DType::f32 || config.dtype == DType::bf16 || config.dtype == DType::f16,
         "save: parameters of ", config.dtype, "; expected f32, bf16 or f16");
+  // All tensors, also frozen ones (nn::freeze), which are not among nn::parameters.
   // Weights that factors stand for are made one by one, when they are written.
   std::map<std::string, std::function<Tensor()>> parameters;
-  for (const auto& [name, tensor] : nn::parameters(model))
-    parameters.emplace(name, [tensor = tensor] { return tensor; });
+  nn::for_each<Tensor>(model, [&](const std::string& name, const Tensor& tensor) {
+    if (tensor.defined()) parameters.emplace(name, [tensor] { return tensor; });
+  });
   nn::for_each<nn::Linear>(model, [&](const std::string& name, const nn::Linear& layer) {
     if (nn::factors_of(layer.form) && nn::merges(layer.form))
       parameters.emplace(name + ".weight", [&layer] { return nn::merged_weight(layer); });

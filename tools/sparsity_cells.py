@@ -157,9 +157,10 @@ class Plan:
     def calibrated(self, name, model, needs, shares, flags, seed, rank, seconds, text=None):
         """The task that calibrates gates and measures the shares, and its folder."""
         folder = self.folder(f"gates {name}".replace(" ", "-").replace("%", "").replace(",", ""))
+        greedy = self.options.greedy if "greedy" in flags else []
         return self.add(f"calibrate {name}",
                         ["calibrate", "--model", model, "--out", folder, "--activation-sparsity", ",".join(f"{share:g}" for share in shares),
-                         *flags, "--json", "--batch-size", "8", *self.options.greedy, *self.texts(seed, self.options.gate_samples, text)],
+                         *flags, "--json", "--batch-size", "8", *greedy, *self.texts(seed, self.options.gate_samples, text)],
                         needs=needs, rank=rank, seconds=seconds, makes=folder), folder
 
     def gated(self, task, arm, weights, inputs, calibrate, folder, model, field, seed, rank):

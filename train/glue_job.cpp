@@ -84,7 +84,9 @@ SettingList GlueSettings::list() {
       .range(int64_t{1}, kLargest);
   list.add_hidden("batches", batches);
   list.group("Model");
-  list.add("model", model, "Hugging Face model directory with config.json, weights and tokenizer");
+  list.add("model", model,
+           "Hugging Face model directory with config.json, weights and tokenizer, or run folder of a "
+           "finished run");
   list.add_json("config", {.get = [this] { return json::parse(pretrained::config_text(bert)); },
                            .set =
                                [this](const json& stored) {

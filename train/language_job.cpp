@@ -55,7 +55,9 @@ SettingList LanguageSettings::list() {
   list.add("documents", documents, "End sequences at document boundaries, packed without padding");
   list.add_hidden("fingerprint", fingerprint);
   list.group("Model");
-  list.add("start", start, "Hugging Face model directory whose weights to start from").named("--model");
+  list.add("start", start,
+           "Hugging Face model directory, or run folder of a finished run, whose weights to start from")
+      .named("--model");
   list.add("dropout", dropout, "Dropout of embeddings and residual branches").range(0.0, 0.95);
   list.add_json("model",
                 {.get =

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "datasets/glue.h"
@@ -19,18 +20,33 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 /// The value of a setting wherever in run.json it stands: "/job/model.dtype" is "model.dtype" and
-/// "job/model.dtype".
-std::string setting_of(const RunFolder& run, const std::string& name) {
-  std::vector<std::string> known;
+/// "job/model.dtype". Names of settings that are not it go to `known`.
+std::optional<std::string> setting_of(const RunFolder& run, const std::string& name,
+                                      std::vector<std::string>& known) {
   const nlohmann::json settings = run.settings().flatten();
   for (const auto& [key, value] : settings.items()) {
     if (key == "/" + name || key.ends_with("/" + name))
       return value.is_string() ? value.get<std::string>() : value.dump();
     known.push_back(key.substr(key.rfind('/') + 1));
   }
-  const std::string near = nearest(name, known);
-  fail_at(Site::here(), "report: ", run.path().string(), " has no setting \"", name, "\"",
-          near.empty() ? "" : "; did you mean " + near + "?");
+  return {};
+}
+
+/// The value of each run. Some settings, such as the optimizer, are in run.json only if they are not the
+/// default: runs without the setting are a group of their own. Throws if no run has it.
+std::vector<std::string> settings_of_all(const std::vector<RunFolder>& runs, const std::string& name) {
+  std::vector<std::string> values, known;
+  bool any = false;
+  for (const RunFolder& run : runs) {
+    const std::optional<std::string> value = setting_of(run, name, known);
+    any |= value.has_value();
+    values.push_back(value.value_or("(not set)"));
+  }
+  const std::string near = any || runs.empty() ? "" : nearest(name, known);
+  check(any || runs.empty(), "report: no run.json has the setting \"", name,
+        "\" (some are there only if they are not the default)",
+        near.empty() ? "" : "; did you mean " + near + "?");
+  return values;
 }
 
 std::string spread(const std::vector<double>& values) {
@@ -209,12 +225,13 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
           " is given twice; its noise would be zero");
     named[run.path().filename().string()] += 1;
   }
+  const std::vector<std::string> values =
+      options.by.empty() ? std::vector<std::string>() : settings_of_all(runs, options.by);
   std::vector<RunGroup> groups;
-  for (const RunFolder& run : runs) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const RunFolder& run = runs[i];
     const std::string own = run.path().filename().string();
-    const std::string name = !options.by.empty() ? setting_of(run, options.by)
-                             : named[own] == 1   ? own
-                                                 : run.path().string();
+    const std::string name = !options.by.empty() ? values[i] : named[own] == 1 ? own : run.path().string();
     const std::vector<StepRecord> records = run.metrics();
     const int64_t end = records.empty() ? 0 : records.back().step;
     double sum = 0, evaluation = kNone, bits = kNone, gap = kNone, skipped = kNone;

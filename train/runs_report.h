@@ -14,8 +14,10 @@
 namespace tessera::train {
 
 struct RunsReportOptions {
-  std::string by = {};  // a setting, "model.dtype": runs of one value are a group; "": every run is one
-  int64_t last = 100;   // the final loss is the mean over this many last steps (of those that were logged)
+  // A setting, "model.dtype": runs of one value are a group, and so are those without it; "": every run is
+  // one.
+  std::string by = {};
+  int64_t last = 100;  // the final loss is the mean over this many last steps (of those that were logged)
 };
 
 /// The meaning of a run's figures, by the kind of model.

@@ -46,6 +46,35 @@ void expect_same_seeds(const Workplace& at, const std::string& a, const std::str
   }
 }
 
+TEST(TrainBert, AModelOfWhichAPartIsTrainedIsSavedWhole) {
+  const Workplace at;
+  make_data(at);
+  for (const std::string part : {"biases", "head"}) {
+    const std::string given = "train bert --task sst2 --data glue --seeds 1 --steps 2 --save-model --name ";
+    const Outcome trained = run(at, given + part + " --train " + part + kSmall);
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    const Outcome again =
+        run(at, "train bert --task sst2 --data glue --seeds 1 --steps 1 --device cpu --quiet --name from-" +
+                    part + " --model runs/" + part + "/seed-0/model");
+    EXPECT_EQ(again.code, 0) << again.err;
+  }
+}
+
+TEST(TrainBert, BeginsWithTheModelOfARun) {
+  const Workplace at;
+  make_data(at);
+  const std::string some = "train bert --task sst2 --data glue --seeds 1 --steps 2 --name ";
+  expect_success(run(at, some + "a --save-model" + kSmall));
+  expect_success(run(at, some + "without" + kSmall));
+  const std::string rest = " --device cpu --quiet --max-length 32 --log-every 1";
+  expect_success(run(at, some + "b --model runs/a/seed-0" + rest));
+  expect_success(run(at, some + "c --model runs/a/seed-0/model" + rest));
+  expect_same_seeds(at, "runs/b", "runs/c", 1, 2);
+  const Outcome none = run(at, some + "d --model runs/without/seed-0" + rest);
+  EXPECT_EQ(none.code, 1);
+  EXPECT_TRUE(holds_all(none.err, "runs/without/seed-0 is a run without an export")) << none.err;
+}
+
 TEST(TrainBert, SeveralSeedsEndInOneTableAndOneFolder) {
   const Workplace at;
   make_data(at);

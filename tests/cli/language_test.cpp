@@ -79,9 +79,9 @@ TEST_P(TrainLanguage, MakesARunFolderAndAModelFromText) {
   EXPECT_GT(out.at("evaluation").at("eval_bits_per_byte").get<double>(), 0);
   const std::string page = at.get("runs/a/report.html");
   EXPECT_TRUE(holds_all(page, "training loss|held-out loss|5-gram|What it writes|Throughput|bits per byte"));
-  // The model goes on from where it was exported, with its tokenizer.
+  // The model goes on from where it was exported, with its tokenizer. The run's folder names its model, too.
   const Outcome tuned = run(at, "train " + model +
-                                    " --steps 3 --name b --model runs/a/model --text a.txt b.txt "
+                                    " --steps 3 --name b --model runs/a --text a.txt b.txt "
                                     "--device cpu --length 16 --batch 2 --quiet --sample-tokens 0");
   expect_success(tuned);
   const double start = json::parse(first_line(at.get("runs/b/metrics.jsonl"))).at("loss");

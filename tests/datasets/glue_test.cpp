@@ -110,6 +110,7 @@ TEST(Glue, RefusesMalformedFilesWithAReason) {
       {GlueTask::rte, rte + "0\ta\tb\t-1\n", "has the label \"-1\""},
       {GlueTask::rte, rte + "0\ta\tb\tentailment\n\n", "line 3 has 1 columns"},
       {GlueTask::rte, rte + std::string("0\ta\0\tb\t1\n", 9), "line 2 holds a NUL byte"},
+      {GlueTask::rte, rte + "0\tcaf\xE9\tb\t1\n", "line 2 is not UTF-8 text"},
       {GlueTask::rte, rte + std::string(2 << 20, 'a'), "is longer than 1048576 bytes"},
       {GlueTask::rte, std::string("\0\0\0\0", 4), "holds a NUL byte"},
       {GlueTask::rte, "<html><body>404</body></html>", "is an HTML page"},
@@ -141,7 +142,7 @@ TEST(Glue, RefusesMalformedFilesWithAReason) {
       {GlueTask::sst2, "{\"sentence\":\"a\"}\n{\"sentence\":\"b\",\"label\":1}", "line 2 has a label, unlike",
        "x.jsonl"},
       {GlueTask::sst2, "{\"sentence\":\"a\",\"label\":7}", "has the label \"7\"", "x.jsonl"},
-      {GlueTask::sst2, "{\"sentence\":\"\xFF\",\"label\":1}", "is not valid JSON", "x.jsonl"},
+      {GlueTask::sst2, "{\"sentence\":\"\xFF\",\"label\":1}", "line 1 is not UTF-8 text", "x.jsonl"},
       {GlueTask::sst2, "{}{}", "is not valid JSON", "x.jsonl"}};
   EXPECT_GE(cases.size(), 40u);
   for (const Case& one : cases) {

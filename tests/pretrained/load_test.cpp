@@ -91,6 +91,15 @@ TEST_F(Load, WhatIsSavedLoadsTheSame) {
   }
 }
 
+TEST_F(Load, FrozenParametersAreSavedToo) {
+  models::Gpt frozen = gpt;
+  nn::freeze(frozen, [](const std::string& name) { return !name.starts_with("norm"); });
+  save(gpt, folder / "all");
+  save(frozen, folder / "frozen");
+  EXPECT_EQ(io::read_file((folder / "frozen") + "/model.safetensors", 1 << 20),
+            io::read_file((folder / "all") + "/model.safetensors", 1 << 20));
+}
+
 TEST_F(Load, EveryParameterHasItsNames) {
   // A parameter that the table forgets would never be saved: the table's parts have as many elements.
   const auto elements = [](const NameTable& table) {

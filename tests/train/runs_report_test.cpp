@@ -71,6 +71,18 @@ TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
   EXPECT_TRUE(agree(groups)) << "one run does not tell the noise";
 }
 
+TEST(RunsReport, RunsWithoutTheSettingAreAGroup) {
+  const TemporaryFolder folder;
+  const RunFolder adamw = make_run(folder.path(), "a", "f32", 1),
+                  muon = make_run(folder.path(), "b", "f32", 2);
+  muon.write_settings({{"model", "tnp"}, {"job", {{"optimizer", "muon"}}}});
+  const auto groups = group_runs({adamw, muon, make_run(folder.path(), "c", "f32", 3)}, {.by = "optimizer"});
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].name, "(not set)");
+  EXPECT_EQ(groups[0].runs.size(), 2u);
+  EXPECT_EQ(groups[1].name, "muon");
+}
+
 TEST(RunsReport, TheFinalLossIsOfTheLastStepsOnly) {
   const TemporaryFolder folder;
   const RunFolder run = make_run(folder.path(), "a", "f32", 1, false);
