@@ -17,6 +17,7 @@
 #include "sparsity/allocation_file.h"
 #include "sparsity/chain.h"
 #include "sparsity/gated_block.h"
+#include "sparsity/input_norms.h"
 #include "sparsity/prune_report.h"
 #include "train/perplexity.h"
 #include "train/progress.h"
@@ -292,7 +293,9 @@ void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const o
     fmt::print("{:<12} {:.4g} by the gates, {:.4g} corrected, {:.4g} pruned (of the outputs' energy, mean)\n",
                "error", gates / count, corrected / count, error / count);
   }
-  fmt::print("{:<12} {} ({}, {})\n", "written", args.out, sparsity::kMasksFile, sparsity::kReportFile);
+  const bool norms = std::filesystem::exists(std::filesystem::path(args.out) / sparsity::kInputNormsFile);
+  fmt::print("{:<12} {} ({}, {}{})\n", "written", args.out, sparsity::kMasksFile, sparsity::kReportFile,
+             norms ? fmt::format(", {}", sparsity::kInputNormsFile) : "");
 }
 
 int prune(const CLI::App& command, PruneArgs args) {

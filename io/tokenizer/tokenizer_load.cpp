@@ -145,11 +145,12 @@ void Tokenizer::find_special(Core& core, const TokenizerConfig& config) {
   };
   for (const Name& name : roles()) {
     std::optional<int32_t>& id = core.special.*name.role;
-    if (const auto text = config.token(name.key)) {
+    const std::optional<std::string> text = config.token(name.key);
+    if (text) {
       const std::optional<int32_t> named = find(*text);
       if (named || !core.sentencepiece) id = named;
     }
-    if (core.sentencepiece) continue;  // says itself which they are
+    if (text || core.sentencepiece) continue;  // SentencePiece says itself which they are
     for (const char* usual : name.usual)
       if (!id) id = find(usual);
   }

@@ -239,6 +239,16 @@ TEST(Tokenizer, OldPairHasTheTokensOfItsConfig) {
       std::string::npos);
 }
 
+TEST(Tokenizer, ARoleThatTheConfigNamesIsNotGuessed) {
+  const TemporaryFolder folder;
+  put_raw(folder / "tokenizer.json",
+          R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [
+    {"id": 1, "content": "<|endoftext|>", "special": true}]})");
+  EXPECT_EQ(Tokenizer::load(folder.path()).special().eos, std::optional(1));
+  put_raw(folder / "tokenizer_config.json", R"({"eos_token": "<|end|>"})");  // which is not in the file
+  EXPECT_EQ(Tokenizer::load(folder.path()).special().eos, std::nullopt);
+}
+
 TEST(Tokenizer, SentencePieceHasTheTokensOfItsConfig) {
   if (lacks_library(data("sp_bpe.model"))) GTEST_SKIP() << "skipped: no SentencePiece";
   const TemporaryFolder folder;
