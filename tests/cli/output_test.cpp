@@ -169,6 +169,9 @@ TEST(Doctor, AsJsonNamesWhatIsMissingAndWhatInstallsIt) {
     names.insert(part.at("name").get<std::string>());
     EXPECT_EQ(part.at("present").get<bool>(), part.at("lost").get<std::string>().empty()) << part;
   }
+  for (const json& part : facts.at("parts"))
+    if (part.at("name") == "BLAS")
+      EXPECT_TRUE(holds_all(part.at("value").get<std::string>(), "kernels for")) << part;
   for (const char* name : {"CPU", "BLAS", "SQLite", "libpng", "TensorBoard files", "Chart.js", "operators"})
     EXPECT_TRUE(names.contains(name)) << name;
   const auto present = [&](const char* name) {
