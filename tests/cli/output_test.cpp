@@ -159,6 +159,13 @@ TEST(OpRun, KeepsTheDTypeAndTakesAttributes) {
 
 // ---- doctor and plan ----
 
+TEST(Help, OfGptNamesNoFlagOfLlamaAsItsOwn) {
+  const Workplace workplace;
+  const std::string help = said(workplace, "train gpt --help");
+  EXPECT_EQ(help.find("needs --ffn"), std::string::npos);
+  EXPECT_TRUE(holds_all(help, "--activation-l1|needs train llama --ffn relu2 or relu"));
+}
+
 TEST(Doctor, AsJsonNamesWhatIsMissingAndWhatInstallsIt) {
   const Workplace workplace;
   const json facts = json::parse(said(workplace, "doctor --json"));
