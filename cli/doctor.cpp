@@ -7,6 +7,7 @@
 #include "io/events.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/torch_file.h"
+#include "ops/gemm/sgemm_internal.h"
 #include "ops/op.h"
 #include "report/facts.h"
 #include "report/image.h"
@@ -44,7 +45,7 @@ std::vector<Part> parts() {
   const DeviceInfo& cpu = host.info();
   found.push_back(
       {"CPU", fmt::format("{} threads, {}", cpu.multiprocessors, format_bytes(cpu.memory_bytes)), "", true});
-  found.push_back({"BLAS", report::kBlas, "", true});
+  found.push_back({"BLAS", fmt::format("{}, kernels for {}", report::kBlas, ops::blas_kernels()), "", true});
   const auto optional = [&](const char* name, bool present, const char* cost) {
     found.push_back({name, present ? "yes" : "no", present ? "" : cost, present});
   };

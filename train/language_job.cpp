@@ -80,7 +80,7 @@ SettingList LanguageSettings::list() {
       .absent_means(false);
   list.add("activation_l1", activation_l1,
            "L1 penalty: add this times the mean hidden activation of every feed-forward network to the loss; "
-           "needs --ffn relu2 or relu")
+           "needs train llama --ffn relu2 or relu, or a --model with relu (OPT)")
       .range(0.0, 1e6)
       .absent_means(0);
   sparse24.add_to(list);

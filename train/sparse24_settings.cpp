@@ -13,8 +13,8 @@ void Sparse24Settings::add_to(SettingList& list) {
   constexpr int64_t kMost = int64_t{1} << 30;
   list.group("Training");
   list.add("sparse24", method,
-           "Train with 2:4 sparse hidden activations: how two of every four are selected; needs --ffn relu2 "
-           "or relu, or --form cola --cola-activation relu_squared")
+           "Train with 2:4 sparse hidden activations: how two of every four are selected; needs train llama "
+           "--ffn relu2 or relu, a --model with relu (OPT), or --form cola --cola-activation relu_squared")
       .one_of({"none", "naive", "mvue", "soft_threshold", "soft_dynamic", "fast"})
       .absent_means(usual.method);
   const auto add_gemm = [&](const char* key, std::string& value, const char* help) {

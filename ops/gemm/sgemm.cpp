@@ -2,8 +2,10 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "ops/gemm/sgemm_internal.h"
@@ -64,7 +66,35 @@ void check_buffers() {
   throw OutOfMemory(text.str(), __FILE__, __LINE__);
 }
 
+#if defined(__x86_64__)
+/// A build of OpenBLAS for many CPUs (DYNAMIC_ARCH) chooses its kernels by the model number when it is
+/// loaded, and falls back to those of Prescott, which use SSE alone, where its version does not know the
+/// model: 17 instead of 100 GFLOP/s of sgemm on a Xeon that is newer than OpenBLAS 0.3.21. This lets it
+/// choose again, by the instructions that the CPU has, unless OPENBLAS_CORETYPE says what the user wants. It
+/// runs before main(), since no other thread may be in OpenBLAS or read the environment meanwhile.
+bool choose_kernels() {
+  if (std::string_view(openblas_get_corename()) != "Prescott" || std::getenv("OPENBLAS_CORETYPE"))
+    return false;
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vl");
+  const auto quit = reinterpret_cast<void (*)()>(::dlsym(RTLD_DEFAULT, "gotoblas_dynamic_quit"));
+  const auto init = reinterpret_cast<void (*)()>(::dlsym(RTLD_DEFAULT, "gotoblas_dynamic_init"));
+  if (!avx2 || !quit || !init) return false;
+  ::setenv("OPENBLAS_CORETYPE", avx512 ? "SkylakeX" : "Haswell", 1);
+  quit(), init();
+  ::unsetenv("OPENBLAS_CORETYPE");
+  return true;
+}
+[[maybe_unused]] const bool kChosen = choose_kernels();
+#endif
+
 }  // namespace
+
+const char* blas_kernels() {
+  return openblas_get_corename();
+}
 
 OneBlasThread::OneBlasThread() : build_(openblas_get_parallel()) {
   static const bool fits = (check_buffers(), true);  // tried again at the next call if it throws

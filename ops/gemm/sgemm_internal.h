@@ -30,6 +30,10 @@ class OneBlasThread {
   int before_ = 1;
 };
 
+/// The CPU for which the kernels that OpenBLAS runs were written: "SkylakeX". Not "Prescott", its fallback
+/// for models that it does not know, on a CPU with AVX2: kernels are chosen again when the program is loaded.
+const char* blas_kernels();
+
 /// c [m, n] = alpha op(a) op(b) + beta c by OpenBLAS, as OneBlasThread has it. Row-major; all sizes and
 /// leading dimensions fit an int. With beta 0, c is not read.
 void sgemm(int64_t m, int64_t n, int64_t k, float alpha, const SgemmOperand& a, const SgemmOperand& b,

@@ -159,6 +159,13 @@ TEST(OpRun, KeepsTheDTypeAndTakesAttributes) {
 
 // ---- doctor and plan ----
 
+TEST(Help, OfGptNamesNoFlagOfLlamaAsItsOwn) {
+  const Workplace workplace;
+  const std::string help = said(workplace, "train gpt --help");
+  EXPECT_EQ(help.find("needs --ffn"), std::string::npos);
+  EXPECT_TRUE(holds_all(help, "--activation-l1|needs train llama --ffn relu2 or relu"));
+}
+
 TEST(Doctor, AsJsonNamesWhatIsMissingAndWhatInstallsIt) {
   const Workplace workplace;
   const json facts = json::parse(said(workplace, "doctor --json"));
@@ -169,6 +176,9 @@ TEST(Doctor, AsJsonNamesWhatIsMissingAndWhatInstallsIt) {
     names.insert(part.at("name").get<std::string>());
     EXPECT_EQ(part.at("present").get<bool>(), part.at("lost").get<std::string>().empty()) << part;
   }
+  for (const json& part : facts.at("parts"))
+    if (part.at("name") == "BLAS")
+      EXPECT_TRUE(holds_all(part.at("value").get<std::string>(), "kernels for")) << part;
   for (const char* name : {"CPU", "BLAS", "SQLite", "libpng", "TensorBoard files", "Chart.js", "operators"})
     EXPECT_TRUE(names.contains(name)) << name;
   const auto present = [&](const char* name) {

@@ -18,6 +18,7 @@
 extern "C" {
 void openblas_set_num_threads(int threads);
 int openblas_get_num_threads();
+char* openblas_get_corename();
 }
 
 namespace tessera::ops {
@@ -64,6 +65,15 @@ class AddressLimit {
  private:
   rlimit before_{};
 };
+
+#if defined(__x86_64__)
+// OpenBLAS falls back to Prescott's kernels, without AVX, where it does not know the CPU's model.
+TEST(Gemm, OpenBlasUsesTheInstructionsOfTheCpu) {
+  if (!__builtin_cpu_supports("avx2") || std::getenv("OPENBLAS_CORETYPE")) GTEST_SKIP();
+  EXPECT_STRNE(openblas_get_corename(), "Prescott");
+  EXPECT_EQ(std::getenv("OPENBLAS_CORETYPE"), nullptr);
+}
+#endif
 
 TEST(GemmDeathTest, WithoutRoomForOpenBlasItSaysSoAndCanBeTriedAgain) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process, in which OpenBLAS holds no buffer yet
