@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "ops/activation/activation.h"
-#include "ops/exponential_internal.h"
+#include "ops/vector_math_internal.h"
 
 /// The activations as functions of one number, for every kernel that applies one (here, and in the GEMMs'
 /// epilogues).
@@ -22,6 +22,21 @@ TESSERA_HD C exponential(C x) {
   if constexpr (std::is_same_v<C, float>) return vector_exponential(x);
 #endif
   return std::exp(x);
+}
+/// tanh and erf; on the CPU those of f32 vectorise (2 ulp), a tenth of the time of the C library's.
+template <class C>
+TESSERA_HD C hyperbolic_tangent(C x) {
+#if !defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<C, float>) return vector_tanh(x);
+#endif
+  return std::tanh(x);
+}
+template <class C>
+TESSERA_HD C error_function(C x) {
+#if !defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<C, float>) return vector_error_function(x);
+#endif
+  return std::erf(x);
 }
 template <bool kFast, class C>
 TESSERA_HD C quotient(C a, C b) {
@@ -44,11 +59,11 @@ TESSERA_HD C activate(C x) {
   if constexpr (kKind == Activation::relu_squared) return x > 0 ? x * x : (x != x ? x : C(0));
   if constexpr (kKind == Activation::silu) return x * logistic<kFast>(x);
   if constexpr (kKind == Activation::gelu)
-    return C(0.5) * x * (C(1) + std::erf(x * C(0.70710678118654752440)));
+    return C(0.5) * x * (C(1) + error_function(x * C(0.70710678118654752440)));
   if constexpr (kKind == Activation::gelu_tanh) {
     const C inner = C(0.79788456080286535588) * (x + C(0.044715) * x * x * x);
     if constexpr (kFast) return x * logistic<kFast>(C(2) * inner);  // (1 + tanh u) / 2 = logistic(2 u)
-    return C(0.5) * x * (C(1) + std::tanh(inner));
+    return C(0.5) * x * (C(1) + hyperbolic_tangent(inner));
   }
   if constexpr (kKind == Activation::none) return x;
 }
@@ -63,7 +78,7 @@ TESSERA_HD C activate_slope(C x) {
     return s * (C(1) + x * (C(1) - s));
   }
   if constexpr (kKind == Activation::gelu) {
-    const C cdf = C(0.5) * (C(1) + std::erf(x * C(0.70710678118654752440)));
+    const C cdf = C(0.5) * (C(1) + error_function(x * C(0.70710678118654752440)));
     return cdf + x * C(0.39894228040143267794) * exponential<kFast>(C(-0.5) * x * x);
   }
   if constexpr (kKind == Activation::gelu_tanh) {
@@ -73,7 +88,7 @@ TESSERA_HD C activate_slope(C x) {
       const C s = logistic<kFast>(C(2) * a * (x + b * x * x * x)), bell = C(2) * a * s * (C(1) - s) * x;
       return s + (bell + 3 * b * (bell * x) * x);
     }
-    const C t = std::tanh(a * (x + b * x * x * x)), bell = C(0.5) * a * (C(1) - t * t) * x;
+    const C t = hyperbolic_tangent(a * (x + b * x * x * x)), bell = C(0.5) * a * (C(1) - t * t) * x;
     return C(0.5) * (C(1) + t) + (bell + 3 * b * (bell * x) * x);
   }
   if constexpr (kKind == Activation::none) return C(1);

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "ops/attention/attention_kernels.h"
-#include "ops/exponential_internal.h"
 #include "ops/gemm/sgemm_internal.h"
 #include "ops/lane_sum_internal.h"
+#include "ops/vector_math_internal.h"
 #include "runtime/parallel.h"
 
 /// f32 on the CPU for training: a tile of query rows at a time, its scores whole in cache (at most

@@ -27,7 +27,7 @@ template <Unary kKind, class C>
 TESSERA_HD C apply(C x) {
   if constexpr (kKind == Unary::exp) return std::exp(x);
   if constexpr (kKind == Unary::log) return std::log(x);
-  if constexpr (kKind == Unary::tanh) return std::tanh(x);
+  if constexpr (kKind == Unary::tanh) return hyperbolic_tangent(x);
   if constexpr (kKind == Unary::sigmoid) return logistic(x);
   if constexpr (kKind == Unary::sqrt) return std::sqrt(x);
 }
