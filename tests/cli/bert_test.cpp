@@ -379,7 +379,7 @@ const BadFiles kBadFiles[] = {
      "test.tsv has no examples"},
     {"TooFew", "--task sst2 --scratch --batch 64", [](const Workplace&) {},
      "40 examples give no batch of 64"},
-    {"NoModel", "--task sst2 --model nowhere", [](const Workplace&) {}, "nowhere/config.json"},
+    {"NoModel", "--task sst2 --model nowhere", [](const Workplace&) {}, "no folder nowhere"},
     {"NotJson", "--task sst2 --model m", [](const Workplace& at) { at.put("m/config.json", "{"); },
      "m/config.json"},
     {"OtherModel", "--task sst2 --model m",
