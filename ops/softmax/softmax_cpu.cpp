@@ -1,18 +1,65 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
+#include "ops/activation/activation_math.h"
 #include "ops/softmax/softmax_kernels.h"
 
 namespace tessera::ops {
 namespace {
 
 constexpr int64_t kGrain = 4096;  // elements per block: about 10 us
+/// Lines that are computed together where their elements are neighbours, as along any dimension but the last:
+/// a cache line of memory is then read once, not once per line.
+constexpr int kTogether = 16;
+constexpr int64_t kLongest = 1 << 16;  // elements of such lines
 
-/// body(begin, end) for pieces of the lines, on the CPU's threads.
-template <int N, class Body>
+/// How many lines in a row are neighbours in every tensor; a multiple of that is the number of lines.
+template <int N>
+int64_t neighbours(const Lines<N>& lines) {
+  const int last = lines.starts.rank - 1;
+  const auto next_to_each_other = [&](const auto& strides) { return strides[last] == 1; };
+  return last >= 0 && std::ranges::all_of(lines.starts.strides, next_to_each_other) ? lines.starts.sizes[last]
+                                                                                    : 1;
+}
+
+/// body.template operator()<kLines>(offset, buffer) for kTogether lines at a time or one: `offset`: where the
+/// first begins in each tensor; `buffer`: kLines times as many C as a line has elements. On the CPU's
+/// threads.
+template <class C, int N, class Body>
 void for_lines(const Lines<N>& lines, Body&& body) {
-  parallel_for(lines.starts.count, std::max<int64_t>(1, kGrain / lines.length), body);
+  const int64_t row = lines.length <= kLongest ? neighbours(lines) : 1,
+                most = row < kTogether ? 1 : kTogether, some = std::max<int64_t>(1, kGrain / lines.length),
+                grain = (some + most - 1) / most * most;
+  parallel_for(lines.starts.count, grain, [&](int64_t begin, int64_t end) {
+    std::vector<C> buffer(size_t(lines.length * most));
+    for (int64_t line = begin; line < end;) {
+      int64_t offset[N];
+      lines.locate(line, offset);
+      if (line + kTogether <= end && line % row + kTogether <= row) {
+        body.template operator()<kTogether>(offset, buffer.data());
+        line += kTogether;
+      } else {
+        body.template operator()<1>(offset, buffer.data());
+        ++line;
+      }
+    }
+  });
+}
+
+/// sums += e^values of kLines lines, whose elements take turns; with `keeps` the values become their powers.
+template <int kLines, class C>
+void add_powers(double (&sums)[kLines], C* values, int64_t count, bool keeps) {
+  constexpr int64_t kPiece = 64;
+  static_assert(kPiece % kLines == 0);
+  for (int64_t begin = 0; begin < count; begin += kPiece) {
+    const int64_t some = std::min(kPiece, count - begin);
+    C powers[kPiece];
+    for (int64_t k = 0; k < some; ++k) powers[k] = exponential<false>(values[begin + k]);
+    for (int64_t k = 0; k < some; ++k) sums[k % kLines] += double(powers[k]);
+    if (keeps) std::copy_n(powers, some, values + begin);
+  }
 }
 
 }  // namespace
@@ -24,27 +71,25 @@ void softmax_forward_cpu(const Tensor& y, const Tensor& x, int dim, bool log) {
     const auto lines = lines_along(dim, y, x);
     T* const to = y.data<T>();
     const T* const from = x.data<T>();
-    for_lines(lines, [&](int64_t begin, int64_t end) {
-      std::vector<C> line(size_t(lines.length));
-      for (int64_t l = begin; l < end; ++l) {
-        int64_t offset[2];
-        lines.locate(l, offset);
-        C top = -std::numeric_limits<C>::infinity();
-        double sum = 0;
-        for (int64_t i = 0; i < lines.length; ++i) {
-          line[size_t(i)] = C(from[offset[1] + i * lines.strides[1]]);
-          top = std::max(top, line[size_t(i)]);
+    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[2], C* values) {
+      C top[kLines], last[kLines];
+      std::fill_n(top, kLines, -std::numeric_limits<C>::infinity());
+      for (int64_t i = 0; i < lines.length; ++i)
+        for (int j = 0; j < kLines; ++j) {
+          const C value = C(from[offset[1] + i * lines.strides[1] + j]);
+          values[i * kLines + j] = value;
+          top[j] = std::max(top[j], value);
         }
-        for (C& value : line) {
-          const C shifted = value - top, e = std::exp(shifted);
-          sum += double(e);
-          value = log ? shifted : e;
+      for (int64_t i = 0; i < lines.length; ++i)
+        for (int j = 0; j < kLines; ++j) values[i * kLines + j] -= top[j];
+      double sums[kLines] = {};
+      add_powers(sums, values, lines.length * kLines, !log);
+      for (int j = 0; j < kLines; ++j) last[j] = C(log ? std::log(sums[j]) : 1 / sums[j]);
+      for (int64_t i = 0; i < lines.length; ++i)
+        for (int j = 0; j < kLines; ++j) {
+          const C value = values[i * kLines + j];
+          to[offset[0] + i * lines.strides[0] + j] = T(log ? value - last[j] : value * last[j]);
         }
-        const C log_sum = C(std::log(sum)), inverse = C(1 / sum);
-        for (int64_t i = 0; i < lines.length; ++i)
-          to[offset[0] + i * lines.strides[0]] =
-              T(log ? line[size_t(i)] - log_sum : line[size_t(i)] * inverse);
-      }
     });
   });
 }
@@ -56,20 +101,23 @@ void softmax_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& y, i
     const auto lines = lines_along(dim, dx, dy, y);
     T* const to = dx.data<T>();
     const T *const grads = dy.data<T>(), *const results = y.data<T>();
-    for_lines(lines, [&](int64_t begin, int64_t end) {
-      for (int64_t l = begin; l < end; ++l) {
-        int64_t offset[3];
-        lines.locate(l, offset);
-        const auto grad = [&](int64_t i) { return C(grads[offset[1] + i * lines.strides[1]]); };
-        const auto result = [&](int64_t i) { return C(results[offset[2] + i * lines.strides[2]]); };
-        double total = 0;
-        for (int64_t i = 0; i < lines.length; ++i) total += double(log ? grad(i) : result(i) * grad(i));
-        const C sum = C(total);
-        for (int64_t i = 0; i < lines.length; ++i) {
-          const C slope = log ? grad(i) - std::exp(result(i)) * sum : result(i) * (grad(i) - sum);
-          to[offset[0] + i * lines.strides[0]] = T(slope);
+    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[3], C*) {
+      double total[kLines] = {};
+      for (int64_t i = 0; i < lines.length; ++i)
+        for (int j = 0; j < kLines; ++j) {
+          const C grad = C(grads[offset[1] + i * lines.strides[1] + j]),
+                  result = C(results[offset[2] + i * lines.strides[2] + j]);
+          total[j] += double(log ? grad : result * grad);
         }
-      }
+      C sum[kLines];
+      for (int j = 0; j < kLines; ++j) sum[j] = C(total[j]);
+      for (int64_t i = 0; i < lines.length; ++i)
+        for (int j = 0; j < kLines; ++j) {
+          const C grad = C(grads[offset[1] + i * lines.strides[1] + j]),
+                  result = C(results[offset[2] + i * lines.strides[2] + j]);
+          const C slope = log ? grad - exponential<false>(result) * sum[j] : result * (grad - sum[j]);
+          to[offset[0] + i * lines.strides[0] + j] = T(slope);
+        }
     });
   });
 }
