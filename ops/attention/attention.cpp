@@ -112,7 +112,7 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
         " but k and v are ", describe(k),
         "; B and D must agree (only the lengths and the numbers of heads may differ)");
   check(k.size(2) >= 1 && q.size(2) % k.size(2) == 0, "attention: q has ", q.size(2), " heads, k and v ",
-        k.size(2), "; expected a multiple of theirs");
+        k.size(2), "; expected a multiple of theirs, which is at least 1");
   check(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "attention: q is ", q.dtype(), ", k ", k.dtype(),
         ", v ", v.dtype(), "; expected one dtype (see cast)");
   check(q.device() == k.device() && q.device() == v.device(), "attention: q is on ", q.device().name(),
