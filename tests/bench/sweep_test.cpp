@@ -100,6 +100,16 @@ TEST(Sweep, WhatThrowsIsAWrongResultWithoutTimes) {
   EXPECT_GT(ran, 0);
 }
 
+TEST(Sweep, AnOperatorThatRefusesATapeIsMeasuredForward) {
+  const std::vector<Record> records =
+      sweep_op(ops::find_op("sparse_linear"), {.device = Device::cpu(), .count = 2});
+  EXPECT_EQ(records.size(), 2);
+  for (const Record& record : records) {
+    EXPECT_EQ(record.sweep.verdict, "ok");
+    EXPECT_EQ(record.mode, "fwd");
+  }
+}
+
 Record timed(double ms, int64_t number, const char* implementation = "tessera") {
   Record record;
   record.op = "relu", record.dtype = "bf16", record.mode = "fwd", record.device = "cuda:0";
