@@ -55,9 +55,9 @@ sparsity::GateOptions GateFlags::get() const {
   result.column_norms = scale == "column-norm";
   result.top_k = gate == "top-k";
   result.greedy = allocation == "greedy";
-  for (const char* const flag : {"--step", "--most", "--greedy-samples"})
-    if (!result.greedy && command_->count(flag) > 0)
-      throw UsageError(fmt::format("{} is for --allocation greedy; leave it out", flag));
+  if (!result.greedy)
+    refuse_given(*command_, {"--step", "--most", "--greedy-samples"},
+                 "is for --allocation greedy; leave it out");
   if (result.top_k && !rule.empty())
     throw UsageError("--rule is for thresholds, and --gate top-k has none; leave it out");
   const bool by_magnitude = rule.empty() && result.column_norms;

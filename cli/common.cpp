@@ -300,6 +300,11 @@ std::vector<std::string> values_given(const CLI::App& command, const std::vector
   return values;
 }
 
+void refuse_given(const CLI::App& command, const std::vector<const char*>& flags, const std::string& why) {
+  for (const char* const flag : flags)
+    if (!values_given(command, {flag}).empty()) throw UsageError(fmt::format("{} {}", flag, why));
+}
+
 void check_replaceable(const std::string& path) {
   check_writable(path);
   std::error_code code;

@@ -19,9 +19,10 @@ struct PlaceFlags {
   bool json = false;
   int64_t ranks = 1, zero = 0, accumulate = 0;
   double bucket_mb = 32, link_gbs = 327, step_ms = 0;
-  std::vector<const CLI::Option*> of_several;  // options that say nothing of one rank
+  const CLI::App* command = nullptr;  // that add_to() was called with
 
   void add_to(CLI::App& command) {
+    this->command = &command;
     command
         .add_option("--memory", memory, "Memory to plan for, in GiB; default: what is free on the device now")
         ->check(kFinite)
@@ -30,44 +31,38 @@ struct PlaceFlags {
         .add_option("--ranks,--gpus", ranks,
                     "Number of ranks that train together, one per GPU; figures are per rank")
         ->check(whole(1, int64_t{1} << 20));
-    of_several.push_back(
-        command
-            .add_option("--zero", zero,
-                        "ZeRO stage; 1: shard moments and master weights over the ranks; 2: gradients, too")
-            ->check(whole(0, 2)));
+    command
+        .add_option("--zero", zero,
+                    "ZeRO stage; 1: shard moments and master weights over the ranks; 2: gradients, too")
+        ->check(whole(0, 2));
     command
         .add_option("--accumulate", accumulate,
                     "Micro-batches per step, on all ranks together; default: one per rank")
         ->check(whole(1, int64_t{1} << 30));
-    of_several.push_back(
-        command
-            .add_option("--order", order, "Order of their sums: global (default on several ranks) or world")
-            ->check(CLI::IsMember({"world", "global"})));
-    of_several.push_back(command
-                             .add_option("--bucket-mb", bucket_mb,
-                                         "MiB of gradients that are summed at once next to the backward pass")
-                             ->check(kFinite)
-                             ->check(between(0, 65536)));
-    of_several.push_back(
-        command
-            .add_option("--link-gbs", link_gbs,
-                        "Bus GB/s of the slowest link (tessera bench collective); default: of two H200")
-            ->check(kFinite)
-            ->check(between(1e-3, 1e6)));
-    of_several.push_back(
-        command
-            .add_option("--step-ms", step_ms,
-                        "Step time of one rank (tessera bench step); default: its FLOPs at an H200's rate")
-            ->check(kFinite)
-            ->check(between(1e-6, 1e9)));
+    command.add_option("--order", order, "Order of their sums: global (default on several ranks) or world")
+        ->check(CLI::IsMember({"world", "global"}));
+    command
+        .add_option("--bucket-mb", bucket_mb,
+                    "MiB of gradients that are summed at once next to the backward pass")
+        ->check(kFinite)
+        ->check(between(0, 65536));
+    command
+        .add_option("--link-gbs", link_gbs,
+                    "Bus GB/s of the slowest link (tessera bench collective); default: of two H200")
+        ->check(kFinite)
+        ->check(between(1e-3, 1e6));
+    command
+        .add_option("--step-ms", step_ms,
+                    "Step time of one rank (tessera bench step); default: its FLOPs at an H200's rate")
+        ->check(kFinite)
+        ->check(between(1e-6, 1e9));
     command.add_flag("--json", json, "Print the result as JSON");
   }
   /// `rate`: of plan::measured_rate. `each`: consecutive ranks that share a micro-batch.
   plan::RankOptions options(double rate, int64_t each = 1) const {
-    for (const CLI::Option* option : of_several)
-      if (ranks == 1 && option->count() > 0)
-        throw UsageError(
-            fmt::format("{} says nothing of one rank; add --ranks N, or leave it out", option->get_name()));
+    if (ranks == 1)
+      refuse_given(*command, {"--zero", "--order", "--bucket-mb", "--link-gbs", "--step-ms"},
+                   "says nothing of one rank; add --ranks N, or leave it out");
     const int64_t groups = ranks / each;
     if (accumulate % groups != 0)
       throw UsageError(

@@ -100,10 +100,8 @@ void read_options(PruneArgs& args) {
 
 /// What a flag of another score, update or allocation says would have no effect.
 void check_effects(const CLI::App& command, const PruneOptions& options) {
-  const auto only = [&](std::initializer_list<const char*> flags, bool has_effect, const char* of) {
-    for (const char* const flag : flags)
-      if (!has_effect && command.count(flag) > 0)
-        throw UsageError(fmt::format("prune: {} is for {}; leave it out", flag, of));
+  const auto only = [&](const std::vector<const char*>& flags, bool has_effect, const char* of) {
+    if (!has_effect) refuse_given(command, flags, fmt::format("is for {}; leave it out", of));
   };
   const bool by_hessian = options.score == sparsity::Score::sparsegpt,
              obs = options.update == sparsity::Update::obs, admm = options.update == sparsity::Update::admm;

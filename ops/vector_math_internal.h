@@ -10,7 +10,7 @@
 
 namespace tessera::ops {
 
-/// e^x to within 1.5 ulp . 0 below -86.9, infinity above 88.7, NaN for NaN. Cody and Waite's reduction x = n
+/// e^x to within 1.5 ulp. 0 below -86.9, infinity above 88.7, NaN for NaN. Cody and Waite's reduction x = n
 /// ln 2 + r, and a polynomial of degree 6 in r.
 inline float vector_exponential(float x) {
   const float clamped = x < -86.9f ? -86.9f : (x > 88.7f ? 88.7f : x);

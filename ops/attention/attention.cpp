@@ -111,8 +111,8 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
   check(q.size(0) == k.size(0) && q.size(3) == k.size(3), "attention: q is ", describe(q),
         " but k and v are ", describe(k),
         "; B and D must agree (only the lengths and the numbers of heads may differ)");
-  check(k.size(2) >= 1 && q.size(2) % k.size(2) == 0, "attention: q has ", q.size(2), " heads, k and v ",
-        k.size(2), "; expected a multiple of theirs, which is at least 1");
+  check(k.size(2) == 0 ? q.size(2) == 0 : q.size(2) % k.size(2) == 0, "attention: q has ", q.size(2),
+        " heads, k and v ", k.size(2), "; expected a multiple of theirs");
   check(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "attention: q is ", q.dtype(), ", k ", k.dtype(),
         ", v ", v.dtype(), "; expected one dtype (see cast)");
   check(q.device() == k.device() && q.device() == v.device(), "attention: q is on ", q.device().name(),
@@ -162,7 +162,9 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
   const Tensor q_rows = as_heads(q, padded), k_rows = as_heads(k, padded), v_rows = as_heads(v, padded);
   const Tensor o_rows = empty_in_order_of(q, padded);
   const Tensor lse = Tensor::empty({q.size(0), q.size(2), q.size(1)}, statistics, q.device());
-  if (q.device().is_cpu()) {
+  if (k.size(2) == 0) {
+    // no heads, nothing to compute
+  } else if (q.device().is_cpu()) {
     attention_forward_cpu(o_rows, lse, q_rows, k_rows, v_rows, problem);
   } else if constexpr (kCuda) {
     attention_forward_cuda(o_rows, lse, q_rows, k_rows, v_rows, problem);
@@ -188,7 +190,9 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
           GradBuffer dq = b.needs(0) ? grad_buffer_of(b, 0, q.get(), dim, packed) : GradBuffer{};
           GradBuffer dk = keys_wanted ? grad_buffer_of(b, 1, k.get(), dim, packed) : GradBuffer{};
           GradBuffer dv = keys_wanted ? grad_buffer_of(b, 2, v.get(), dim, packed) : GradBuffer{};
-          if (dout.device().is_cpu()) {
+          if (k.get().size(2) == 0) {
+            // no heads, nothing to compute
+          } else if (dout.device().is_cpu()) {
             attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
                                    lse.get(), problem);
           } else if constexpr (kCuda) {

@@ -25,23 +25,22 @@ int64_t neighbours(const Lines<N>& lines) {
 }
 
 /// body.template operator()<kLines>(offset, buffer) for kTogether lines at a time or one: `offset`: where the
-/// first begins in each tensor; `buffer`: kLines times as many C as a line has elements. On the CPU's
-/// threads.
+/// first begins in each tensor; `buffer`: memory that calls may resize and share. On the CPU's threads.
 template <class C, int N, class Body>
 void for_lines(const Lines<N>& lines, Body&& body) {
   const int64_t row = lines.length <= kLongest ? neighbours(lines) : 1,
                 most = row < kTogether ? 1 : kTogether, some = std::max<int64_t>(1, kGrain / lines.length),
                 grain = (some + most - 1) / most * most;
   parallel_for(lines.starts.count, grain, [&](int64_t begin, int64_t end) {
-    std::vector<C> buffer(size_t(lines.length * most));
+    std::vector<C> buffer;
     for (int64_t line = begin; line < end;) {
       int64_t offset[N];
       lines.locate(line, offset);
       if (line + kTogether <= end && line % row + kTogether <= row) {
-        body.template operator()<kTogether>(offset, buffer.data());
+        body.template operator()<kTogether>(offset, buffer);
         line += kTogether;
       } else {
-        body.template operator()<1>(offset, buffer.data());
+        body.template operator()<1>(offset, buffer);
         ++line;
       }
     }
@@ -71,7 +70,9 @@ void softmax_forward_cpu(const Tensor& y, const Tensor& x, int dim, bool log) {
     const auto lines = lines_along(dim, y, x);
     T* const to = y.data<T>();
     const T* const from = x.data<T>();
-    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[2], C* values) {
+    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[2], std::vector<C>& buffer) {
+      buffer.resize(size_t(lines.length) * kLines);
+      C* const values = buffer.data();
       C top[kLines], last[kLines];
       std::fill_n(top, kLines, -std::numeric_limits<C>::infinity());
       for (int64_t i = 0; i < lines.length; ++i)
@@ -101,7 +102,7 @@ void softmax_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& y, i
     const auto lines = lines_along(dim, dx, dy, y);
     T* const to = dx.data<T>();
     const T *const grads = dy.data<T>(), *const results = y.data<T>();
-    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[3], C*) {
+    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[3], std::vector<C>&) {
       double total[kLines] = {};
       for (int64_t i = 0; i < lines.length; ++i)
         for (int j = 0; j < kLines; ++j) {

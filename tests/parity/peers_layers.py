@@ -105,7 +105,7 @@ add_norm("add_rmsnorm", ("weight",), lambda x, t, a: F.rms_norm(x, x.shape[-1:],
 def attention_cases(g):
     sizes = [(1, 1, 1, 1, 1), (2, 5, 7, 3, 8), (2, 7, 5, 3, 8), (1, 1, 9, 2, 16), (1, 9, 1, 2, 16), (3, 17, 17, 1, 13),
              (2, 33, 65, 2, 64), (1, 129, 128, 2, 32), (1, 257, 31, 3, 5), (2, 31, 257, 1, 128), (1, 3, 300, 1, 256),
-             (0, 3, 4, 2, 8), (2, 0, 4, 2, 8), (2, 3, 0, 2, 8), (1, 4, 2, 2, 64), (1, 1031, 1025, 1, 24)]
+             (0, 3, 4, 2, 8), (2, 0, 4, 2, 8), (2, 3, 0, 2, 8), (2, 3, 4, 0, 8), (1, 4, 2, 2, 64), (1, 1031, 1025, 1, 24)]
     for b, lq, lk, h, dim in sizes:
         for causal, scale in itertools.product((False, True), (0.0, 0.37)):
             yield ({"q": g.normal(b, lq, h, dim), "k": g.normal(b, lk, h, dim), "v": g.normal(b, lk, h, dim)},
