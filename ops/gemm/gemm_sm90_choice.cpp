@@ -79,7 +79,7 @@ class TileModel {
 
 }  // namespace
 
-GemmChoice choose_gemm(const Gemm& g, const Gpu& gpu, int forced) {
+GemmChoice choose_gemm(const Gemm& g, const Gpu& gpu, int forced, bool may_split) {
   const WgmmaCosts& c = gemm_costs(gpu).wgmma;
   constexpr int64_t kMostTiles = 1024;  // in parts
   const int64_t blocks = g.terms * ceil_div(g.k, 64);
@@ -100,7 +100,7 @@ GemmChoice choose_gemm(const Gemm& g, const Gpu& gpu, int forced) {
     // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks
     // of k each.
     const int64_t last = tiles % slots == 0 ? slots : tiles % slots;
-    for (int64_t rounds = 0; rounds <= 3; ++rounds) {
+    for (int64_t rounds = 0; rounds <= (may_split ? 3 : 0); ++rounds) {
       const int64_t wanted = rounds == 0 ? 1 : std::min({slots * rounds / last, slots, blocks / 4});
       if (wanted < 1 || (rounds > 0 && wanted == 1)) continue;
       const int64_t splits = ceil_div(blocks, ceil_div(blocks, wanted)), grid = slots - slots % splits;

@@ -81,8 +81,8 @@ inline constexpr int64_t kMostSummedRows = 1 << 17;
 bool gemm_sm90_sums(const Gemm& gemm);
 /// What the variant needs and the problem lacks, or an empty string.
 std::string gemm_sm90_lacks(const Gemm& gemm, const Gpu& gpu);
-/// Only if it lacks nothing. `tile` -1: the best by the model.
-GemmChoice choose_gemm(const Gemm& gemm, const Gpu& gpu, int tile = -1);
+/// Only if it lacks nothing. `tile` -1: the best by the model. `splits`: whether k may be split.
+GemmChoice choose_gemm(const Gemm& gemm, const Gpu& gpu, int tile = -1, bool splits = true);
 /// Two GEMMs of weights' gradients as one launch (gemm_sm90_pair.cuh). The same m, n and k, both operands
 /// MN-major, alpha 1, no bias, no batch; but `second` describes the transpose of the wanted result: its d is
 /// written (or added to) with m along the rows. first.sums gets the sums of op(A)'s rows, second.sums those

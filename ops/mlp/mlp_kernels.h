@@ -9,7 +9,8 @@
 namespace tessera::ops {
 
 /// Whether fused_up computes a [T, F] and h [T, F] (undefined: not kept) from x [T, D] and up [F, D]:
-/// wherever it can, unless a variant of GEMMs other than "wgmma" is forced.
+/// wherever it can, unless a variant of GEMMs other than "wgmma" is forced, or its tiles are so few that a
+/// GEMM that splits D is clearly faster.
 bool fuses_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, Activation kind,
               const Gpu& gpu);
 /// h = x up^T + bias and a = f(h), both rounded to their dtype, a from the rounded h.

@@ -88,6 +88,8 @@ std::vector<OpSpec> mlp_specs() {
       {.dims = dims(0, 129, 64, 171, 65, 1), .gradcheck = false},
       {.dims = dims(3, 31, 33, 1365, 17, 0), .placement = Placement::strided, .gradcheck = false},
       {.dims = dims(0, 130, 136, 345, 264, 1), .gradcheck = false},  // edges of all tiles
+      {.dims = dims(0, 130, 3000, 40, 2056, 1),
+       .gradcheck = false},  // few tiles, long sums: split, then a pass
       {.dims = dims(0, 1000, 264, 345, 264, 0),
        .gradcheck = false},  // both weights' gradients as one product,
       {.dims = dims(0, 1000, 264, 345, 264, 1), .gradcheck = false}};  // and both biases'

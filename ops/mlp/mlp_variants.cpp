@@ -1,7 +1,7 @@
 #include <initializer_list>
 #include <limits>
 
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_models_internal.h"
 #include "ops/gemm/gemm_names_internal.h"
 #include "ops/mlp/mlp_kernels.h"
 #include "runtime/has_cuda.h"
@@ -20,9 +20,12 @@ bool is_tma_compatible(const Tensor& x, bool written) {
          (!written || columns % unit == 0 || owns_row_padding(x, (columns + unit - 1) / unit * unit));
 }
 
-/// A GEMM of an MLP next to its activation: the tensors that it writes and reads.
+/// A GEMM of an MLP next to its activation: the tensors that it writes and reads, of which the first two are
+/// the GEMM's operands.
 struct Fused {
   Activation kind;
+  bool transposed;  // the GEMM multiplies by the transpose of the second operand
+  int passes;       // over rows like the result's, that the epilogue saves
   std::initializer_list<const Tensor*> written, read;
 };
 
@@ -44,11 +47,48 @@ Reason epilogue_lacks(const Fused& fused, const Gpu& gpu) {
   return {};
 }
 
+/// Only if the epilogue lacks nothing.
+Gemm gemm_of(const Fused& fused) {
+  const Tensor &d = **fused.written.begin(), &a = **fused.read.begin(), &b = *fused.read.begin()[1];
+  Gemm g{.m = d.size(0), .n = d.size(1), .k = a.size(1), .in = d.dtype(), .out = d.dtype()};
+  g.transpose_b = fused.transposed, g.owns_d_padding = true;
+  g.a = a.raw(), g.lda = a.layout().stride(0);
+  g.b = b.raw(), g.ldb = b.layout().stride(0);
+  g.d = d.raw(), g.ldd = d.layout().stride(0);
+  return g;
+}
+
+/// Tiles of 128 x 128, the first of kGemmTiles, whose k is not split: too slow where they are few and k is
+/// long.
+Estimate estimate_epilogue(const Fused& fused, const Gpu& gpu) {
+  const Gemm g = gemm_of(fused);
+  const int64_t tiles = (g.m + 127) / 128 * ((g.n + 127) / 128);
+  if (2 * tiles > gpu.multiprocessors) return Estimate::preferred();
+  return {choose_gemm(g, gpu, 0, false).seconds};
+}
+
+/// A GEMM as multiply would run it, and the passes, each of which reads one or two tensors and writes one.
+/// Forced GEMMs of tiles have the epilogue wherever it can run.
+Estimate estimate_separate(const Fused& fused, const Gpu& gpu) {
+  constexpr double kClearly = 0.85;  // the part of the other's time that it may take: the models are 14 % off
+  if (ForceVariant::forced("gemm") || !epilogue_lacks(fused, gpu).empty()) return Estimate::otherwise();
+  const Gemm g = gemm_of(fused);
+  const GemmOnGpu& on = gemm_on_gpu(g, gpu);
+  const PaddingCosts& pass = on.costs().padding;
+  const std::string_view variant = gemm_variant_unforced(on);
+  const double gemm = variant == "wgmma"    ? on.wgmma().seconds
+                      : variant == "narrow" ? on.narrow().seconds
+                                            : on.cublas_seconds();
+  const double bytes = 3 * double(g.m) * double(g.n) * double(size_of(g.out));
+  const double seconds = gemm + fused.passes * (pass.launch + bytes / pass.bytes_per_second);
+  return {seconds, seconds / kClearly};
+}
+
 /// The activation in the GEMM's epilogue, or as a kernel of its own. Forced by the name of the GEMM's
 /// variant.
 constexpr Variant<Fused, void()> kVariants[] = {
-    {"epilogue", epilogue_lacks, is_preferred<Fused>, nullptr, kWgmmaVariants},
-    {"separate", lacks_nothing<Fused>, is_otherwise<Fused>, nullptr, kForcedVariants}};
+    {"epilogue", epilogue_lacks, estimate_epilogue, nullptr, kWgmmaVariants},
+    {"separate", lacks_nothing<Fused>, estimate_separate, nullptr, kForcedVariants}};
 
 bool fuses(const Fused& fused, const Gpu& gpu) {
   return choose_index("gemm", kVariants, fused, gpu) == 0;
@@ -58,7 +98,7 @@ bool fuses(const Fused& fused, const Gpu& gpu) {
 
 bool fuses_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, Activation kind,
               const Gpu& gpu) {
-  return fuses({kind, {&a, &h}, {&x, &up}}, gpu);
+  return fuses({kind, true, 1, {&a, &h}, {&x, &up}}, gpu);
 }
 
 void fused_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& bias,
@@ -73,7 +113,7 @@ void fused_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& u
 
 bool fuses_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
                          const Tensor& h, Activation kind, const Gpu& gpu) {
-  return fuses({kind, {&dh, &a}, {&dy, &down, &h}}, gpu);
+  return fuses({kind, false, a.defined() ? 2 : 1, {&dh, &a}, {&dy, &down, &h}}, gpu);
 }
 
 void fused_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,

@@ -236,7 +236,7 @@ void for_each_mlp(Device device, Body&& body) {
   for (const DType dtype : {DType::bf16, DType::f16, DType::f32})
     for (const int style : {0, 1, 2})
       for (const int64_t tokens : {0, 1, 300})
-        for (const int64_t in : {1, 8, 20, 512})
+        for (const int64_t in : {1, 8, 20, 512, 8192})
           for (const int64_t wide : {1, 8, 165, 1365})
             for (const bool keeps : {false, true})
               for (const bool none : {false, true})
