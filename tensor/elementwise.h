@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <type_traits>
 
 #include "runtime/parallel.h"
+#include "tensor/convert.h"
 #include "tensor/layout.h"
 #include "tensor/tensor.h"
 
@@ -88,6 +90,7 @@ void for_each_run(const StridedLoop<N>& loop, Run&& run) {
 /// Inputs broadcast to y's shape.
 template <class T, class F, class... Inputs>
 void elementwise_cpu(const Tensor& y, F&& f, const Inputs&... x) {
+  using C = Compute<T>;
   constexpr int N = 1 + int(sizeof...(Inputs));
   const auto loop = make_loop(y.shape(), y, x...);
   T* const out = y.data<T>();
@@ -96,11 +99,20 @@ void elementwise_cpu(const Tensor& y, F&& f, const Inputs&... x) {
       loop, [&](const std::array<int64_t, N>& offsets, const std::array<int64_t, N>& strides, int64_t n) {
         const auto row = [&]<size_t... K>(std::index_sequence<K...>) {
           T* const to = out + offsets[0];
-          if (((strides[K + 1] == 1) && ... && (strides[0] == 1))) {  // the form that vectorises
-            for (int64_t i = 0; i < n; ++i) to[i] = T(f(Compute<T>((in[K] + offsets[K + 1])[i])...));
-          } else {
-            for (int64_t i = 0; i < n; ++i)
-              to[i * strides[0]] = T(f(Compute<T>((in[K] + offsets[K + 1])[i * strides[K + 1]])...));
+          if constexpr (std::is_same_v<T, C>) {
+            if (((strides[K + 1] == 1) && ... && (strides[0] == 1))) {
+              for (int64_t i = 0; i < n; ++i) to[i] = C(f((in[K] + offsets[K + 1])[i]...));
+              return;
+            }
+          }
+          // Packed in the arithmetic type, so that f vectorises here too.
+          constexpr int64_t kAtOnce = 512;
+          C values[N][kAtOnce];
+          for (int64_t i = 0; i < n; i += kAtOnce) {
+            const int64_t length = std::min(kAtOnce, n - i);
+            (widen(values[K + 1], in[K] + offsets[K + 1] + i * strides[K + 1], length, strides[K + 1]), ...);
+            for (int64_t j = 0; j < length; ++j) values[0][j] = C(f(values[K + 1][j]...));
+            narrow(to + i * strides[0], values[0], length, strides[0]);
           }
         };
         row(std::make_index_sequence<size_t(N - 1)>{});

@@ -1,30 +1,78 @@
+#include <algorithm>
+
 #include "ops/dropout/dropout_kernels.h"
 #include "tensor/elementwise.h"
 
 namespace tessera::ops {
+namespace {
+
+constexpr int kBlocks = 16;  // of Philox, side by side so that the compiler vectorises
+
+/// As philox(seed, offset, first + i) for i < kBlocks; word w of block i is words[w][i].
+void philox_blocks(uint32_t (&words)[4][kBlocks], uint64_t seed, uint64_t offset, uint64_t first) {
+  uint32_t *const c0 = words[0], *const c1 = words[1], *const c2 = words[2], *const c3 = words[3];
+  for (int i = 0; i < kBlocks; ++i) {
+    const uint64_t index = first + uint64_t(i);
+    c0[i] = uint32_t(index), c1[i] = uint32_t(index >> 32);
+    c2[i] = uint32_t(offset), c3[i] = uint32_t(offset >> 32);
+  }
+  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < kBlocks; ++i) {
+      const uint64_t p0 = uint64_t(0xD2511F53u) * c0[i], p1 = uint64_t(0xCD9E8D57u) * c2[i];
+      const uint32_t n0 = uint32_t(p1 >> 32) ^ c1[i] ^ k0, n2 = uint32_t(p0 >> 32) ^ c3[i] ^ k1;
+      c1[i] = uint32_t(p1), c3[i] = uint32_t(p0), c0[i] = n0, c2[i] = n2;
+    }
+    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+  }
+}
+
+}  // namespace
+
+template <class C>
+void dropout_factors(C* factors, const DropoutMask& mask, int64_t place, int64_t n) {
+  const uint64_t offset = mask.stream.offset();
+  const C scale = C(mask.scale);
+  uint32_t words[4][kBlocks];
+  C drawn[4 * kBlocks];
+  for (const int64_t end = place + n; place < end;) {
+    const int64_t skipped = place % 4, taken = std::min(end - place, int64_t(4 * kBlocks) - skipped);
+    philox_blocks(words, mask.stream.seed, offset, uint64_t(place / 4));
+    for (int i = 0; i < kBlocks; ++i)
+      for (int w = 0; w < 4; ++w) drawn[4 * i + w] = mask.keeps(words[w][i]) ? scale : C(0);
+    std::copy_n(drawn + skipped, taken, factors);
+    factors += taken, place += taken;
+  }
+}
+
+template void dropout_factors(float*, const DropoutMask&, int64_t, int64_t);
+template void dropout_factors(double*, const DropoutMask&, int64_t, int64_t);
 
 void dropout_cpu(const Tensor& y, const Tensor& x, const DropoutMask& mask) {
   const auto loop = make_loop(y.shape(), y, x);
   const int inner = loop.rank - 1;
-  const int64_t width = loop.sizes[inner];
+  const int64_t width = loop.sizes[inner], to_stride = loop.strides[0][inner],
+                from_stride = loop.strides[1][inner];
   dispatch_floating(x.dtype(), "dropout", [&]<class T>() {
-    const auto scale = Compute<T>(mask.scale);
+    using C = Compute<T>;
     T* const out = y.data<T>();
     const T* const in = x.data<T>();
     parallel_for(loop.count, 4096, [&](int64_t begin, int64_t end) {
-      DropoutWalk walk(mask);
+      constexpr int64_t kAtOnce = 512;
+      C values[kAtOnce], factors[kAtOnce];
       for (int64_t place = begin; place < end;) {  // row by row
         int64_t row = place / width, at = 0, from = 0;
-        const int64_t first = place % width, n = std::min(end - place, width - first);
+        const int64_t first = place % width, n = std::min({end - place, width - first, kAtOnce});
         for (int dim = inner - 1; dim >= 0; --dim) {
           const int64_t index = row % loop.sizes[dim];
           row /= loop.sizes[dim];
           at += index * loop.strides[0][dim], from += index * loop.strides[1][dim];
         }
-        for (int64_t i = first; i < first + n; ++i, ++place) {
-          const auto value = Compute<T>(in[from + i * loop.strides[1][inner]]);
-          out[at + i * loop.strides[0][inner]] = T(value * (walk.keeps(place) ? scale : Compute<T>(0)));
-        }
+        widen(values, in + from + first * from_stride, n, from_stride);
+        dropout_factors(factors, mask, place, n);
+        for (int64_t i = 0; i < n; ++i) values[i] *= factors[i];
+        narrow(out + at + first * to_stride, values, n, to_stride);
+        place += n;
       }
     });
   });

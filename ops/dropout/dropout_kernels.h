@@ -18,21 +18,9 @@ struct DropoutMask {
   TESSERA_HD bool keeps(uint32_t word) const { return word >= threshold; }
 };
 
-/// A mask on the host, along places that mostly follow one another: a block is drawn once for its four.
-class DropoutWalk {
- public:
-  explicit DropoutWalk(const DropoutMask& mask) : mask_(mask), offset_(mask.stream.offset()) {}
-  bool keeps(int64_t place) {
-    if (place / 4 != block_) random_ = philox(mask_.stream.seed, offset_, uint64_t(block_ = place / 4));
-    return mask_.keeps(random_.word[place % 4]);
-  }
-
- private:
-  DropoutMask mask_;
-  uint64_t offset_;
-  int64_t block_ = -1;
-  Uint4 random_{};
-};
+/// The factors of n elements from row-major place `place` on, on the host. C: float or double.
+template <class C>
+void dropout_factors(C* factors, const DropoutMask& mask, int64_t place, int64_t n);
 
 /// y = x under the mask; forward and backward.
 void dropout_cpu(const Tensor& y, const Tensor& x, const DropoutMask& mask);

@@ -4,6 +4,7 @@
 
 #include "ops/norm/norm_kernels.h"
 #include "runtime/parallel.h"
+#include "tensor/convert.h"
 
 namespace tessera::ops {
 namespace {
@@ -18,17 +19,20 @@ const char* name_of(bool centred) {
   return centred ? "layernorm" : "rmsnorm";
 }
 
-/// Values under a dropout mask, by their row-major place. Not called where there is none.
+/// A row of a dropout mask's factors; without a mask none.
 template <class C>
-class UnderMask {
+class MaskRow {
  public:
-  explicit UnderMask(const DropoutMask* mask)
-      : walk_(mask ? *mask : DropoutMask{}), scale_(mask ? C(mask->scale) : C(1)) {}
-  C operator()(C value, int64_t place) { return value * (walk_.keeps(place) ? scale_ : C(0)); }
+  MaskRow(const DropoutMask* mask, int64_t width) : mask_(mask), factors_(size_t(mask ? width : 0)) {}
+  const C* of(int64_t row) {
+    if (!mask_) return nullptr;
+    dropout_factors(factors_.data(), *mask_, row * int64_t(factors_.size()), int64_t(factors_.size()));
+    return factors_.data();
+  }
 
  private:
-  DropoutWalk walk_;
-  C scale_;
+  const DropoutMask* mask_;
+  std::vector<C> factors_;
 };
 
 /// dweight and dbias: columns are shared out to the threads, the rows of each added in order. At least
@@ -45,19 +49,23 @@ void parameter_gradients(const NormBackward& norm) {
   C* const dbias = norm.dbias.defined() ? norm.dbias.data<C>() : nullptr;
   constexpr int64_t kColumns = 32;
   parallel_for(width, std::max(kColumns, grain_of(rows)), [&](int64_t begin, int64_t end) {
-    std::vector<double> weight_sums(size_t(end - begin), 0.0), bias_sums(size_t(end - begin), 0.0);
+    const int64_t columns = end - begin;
+    std::vector<double> weight_sums(size_t(columns), 0.0), bias_sums(size_t(columns), 0.0);
+    WideRow<T> x_row(columns), dy_row(columns);
     for (int64_t row = 0; row < rows; ++row) {
-      const T *const values = x + row * x_stride, *const grads = dy + row * dy_stride;
+      const C* const grads = dy_row.read(dy + row * dy_stride + begin);
       const C centre = mean ? mean[row] : C(0), scale = rstd[row];
-      if (dweight)
-        for (int64_t c = begin; c < end; ++c)
-          weight_sums[size_t(c - begin)] += double(C(grads[c]) * ((C(values[c]) - centre) * scale));
+      if (dweight) {
+        const C* const values = x_row.read(x + row * x_stride + begin);
+        for (int64_t c = 0; c < columns; ++c)
+          weight_sums[size_t(c)] += double(grads[c] * ((values[c] - centre) * scale));
+      }
       if (dbias)
-        for (int64_t c = begin; c < end; ++c) bias_sums[size_t(c - begin)] += double(C(grads[c]));
+        for (int64_t c = 0; c < columns; ++c) bias_sums[size_t(c)] += double(grads[c]);
     }
-    for (int64_t c = begin; c < end; ++c) {
-      if (dweight) dweight[c] = C(weight_sums[size_t(c - begin)]);
-      if (dbias) dbias[c] = C(bias_sums[size_t(c - begin)]);
+    for (int64_t c = 0; c < columns; ++c) {
+      if (dweight) dweight[begin + c] = C(weight_sums[size_t(c)]);
+      if (dbias) dbias[begin + c] = C(bias_sums[size_t(c)]);
     }
   });
 }
@@ -72,39 +80,45 @@ void norm_forward_cpu(const NormForward& norm) {
     const T* const x = norm.x.data<T>();
     const T* const residual = norm.residual.defined() ? norm.residual.data<T>() : nullptr;
     T* const y = norm.y.data<T>();
-    const T* const weight = norm.weight.defined() ? norm.weight.data<T>() : nullptr;
-    const T* const bias = norm.bias.defined() ? norm.bias.data<T>() : nullptr;
+    WideRow<T> weight_row(width), bias_row(width);
+    const C* const weight = weight_row.read(norm.weight.defined() ? norm.weight.data<T>() : nullptr);
+    const C* const bias = bias_row.read(norm.bias.defined() ? norm.bias.data<T>() : nullptr);
     C* const means = centred ? norm.mean.data<C>() : nullptr;
     C* const rstds = norm.rstd.data<C>();
     parallel_for(norm.x.rows(), grain_of(width), [&](int64_t begin, int64_t end) {
-      UnderMask<C> dropped(norm.drop);
+      MaskRow<C> mask(norm.drop, width);
+      WideRow<T> x_row(width), other_row(width), y_row(width);
       for (int64_t row = begin; row < end; ++row) {
-        const T* from = x + row * x_stride;
-        T* const to = y + row * y_stride;
+        const C* from = x_row.read(x + row * x_stride);
         if (residual) {
-          const T* const other = residual + row * norm.residual.row_stride();
+          const C* const other = other_row.read(residual + row * norm.residual.row_stride());
           T* const both = norm.sum.data<T>() + row * norm.sum.row_stride();
-          for (int64_t c = 0; c < width; ++c)
-            both[c] = T(C(from[c]) + (norm.drop ? dropped(C(other[c]), row * width + c) : C(other[c])));
-          from = both;
+          C* const sum = y_row.write(both);
+          const C* const factors = mask.of(row);
+          for (int64_t c = 0; c < width; ++c) sum[c] = from[c] + (factors ? other[c] * factors[c] : other[c]);
+          y_row.written(both);
+          from = x_row.read(both);  // rounded
         }
+        T* const y_to = y + row * y_stride;
+        C* const to = y_row.write(y_to);
         C mean = 0;
         double sum = 0, squares = 0;
         if (centred) {
           // Counted from the first element: a long sum of large, nearly equal numbers would lose their
           // difference.
-          const C origin = width > 0 ? C(from[0]) : C(0);
-          for (int64_t c = 0; c < width; ++c) sum += double(C(from[c])) - double(origin);
+          const C origin = width > 0 ? from[0] : C(0);
+          for (int64_t c = 0; c < width; ++c) sum += double(from[c]) - double(origin);
           mean = C(double(origin) + sum / double(width));
           means[row] = mean;
         }
-        for (int64_t c = 0; c < width; ++c) squares += double((C(from[c]) - mean) * (C(from[c]) - mean));
+        for (int64_t c = 0; c < width; ++c) squares += double((from[c] - mean) * (from[c] - mean));
         const C rstd = 1 / std::sqrt(C(squares) / C(width) + C(norm.eps));
         rstds[row] = rstd;
         for (int64_t c = 0; c < width; ++c) {
-          const C scaled = (C(from[c]) - mean) * rstd * (weight ? C(weight[c]) : C(1));
-          to[c] = T(bias ? scaled + C(bias[c]) : scaled);
+          const C scaled = (from[c] - mean) * rstd * (weight ? weight[c] : C(1));
+          to[c] = bias ? scaled + bias[c] : scaled;
         }
+        y_row.written(y_to);
       }
     });
   });
@@ -123,31 +137,37 @@ void norm_backward_cpu(const NormBackward& norm) {
     const auto row_of = [](const Tensor& gradient, int64_t row) {
       return gradient.defined() ? gradient.data<T>() + row * gradient.row_stride() : nullptr;
     };
-    const T* const weight = norm.weight.defined() ? norm.weight.data<T>() : nullptr;
+    WideRow<T> weight_row(width);
+    const C* const weight = weight_row.read(norm.weight.defined() ? norm.weight.data<T>() : nullptr);
     const C* const means = centred ? norm.mean.data<C>() : nullptr;
     const C* const rstds = norm.rstd.data<C>();
     parallel_for(norm.x.rows(), grain_of(width), [&](int64_t begin, int64_t end) {
+      WideRow<T> x_row(width), dy_row(width), past_row(width), dx_row(width), dresidual_row(width);
       std::vector<C> g(size_t(width), C(0));  // rounded once: g and its mean must cancel where they are equal
-      UnderMask<C> dropped(norm.drop);
+      MaskRow<C> mask(norm.drop, width);
       for (int64_t row = begin; row < end; ++row) {
-        const T *const values = x + row * x_stride, *const grads = dy + row * dy_stride;
-        T *const to = row_of(norm.dx, row), *const to_residual = row_of(norm.dresidual, row);
+        const C* const values = x_row.read(x + row * x_stride);
+        const C* const grads = dy_row.read(dy + row * dy_stride);
         const C mean = centred ? means[row] : C(0), rstd = rstds[row];
-        const auto xhat = [&](int64_t c) { return (C(values[c]) - mean) * rstd; };
+        const auto xhat = [&](int64_t c) { return (values[c] - mean) * rstd; };
         double sum_g = 0, sum_gx = 0;
         for (int64_t c = 0; c < width; ++c) {
-          g[size_t(c)] = C(grads[c]) * (weight ? C(weight[c]) : C(1));
+          g[size_t(c)] = grads[c] * (weight ? weight[c] : C(1));
           sum_g += double(g[size_t(c)]);
           sum_gx += double(g[size_t(c)] * xhat(c));
         }
         const C mean_g = centred ? C(sum_g / double(width)) : C(0), mean_gx = C(sum_gx / double(width));
-        const T* const past = dsum ? dsum + row * norm.dsum.row_stride() : nullptr;
+        const C* const past = past_row.read(dsum ? dsum + row * norm.dsum.row_stride() : nullptr);
+        T *const dx = row_of(norm.dx, row), *const dresidual = row_of(norm.dresidual, row);
+        C *const to = dx_row.write(dx), *const to_residual = dresidual_row.write(dresidual);
+        const C* const factors = to_residual ? mask.of(row) : nullptr;
         for (int64_t c = 0; c < width; ++c) {
           const C slope = rstd * (g[size_t(c)] - mean_g - xhat(c) * mean_gx);
-          const C whole = past ? C(past[c]) + slope : slope;
-          if (to) to[c] = T(whole);
-          if (to_residual) to_residual[c] = T(dropped(whole, row * width + c));
+          const C whole = past ? past[c] + slope : slope;
+          if (to) to[c] = whole;
+          if (to_residual) to_residual[c] = factors ? whole * factors[c] : whole;
         }
+        dx_row.written(dx), dresidual_row.written(dresidual);
       }
     });
   });

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -154,25 +155,78 @@ void l2_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const 
   });
 }
 
+namespace {
+
+/// Whether max takes this element: `largest` is NaN if any is.
+template <class C>
+bool is_largest(C value, C largest) {
+  return value == largest || value != value;
+}
+
+/// Calls `found(output, place)` for each output with the place along the reduced dimension of the first
+/// element that max takes, one output after the other.
+template <class T, class Found>
+void find_in_rows(const T* x, const T* y, const ReducePlan& plan, Found&& found) {
+  using C = Compute<T>;
+  parallel_for(plan.outputs, std::max<int64_t>(1, kGrain / plan.length), [&](int64_t begin, int64_t end) {
+    for (int64_t output = begin; output < end; ++output) {
+      int64_t x_offset, y_offset, place = 0;
+      plan.offsets(output, x_offset, y_offset);
+      const C largest = C(y[y_offset]);
+      while (place + 1 < plan.length && !is_largest(C(x[x_offset + place * plan.reduced_x[0]]), largest))
+        ++place;
+      found(output, place);
+    }
+  });
+}
+
+/// The same for neighbouring outputs side by side, so that x is read along its rows.
+template <class T, class Found>
+void find_in_columns(const T* x, const T* y, const ReducePlan& plan, Found&& found) {
+  using C = Compute<T>;
+  const int last = plan.kept_rank - 1;
+  const int64_t columns = plan.kept_sizes[last], tiles = (columns + kTile - 1) / kTile;
+  const int64_t work = plan.length * std::min(columns, kTile);
+  parallel_for(plan.outputs / columns * tiles, std::max<int64_t>(1, kGrain / work),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t unit = begin; unit < end; ++unit) {
+                   const int64_t first = unit % tiles * kTile, width = std::min(kTile, columns - first);
+                   const int64_t output = unit / tiles * columns + first;
+                   int64_t x_offset, y_offset;
+                   plan.offsets(output, x_offset, y_offset);
+                   C largest[kTile], values[kTile];
+                   int64_t places[kTile];
+                   widen(largest, y + y_offset, width, plan.kept_y[last]);
+                   std::fill_n(places, width, plan.length - 1);
+                   for (int64_t i = plan.length - 2; i >= 0; --i) {
+                     widen(values, x + x_offset + i * plan.reduced_x[0], width, plan.kept_x[last]);
+                     for (int64_t j = 0; j < width; ++j)
+                       places[j] = is_largest(values[j], largest[j]) ? i : places[j];
+                   }
+                   for (int64_t j = 0; j < width; ++j) found(output + j, places[j]);
+                 }
+               });
+}
+
+}  // namespace
+
 void max_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim) {
   dx.fill(0);
   const ReducePlan from = plan_dim(x.layout(), dim, y.layout());
   const ReducePlan to = plan_dim(dx.layout(), dim, dy.layout());
+  if (from.outputs == 0) return;
+  const bool by_rows = from.kept_rank == 0 || from.reduced_x[0] < from.kept_x[from.kept_rank - 1];
   dispatch_floating(dx.dtype(), "max", [&]<class T>() {
-    parallel_for(from.outputs, std::max<int64_t>(1, kGrain / from.length), [&](int64_t begin, int64_t end) {
-      for (int64_t output = begin; output < end; ++output) {
-        int64_t x_offset, y_offset, dx_offset, dy_offset;
-        from.offsets(output, x_offset, y_offset);
-        to.offsets(output, dx_offset, dy_offset);
-        const auto largest = Compute<T>(y.data<T>()[y_offset]);
-        int64_t first = 0;
-        for (; first + 1 < from.length; ++first) {
-          const auto value = Compute<T>(x.data<T>()[x_offset + first * from.reduced_x[0]]);
-          if (value == largest || value != value) break;
-        }
-        dx.data<T>()[dx_offset + first * to.reduced_x[0]] = dy.data<T>()[dy_offset];
-      }
-    });
+    const auto found = [&](int64_t output, int64_t place) {
+      int64_t dx_offset, dy_offset;
+      to.offsets(output, dx_offset, dy_offset);
+      dx.data<T>()[dx_offset + place * to.reduced_x[0]] = dy.data<T>()[dy_offset];
+    };
+    if (by_rows) {
+      find_in_rows(x.data<T>(), y.data<T>(), from, found);
+    } else {
+      find_in_columns(x.data<T>(), y.data<T>(), from, found);
+    }
   });
 }
 

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "tensor/dtype.h"
+
+namespace tessera {
+
+/// n elements in the arithmetic type, and back, rounded; packed or `stride` elements apart (0: the same one).
+/// Loops of their own, for kernels on the CPU: the compiler vectorises a conversion of 16 bits by itself, and
+/// hardly ever among the arithmetic around it.
+template <class T>
+void widen(Compute<T>* to, const T* from, int64_t n, int64_t stride = 1) {
+  if (stride == 1) {
+    for (int64_t i = 0; i < n; ++i) to[i] = Compute<T>(from[i]);
+  } else if (stride == 0) {
+    const auto value = n > 0 ? Compute<T>(*from) : Compute<T>(0);
+    for (int64_t i = 0; i < n; ++i) to[i] = value;
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i] = Compute<T>(from[i * stride]);
+  }
+}
+template <class T>
+void narrow(T* to, const Compute<T>* from, int64_t n, int64_t stride = 1) {
+  if (stride == 1) {
+    for (int64_t i = 0; i < n; ++i) to[i] = T(from[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) to[i * stride] = T(from[i]);
+  }
+}
+
+/// Rows in the arithmetic type: read as they are where that is T, else by way of a buffer.
+template <class T>
+class WideRow {
+ public:
+  static constexpr bool kCopies = !std::is_same_v<T, Compute<T>>;
+
+  explicit WideRow(int64_t length) : length_(length) {
+    if (kCopies) buffer_.resize(size_t(length));
+  }
+  /// Valid until the next call; null for null.
+  const Compute<T>* read(const T* row) {
+    if constexpr (kCopies) {
+      if (!row) return nullptr;
+      widen(buffer_.data(), row, length_);
+      return buffer_.data();
+    } else {
+      return row;
+    }
+  }
+  /// Where to write the row; `written` rounds what was written.
+  Compute<T>* write(T* row) {
+    if constexpr (kCopies) {
+      return row ? buffer_.data() : nullptr;
+    } else {
+      return row;
+    }
+  }
+  void written(T* row) {
+    if constexpr (kCopies) {
+      if (row) narrow(row, buffer_.data(), length_);
+    }
+  }
+
+ private:
+  int64_t length_;
+  std::vector<Compute<T>> buffer_;
+};
+
+}  // namespace tessera
