@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <csignal>
 #include <nlohmann/json.hpp>
@@ -220,6 +221,31 @@ TEST(PruneCommand, GoesOnAfterASignal) {
   EXPECT_GE(report["resumed_blocks"], 1);
   for (const char* file : {"masks.safetensors", "model.safetensors", "pruning.json"})
     EXPECT_EQ(at.get(std::string("p/") + file), at.get(std::string("whole/") + file)) << file;
+  EXPECT_FALSE(fs::exists(at / "p.partial"));
+}
+
+TEST(PruneCommand, KeepsFinishedBlocksAfterAnError) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  // Little is pruned of the first block and much of the second, whose file is larger than files may be.
+  const std::string how =
+      "prune --device cpu --method magnitude --model m --only transformer.h.0.attn.c_proj --only "
+      "transformer.h.1.** --json --out ";
+  struct rlimit old {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  struct rlimit little = old;
+  little.rlim_cur = 4'000;  // processes inherit it
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
+  const Outcome outcome = run(at, how + "p");
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
+  EXPECT_EQ(outcome.code, 1) << "signal " << outcome.signal;
+  EXPECT_TRUE(holds_all(outcome.err,
+                        "block-00001.safetensors|too large|1 finished block is kept in p.partial: the same "
+                        "command continues after it"))
+      << outcome.err;
+  EXPECT_EQ(json::parse(said(at, how + "p"))["resumed_blocks"], 1);
+  said(at, how + "whole");
+  EXPECT_EQ(at.get("p/model.safetensors"), at.get("whole/model.safetensors"));
   EXPECT_FALSE(fs::exists(at / "p.partial"));
 }
 
