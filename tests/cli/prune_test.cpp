@@ -94,6 +94,7 @@ TEST(PruneCommand, SaysWhatIsWrongAndWritesNothing) {
   at.put("t", prune_text());
   at.put("few", "abc");
   at.put("bad.json", "{\"c_attn\": 2}");
+  at.put("twice.json", R"({"c_attn": 0.2, "c_fc": 0.3, "c_attn": 0.4})");
   at.put("other/notes", "no model");
   const std::vector<std::string> before = at.files();
   expect_failures(
@@ -115,6 +116,7 @@ TEST(PruneCommand, SaysWhatIsWrongAndWritesNothing) {
        {"prune --model m --text t --out p --bits 4", 2, "part of the update obs"},
        {"prune --model m --text t --out p --allocation bad.json", 2, "'c_attn' is 2"},
        {"prune --model m --text t --out p --allocation none.json", 2, "none.json"},
+       {"prune --model m --text t --out p --allocation twice.json", 2, "twice.json has 'c_attn' twice"},
        {"prune --model m --out p", 2, "give --text FILE..., or --data DIR"},
        {"prune --model m --text t --data d --out p", 2, "--text|--data"},
        {"prune --device cpu --model m --text t --out p --length 16 --pattern 3:6", 1,
