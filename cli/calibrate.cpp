@@ -179,6 +179,7 @@ int calibrate(CalibrateArgs args) {
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   check(!sparsity::is_calibration(args.out), "calibrate: ", args.out, " has a ", sparsity::kCalibrationFile,
         " already; name another folder");
+  check_folder_writable(args.out);
   LanguageFolder language = load_language(args.model, device, args.dtype);
   args.texts.choose_length("calibrate", language);
   const CalibrationFlags::Texts texts = args.texts.read("calibrate", language);

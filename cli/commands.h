@@ -113,6 +113,8 @@ ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& te
 void apply_config(CLI::App& command, const std::string& path);
 /// Throws unless lines could be appended to a file there: known before the work, not after it.
 void check_writable(const std::string& path);
+/// Throws unless files could be put into a folder there, new or not: the same for io::AtomicFolder.
+void check_folder_writable(const std::string& path);
 /// Throws if the file to write is one of those that are read, or a file that is there in a folder that is
 /// read (a model, a run): the input would be gone. Empty names are skipped.
 void check_not_input(const std::string& out, const std::vector<std::string>& inputs);

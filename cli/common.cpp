@@ -267,6 +267,10 @@ void check_writable(const std::string& path) {
         " is read-only for this user; check its permissions");
 }
 
+void check_folder_writable(const std::string& path) {
+  const io::AtomicFolder gone_at_once(path, io::AtomicFolder::Existing::merge);
+}
+
 namespace {
 
 /// Whether the file is there and lies in the folder, at any depth.

@@ -164,8 +164,11 @@ ordered_json report_of(const PruneArgs& args, const LanguageFolder& language,
   return report;
 }
 
-std::function<void(int64_t, const std::vector<sparsity::PrunedMatrix>&)> block_teller(int64_t blocks) {
-  return [blocks](int64_t block, const std::vector<sparsity::PrunedMatrix>& matrices) {
+/// Says how each block went, and counts them in `finished`, which must outlive it.
+std::function<void(int64_t, const std::vector<sparsity::PrunedMatrix>&)> block_teller(int64_t blocks,
+                                                                                      int64_t& finished) {
+  return [blocks, &finished](int64_t block, const std::vector<sparsity::PrunedMatrix>& matrices) {
+    ++finished;
     const sparsity::Pruned whole{.matrices = matrices, .masks = {}};
     train::tell(fmt::format("block {} of {}: sparsity {:.4f}\n", block + 1, blocks, whole.sparsity()));
     for (const sparsity::PrunedMatrix& matrix : matrices)
@@ -229,13 +232,11 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
 /// the same --out meanwhile.
 class BlockFolder {
  public:
-  explicit BlockFolder(const std::string& path)
-      : path_(path), resumes_(std::filesystem::exists(path, ignored_)), lock_(made(path)) {}
+  explicit BlockFolder(const std::string& path) : path_(path), lock_(made(path)) {}
   /// It stays if there are blocks in it.
   ~BlockFolder() { std::filesystem::remove(path_, ignored_); }
   BlockFolder(const BlockFolder&) = delete;
   BlockFolder& operator=(const BlockFolder&) = delete;
-  bool resumes() const { return resumes_; }
   void remove_blocks() { std::filesystem::remove_all(path_, ignored_); }
 
  private:
@@ -245,28 +246,8 @@ class BlockFolder {
   }
   std::error_code ignored_;
   std::string path_;
-  bool resumes_;
   train::FolderLock lock_;
 };
-
-/// Blocks that are finished when it is interrupted, or killed, stay for the next call; an error would come
-/// again.
-sparsity::Pruned prune_blocks(PruneArgs& args, Work& work, BlockFolder& blocks) {
-  args.options.on_block =
-      block_teller(work.with_model([](const auto& model) { return int64_t(model.blocks.size()); }));
-  try {
-    sparsity::Pruned pruned =
-        work.with_model([&](auto& model) { return sparsity::prune(model, work.samples, args.options); });
-    pruned.masks.info.model =
-        io::utf8_text(std::filesystem::path(args.model).lexically_normal().filename().string());
-    return pruned;
-  } catch (const Interrupted&) {
-    throw;
-  } catch (const Error&) {
-    if (!blocks.resumes()) blocks.remove_blocks();
-    throw;
-  }
-}
 
 void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const ordered_json& report) {
   if (pruned.resumed > 0)
@@ -296,6 +277,61 @@ void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const o
              norms ? fmt::format(", {}", sparsity::kInputNormsFile) : "");
 }
 
+struct Result {
+  sparsity::Pruned pruned;
+  ordered_json report;
+};
+
+/// Prunes, measures and saves. `finished`: blocks that are kept so far.
+Result prune_and_save(PruneArgs& args, Work& work, int64_t& finished) {
+  args.options.on_block =
+      block_teller(work.with_model([](const auto& model) { return int64_t(model.blocks.size()); }), finished);
+  const bool measures = !work.windows.empty();
+  const int64_t batch = args.options.batch;
+  const bool gated = measures && args.options.gates;
+  work.gates = args.options.gates;
+  const double before = measures ? work.perplexity(batch) : 0,
+               gated_before = gated ? work.gated_perplexity(batch) : 0;
+  sparsity::Pruned pruned =
+      work.with_model([&](auto& model) { return sparsity::prune(model, work.samples, args.options); });
+  pruned.masks.info.model =
+      io::utf8_text(std::filesystem::path(args.model).lexically_normal().filename().string());
+  ordered_json report = report_of(args, work.language, work.samples, pruned);
+  if (measures)
+    report["perplexity"] = {{"length", args.texts.samples.length},
+                            {"windows", work.windows.size()},
+                            {"before", before},
+                            {"after", work.perplexity(batch)}};
+  if (gated) {
+    report["perplexity"]["gated_before"] = gated_before;
+    report["perplexity"]["gated_after"] = work.gated_perplexity(batch);
+  }
+  work.with_model([&](const auto& model) {
+    sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
+                          {.dtype = work.saved, .companions = work.language.path});
+  });
+  return {std::move(pruned), std::move(report)};
+}
+
+/// The same. Finished blocks stay after an error too: a full disk, or a GPU that others use, is no reason to
+/// prune them again.
+Result prune_and_save(PruneArgs& args, Work& work) {
+  int64_t finished = 0;
+  try {
+    return prune_and_save(args, work, finished);
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const Error&) {
+    if (finished > 0)
+      train::tell(fmt::format(
+          "tessera: {} finished {} kept in {}: the same command continues after {}; remove the folder to "
+          "start over, or to give other options\n",
+          finished, finished == 1 ? "block is" : "blocks are", io::shown(args.options.progress),
+          finished == 1 ? "it" : "them"));
+    throw;
+  }
+}
+
 int prune(const CLI::App& command, PruneArgs args) {
   read_gates(args);
   read_options(args);
@@ -316,27 +352,7 @@ int prune(const CLI::App& command, PruneArgs args) {
   args.options.progress = args.out + ".partial";
   BlockFolder blocks(args.options.progress);
   const auto begin = std::chrono::steady_clock::now();
-  const bool measures = !work->windows.empty();
-  const int64_t batch = args.options.batch;
-  const bool gated = measures && args.options.gates;
-  work->gates = args.options.gates;
-  const double before = measures ? work->perplexity(batch) : 0,
-               gated_before = gated ? work->gated_perplexity(batch) : 0;
-  const sparsity::Pruned pruned = prune_blocks(args, *work, blocks);
-  ordered_json report = report_of(args, work->language, work->samples, pruned);
-  if (measures)
-    report["perplexity"] = {{"length", args.texts.samples.length},
-                            {"windows", work->windows.size()},
-                            {"before", before},
-                            {"after", work->perplexity(batch)}};
-  if (gated) {
-    report["perplexity"]["gated_before"] = gated_before;
-    report["perplexity"]["gated_after"] = work->gated_perplexity(batch);
-  }
-  work->with_model([&](const auto& model) {
-    sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
-                          {.dtype = work->saved, .companions = work->language.path});
-  });
+  auto [pruned, report] = prune_and_save(args, *work);
   blocks.remove_blocks();
   if (!args.json) {
     print_result(args, pruned, report);

@@ -61,6 +61,7 @@ int run_gradients(GradientsArgs args) {
   if (std::error_code error; !args.out.empty() && std::filesystem::exists(args.out, error) &&
                              !std::filesystem::is_directory(args.out, error))
     throw UsageError("sparsity gradients: --out " + args.out + " is a file; expected a folder, new or not");
+  if (!args.out.empty()) check_folder_writable(args.out);
   const InterruptGuard interrupts(kGivingUp);
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const auto all = sparsity::measure_gradients(

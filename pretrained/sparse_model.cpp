@@ -64,7 +64,8 @@ void check_dtypes(const SparseFile& file, Device device, DType dtype) {
     const DType held = file.entry(name + ".weight.values").dtype;
     const bool wider = device.is_cpu() && dtype == DType::f32;
     check(held == dtype || wider, "sparse weights: ", file.path(), ": layer '", name, "' is ", held, ", and ",
-          device.name(), " is to run in ", dtype, "; give --dtype ", held, device.is_cpu() ? " or f32" : "",
+          device.name(), " is to run in ", dtype, "; give --dtype ", held,
+          device.is_cpu() && held != DType::f32 ? " or f32" : "",
           ", or convert the dense model with --dtype ", dtype);
   }
 }

@@ -8,12 +8,16 @@
 
 namespace tessera::sparsity {
 
+inline bool is_in_block(const pretrained::LinearModule& module) {
+  return module.ours.starts_with("blocks.");
+}
+
 /// The linear modules of all blocks, in order; the LM head is not one of them.
 template <class Model>
 std::vector<pretrained::LinearModule> block_modules(Model& model) {
   std::vector<pretrained::LinearModule> modules;
   for (const pretrained::LinearModule& module : pretrained::linear_modules(model).all)
-    if (module.ours.starts_with("blocks.")) modules.push_back(module);
+    if (is_in_block(module)) modules.push_back(module);
   return modules;
 }
 

@@ -517,7 +517,12 @@ std::string database_bytes(const Tables& tables, const AnalyzeOptions& options) 
 void analyze(const std::vector<std::string>& inputs, const std::string& folder, const AnalyzeOptions& options,
              const std::function<void(const std::string&)>& tell) {
   options.patterns.validate();
+  const fs::path database = fs::path(folder) / kPatternsFile;
+  std::error_code ignored;
+  check(!fs::exists(database, ignored) || report::application_id_of(database) == kPatternsId,
+        "analyze: ", database.string(), " is not ", kPatternsWhat, "; name another folder");
   const std::vector<PatternSource> sources = open_inputs(inputs, options);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
   for (const PatternSource& source : sources)
     if (!source.has_input_norms())
       tell(
@@ -542,10 +547,8 @@ void analyze(const std::vector<std::string>& inputs, const std::string& folder, 
     for (const auto& [text, value] : source.perplexities())
       tables.perplexity.push_back({source.name(), text, number(value)});
   correct_levels(tables.nulls);
-  const std::string bytes = database_bytes(tables, options);
-  std::error_code ignored;
-  fs::create_directories(folder, ignored);
-  io::write_file((fs::path(folder) / kPatternsFile).string(), bytes);
+  io::write_file((fs::path(files.path()) / kPatternsFile).string(), database_bytes(tables, options));
+  files.publish();
 }
 
 std::vector<MatrixComparison> compare(const std::string& a, const std::string& b,

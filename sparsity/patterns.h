@@ -29,7 +29,9 @@ struct AnalyzeOptions {
 /// writes `folder`/sparsity.sqlite, as one file that appears when it is complete; the same inputs and options
 /// give the same bytes. Matrices of one name in several inputs are compared pair by pair. `tell` gets a line
 /// per matrix, and one per input that has no norms of its matrices' inputs. Throws for fewer than one input,
-/// inputs of different models, an input given twice, and a matrix that has values which are not finite.
+/// inputs of different models, an input given twice, a matrix that has values which are not finite, and,
+/// before the work, if the folder cannot be written to or its sparsity.sqlite is not one of analyze (a
+/// sweep's).
 void analyze(const std::vector<std::string>& inputs, const std::string& folder, const AnalyzeOptions& options,
              const std::function<void(const std::string&)>& tell);
 

@@ -16,19 +16,27 @@ struct Target {
   double sparsity = 0;
 };
 
-/// The names that fit a pattern of PruneOptions; throws if none does.
+/// The modules that fit a pattern of PruneOptions, the LM head among them; throws if none does.
+inline std::vector<pretrained::LinearModule> modules_fitting(const pretrained::LinearModules& modules,
+                                                             const std::string& pattern) {
+  const bool last_part = pattern.find('.') == std::string::npos;
+  return modules.matching(last_part ? "**." + pattern : pattern);
+}
+
+/// The names of those in blocks. Throws if none is: what a pattern of the LM head alone asks for is not done.
 inline std::set<std::string> names_fitting(const pretrained::LinearModules& modules,
                                            const std::string& pattern) {
   std::set<std::string> names;
-  const bool last_part = pattern.find('.') == std::string::npos;
-  for (const pretrained::LinearModule& module : modules.matching(last_part ? "**." + pattern : pattern))
-    names.insert(module.name);
+  for (const pretrained::LinearModule& module : modules_fitting(modules, pattern))
+    if (is_in_block(module)) names.insert(module.name);
+  check(!names.empty(), "prune: '", pattern,
+        "' fits the LM head alone, which stays dense; name matrices of the model's blocks");
   return names;
 }
 
 /// The matrices that the options choose, in the model's order, with the sparsities that they assign. Throws
-/// for options out of range or patterns of names that fit nothing, if nothing is chosen, and if the pattern
-/// n:m does not divide the columns of a matrix.
+/// for options out of range or patterns of names that fit nothing (but in `except`: nothing in blocks), if
+/// nothing is chosen, and if the pattern n:m does not divide the columns of a matrix.
 template <class Model>
 std::vector<Target> targets_of(Model& model, const PruneOptions& options) {
   options.validate();
@@ -39,7 +47,9 @@ std::vector<Target> targets_of(Model& model, const PruneOptions& options) {
   const int64_t end = options.last_block == -1 ? blocks : options.last_block;
   std::set<std::string> only, except;
   for (const std::string& pattern : options.only) only.merge(names_fitting(modules, pattern));
-  for (const std::string& pattern : options.except) except.merge(names_fitting(modules, pattern));
+  for (const std::string& pattern : options.except)
+    for (const pretrained::LinearModule& module : modules_fitting(modules, pattern))
+      except.insert(module.name);
   std::vector<Target> targets;
   for (const pretrained::LinearModule& module : block_modules(model)) {
     const int64_t block = block_of(module);

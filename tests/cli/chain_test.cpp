@@ -198,6 +198,9 @@ TEST(ChainCommand, EachStepChecksTheOneBefore) {
   refused("convert p d --format tiled-cbc --gates absent", 1, "absent");
   refused("convert p c --format tiled-cbc --gates g", 1, "c has");
   refused("calibrate --model p --out g " + quick, 1, "already");
+  const Outcome no_folder = run(at, "calibrate --model p --out plain " + quick);
+  EXPECT_TRUE(holds_all(no_folder.err, "plain is a file; name a folder")) << no_folder.err;
+  EXPECT_EQ(no_folder.err.find("calibrated block"), std::string::npos) << "said after the work";
   refused(calibrate + "--model p --total 0.2 --weight-sparsity 0.2", 2, "something is left for the gates");
   refused(calibrate + "--model p --total 0.1 --weight-sparsity 0.2", 2, "something is left for the gates");
   refused(calibrate + "--model p --activation-sparsity 2", 2, "--activation-sparsity");

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <csignal>
 #include <nlohmann/json.hpp>
@@ -93,6 +94,7 @@ TEST(PruneCommand, SaysWhatIsWrongAndWritesNothing) {
   at.put("t", prune_text());
   at.put("few", "abc");
   at.put("bad.json", "{\"c_attn\": 2}");
+  at.put("twice.json", R"({"c_attn": 0.2, "c_fc": 0.3, "c_attn": 0.4})");
   at.put("other/notes", "no model");
   const std::vector<std::string> before = at.files();
   expect_failures(
@@ -114,6 +116,7 @@ TEST(PruneCommand, SaysWhatIsWrongAndWritesNothing) {
        {"prune --model m --text t --out p --bits 4", 2, "part of the update obs"},
        {"prune --model m --text t --out p --allocation bad.json", 2, "'c_attn' is 2"},
        {"prune --model m --text t --out p --allocation none.json", 2, "none.json"},
+       {"prune --model m --text t --out p --allocation twice.json", 2, "twice.json has 'c_attn' twice"},
        {"prune --model m --out p", 2, "give --text FILE..., or --data DIR"},
        {"prune --model m --text t --data d --out p", 2, "--text|--data"},
        {"prune --device cpu --model m --text t --out p --length 16 --pattern 3:6", 1,
@@ -220,6 +223,31 @@ TEST(PruneCommand, GoesOnAfterASignal) {
   EXPECT_GE(report["resumed_blocks"], 1);
   for (const char* file : {"masks.safetensors", "model.safetensors", "pruning.json"})
     EXPECT_EQ(at.get(std::string("p/") + file), at.get(std::string("whole/") + file)) << file;
+  EXPECT_FALSE(fs::exists(at / "p.partial"));
+}
+
+TEST(PruneCommand, KeepsFinishedBlocksAfterAnError) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  // Little is pruned of the first block and much of the second, whose file is larger than files may be.
+  const std::string how =
+      "prune --device cpu --method magnitude --model m --only transformer.h.0.attn.c_proj --only "
+      "transformer.h.1.** --json --out ";
+  struct rlimit old {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  struct rlimit little = old;
+  little.rlim_cur = 4'000;  // processes inherit it
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &little), 0);
+  const Outcome outcome = run(at, how + "p");
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
+  EXPECT_EQ(outcome.code, 1) << "signal " << outcome.signal;
+  EXPECT_TRUE(holds_all(outcome.err,
+                        "block-00001.safetensors|too large|1 finished block is kept in p.partial: the same "
+                        "command continues after it"))
+      << outcome.err;
+  EXPECT_EQ(json::parse(said(at, how + "p"))["resumed_blocks"], 1);
+  said(at, how + "whole");
+  EXPECT_EQ(at.get("p/model.safetensors"), at.get("whole/model.safetensors"));
   EXPECT_FALSE(fs::exists(at / "p.partial"));
 }
 

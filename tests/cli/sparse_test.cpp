@@ -127,6 +127,9 @@ TEST(SparseCommands, RefuseWhatCannotRun) {
           "--sparse required|transformer.h.0.attn.c_attn|its weight is dense");
   refused(go + "--model c --samples 33", 1, "transformer.h.0.attn.c_attn|33 tokens|at most 32");
   refused(go + "--model m --gate-threshold 0.1 --samples 9", 1, "9 tokens|dense-columns|at most 8");
+  expect_success(run(at, "convert m w --format tca-bme --dtype f32"));
+  refused(go + "--model w --dtype bf16", 1, "is f32|is to run in bf16; give --dtype f32, or convert");
+  refused(go + "--model c --dtype bf16", 1, "is f16|is to run in bf16; give --dtype f16 or f32, or convert");
   refused(go + "--model c --sparse off --gate-threshold 1", 2, "--sparse off");
   refused(go + "--model c --sparse maybe", 2, "--sparse");
   refused(go + "--model c --gate-threshold -1", 2, "--gate-threshold");

@@ -516,6 +516,17 @@ TEST(Patterns, ErrorsSayWhatToDoAndLeaveNothing) {
   io::save_npy(folder / "row.npy", Tensor::full({1, 1}, 1, DType::f32, Device::cpu()));
   fails({folder / "row.npy"}, {}, {"expected two features or more"});
   EXPECT_FALSE(std::filesystem::exists(out));
+  // Neither a folder that cannot be made nor the measurements of a sweep are found after the work.
+  const auto fails_at_once = [&](const std::string& to, const char* says) {
+    int64_t lines = 0;
+    expect_error([&] { analyze({a}, to, {}, [&](const std::string&) { ++lines; }); }, {says});
+    EXPECT_EQ(lines, 0) << to;
+  };
+  fails_at_once(folder / "row.npy", "is a file; name a folder");
+  std::filesystem::create_directory(folder / "sweep");
+  io::write_file(folder / "sweep/sparsity.sqlite", "measured for a day");
+  fails_at_once(folder / "sweep", "sparsity.sqlite is not sparsity.sqlite of tessera sparsity analyze");
+  EXPECT_EQ(io::read_file(folder / "sweep/sparsity.sqlite", 100), "measured for a day");
   expect_error([&] { k_means(products(overlaps_of(features(ones(1)))), {.k = 61}); },
                {"k = 61 of 60 points"});
   expect_error([&] { compare_features(features(ones(1)), features(ones(1).slice(0, 0, 9))); },

@@ -215,6 +215,12 @@ TEST(Prune, ChoosesMatricesByNameAndBlock) {
   EXPECT_TRUE(throws([&] { names({.only = {"nothing"}}); }, "fits '**.nothing'"));
   EXPECT_TRUE(throws([&] { names({.except = {"**"}}); }, "no matrix of the model's blocks is chosen"));
   EXPECT_TRUE(throws([&] { names({.first_block = 2}); }, "the model has 2"));
+  // The head is never pruned: to ask for it alone is a mistake, to except it is not.
+  EXPECT_EQ(names({.except = {"lm_head"}}).size(), 14u);
+  EXPECT_EQ(names({.assigned = {{"**", 0.3}}}).size(), 14u);
+  for (const PruneOptions& options :
+       {PruneOptions{.only = {"lm_head", "k_proj"}}, PruneOptions{.assigned = {{"lm_head", 0.3}}}})
+    EXPECT_TRUE(throws([&] { names(options); }, "'lm_head' fits the LM head alone, which stays dense"));
   EXPECT_TRUE(throws(
       [&] {
         names({.pattern = {1, 3}, .sparsity = 1.0 / 3, .only = {"down_proj"}});
