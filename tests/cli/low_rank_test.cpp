@@ -72,6 +72,8 @@ TEST_P(LowRankRun, IsTrainedResumedExportedAndUsed) {
   const json config = json::parse(at.get("runs/whole/model/config.json"));
   const bool is_cola = flags.find("cola") != std::string::npos;
   EXPECT_EQ(config.contains("tessera_cola"), is_cola);
+  // A type that transformers does not have: it would load the directory with random blocks.
+  EXPECT_EQ(config.at("model_type") == "tessera_cola", is_cola);
   const Outcome converted = run(at, "convert runs/whole/model c --dtype f32");
   if (is_cola) {
     EXPECT_EQ(converted.code, 1);
