@@ -180,6 +180,8 @@ int calibrate(CalibrateArgs args) {
   check(!sparsity::is_calibration(args.out), "calibrate: ", args.out, " has a ", sparsity::kCalibrationFile,
         " already; name another folder");
   LanguageFolder language = load_language(args.model, device, args.dtype);
+  check(!language.config.cola, "calibrate: the weights in ", language.path,
+        " are factors (cola); only inputs of dense weights, or of compressed ones, have gates");
   args.texts.choose_length("calibrate", language);
   const CalibrationFlags::Texts texts = args.texts.read("calibrate", language);
   const sparsity::Samples samples = sparsity::choose_samples(texts.calibration, args.texts.samples);

@@ -135,6 +135,11 @@ TEST(Sparse24Training, SparsifiesBetweenTheFactorsOfColaLayers) {
       run(at, "sparsity activations --model runs/sparse --text a.txt --length 16 --windows 4 --device cpu");
   expect_success(measured);
   EXPECT_TRUE(holds_all(measured.out, "blocks.0.attention.qkv.1|blocks.1.mlp.down")) << measured.out;
+  std::istringstream rows(measured.out);
+  std::string row, names;
+  std::getline(rows, row), std::getline(rows, names),
+      std::getline(rows, names);  // the model, two rows of names
+  while (std::getline(rows, row)) EXPECT_EQ(row.size(), names.size()) << measured.out;
 
   // In attention alone, with networks that are sparse by themselves; of a GPT, whose fused q, k and v are
   // one.
