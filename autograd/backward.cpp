@@ -105,7 +105,7 @@ GradTarget Backward::view_target(int input) {
   const auto& state = input_at(input);
   const auto& root = root_of(state);
   const std::optional<Range> range = range_of(*state);
-  if (range && root->grad_dtype == state->grad_dtype && is_gap(*root, *range)) {
+  if (range && is_gap(*root, *range)) {
     for (size_t other = 0; other < inputs_.size(); ++other) {
       if (int(other) == input || !inputs_[other] || root_of(inputs_[other]) != root) continue;
       const std::optional<Range> theirs = range_of(*inputs_[other]);

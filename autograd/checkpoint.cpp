@@ -11,15 +11,16 @@ namespace tessera {
 class LeafCollector {
  public:
   LeafCollector() { tape_.collects_only_ = true; }
-  Tensor stand_in(const Tensor& input) const { return stand_in(tape_, input, requires_grad(input)); }
-  /// Replaces an input of the checkpointed function by an alias that is a result of that tape, if it needs a
-  /// gradient: a leaf's gradient would have to be copied, a result's is moved.
-  static Tensor stand_in(const Tape& tape, const Tensor& input, bool wanted) {
+  Tensor stand_in(const Tensor& input) const {
+    return requires_grad(input) ? stand_in(tape_, input, input.grad_state()->grad_dtype) : input.detach();
+  }
+  /// Replaces an input of the checkpointed function by an alias that is a result of that tape, whose gradient
+  /// has that dtype: a leaf's gradient would have to be copied, a result's is moved.
+  static Tensor stand_in(const Tape& tape, const Tensor& input, DType grad_dtype) {
     Tensor inside = input.detach();
-    if (!wanted) return inside;
     auto state = std::make_shared<GradState>();
     state->tape = tape.id_;
-    state->grad_dtype = input.dtype();
+    state->grad_dtype = grad_dtype;
     state->shape = input.shape();
     state->device = input.device();
     inside.set_grad_state(std::move(state), true);
@@ -147,8 +148,11 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
         for (const Saved& leaf : leaf_values) leaf.get();  // throws if it was written since
         Tape tape(options);
         std::vector<Tensor> again;
-        for (size_t i = 0; i < saved.size(); ++i)
-          again.push_back(LeafCollector::stand_in(tape, saved[i].get(), b.needs(int(i))));
+        for (size_t i = 0; i < saved.size(); ++i) {
+          const Tensor& input = saved[i].get();
+          again.push_back(b.needs(int(i)) ? LeafCollector::stand_in(tape, input, b.grad_dtype(int(i)))
+                                          : input.detach());
+        }
         std::vector<Tensor> results, grads;
         {
           const RandomReplay replay(RandomReplay::Mode::replay, streams);

@@ -123,9 +123,12 @@ void Tape::record_views(const char* name, const Tensor& x, std::span<Tensor> out
       if (view->grad.defined()) add_retained_to_base(view);
   });
   if (collects_only_) return;
-  for (size_t i = 0; i < outputs.size(); ++i)
-    outputs[i].grad_state()->view =
-        std::make_unique<ViewOf>(ViewOf{x.grad_state(), views[i], x.layout(), x.device()});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    GradState& state = *outputs[i].grad_state();
+    state.view = std::make_unique<ViewOf>(ViewOf{x.grad_state(), views[i], x.layout(), x.device()});
+    // What arrives for a view goes to its base, whose gradient may be wider than its values.
+    state.grad_dtype = x.grad_state()->grad_dtype;
+  }
 }
 
 void* Tape::reserve(size_t bytes, size_t align) {

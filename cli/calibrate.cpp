@@ -181,6 +181,8 @@ int calibrate(CalibrateArgs args) {
         " already; name another folder");
   check_folder_writable(args.out);
   LanguageFolder language = load_language(args.model, device, args.dtype);
+  check(!language.config.cola, "calibrate: the weights in ", language.path,
+        " are factors (cola); only inputs of dense weights, or of compressed ones, have gates");
   args.texts.choose_length("calibrate", language);
   const CalibrationFlags::Texts texts = args.texts.read("calibrate", language);
   const sparsity::Samples samples = sparsity::choose_samples(texts.calibration, args.texts.samples);

@@ -100,7 +100,7 @@ void LanguageFlags::add_vocabulary(CLI::App& command) {
 }
 
 void LanguageFlags::add_training(CLI::App& command, const char* default_size) {
-  size_ = default_size;
+  size_ = default_size, trains_ = true;
   add_flags(command, text_list());
   add_any_bytes(command, text.any_bytes)->group("Data");
   add_flags(command, job_.list());
@@ -133,6 +133,8 @@ train::LanguageSettings LanguageFlags::job(const train::Given& given) const {
     job.check_optimizer_flags(given);
     job.sparse24.check_given(given, job.weights24.on());
     job.weights24.check_given(given);
+    // Settings that a number of steps limits are checked again when it is known.
+    if (!trains_ || epochs > 0 || minutes > 0) job.steps = train::LanguageSettings::kLargest;
     train::apply_size(job.model, size_);
     std::visit(
         [&](auto& model) {

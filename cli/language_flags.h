@@ -16,6 +16,8 @@ class LanguageFlags {
   /// Every setting of a training run: data, model, optimizer and schedule.
   void add_training(CLI::App& command, const char* default_size);
   /// The sizes that the flags say: those of --size, and what else is given in their place; not the precision.
+  /// Of a job whose number of steps nothing says yet - by --epochs or --minutes, in plans and benchmarks - it
+  /// is the largest.
   /// Throws UsageError for sizes that do not fit each other, and for flags that have no effect without
   /// another.
   train::LanguageSettings job(const train::Given& given) const;
@@ -35,7 +37,7 @@ class LanguageFlags {
   std::string size_, type_ = "llama", ffn_;
   double ffn_ratio_ = 0;
   int64_t vocabulary_ = 0, layers_ = 0, d_model_ = 0, heads_ = 0, kv_heads_ = 0, head_dim_ = 0, d_ff_ = 0;
-  bool untied_ = false, tied_ = false;
+  bool untied_ = false, tied_ = false, trains_ = false;
 };
 
 }  // namespace tessera::cli

@@ -68,16 +68,19 @@ json json_of(const Measured& measured, double dense_share) {
 }
 
 void print(const Measured& measured, double dense_share) {
+  size_t width = 20;
+  for (const std::string& name : measured.names) width = std::max(width, name.size());
   fmt::print("{}\n", io::utf8_text(measured.model));
-  fmt::print("  {:<20} {:>7}  {:>25}  {:>19}  {:>19} {:>10}\n", "", "", "zeros of columns",
+  fmt::print("  {:<{}} {:>7}  {:>25}  {:>19}  {:>19} {:>10}\n", "", width, "", "zeros of columns",
              "dropped energy, all", fmt::format("{:.4g}% dense", 100 * dense_share), "");
-  fmt::print("  {:<20} {:>7}  {:>8} {:>7} {:>8}  {:>9} {:>9}  {:>9} {:>9} {:>10}\n", "network", "zeros",
-             "densest", "median", "sparsest", "features", "+ tokens", "features", "+ tokens", "neighbours");
+  fmt::print("  {:<{}} {:>7}  {:>8} {:>7} {:>8}  {:>9} {:>9}  {:>9} {:>9} {:>10}\n", "network", width,
+             "zeros", "densest", "median", "sparsest", "features", "+ tokens", "features", "+ tokens",
+             "neighbours");
   for (const std::string& name : measured.names) {
     const train::ActivationSparsity& one = measured.networks.at(name);
     fmt::print(
-        "  {:<20} {:>7.4f}  {:>8.4f} {:>7.4f} {:>8.4f}  {:>9.3e} {:>9.3e}  {:>9.3e} {:>9.3e} {:>10.3f}\n",
-        name, one.zeros(), one.column_zeros(0), one.column_zeros(0.5), one.column_zeros(1),
+        "  {:<{}} {:>7.4f}  {:>8.4f} {:>7.4f} {:>8.4f}  {:>9.3e} {:>9.3e}  {:>9.3e} {:>9.3e} {:>10.3f}\n",
+        name, width, one.zeros(), one.column_zeros(0), one.column_zeros(0.5), one.column_zeros(1),
         one.dropped_features, one.dropped_both, one.dropped_features_split, one.dropped_both_split,
         one.neighbours);
   }

@@ -7,8 +7,8 @@
 
 /// Model directories in which the blocks' linear layers are nn::Cola. No dense weight computes the same, so
 /// their files hold the factors, "<module>.a" [rank, in] and "<module>.b" [out, rank], in place of
-/// "<module>.weight". config.json has the field kColaField, because of which other programs refuse such a
-/// directory, as ours do unless they ask for it.
+/// "<module>.weight". In config.json model_type is kColaField, a type that other programs refuse, as ours do
+/// unless they ask for it; the field of that name has ranks, activation, and the model_type of the model.
 
 namespace tessera::pretrained {
 

@@ -421,7 +421,8 @@ std::vector<int64_t> token_list(ConfigReader& reader, const char* key) {
   return tokens;
 }
 
-std::optional<ColaConfig> cola_config(ConfigReader& reader, bool accepted) {
+/// `type`: the model_type, which becomes that of the model whose layers are nn::Cola.
+std::optional<ColaConfig> cola_config(ConfigReader& reader, bool accepted, std::string& type) {
   const json* const field = reader.object(kColaField);
   if (!field) return {};
   check(accepted, reader.where(), ": the weights are factors with an activation between them (", kColaField,
@@ -429,6 +430,7 @@ std::optional<ColaConfig> cola_config(ConfigReader& reader, bool accepted) {
   ConfigReader parts(reader.where() + ": " + kColaField, *field);
   ColaConfig cola{.attention_rank = parts.integer("attention_rank"), .mlp_rank = parts.integer("mlp_rank")};
   cola.activation = activation(parts, "activation", "silu");
+  type = parts.text("model_type", type);
   parts.finish();
   check(cola.attention_rank + cola.mlp_rank > 0 &&
             (cola.activation == Activation::silu || cola.activation == Activation::relu_squared),
@@ -449,7 +451,7 @@ Config parse_config(const std::string& path, std::string_view text, const Config
   config.type = reader.text("model_type");
   if (const auto first = token_list(reader, "bos_token_id"); !first.empty()) config.first_token = first[0];
   config.end_tokens = token_list(reader, "eos_token_id");
-  config.cola = cola_config(reader, options.cola);
+  config.cola = cola_config(reader, options.cola, config.type);
   config.stated_dtype = stated_dtype(reader);
   const auto keep = [&](auto model) {
     model.dtype = config.stated_dtype.value_or(DType::f32);

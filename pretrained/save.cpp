@@ -22,7 +22,9 @@ std::string with_field(const std::string& text, const std::optional<ColaConfig>&
   nlohmann::json config = nlohmann::json::parse(text);
   config[kColaField] = {{"attention_rank", cola->attention_rank},
                         {"mlp_rank", cola->mlp_rank},
-                        {"activation", cola->activation == ops::Activation::relu_squared ? "relu2" : "silu"}};
+                        {"activation", cola->activation == ops::Activation::relu_squared ? "relu2" : "silu"},
+                        {"model_type", config.at("model_type")}};
+  config["model_type"] = kColaField;
   return config.dump(2) + "\n";
 }
 

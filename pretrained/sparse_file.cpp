@@ -292,7 +292,7 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
 Conversion convert_dense(const std::string& from, const std::string& to, uint64_t shard_bytes,
                          const ConfigOptions& config_options) {
   check(is_sparse_folder(from), "convert: --format dense: ", from, " has no ", kSparseFile,
-        "; its weights are dense already");
+        ", so nothing in it is compressed");
   check(!is_sparse_folder(to), "convert: ", to, " has weights already, in ", kSparseFile,
         "; name another folder");
   const Config config = read_config(from, config_options);

@@ -24,12 +24,15 @@ std::string train_bert_tokenizer(const std::vector<std::string>& texts, int64_t 
 }
 
 std::string bert_tokenizer_config() {
-  return nlohmann::json{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                        {"pad_token", "[PAD]"},
-                        {"unk_token", "[UNK]"},
-                        {"cls_token", "[CLS]"},
-                        {"sep_token", "[SEP]"},
-                        {"mask_token", "[MASK]"}}
+  return nlohmann::json{
+             {"tokenizer_class", "PreTrainedTokenizerFast"},
+             {"pad_token", "[PAD]"},
+             {"unk_token", "[UNK]"},
+             {"cls_token", "[CLS]"},
+             {"sep_token", "[SEP]"},
+             {"mask_token", "[MASK]"},
+             // The second text of a pair has the type 1; transformers 5 leaves types out unless asked.
+             {"model_input_names", {"input_ids", "token_type_ids", "attention_mask"}}}
              .dump(2) +
          "\n";
 }

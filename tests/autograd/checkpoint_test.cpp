@@ -55,6 +55,22 @@ TEST(Checkpoint, NestsWithRandomNumbers) {
   EXPECT_EQ(run(2), run(0));
 }
 
+TEST(Checkpoint, ANarrowParameterAmongItsInputsKeepsAWideGradient) {
+  const auto run = [](bool recompute) {
+    Tensor w = Tensor::from(std::vector<double>{1, 2}, {2}).to(DType::bf16);
+    require_grad(w, DType::f32);
+    const Tensor x = Tensor::from(std::vector<double>{1, 0.0078125}, {2}).to(DType::bf16);
+    const auto f = [&](const std::vector<Tensor>& in) {  // dw = 2 x + x x, of which bf16 holds a part
+      return std::vector{ops::add(ops::scale(ops::mul(in[0], x), 2), ops::mul(ops::mul(in[0], x), x))};
+    };
+    Tape tape;
+    tape.backward(ops::sum(recompute ? checkpoint(f, {w})[0] : f({w})[0]));
+    return values(grad(w));
+  };
+  EXPECT_EQ(run(true), run(false));
+  EXPECT_EQ(run(true)[1], 0x1p-6 + 0x1p-14);
+}
+
 TEST(Checkpoint, ParametersUsedInsideGetGradientsAndTheirHookOnce) {
   const Tensor x = leaf({1, 2}), weight = leaf({3, 4});
   int calls = 0;

@@ -122,6 +122,45 @@ TEST(ViewGradient, OfAParameterGoesToItsBufferAndZeroesTheRest) {
   EXPECT_EQ(values(arena), (std::vector<double>{99, 1.5, 2.5, 1.5, 2.5, 1.5, 1.5, 0.5, 0.5, 99}));
 }
 
+TEST(ViewGradient, OfANarrowParameterIsAsWideAsTheParameters) {
+  const auto narrow = [](const Shape& shape, double first) {
+    Tensor made = ops::scale(counting(shape, first), 1.0 / 7).to(DType::bf16);
+    require_grad(made, DType::f32);
+    return made;
+  };
+  // By linear, as parts and as a whole of another shape: the gradients of leaves of their own, in any step.
+  for (const bool parts : {true, false}) {
+    const Tensor w = narrow({6, 4}, 1), x = ops::scale(counting({3, 4}), 1.0 / 3).to(DType::bf16);
+    set_grad_buffer(w, Tensor::full({6, 4}, 99, DType::f32, kCpu));
+    const int64_t rows = parts ? 2 : 6;
+    std::vector<Tensor> own;
+    for (int64_t row = 0; row < 6; row += rows) {
+      own.push_back(w.detach().slice(0, row, row + rows).clone());
+      require_grad(own.back(), DType::f32);
+    }
+    for (int step = 0; step < 3; ++step) {
+      {
+        Tape tape;
+        const std::vector<Tensor> views =
+            parts ? ops::split(w, 0, {2, 2, 2}) : std::vector{ops::reshape(ops::reshape(w, {24}), {6, 4})};
+        Tensor sum = ops::sum(ops::linear(x, views[0]));
+        for (size_t i = 1; i < views.size(); ++i) sum = ops::add(sum, ops::sum(ops::linear(x, views[i])));
+        tape.backward(sum);
+      }
+      std::vector<double> expected;
+      for (const Tensor& each : own) {
+        Tape tape;
+        tape.backward(ops::sum(ops::linear(x, each)));
+        for (const double value : values(grad(each))) expected.push_back(value);
+      }
+      EXPECT_EQ(values(grad(w)), expected) << parts << " " << step;
+      if (step > 0) continue;  // then add to what is there
+      zero_grad(w);
+      for (const Tensor& each : own) zero_grad(each);
+    }
+  }
+}
+
 TEST(ViewGradient, OfAParameterIsRestoredByAPassThatThrows) {
   for (const bool adds : {false, true}) {
     const Tensor w = counting_leaf({4});

@@ -140,6 +140,9 @@ TEST(TrainBert, AFinishedGroupWritesWhatItIsAskedForLater) {
   make_data(at);
   const std::string train = "train bert --task sst2 --data glue --seeds 2 --steps 4" + kSmall;
   ASSERT_EQ(run(at, train + " --name first --predict --save-model").code, 0);
+  // Pairs need the types 0 and 1, which transformers 5 gives a model only if this file names them.
+  EXPECT_TRUE(
+      holds_all(at.get("runs/first/seed-0/model/tokenizer_config.json"), "model_input_names|token_type_ids"));
   const Outcome plain = run(at, train + " --name later");
   ASSERT_EQ(plain.code, 0) << plain.err;
   EXPECT_TRUE(holds_all(plain.out, "weights   all initialised at random")) << plain.out;

@@ -45,6 +45,7 @@ struct Arm {
 };
 constexpr Arm kLowRankArms[] = {
     {"low_rank", "--form low_rank --rank 6"},
+    {"narrow", "--form low_rank --rank 6 --precision bf16 --accumulate 2"},
     {"mlp_alone", "--form low_rank --mlp-rank 5 --form-layers mlp"},
     {"cola", "--form cola --rank 6 --cola-activation relu_squared"},
     {"sltrain", "--form sltrain --attention-rank 3 --mlp-rank 6 --density 0.1"},
@@ -72,6 +73,8 @@ TEST_P(LowRankRun, IsTrainedResumedExportedAndUsed) {
   const json config = json::parse(at.get("runs/whole/model/config.json"));
   const bool is_cola = flags.find("cola") != std::string::npos;
   EXPECT_EQ(config.contains("tessera_cola"), is_cola);
+  // A type that transformers does not have: it would load the directory with random blocks.
+  EXPECT_EQ(config.at("model_type") == "tessera_cola", is_cola);
   const Outcome converted = run(at, "convert runs/whole/model c --dtype f32");
   if (is_cola) {
     EXPECT_EQ(converted.code, 1);
@@ -79,6 +82,9 @@ TEST_P(LowRankRun, IsTrainedResumedExportedAndUsed) {
     const Outcome on = run(at, "train llama --model runs/whole/model --text a.txt --device cpu --steps 1");
     EXPECT_NE(on.code, 0);
     EXPECT_TRUE(holds_all(on.err, "activation between them")) << on.err;
+    const Outcome gates = run(at, "calibrate --model runs/whole/model --text a.txt --out g --device cpu");
+    EXPECT_EQ(gates.code, 1);
+    EXPECT_TRUE(holds_all(gates.err, "calibrate: the weights|factors (cola)")) << gates.err;
   } else {
     expect_success(converted);
     EXPECT_NEAR(perplexity(at, "c"), ppl, 1e-4 * ppl);

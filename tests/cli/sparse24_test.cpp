@@ -135,6 +135,11 @@ TEST(Sparse24Training, SparsifiesBetweenTheFactorsOfColaLayers) {
       run(at, "sparsity activations --model runs/sparse --text a.txt --length 16 --windows 4 --device cpu");
   expect_success(measured);
   EXPECT_TRUE(holds_all(measured.out, "blocks.0.attention.qkv.1|blocks.1.mlp.down")) << measured.out;
+  std::istringstream rows(measured.out);
+  std::string row, names;
+  std::getline(rows, row), std::getline(rows, names),
+      std::getline(rows, names);  // the model, two rows of names
+  while (std::getline(rows, row)) EXPECT_EQ(row.size(), names.size()) << measured.out;
 
   // In attention alone, with networks that are sparse by themselves; of a GPT, whose fused q, k and v are
   // one.
@@ -281,6 +286,19 @@ TEST(Sparse24Training, IsPlannedAndMeasured) {
   EXPECT_EQ(first.at("tokens"), 60);  // four windows of 15 inputs
   EXPECT_LE(first.at("dropped_features"), first.at("dropped_both"));
   EXPECT_LE(first.at("dropped_both_split"), first.at("dropped_both"));
+}
+
+TEST(Sparse24Training, ChecksDenseStepsAgainstTheStepsThatThereAre) {
+  Workplace at;
+  with_text(at);
+  // 1,000 is the default of --steps, which --epochs, --minutes, plans and benchmarks do not have.
+  const std::string sparse = "--ffn relu2 --sparse24 naive --dense-first 1000 ";
+  const Outcome few = run(at, kTrain + " --epochs 0.01 " + sparse);
+  EXPECT_EQ(few.code, 1) << few.out;
+  EXPECT_TRUE(holds_all(few.err, "1000 dense steps first|leave none of the 1 steps")) << few.err;
+  expect_success(run(at, kTrain + " --epochs 80 --name r --eval-tokens 8 " + sparse));
+  EXPECT_GT(json::parse(at.get("runs/r/run.json")).at("job").at("steps").get<int64_t>(), 1000);
+  expect_success(run(at, "plan llama --size demo " + sparse));
 }
 
 TEST(Sparse24Training, RefusesWhatMakesNoSense) {

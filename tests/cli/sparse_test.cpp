@@ -151,7 +151,7 @@ TEST(SparseCommands, RefuseWhatCannotRun) {
   refused(go + "--model c --gates absent", 1, "absent");
   refused("convert c d --format tiled-cbc", 1, "compressed already");
   refused("convert c d", 1, "is compressed; --format dense");
-  refused("convert m d --format dense", 1, "dense already");
+  refused("convert m d --format dense", 1, "nothing in it is compressed");
   refused("convert c d --format dense --dtype f16", 2, "leave out --dtype");
   refused("convert m d --format tca-bme --shard-mb 1", 2, "--shard-mb|one file|leave it out");
   refused("convert m c --format tca-bme", 1, "has weights already");
