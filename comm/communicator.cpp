@@ -161,6 +161,9 @@ void Communicator::all_gather(const Tensor& in, const Tensor& out, Site site) co
   const CallScope scope(site);
   check_tensor(Kind::all_gather, in), check_tensor(Kind::all_gather, out);
   check_parts(Kind::all_gather, out, in, size());
+  // The other parts of `out` are received while `in` is sent.
+  check(!overlap(in, out) || bytes_of(in) == bytes_of(out) + size_t(rank()) * in.bytes(),
+        "all_gather: ", describe(in), " overlaps ", describe(out), " elsewhere than at this rank's part");
   run(Kind::all_gather, in, out);
 }
 

@@ -301,6 +301,8 @@ TEST_P(Collectives, WrongTensorsAreRefusedBeforeAnythingIsSent) {
     expect_error([&] { c.all_to_all(x, x); }, {"all_to_all", "overlap"});
     expect_error([&] { c.reduce_scatter(x, x.slice(0, 1, 3)); }, {"reduce_scatter", "overlaps"});
     c.reduce_scatter(x, x.slice(0, 2 * c.rank(), 2 * c.rank() + 2));
+    expect_error([&] { c.all_gather(x.slice(0, 1, 3), x); }, {"all_gather", "overlaps"});
+    c.all_gather(x.slice(0, 2 * c.rank(), 2 * c.rank() + 2), x);
     Tensor parameter = f32({4});
     require_grad(parameter);
     Tape tape;
