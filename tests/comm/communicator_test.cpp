@@ -261,6 +261,21 @@ TEST_P(Collectives, DifferentCallsAreNamedOnAllRanks) {
       });
 }
 
+TEST_P(Collectives, PartsThatDifferBetweenRanksAreNamed) {
+  const auto f32 = [](const Shape& shape) { return Tensor::zeros(shape, DType::f32, Device::cpu()); };
+  const auto run = GetParam().run;
+  expect_all(run, 2, {"rank 0 calls reduce_parts", "rank 1 calls reduce_parts", "with other ends"},
+             [&](Communicator& c) {
+               c.reduce_parts(f32({6}), std::vector<int64_t>{c.rank() ? 2 : 3, 6});
+             });
+  expect_all(run, 2, {"rank 0 calls share", "rank 1 calls share", "with other owners"}, [&](Communicator& c) {
+    c.share(std::vector{f32({3}), f32({3})}, std::vector{c.rank(), 1 - c.rank()});
+  });
+  expect_all(run, 2, {"rank 0 calls share", "with other owners, shapes"}, [&](Communicator& c) {
+    c.share(std::vector{f32(c.rank() ? Shape{2, 3} : Shape{3, 2}), f32({1})}, std::vector{0, 1});
+  });
+}
+
 TEST_P(Collectives, AnotherCommunicatorIsAnotherCall) {
   expect_all(GetParam().run, 2, {"of another communicator"}, [&](Communicator& c) {
     const Communicator a = c.split(0), b = c.split(0);
