@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <initializer_list>
+#include <optional>
 
 #include "cli/commands.h"
+#include "cli/toml.h"
 #include "cli/train_run.h"
 #include "train/progress.h"
 
@@ -46,19 +48,46 @@ std::vector<std::string> command_of(const std::vector<std::string>& words) {
   return command;
 }
 
-/// What continues a run of `train` after a failure: the flags of where it runs are kept, all others are in
-/// its run.json.
+/// The value of a flag among the words of a command line; none if it is not there.
+std::optional<std::string> value_of(const std::vector<std::string>& words, const std::string& flag) {
+  for (size_t i = 0; i < words.size(); ++i)
+    if (words[i] == flag && i + 1 < words.size())
+      return words[i + 1];
+    else if (words[i].starts_with(flag + "="))
+      return words[i].substr(flag.size() + 1);
+  return std::nullopt;
+}
+
+/// The entries of the file of --config, which the ranks have read; none if it is gone since.
+std::vector<TomlEntry> config_of(const std::vector<std::string>& words) {
+  const std::optional<std::string> path = value_of(words, "--config");
+  if (!path || path->empty()) return {};
+  try {
+    return read_toml(*path).front().entries;
+  } catch (const std::exception& error) {
+    train::tell(fmt::format("tessera: launch: the restart does without --config: {}\n", error.what()));
+    return {};
+  }
+}
+
+/// What continues a run of `train` after a failure: the flags of where it runs are kept, whether the command
+/// line gave them or its --config, and all others are in its run.json.
 std::vector<std::string> resumed(const std::vector<std::string>& words, const std::string& run) {
   std::vector<std::string> command = {own_program(), words[0]};
   if (words.size() > 1) command.push_back(words[1]);
   command.insert(command.end(), {"--resume", run});
-  for (size_t i = 2; i < words.size(); ++i)
-    for (const std::string flag : {"--device", "--json"})
-      if (words[i] == flag && i + 1 < words.size())
-        command.insert(command.end(), {flag, words[i + 1]});
-      else if (words[i].starts_with(flag + "="))
-        command.push_back(words[i]);
-  if (std::ranges::find(words, "--quiet") != words.end()) command.push_back("--quiet");
+  const std::vector<TomlEntry> config = config_of(words);
+  const auto in_config = [&](const std::string& flag) {
+    const auto entry =
+        std::ranges::find_if(config, [&](const TomlEntry& one) { return "--" + one.name == flag; });
+    return entry == config.end() || entry->values.empty() ? std::nullopt
+                                                          : std::optional(entry->values.front());
+  };
+  for (const std::string flag : {"--device", "--json"})
+    if (const auto given = value_of(words, flag), value = given ? given : in_config(flag); value)
+      command.insert(command.end(), {flag, *value});
+  if (std::ranges::find(words, "--quiet") != words.end() || in_config("--quiet") == "true")
+    command.push_back("--quiet");
   return command;
 }
 
@@ -68,6 +97,7 @@ std::string prefix_of(const dist::LaunchOptions& options) {
     text +=
         fmt::format(" --nodes {} --node {} --master {}", options.nodes, options.node, quoted(options.master));
   if (options.restarts > 0) text += fmt::format(" --restarts {}", options.restarts);
+  if (options.logs != dist::LaunchOptions().logs) text += " --logs " + quoted(options.logs);
   return text + " -- ";
 }
 

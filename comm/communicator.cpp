@@ -43,6 +43,11 @@ uint64_t mix(uint64_t a, uint64_t b) {
   return h ^ (h >> 29);
 }
 
+/// For what share and reduce_parts give besides their few sizes: the digest travels as the last size.
+void add_to_digest(Call& call, int64_t value) {
+  call.sizes.back() = int64_t(mix(uint64_t(call.sizes.back()), uint64_t(value)));
+}
+
 Tensor bytes_of(const std::string& text) {
   std::vector<uint8_t> bytes(text.begin(), text.end());
   return Tensor::from(bytes, {int64_t(bytes.size())});
@@ -134,7 +139,8 @@ void Communicator::reduce_parts(const Tensor& x, std::span<const int64_t> ends, 
             ends.back() == x.count(),
         "reduce_parts: ", describe(x), " in ", ends.size(), " parts; expected one dimension, and ", size(),
         " ends that rise to ", x.count());
-  const Call call = begin(Kind::reduce_parts, x);
+  Call call = begin(Kind::reduce_parts, x);
+  for (const int64_t end : ends) add_to_digest(call, end);
   const StatusScope status(call);
   transport_->reduce_parts(call, x, ends);
   x.bump_version();
@@ -151,6 +157,8 @@ void Communicator::share(std::span<const Tensor> tensors, std::span<const int> o
     tensors[i].check_writable(name_of(Kind::share));
     check(owners[i] >= 0 && owners[i] < size(), "share: there is no rank ", owners[i], " of ", size());
     call.sizes[1] += int64_t(tensors[i].bytes());
+    add_to_digest(call, owners[i]), add_to_digest(call, int64_t(tensors[i].dtype()));
+    for (const int64_t size : tensors[i].shape().sizes()) add_to_digest(call, size);
   }
   const StatusScope status(call);
   transport_->share(call, tensors, owners);
@@ -161,6 +169,9 @@ void Communicator::all_gather(const Tensor& in, const Tensor& out, Site site) co
   const CallScope scope(site);
   check_tensor(Kind::all_gather, in), check_tensor(Kind::all_gather, out);
   check_parts(Kind::all_gather, out, in, size());
+  // The other parts of `out` are received while `in` is sent.
+  check(!overlap(in, out) || bytes_of(in) == bytes_of(out) + size_t(rank()) * in.bytes(),
+        "all_gather: ", describe(in), " overlaps ", describe(out), " elsewhere than at this rank's part");
   run(Kind::all_gather, in, out);
 }
 

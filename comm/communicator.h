@@ -41,7 +41,7 @@ class Communicator {
   /// In-place reduce_scatter with uneven parts: on rank r, elements ends[r - 1] (0 for r = 0) to ends[r] of x
   /// [n] become their sum, the rest undefined. `size` ends, ascending (equal ones allowed), the last one n.
   void reduce_parts(const Tensor& x, std::span<const int64_t> ends, Site site = Site::here()) const;
-  /// out = all ranks' `in` in the order of the ranks, [n, ...] -> [size * n, ...].
+  /// out = all ranks' `in` by rank, [n, ...] -> [size * n, ...]; `in` may be this rank's part of out only.
   void all_gather(const Tensor& in, const Tensor& out, Site site = Site::here()) const;
   /// x = x of rank `root`.
   void broadcast(const Tensor& x, int root, Site site = Site::here()) const;

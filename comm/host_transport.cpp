@@ -16,9 +16,15 @@ std::string disagreement(const Call& ours, int our_rank, const Call& theirs, int
   const auto side = [](int rank, const Call& call) {
     return "rank " + std::to_string(rank) + " calls " + call.text();
   };
+  // The last size of these two calls is a digest of what their text does not show.
+  const bool same_kind = ours.kind == theirs.kind && ours.sizes.back() != theirs.sizes.back();
+  const char* const difference = !same_kind                        ? ""
+                                 : ours.kind == Kind::share        ? ", with other owners, shapes or dtypes"
+                                 : ours.kind == Kind::reduce_parts ? ", with other ends"
+                                                                   : "";
   return "the ranks disagree: " + (ours_first ? side(our_rank, ours) : side(their_rank, theirs)) + ", " +
          (ours_first ? side(their_rank, theirs) : side(our_rank, ours)) +
-         (ours.communicator != theirs.communicator ? ", of another communicator" : "") +
+         (ours.communicator != theirs.communicator ? ", of another communicator" : "") + difference +
          "; all ranks must make the same calls with the same shapes and dtypes";
 }
 

@@ -304,12 +304,12 @@ void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends, const Tensor
 }
 
 void Lane::wait(size_t calls) {
-  check(calls <= posted_, "wait: ", calls, " of ", posted_, " calls");
-  backend_->wait(calls);
+  check(calls <= posted(), "wait: ", calls, " of ", posted(), " calls");
+  if (calls > joined_) backend_->wait(calls - joined_);
 }
 
 void Lane::join() {
-  posted_ = 0;
+  joined_ += std::exchange(posted_, 0);
   backend_->join();
 }
 

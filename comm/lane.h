@@ -33,8 +33,8 @@ class Lane {
   /// The same, with this rank's part written to `own` (as many elements); x is undefined afterwards.
   void reduce_parts(const Tensor& x, std::vector<int64_t> ends, const Tensor& own);
   void join();
-  /// Number of calls posted since the last join().
-  size_t posted() const { return posted_; }
+  /// Number of calls posted so far.
+  size_t posted() const { return joined_ + posted_; }
   /// Work that this thread issues from here on starts when the first `calls` calls are done: their tensors
   /// may be written again.
   void wait(size_t calls);
@@ -48,7 +48,7 @@ class Lane {
     Tensor tensor;
     int64_t begin = 0;
   };
-  /// How the calls run concurrently: a worker thread or a stream.
+  /// How the calls run concurrently: a worker thread or a stream. Counts calls from the last join() on.
   class Backend {
    public:
     virtual ~Backend() = default;
@@ -62,7 +62,7 @@ class Lane {
   void post(Collective collective, const Tensor& x, const Target& target);
   const int rank_;
   const PeerSums* const peers_;
-  size_t posted_ = 0;
+  size_t joined_ = 0, posted_ = 0;  // calls up to the last join(), and since then
   std::unique_ptr<Backend> backend_;
 };
 

@@ -19,11 +19,12 @@ namespace {
 /// State shared by the ranks (threads). A sender posts a pointer to its data and waits until the receiver has
 /// copied it.
 struct SharedMailboxes {
+  enum class Progress { posted, copying, taken };
   struct Message {
     Call call;
     const void* data;
     size_t bytes;
-    bool* taken;
+    Progress* progress;
   };
   explicit SharedMailboxes(int size) : size(size), waiting(size_t(size) * size_t(size)) {}
   std::deque<Message>& mailbox(int from, int to) { return waiting[size_t(from) * size_t(size) + size_t(to)]; }
@@ -51,37 +52,57 @@ class ThreadLinks : public Links {
 
   void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
     const Deadline deadline;
-    std::deque<bool> taken;  // keeps the addresses of its elements
+    Sent sent(*mailboxes_);
     {
       const std::lock_guard lock(mailboxes_->mutex);
       for (const Transfer& t : transfers)
         if (t.direction == Transfer::Direction::send)
-          mailboxes_->mailbox(rank_, t.peer).push_back({call, t.data, t.bytes, &taken.emplace_back(false)});
+          mailboxes_->mailbox(rank_, t.peer).push_back({call, t.data, t.bytes, sent.add()});
     }
     mailboxes_->changed.notify_all();
     for (const Transfer& t : transfers)
       if (t.direction == Transfer::Direction::receive) receive(call, t, ranks, deadline);
     std::unique_lock lock(mailboxes_->mutex);
-    for (const bool& done : taken) await(lock, deadline, call, [&] { return done; });
+    for (const Progress& one : sent.all) await(lock, deadline, call, [&] { return one == Progress::taken; });
   }
 
  private:
+  using Progress = SharedMailboxes::Progress;
+
+  /// The messages that an exchange has posted. No rank takes another one after a failure, but an exchange
+  /// that throws waits for those that are being copied: their receivers read the sender's memory and write
+  /// the progress.
+  struct Sent {
+    explicit Sent(SharedMailboxes& mailboxes) : mailboxes(mailboxes) {}
+    ~Sent() {
+      std::unique_lock lock(mailboxes.mutex);
+      mailboxes.changed.wait(lock, [this] { return std::ranges::count(all, Progress::copying) == 0; });
+    }
+    Sent(const Sent&) = delete;
+    Progress* add() { return &all.emplace_back(Progress::posted); }
+
+    SharedMailboxes& mailboxes;
+    std::deque<Progress> all;  // keeps the addresses of its elements
+  };
+
   void receive(const Call& call, const Transfer& t, std::span<const int> ranks, const Deadline& deadline) {
     std::unique_lock lock(mailboxes_->mutex);
     auto& mailbox = mailboxes_->mailbox(t.peer, rank_);
     await(lock, deadline, call, [&] { return !mailbox.empty(); });
     const SharedMailboxes::Message message = mailbox.front();
     mailbox.pop_front();
-    lock.unlock();
     const int from = int(std::ranges::find(ranks, t.peer) - ranks.begin()),
               self = int(std::ranges::find(ranks, rank_) - ranks.begin());
     if (!call.agrees_with(message.call, self, from) || message.bytes != t.bytes) {
+      lock.unlock();
       fail_with({-1, disagreement(call, rank_, message.call, t.peer)});
       throw_failure(call);
     }
+    *message.progress = Progress::copying;
+    lock.unlock();
     if (t.bytes > 0) std::memcpy(t.data, message.data, t.bytes);
     lock.lock();
-    *message.taken = true;
+    *message.progress = Progress::taken;
     lock.unlock();
     mailboxes_->changed.notify_all();
   }

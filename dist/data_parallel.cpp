@@ -45,7 +45,8 @@ void check_same_parameters(const optim::Optimizer& optimizer, const World& world
 
 struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   State(const World& world, const optim::Optimizer& optimizer, const DataParallelOptions& options)
-      : data(world.data(optimizer.gradients().device())),
+      : world(world),
+        data(world.data(optimizer.gradients().device())),
         gradients(optimizer.gradients()),
         parameters(optimizer.parameters()),
         buckets(optimizer.buckets(options.bucket_mb)),
@@ -66,8 +67,22 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   }
 
   comm::Lane& lane() {
-    if (!lane_made) lane_made.emplace(data, gradients.device(), peers ? &*peers : nullptr);
+    if (!lane_made)
+      lane_made = gradients.device().is_cpu()
+                      ? world.lane()
+                      : std::make_shared<comm::Lane>(data, gradients.device(), peers ? &*peers : nullptr);
     return *lane_made;
+  }
+
+  /// On the CPU also waits for the sums of others of this world, which are joined by the same call: step()
+  /// may make calls of its own after it.
+  void join() {
+    lane().join();
+    if (gradients.device().is_cpu()) exposed = lane().exposed_ms();
+  }
+
+  double exposed_ms() const {
+    return lane_made && gradients.device().is_cuda() ? lane_made->exposed_ms() : exposed;
   }
 
   void begin(std::function<void(int64_t, int64_t)> function) {
@@ -120,7 +135,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     complete = nullptr;
     unmatched = unmatched || (sent > 0 && !gradients.device().capturing());
     sent = 0;
-    lane().join();
+    join();
     if (!ring) return;
     const NoTape off;
     gradients.fill(0);  // sums of some buckets
@@ -131,6 +146,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   /// a pass that one rank has given up added to those of others.
   void meet_after_failure() {
     if (!std::exchange(unmatched, false)) return;
+    join();
     try {
       data.barrier();
     } catch (const comm::RankFailure& failure) {
@@ -208,7 +224,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     if (ring) check_whole();
     if (!ring || !overlaps) return;
     while (sent < buckets.size()) send();
-    lane().join();
+    join();
     ring->release();
     overlaps = false;
   }
@@ -246,7 +262,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
         while (sent < buckets.size()) send();
       else
         lane().all_reduce(gradients);
-      lane().join();
+      join();
     }
     overlaps = false;
     complete = nullptr;
@@ -258,10 +274,12 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     }
   }
 
+  const World world;
   const comm::Communicator data;
   const Tensor gradients;
   std::optional<comm::PeerSums> peers;
-  std::optional<comm::Lane> lane_made;
+  std::shared_ptr<comm::Lane> lane_made;  // after `peers`, which it uses
+  double exposed = -1;                    // on the CPU: milliseconds of the last join
   const std::vector<nn::NamedParameter> parameters;
   const std::vector<optim::Bucket> buckets;
   const bool spread;
@@ -341,7 +359,7 @@ std::vector<std::string> DataParallel::kept() const {
 }
 
 double DataParallel::exposed_ms() const {
-  return state_ && state_->lane_made ? state_->lane_made->exposed_ms() : -1;
+  return state_ ? state_->exposed_ms() : -1;
 }
 
 Exchange DataParallel::exchange() const {

@@ -67,6 +67,9 @@ class DataParallel {
   /// all ranks, or before this rank sent a bucket. Otherwise the next overlap() or step() throws on all ranks
   /// (comm::RankFailure), and they must be restarted.
   ///
+  /// Several optimizers of one world may overlap with the same pass. On the CPU the world's communicators,
+  /// and those split from them, must not be used otherwise until step() or collect().
+  ///
   /// With sharded gradients (optim::Sharding::gradients) call it before every backward pass of a step,
   /// without `complete`. Throws if that pass would overwrite sums of collect() that have not been used.
   void overlap(std::function<void(int64_t begin, int64_t end)> complete = {});

@@ -95,6 +95,21 @@ class Signals {
   File arrivals_, notes_;
 };
 
+/// While it lives, processes whose parents have ended become children of this one, which can then tell
+/// whether any is left of a rank that was a script.
+class OrphanReaper {
+ public:
+  OrphanReaper() {
+    ::prctl(PR_GET_CHILD_SUBREAPER, &former_);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  }
+  ~OrphanReaper() { ::prctl(PR_SET_CHILD_SUBREAPER, former_); }
+  OrphanReaper(const OrphanReaper&) = delete;
+
+ private:
+  int former_ = 0;
+};
+
 /// The page in which a rank notes what it does.
 class StatusPage {
  public:
@@ -116,6 +131,9 @@ class StatusPage {
   Status* status_ = nullptr;
 };
 
+/// Seconds that the program of a script has to save and end after a signal that ended the script at once.
+constexpr double kLeftover = 60;
+
 /// What a rank writes to one of its standard files, cut into lines.
 struct Stream {
   File from = File();
@@ -125,14 +143,15 @@ struct Stream {
 
 struct Process {
   int rank = 0;
-  pid_t pid = -1;
-  File end;  // readable once the process has ended
+  pid_t pid = -1;  // and the id of the process group of all that it starts
+  File end;        // readable once the process has ended
   std::unique_ptr<StatusPage> page;
   std::array<Stream, 2> streams;
   File log;
-  bool ended = false, killed_by_us = false;
-  int status = 0;  // of waitpid
-  int order = 0;   // in which the failed ones ended; 0: not failed
+  bool waited_for = false, ended = false, killed_by_us = false;
+  std::optional<Deadline> leftover;  // for what its script left in the group when a signal ended it
+  int status = 0;                    // of waitpid
+  int order = 0;                     // in which the failed ones ended; 0: not failed
 
   bool failed() const { return ended && status != 0; }
 };
@@ -176,7 +195,10 @@ class Job {
 
   ~Job() {
     for (Process& process : processes_)
-      if (!process.ended) ::kill(process.pid, SIGKILL), ::waitpid(process.pid, nullptr, 0);
+      if (!process.ended) {
+        send(process, SIGKILL);
+        if (!process.waited_for) ::waitpid(process.pid, nullptr, 0);
+      }
   }
   Job(const Job&) = delete;
 
@@ -184,10 +206,10 @@ class Job {
     while (!std::ranges::all_of(processes_, [](const Process& p) { return p.ended; })) {
       std::vector<pollfd> files{{signals_.file(), POLLIN, 0}};
       for (const Process& p : processes_) {
-        if (!p.ended) files.push_back({p.end.number(), POLLIN, 0});
+        if (!p.waited_for) files.push_back({p.end.number(), POLLIN, 0});
         for (const Stream& stream : p.streams) files.push_back({stream.from.number(), POLLIN, 0});
       }
-      const int ready = ::poll(files.data(), files.size(), patience_ ? patience_->milliseconds() : -1);
+      const int ready = ::poll(files.data(), files.size(), milliseconds_to_wait());
       check(ready >= 0 || errno == EINTR, "launch: poll: ", std::strerror(errno));
       read_streams(false);
       while (const int signal = signals_.take()) pass_on(signal);
@@ -195,6 +217,7 @@ class Job {
       if (patience_ && patience_->passed()) kill_rest();
     }
     read_streams(true);
+    if (failed_ > 0) end_groups();
   }
 
   bool interrupted() const { return interrupted_; }
@@ -287,6 +310,7 @@ class Job {
         held;  // until the rank has a group of its own: Ctrl-C is passed on to it, and once
     process.pid = ::fork();
     check(process.pid >= 0, "launch: fork: ", std::strerror(errno));
+    if (process.pid > 0) ::setpgid(process.pid, process.pid);  // the first of the two that comes to it
     if (process.pid == 0) {
       signals_.restore();
       become(parent, pipes[0][1], pipes[1][1], process.page->file(),
@@ -368,15 +392,45 @@ class Job {
     }
   }
 
+  int milliseconds_to_wait() const {
+    constexpr int kLook = 50;  // nothing tells that a group has ended
+    if (std::ranges::any_of(processes_, [](const Process& p) { return p.waited_for && !p.ended; }))
+      return kLook;
+    return patience_ ? patience_->milliseconds() : -1;
+  }
+
+  /// To all processes of the ranks, as a terminal does: a shell script does not pass it on to the program
+  /// that it runs.
   void pass_on(int signal) {
     interrupted_ = true;
     for (const Process& p : processes_)
-      if (!p.ended) ::kill(p.pid, signal);
+      if (!p.ended) send(p, signal);
+  }
+
+  static void send(const Process& p, int signal) {
+    // A rank may have left its group.
+    if (::kill(-p.pid, signal) != 0 && !p.waited_for) ::kill(p.pid, signal);
+  }
+
+  /// Whether processes are left in the group of a rank that was waited for. They are this process's children
+  /// (OrphanReaper).
+  static bool group_left(const Process& p) {
+    pid_t one;
+    while ((one = ::waitpid(-p.pid, nullptr, WNOHANG)) > 0) {
+    }
+    return one == 0;
   }
 
   void collect() {
     for (Process& p : processes_) {
-      if (p.ended || ::waitpid(p.pid, &p.status, WNOHANG) != p.pid) continue;
+      if (p.ended) continue;
+      if (!p.waited_for && ::waitpid(p.pid, &p.status, WNOHANG) != p.pid) continue;
+      p.waited_for = true;
+      if (interrupted_ && group_left(p)) {
+        if (!p.leftover) p.leftover.emplace(kLeftover);
+        if (!p.leftover->passed()) continue;
+        ::kill(-p.pid, SIGKILL);
+      }
       p.ended = true;
       if (p.status == 0) continue;
       p.order = ++failed_;
@@ -387,7 +441,17 @@ class Job {
   void kill_rest() {
     patience_.reset();
     for (Process& p : processes_)
-      if (!p.ended) p.killed_by_us = true, ::kill(p.pid, SIGKILL);
+      if (!p.ended) p.killed_by_us = true, send(p, SIGKILL);
+  }
+
+  /// Ends what ranks that have ended left behind, which would go on next to a restart.
+  void end_groups() const {
+    for (const Process& p : processes_) {
+      if (!group_left(p)) continue;
+      ::kill(-p.pid, SIGKILL);
+      while (::waitpid(-p.pid, nullptr, 0) > 0) {
+      }
+    }
   }
 
   const LaunchOptions& options_;
@@ -433,6 +497,7 @@ LaunchEnd launch(const LaunchOptions& options) {
   check(!error, "launch: --logs ", options.logs, ": ", error.message());
   const std::string token = token_of(options);
   const Signals signals;
+  const OrphanReaper reaper;
   LaunchEnd end;
   std::vector<std::string> command = options.command;
   while (true) {

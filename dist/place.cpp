@@ -46,6 +46,7 @@ struct LauncherInfo {
   const char* launcher;
   const char *rank_name, *size_name;
   std::optional<int> rank, size, local_rank, local_size;
+  const char* local_size_name = "the step's number of tasks";
 };
 
 void check_launcher(const LauncherInfo& c) {
@@ -65,14 +66,15 @@ std::vector<LauncherInfo> launchers_in(const Variables& of) {
   if (of.has("RANK") || (of.has("WORLD_SIZE") && !of.has("JOB_COMPLETION_INDEX")))
     launchers.push_back({of.has("TESSERA_JOB") ? "tessera launch" : "torchrun", "RANK", "WORLD_SIZE",
                          of.number("RANK"), of.number("WORLD_SIZE"), of.number("LOCAL_RANK"),
-                         of.number("LOCAL_WORLD_SIZE")});
+                         of.number("LOCAL_WORLD_SIZE"), "LOCAL_WORLD_SIZE"});
   else if (of.has("WORLD_SIZE"))
     launchers.push_back({"Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE",
                          of.number("JOB_COMPLETION_INDEX"), of.number("WORLD_SIZE"), 0, 1});
   if (of.has("OMPI_COMM_WORLD_RANK") || of.has("OMPI_COMM_WORLD_SIZE"))
     launchers.push_back({"OpenMPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                          of.number("OMPI_COMM_WORLD_RANK"), of.number("OMPI_COMM_WORLD_SIZE"),
-                         of.number("OMPI_COMM_WORLD_LOCAL_RANK"), of.number("OMPI_COMM_WORLD_LOCAL_SIZE")});
+                         of.number("OMPI_COMM_WORLD_LOCAL_RANK"), of.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+                         "OMPI_COMM_WORLD_LOCAL_SIZE"});
   if (of.has("PMI_RANK") || of.has("PMI_SIZE"))
     launchers.push_back({"MPICH", "PMI_RANK", "PMI_SIZE", of.number("PMI_RANK"), of.number("PMI_SIZE"),
                          of.number("MPI_LOCALRANKID"), of.number("MPI_LOCALNRANKS")});
@@ -171,6 +173,9 @@ Place place_of(const Environment& environment) {
                       of.number("SLURM_NODEID").value_or(0))
             .value_or(std::max(1, place.local_rank + 1));
   if (!first.local_size && place.started_by == "MPICH") place.local_size = place.size;
+  check(first.local_size || place.local_rank < place.local_size, first.launcher, ": this is local rank ",
+        place.local_rank, ", and ", first.local_size_name,
+        ", the number of ranks on this machine, is not set");
   check(place.local_rank < place.local_size, first.launcher, ": local rank ", place.local_rank, " of ",
         place.local_size, " on this machine");
   set_rendezvous_address(place, of, first);

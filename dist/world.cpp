@@ -1,5 +1,6 @@
 #include "dist/world.h"
 
+#include "comm/lane.h"
 #include "comm/nccl.h"
 
 namespace tessera::dist {
@@ -23,6 +24,12 @@ const comm::Communicator& World::data(Device device) const {
     gpu_->emplace(comm::connect_nccl(host_, device));
   }
   return **gpu_;
+}
+
+std::shared_ptr<comm::Lane> World::lane() const {
+  std::shared_ptr<comm::Lane> lane = lane_->lock();
+  if (!lane) *lane_ = lane = std::make_shared<comm::Lane>(data(Device::cpu()), Device::cpu());
+  return lane;
 }
 
 }  // namespace tessera::dist

@@ -7,6 +7,10 @@
 #include "comm/communicator.h"
 #include "dist/place.h"
 
+namespace tessera::comm {
+class Lane;
+}
+
 namespace tessera::dist {
 
 /// The ranks that train one model together, each a process with one device. A handle. Made in one line from
@@ -36,6 +40,9 @@ class World {
   const comm::Communicator& host() const { return host_; }
   /// For tensors on `device`; for a GPU, the first call creates the NCCL communicator and is collective.
   const comm::Communicator& data(Device device) const;
+  /// On the CPU, for calls of data() next to a computation: the same lane for all who ask while one of them
+  /// holds it, since the calls of a communicator come one after the other, in the same order on all ranks.
+  std::shared_ptr<comm::Lane> lane() const;
   /// Tells the other ranks that this one has failed.
   void fail(const std::string& cause) const { host_.fail(cause); }
   /// Calls f(). If it throws, the other ranks are told, unless the exception is a RankFailure.
@@ -57,6 +64,7 @@ class World {
   comm::Communicator data_;
   std::shared_ptr<std::optional<comm::Communicator>> gpu_ =
       std::make_shared<std::optional<comm::Communicator>>();
+  std::shared_ptr<std::weak_ptr<comm::Lane>> lane_ = std::make_shared<std::weak_ptr<comm::Lane>>();
 };
 
 }  // namespace tessera::dist

@@ -261,6 +261,21 @@ TEST_P(Collectives, DifferentCallsAreNamedOnAllRanks) {
       });
 }
 
+TEST_P(Collectives, PartsThatDifferBetweenRanksAreNamed) {
+  const auto f32 = [](const Shape& shape) { return Tensor::zeros(shape, DType::f32, Device::cpu()); };
+  const auto run = GetParam().run;
+  expect_all(run, 2, {"rank 0 calls reduce_parts", "rank 1 calls reduce_parts", "with other ends"},
+             [&](Communicator& c) {
+               c.reduce_parts(f32({6}), std::vector<int64_t>{c.rank() ? 2 : 3, 6});
+             });
+  expect_all(run, 2, {"rank 0 calls share", "rank 1 calls share", "with other owners"}, [&](Communicator& c) {
+    c.share(std::vector{f32({3}), f32({3})}, std::vector{c.rank(), 1 - c.rank()});
+  });
+  expect_all(run, 2, {"rank 0 calls share", "with other owners, shapes"}, [&](Communicator& c) {
+    c.share(std::vector{f32(c.rank() ? Shape{2, 3} : Shape{3, 2}), f32({1})}, std::vector{0, 1});
+  });
+}
+
 TEST_P(Collectives, AnotherCommunicatorIsAnotherCall) {
   expect_all(GetParam().run, 2, {"of another communicator"}, [&](Communicator& c) {
     const Communicator a = c.split(0), b = c.split(0);
@@ -301,6 +316,8 @@ TEST_P(Collectives, WrongTensorsAreRefusedBeforeAnythingIsSent) {
     expect_error([&] { c.all_to_all(x, x); }, {"all_to_all", "overlap"});
     expect_error([&] { c.reduce_scatter(x, x.slice(0, 1, 3)); }, {"reduce_scatter", "overlaps"});
     c.reduce_scatter(x, x.slice(0, 2 * c.rank(), 2 * c.rank() + 2));
+    expect_error([&] { c.all_gather(x.slice(0, 1, 3), x); }, {"all_gather", "overlaps"});
+    c.all_gather(x.slice(0, 2 * c.rank(), 2 * c.rank() + 2), x);
     Tensor parameter = f32({4});
     require_grad(parameter);
     Tape tape;
@@ -337,6 +354,21 @@ TEST(CommunicatorThreads, ThrowsWhatTheFirstRankThrew) {
         });
       },
       {"out of luck"});
+}
+
+TEST(CommunicatorThreads, AFailureLeavesMessagesThatAreBeingCopiedAlone) {
+  // A rank that leaves its call frees what others still copy from; many times, since that needs the moment.
+  for (int round = 0; round < 40; ++round)
+    expect_error(
+        [] {
+          run_threads(4, [](Communicator& c) {
+            const Tensor x = Tensor::zeros({1 << 20}, DType::f32, Device::cpu());
+            c.all_reduce(x);
+            if (c.rank() == 2) throw Error("out of luck", __FILE__, __LINE__);
+            c.all_reduce(x), c.all_reduce(x);
+          });
+        },
+        {"out of luck"});
 }
 
 TEST(CommunicatorDry, CountsCallsAndBytes) {

@@ -11,6 +11,7 @@
 #include "comm/threads.h"
 #include "comm/transport.h"
 #include "nn/linear.h"
+#include "ops/activation/activation.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
@@ -89,6 +90,47 @@ TEST(DataParallel, TheSameBitsBesideTheBackwardPassInBucketsOfAnySize) {
   comm::run_threads(2, [&](comm::Communicator& c) {  // three each, the bits of two ranks alone
     EXPECT_EQ(trained_weights(World(c, c), 1, 6, 1e-4), trained_weights(World(c, c), 1, 6));
   });
+}
+
+/// Four steps of two optimizers, whose parameters alternate in the backward pass.
+std::vector<std::vector<float>> trained_by_two(const World& world, bool overlaps, bool gradients) {
+  Rng rng(1);
+  std::vector<nn::Linear> layers;
+  for (const auto& [in, out] : {std::pair(3, 40), {40, 30}, {30, 40}, {40, 2}})
+    layers.emplace_back(in, out, rng, kCpu);
+  std::vector<nn::NamedParameter> halves[2];
+  for (size_t i = 0; i < layers.size(); ++i)
+    for (nn::NamedParameter parameter : nn::parameters(layers[i])) {
+      parameter.name = std::to_string(i) + "." + parameter.name;
+      halves[i % 2].push_back(parameter);
+    }
+  const optim::AdamWOptions options{
+      .lr = 0.01,
+      .sharding = {.part = world.rank(), .parts = world.size(), .bucket_mb = 1e-3, .gradients = gradients}};
+  optim::AdamW a(halves[0], options), b(halves[1], options);
+  DataParallel of_a(a, world), of_b(b, world);
+  for (int step = 0; step < 4; ++step) {
+    if (overlaps) of_a.overlap(), of_b.overlap();
+    Tape tape;
+    Tensor y = data_of(2 * step + world.rank());
+    for (const nn::Linear& layer : layers) y = ops::gelu(layer(y));
+    tape.backward(ops::mean(ops::mul(y, y)));
+    a.step(), b.step();
+    a.zero_grad(), b.zero_grad();
+  }
+  std::vector<std::vector<float>> all = weights_of(a);
+  for (std::vector<float>& one : weights_of(b)) all.push_back(std::move(one));
+  return all;
+}
+
+TEST(DataParallel, TwoOptimizersOverlapWithOnePass) {
+  for (int round = 0; round < 20; ++round)
+    comm::run_threads(2, [](comm::Communicator& c) {
+      const World world(c, c);
+      const auto expected = trained_by_two(world, false, false);
+      EXPECT_EQ(trained_by_two(world, true, false), expected);
+      EXPECT_EQ(trained_by_two(world, true, true), expected);
+    });
 }
 
 TEST(DataParallel, BucketsCoverTheArenaFromItsEnd) {

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <mutex>
 #include <semaphore>
+#include <sstream>
 #include <stop_token>
 #include <thread>
 
@@ -115,6 +116,45 @@ TEST(Launch, PassesSignalsOnOnce) {
   EXPECT_EQ(end.code, 7);
   EXPECT_EQ(end.cause, "") << "an end that was asked for is no failure";
   expect_parts(out, {"[0] got 1", "[1] got 1"});
+}
+
+/// A script that runs a program, as the shell does with all but a script's last command.
+std::vector<std::string> script_around(const std::string& program) {
+  return shell("sh -c '" + program + "'; exit $?");
+}
+
+TEST(Launch, ReachesTheProgramOfAScript) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const Folder folder;
+    std::atomic<int> ready = 0;
+    // SIGTERM ends the shell of the script at once, before the program has saved; at SIGINT it waits for it.
+    LaunchOptions options{.ranks = 2,
+                          .command = script_around("trap \"echo saved >&2; exit 9\" INT; "
+                                                   "trap \"while kill -0 $PPID 2>&-; do sleep 0.01; done; "
+                                                   "echo saved >&2; exit 9\" TERM; "
+                                                   "echo ready; while :; do sleep 0.01; done")};
+    std::string err;
+    options.logs = folder / "ranks";
+    options.err = [&](const std::string& line) { err += line; };
+    options.out = [&](const std::string& line) {
+      if (line.find("ready") != std::string::npos && ++ready == 2) ::kill(::getpid(), signal);
+    };
+    EXPECT_NE(launch(options).code, 0);
+    expect_parts(err, {"[0] saved", "[1] saved"});
+  }
+}
+
+TEST(Launch, LeavesNoProcessOfAScript) {
+  const Folder folder;
+  // Rank 0 leaves a program behind, and rank 1 still waits for one.
+  const Said said = launched(
+      folder,
+      {.ranks = 2, .command = shell("sleep 1000 & echo $!; [ $RANK = 1 ] && wait; exit 4"), .grace = 0.01});
+  EXPECT_EQ(said.end.code, 4);
+  int pids = 0, pid = 0;
+  std::istringstream lines(said.out);
+  for (std::string tag; lines >> tag >> pid; ++pids) EXPECT_NE(::kill(pid, 0), 0) << tag << " " << pid;
+  EXPECT_EQ(pids, 2) << said.out;
 }
 
 /// A thread that takes the process's signals, as threads of the CUDA driver do, while the test's own blocks

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <random>
 #include <thread>
@@ -288,6 +290,40 @@ TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
   EXPECT_EQ(said.end.restarted, 1) << said.err;
   EXPECT_FALSE(checkpoint(folder, "whole", 400).empty());
   EXPECT_TRUE(checkpoint(folder, "whole", 400) == checkpoint(folder, "again", 400));
+}
+
+/// Process ids of the ranks of a launcher.
+std::vector<int> children_of(int pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children");
+  return {std::istream_iterator<int>(in), std::istream_iterator<int>()};
+}
+
+TEST(LaunchTrain, ARestartKeepsWhatAConfigFileSaysOfTheRun) {
+  const Folder folder;
+  std::ofstream(folder.path / "run.toml")
+      << "device = \"cpu\"\nquiet = true\njson = \"" << folder / "run.json"
+      << "\"\n";
+  std::string flags = kTnp;
+  for (const std::string flag : {" --device cpu", " --quiet"}) flags.erase(flags.find(flag), flag.size());
+  std::atomic<int> launcher = 0;
+  const LaunchOptions options{
+      .command = tessera("launch -n 2 --restarts 1 --logs " + folder / "inner" + " -- train tnp" + flags +
+                         " --runs " + folder / "runs" + " --name again --steps 400 --save-every 10" +
+                         " --log-every 1 --config " + folder / "run.toml"),
+      .started = [&](int, int pid) { launcher = pid; }};
+  std::atomic<bool> killed = false;
+  std::jthread killer([&](const std::stop_token& stop) {
+    while (!stop.stop_requested() && !fs::exists(folder / "runs/again/checkpoints/step-000020.safetensors"))
+      ::usleep(1000);
+    const std::vector<int> ranks = children_of(launcher);
+    if (ranks.size() == 2) killed = ::kill(ranks[1], SIGKILL) == 0;
+  });
+  const Said said = launched(folder, options);
+  EXPECT_TRUE(killed);
+  EXPECT_EQ(said.end.code, 0) << said.err;
+  expect_parts(said.err, {"restart 1 of 1"});
+  EXPECT_NE(folder.get("run.json"), "");
+  EXPECT_EQ(said.out.find("step 400/400"), std::string::npos) << "a progress line, though it is quiet";
 }
 
 }  // namespace

@@ -159,6 +159,7 @@ TEST(Place, BadVariablesAreNamed) {
   refuses(with(kTorchrun, {{"WORLD_SIZE", "0"}}), {"WORLD_SIZE is 0"});
   refuses(with(kTorchrun, {{"LOCAL_RANK", "2"}}), {"local rank 2 of 2"});
   refuses(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "5"}}), {"local rank 1 of 5", "4 ranks"});
+  refuses(with(kTorchrun, {{"LOCAL_WORLD_SIZE", ""}}), {"local rank 1", "LOCAL_WORLD_SIZE", "is not set"});
   refuses(with(kTorchrun, {{"MASTER_PORT", "0"}}), {"MASTER_PORT is \"0\"", "1 to 65535"});
   refuses(with(kTorchrun, {{"MASTER_PORT", "http"}}), {"MASTER_PORT is \"http\""});
   refuses(with(kTorchrun, {{"MASTER_ADDR", ""}}), {"MASTER_ADDR is not set", "where is rank 0"});
