@@ -157,63 +157,6 @@ TEST(DataParallel, BucketsCoverTheArenaFromItsEnd) {
   expect_error([&] { optimizer.buckets(0); }, {"buckets of 0 MiB"});
 }
 
-/// Says when a sum over the ranks is done.
-class Watched : public comm::Transport {
- public:
-  Watched(comm::Communicator inner, std::function<void()> summed)
-      : inner_(std::move(inner)), summed_(std::move(summed)) {}
-  const char* name() const override { return "watched"; }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  bool takes(Device device) const override { return device.is_cpu(); }
-  void run(const comm::Call& call, const Tensor&, const Tensor& out) override {
-    if (call.kind == comm::Kind::all_reduce) return inner_.all_reduce(out), summed_();
-    inner_.broadcast(out, call.peer);
-  }
-  void reduce_parts(const comm::Call&, const Tensor& x, std::span<const int64_t> ends) override {
-    inner_.reduce_parts(x, ends), summed_();
-  }
-  void share(const comm::Call&, std::span<const Tensor> tensors, std::span<const int> owners) override {
-    inner_.share(tensors, owners);
-  }
-  std::shared_ptr<comm::Transport> part(const std::vector<int>&, uint64_t) override { return nullptr; }
-  void fail(const std::string& cause) override { inner_.fail(cause); }
-
- private:
-  comm::Communicator inner_;
-  std::function<void()> summed_;
-};
-
-TEST(DataParallel, ABucketTravelsWhileTheBackwardPassGoesOn) {
-  comm::run_threads(2, [](comm::Communicator& c) {
-    std::mutex mutex;
-    std::condition_variable changed;
-    int sums = 0;
-    const comm::Communicator watched(std::make_shared<Watched>(c, [&] {
-      const std::lock_guard lock(mutex);
-      sums += 1;
-      changed.notify_all();
-    }));
-    SmallNet net(3);
-    optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
-    DataParallel reduce(optimizer, World(c, watched), {.bucket_mb = 1e-6});
-    reduce.overlap();
-    Tape tape;
-    // What the pass runs last waits for the sums of both parameters of the layer that it ran first. Without
-    // overlap it would wait for ever.
-    Tensor x = data_of(c.rank()), y = x.clone();
-    require_grad(x);
-    tape.record("wait", {&x}, {&y}, [&](Backward&) {
-      std::unique_lock lock(mutex);
-      changed.wait(lock, [&] { return sums >= 2; });
-    });
-    tape.backward(ops::mean(net.b(net.a(y))));
-    optimizer.step();
-    EXPECT_EQ(sums, 4);
-    EXPECT_GE(reduce.exposed_ms(), 0);
-  });
-}
-
 TEST(DataParallel, AGradientAfterItsBucketIsAnError) {
   comm::run_threads(2, [](comm::Communicator& c) {
     SmallNet net(3);
@@ -321,6 +264,64 @@ TEST(DataParallel, APassThatThrowsOnOneRankAfterItSentGradientsEndsAll) {
           {"the ranks disagree", "rank 0 calls all_reduce", "rank 1 calls barrier"});
       EXPECT_EQ(weights_of(optimizer), before) << "rank " << c.rank();
     });
+}
+
+/// Says when a sum over the ranks is done.
+class Watched : public comm::Transport {
+ public:
+  Watched(comm::Communicator inner, std::function<void()> summed)
+      : inner_(std::move(inner)), summed_(std::move(summed)) {}
+  const char* name() const override { return "watched"; }
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  bool takes(Device device) const override { return device.is_cpu(); }
+  void run(const comm::Call& call, const Tensor&, const Tensor& out) override {
+    if (call.kind == comm::Kind::all_reduce) return inner_.all_reduce(out), summed_();
+    inner_.broadcast(out, call.peer);
+  }
+  void reduce_parts(const comm::Call&, const Tensor& x, std::span<const int64_t> ends) override {
+    inner_.reduce_parts(x, ends), summed_();
+  }
+  void share(const comm::Call&, std::span<const Tensor> tensors, std::span<const int> owners) override {
+    inner_.share(tensors, owners);
+  }
+  std::shared_ptr<comm::Transport> part(const std::vector<int>&, uint64_t) override { return nullptr; }
+  void fail(const std::string& cause) override { inner_.fail(cause); }
+
+ private:
+  comm::Communicator inner_;
+  std::function<void()> summed_;
+};
+
+// After the tests that fail where nothing is sent during the pass: this one would wait for ever.
+TEST(DataParallel, ABucketTravelsWhileTheBackwardPassGoesOn) {
+  comm::run_threads(2, [](comm::Communicator& c) {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int sums = 0;
+    const comm::Communicator watched(std::make_shared<Watched>(c, [&] {
+      const std::lock_guard lock(mutex);
+      sums += 1;
+      changed.notify_all();
+    }));
+    SmallNet net(3);
+    optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+    DataParallel reduce(optimizer, World(c, watched), {.bucket_mb = 1e-6});
+    reduce.overlap();
+    Tape tape;
+    // What the pass runs last waits for the sums of both parameters of the layer that it ran first. Without
+    // overlap it would wait for ever.
+    Tensor x = data_of(c.rank()), y = x.clone();
+    require_grad(x);
+    tape.record("wait", {&x}, {&y}, [&](Backward&) {
+      std::unique_lock lock(mutex);
+      changed.wait(lock, [&] { return sums >= 2; });
+    });
+    tape.backward(ops::mean(net.b(net.a(y))));
+    optimizer.step();
+    EXPECT_EQ(sums, 4);
+    EXPECT_GE(reduce.exposed_ms(), 0);
+  });
 }
 
 TEST(DataParallel, APassThatThrowsBeforeItSentGradientsStopsNoOtherRank) {
