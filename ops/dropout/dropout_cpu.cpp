@@ -4,42 +4,20 @@
 #include "tensor/elementwise.h"
 
 namespace tessera::ops {
-namespace {
-
-constexpr int kBlocks = 16;  // of Philox, side by side so that the compiler vectorises
-
-/// As philox(seed, offset, first + i) for i < kBlocks; word w of block i is words[w][i].
-void philox_blocks(uint32_t (&words)[4][kBlocks], uint64_t seed, uint64_t offset, uint64_t first) {
-  uint32_t *const c0 = words[0], *const c1 = words[1], *const c2 = words[2], *const c3 = words[3];
-  for (int i = 0; i < kBlocks; ++i) {
-    const uint64_t index = first + uint64_t(i);
-    c0[i] = uint32_t(index), c1[i] = uint32_t(index >> 32);
-    c2[i] = uint32_t(offset), c3[i] = uint32_t(offset >> 32);
-  }
-  uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < kBlocks; ++i) {
-      const uint64_t p0 = uint64_t(0xD2511F53u) * c0[i], p1 = uint64_t(0xCD9E8D57u) * c2[i];
-      const uint32_t n0 = uint32_t(p1 >> 32) ^ c1[i] ^ k0, n2 = uint32_t(p0 >> 32) ^ c3[i] ^ k1;
-      c1[i] = uint32_t(p1), c3[i] = uint32_t(p0), c0[i] = n0, c2[i] = n2;
-    }
-    k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-  }
-}
-
-}  // namespace
 
 template <class C>
 void dropout_factors(C* factors, const DropoutMask& mask, int64_t place, int64_t n) {
-  const uint64_t offset = mask.stream.offset();
+  constexpr int kBlocks = 16;  // side by side, so that the compiler vectorises
+  const uint64_t seed = mask.stream.seed, offset = mask.stream.offset();
   const C scale = C(mask.scale);
-  uint32_t words[4][kBlocks];
   C drawn[4 * kBlocks];
   for (const int64_t end = place + n; place < end;) {
     const int64_t skipped = place % 4, taken = std::min(end - place, int64_t(4 * kBlocks) - skipped);
-    philox_blocks(words, mask.stream.seed, offset, uint64_t(place / 4));
-    for (int i = 0; i < kBlocks; ++i)
-      for (int w = 0; w < 4; ++w) drawn[4 * i + w] = mask.keeps(words[w][i]) ? scale : C(0);
+    const uint64_t first = uint64_t(place / 4);
+    for (int i = 0; i < kBlocks; ++i) {
+      const Uint4 words = philox(seed, offset, first + uint64_t(i));
+      for (int w = 0; w < 4; ++w) drawn[4 * i + w] = mask.keeps(words.word[w]) ? scale : C(0);
+    }
     std::copy_n(drawn + skipped, taken, factors);
     factors += taken, place += taken;
   }
