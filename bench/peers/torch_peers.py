@@ -49,7 +49,8 @@ def arguments():
 
 
 def in_parallel(args, known):
-    """The sections whose work is compiled: all of their tasks together, so that every core has something to do."""
+    """The sections whose work is compiled: all of their tasks together, so that every core has something to do. Returns whether time
+    was left for all of them."""
     import torch
     import decode
     import ops
@@ -70,11 +71,14 @@ def in_parallel(args, known):
     del torch
     settings = campaign.Settings(args.out, args.device, args.dtype, args.seconds,
                                  {"step_seconds": args.step_seconds, "compile": not args.no_compile})
+    complete = True
     for task, reason in campaign.run(tasks, settings, args.parallel, args.prepare_limit, args.deadline):
         if reason.startswith("the time was over"):
             print(f"{task.name}: not measured: {reason}", flush=True)
+            complete = False
         else:
             task.failed(bench, reason)
+    return complete
 
 
 def main():
@@ -90,8 +94,9 @@ def main():
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     from timing import Bench, measured
     known = measured(args.out, os.environ["TESSERA_CAMPAIGN"]) if os.environ.get("TESSERA_CAMPAIGN") else set()
+    complete = True
     if {"steps", "op", "decode", "optim"} & set(args.sections):
-        in_parallel(args, known)
+        complete = in_parallel(args, known)
     bench = Bench(args.out, args.device, args.dtype, args.seconds)
     if "copy" in args.sections:
         import optim
@@ -105,6 +110,8 @@ def main():
             sweep.sweep(bench, args, path)
     if args.cache_out:
         campaign.pack_cache(args.cache_out)
+    if not complete:
+        sys.exit("torch_peers.py: the time was over before everything was measured; the same call with the same --out goes on")
 
 
 if __name__ == "__main__":
