@@ -10,6 +10,7 @@
 #include "ops/grouped_linear/grouped_linear_kernels.h"
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/mlp/mlp_kernels.h"
 #include "ops/variant.h"
 #include "runtime/has_cuda.h"
 #include "tensor/pads.h"
@@ -49,6 +50,32 @@ void activate(const Tensor& a, const Tensor& h, Activation kind) {
   }
 }
 
+/// up with rows of zeros up to `wide`.
+Tensor lengthened(const Tensor& up, int64_t wide) {
+  if (up.size(1) == wide) return up;
+  const Tensor longer = Tensor::empty(up.shape().with(1, wide), up.dtype(), up.device());
+  if constexpr (kCuda) padded_copy_cuda(longer, up);
+  return longer;
+}
+
+/// Hidden rows on a GPU whose row padding is columns, [rows, K, row_pitch(F)]: the hidden rows of all groups,
+/// one after the other, are a row of one matrix, and `up` [K, row_pitch(F), D], lengthened, its one weight.
+Tensor joined_rows(const Tensor& x, const Tensor& up) {
+  return Tensor::empty({x.size(0), up.size(0), row_pitch(up.size(1), x.dtype())}, x.dtype(), x.device());
+}
+Tensor joined_matrix(const Tensor& rows) {
+  return rows.reshape({rows.size(0), rows.size(1) * rows.size(2)});
+}
+Tensor joined_weight(const Tensor& up) {
+  return up.reshaped({up.size(0) * up.size(1), up.size(2)});
+}
+
+/// Whether GEMMs of these operands have epilogues for an activation at all.
+bool may_have_epilogues(const Tensor& x, const Tensor& up, Activation kind) {
+  return x.device().is_cuda() && size_of(x.dtype()) == 2 && kind != Activation::none && x.count() > 0 &&
+         up.count() > 0;
+}
+
 /// dh = da f'(h), over da
 void hidden_gradient(const Tensor& da, const Tensor& h, Activation kind) {
   if (kind == Activation::none) return;
@@ -86,14 +113,6 @@ void up_gradient(Backward& b, const Tensor& dh_rows, const Tensor& x, const Tens
                     by_group(x, true));
 }
 
-/// up with rows of zeros up to `wide`.
-Tensor lengthened(const Tensor& up, int64_t wide) {
-  if (up.size(1) == wide) return up;
-  const Tensor longer = Tensor::empty(up.shape().with(1, wide), up.dtype(), up.device());
-  if constexpr (kCuda) padded_copy_cuda(longer, up);
-  return longer;
-}
-
 void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   if constexpr (kCuda) {
     const Tensor rows = by_group(x, true), dy = flatten_leading(b.grad(), 2);
@@ -116,8 +135,32 @@ void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor
   }
 }
 
+/// Variant "separate" with the slope in the epilogue of da = dy down, and f(h) next to it. Returns false, and
+/// has done nothing, where mlp would not do so either.
+bool backward_in_epilogue(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down,
+                          Activation kind) {
+  if (!may_have_epilogues(x, up, kind) || !(b.needs(0) || b.needs(1))) return false;
+  const Tensor rows = by_group(x, true), dy = by_group(b.grad(), false);
+  const int64_t hidden = up.size(1);
+  const auto of_groups = [&](const Tensor& joined) { return by_group(joined.slice(2, 0, hidden), false); };
+  Tensor h = joined_rows(rows, up), a = b.needs(2) ? Tensor::empty_like(h) : Tensor();
+  const Tensor dh = Tensor::empty_like(h), groups_dh = by_group(dh, false),
+               groups_a = a.defined() ? by_group(a, false) : a;
+  if (!fuses_down_gradient(groups_dh, groups_a, dy, down, of_groups(h), kind, Gpu(x.device()))) return false;
+  const Tensor longer = lengthened(up, dh.size(2));
+  multiply(joined_matrix(h), rows, joined_weight(longer).transpose(0, 1));
+  fused_down_gradient(groups_dh, groups_a, dy, down, of_groups(h), kind);
+  h = Tensor();
+  if (b.needs(2)) multiply_gradient(b, 2, down, GradientDType::f32, dy.transpose(1, 2), of_groups(a));
+  a = Tensor();
+  if (b.needs(0)) b.give(0, grouped_input_gradient(x.shape(), groups_dh, longer, true));
+  if (b.needs(1)) up_gradient(b, dh.slice(2, 0, hidden), x, up);
+  return true;
+}
+
 void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   if (runs_fused(by_group(x, true), up, down)) return backward_fused(b, x, up, down, kind);
+  if (backward_in_epilogue(b, x, up, down, kind)) return;
   const Tensor dy = by_group(b.grad(), false);  // [K, rows, E]
   const Tensor h = hidden_rows(x, up);
   if (b.needs(2)) {
@@ -133,6 +176,16 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
   if (b.needs(1)) up_gradient(b, da, x, up);
 }
 
+/// f(x up^T) [rows, K, F], with f in the GEMM's epilogue; undefined where mlp would not do so either.
+Tensor activated_in_epilogue(const Tensor& x, const Tensor& up, Activation kind) {
+  if (!may_have_epilogues(x, up, kind)) return {};
+  const Tensor joined = joined_rows(x, up), matrix = joined_matrix(joined),
+               weight = joined_weight(lengthened(up, joined.size(2)));
+  if (!fuses_up(matrix, {}, x, weight, kind, Gpu(x.device()))) return {};
+  fused_up(matrix, {}, x, weight, {}, kind);
+  return joined.slice(2, 0, up.size(1));
+}
+
 /// y [rows, K, E]
 void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
   const Tensor rows = by_group(x, true);
@@ -141,9 +194,12 @@ void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& d
       grouped_mlp_forward_cuda(y, rows, up, down, kind, grouped_mlp_launch_rows(up.size(0)));
     return;
   }
-  const Tensor h = hidden_rows(x, up);
-  activate(h, h, kind);
-  multiply(by_group(y, false), by_group(h, false), down.transpose(1, 2));
+  Tensor a = activated_in_epilogue(rows, up, kind);
+  if (!a.defined()) {
+    a = hidden_rows(x, up);
+    activate(a, a, kind);
+  }
+  multiply(by_group(y, false), by_group(a, false), down.transpose(1, 2));
 }
 
 }  // namespace

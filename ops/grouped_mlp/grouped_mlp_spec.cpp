@@ -63,7 +63,8 @@ std::vector<OpSpec> grouped_mlp_specs() {
        .attrs = {{"activation", std::string("relu")}},
        .gradcheck = false},
       {.dims = dims(0, 300, 2, 512, 600, 3), .gradcheck = false},
-      {.dims = dims(2, 33, 3, 64, 136, 5), .placement = Placement::strided, .gradcheck = false}};
+      {.dims = dims(2, 33, 3, 64, 136, 5), .placement = Placement::strided, .gradcheck = false},
+      {.dims = dims(0, 700, 3, 530, 171, 16), .gradcheck = false}};
   spec.cases.insert(spec.cases.end(), more.begin(), more.end());
   for (const int64_t tokens : {1000, 5000, 32000})
     spec.benches.push_back({.dims = dims(0, tokens, 10, 512, 1365, 3)});

@@ -4,7 +4,9 @@
 #include "ops/variant.h"
 
 /// The two GEMMs of an MLP next to its activation, with the activation in their epilogues: compute
-/// capability 9.0, bf16 and f16. All tensors are matrices with the tokens along the rows.
+/// capability 9.0, bf16 and f16. All tensors are matrices with the tokens along the rows; those of the
+/// gradient may also be batches of them, [K, T, ...] and down [K, E, F], for K products with weights of their
+/// own.
 
 namespace tessera::ops {
 
@@ -18,7 +20,7 @@ void fused_up(const Tensor& a, const Tensor& h, const Tensor& x, const Tensor& u
               Activation kind);
 
 /// Whether fused_down_gradient computes dh [T, F] and a [T, F] (undefined: not wanted) from dy [T, E], down
-/// [E, F] and h [T, F].
+/// [E, F] and h [T, F]. dh and a may have more columns than down and h, which get f(0) in a and 0 in dh.
 bool fuses_down_gradient(const Tensor& dh, const Tensor& a, const Tensor& dy, const Tensor& down,
                          const Tensor& h, Activation kind, const Gpu& gpu);
 /// dh = (dy down) f'(h), the GEMM's result rounded before, and a = f(h).

@@ -11,23 +11,27 @@
 namespace tessera::ops {
 namespace {
 
+/// A matrix, or a batch of them.
 template <class T>
 GemmOperand<T> operand_of(const Tensor& x) {
-  return {x.data<T>(), x.layout().stride(0), 0};
+  return {x.data<T>(), x.layout().stride(-2), x.rank() == 3 ? x.layout().stride(0) : 0};
 }
 
-/// outputs = Math(left right): left [T, K] along k, right as `kRight` says.
+/// outputs = Math(left right): left [T, K] along k, right as `kRight` says; or a batch of such products.
 template <class T, gpu::TileOrder kRight, class Math, int kCluster>
 void launch_hidden(const Tensor& first, const Tensor& second, const Tensor& operand, const Tensor& left,
                    const Tensor& right, const Math& math) {
   using Tile = GemmTile<T, gpu::TileOrder::k_major, kRight, 128, 128, 5, true, kCluster>;
   // All loads of an operand are issued before the MMAs begin, where there is room for its four panels.
   using Epilogue = TmaStoreEpilogue<Tile, T, Math, Math::kOperand && Math::kOutputs == 1 ? 4 : 2>;
-  const int64_t m = first.size(0), n = first.size(1), k = left.size(1);
-  const GemmMaps maps{operand_map<T, Tile::kA>(operand_of<T>(left), m, k, 1, Tile::kM),
-                      operand_map<T, Tile::kB>(operand_of<T>(right), n, k, 1, Tile::kN)};
+  const int64_t m = first.size(-2), n = first.size(-1), k = left.size(-1);
+  const int64_t right_n = right.size(kRight == gpu::TileOrder::k_major ? -2 : -1);
+  const int64_t batch = first.rank() == 3 ? first.size(0) : 1;
+  const GemmMaps maps{operand_map<T, Tile::kA>(operand_of<T>(left), m, k, batch, Tile::kM),
+                      operand_map<T, Tile::kB>(operand_of<T>(right), right_n, k, batch, Tile::kN)};
   const auto map = [&](const Tensor& x) {
-    return Epilogue::map(x.data<T>(), m, n, 1, x.layout().stride(0), 0);
+    const GemmOperand<T> of = operand_of<T>(x);
+    return Epilogue::map(x.data<T>(), m, x.size(-1), batch, of.ld, of.stride);
   };
   typename Epilogue::Params params{};
   params.outputs[0] = map(first);
@@ -35,14 +39,17 @@ void launch_hidden(const Tensor& first, const Tensor& second, const Tensor& oper
   if constexpr (Math::kOperand) params.operand = map(operand);
   params.splits = 1;
   params.math = math;
-  launch_gemm<Tile, Epilogue>(first.device(), maps, gemm_plan<Tile>(m, n, k, 1, 1), params);
+  GemmPlan plan = gemm_plan<Tile>(m, n, k, batch, 1);
+  plan.step_a = plan.step_b = batch > 1;
+  launch_gemm<Tile, Epilogue>(first.device(), maps, plan, params);
 }
 
 /// Beyond one wave of tiles the blocks of a cluster share the weights.
 template <class T, gpu::TileOrder kRight, class Math>
 void run_hidden(const Tensor& first, const Tensor& second, const Tensor& operand, const Tensor& left,
                 const Tensor& right, const Math& math) {
-  const int64_t tiles = gpu::ceil_div(first.size(0), 128) * gpu::ceil_div(first.size(1), 128);
+  const int64_t tiles = (first.rank() == 3 ? first.size(0) : 1) * gpu::ceil_div(first.size(-2), 128) *
+                        gpu::ceil_div(first.size(-1), 128);
   if (tiles > 8 * first.device().multiprocessors())
     launch_hidden<T, kRight, Math, 2>(first, second, operand, left, right, math);
   else

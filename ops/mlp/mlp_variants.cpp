@@ -10,13 +10,15 @@
 namespace tessera::ops {
 namespace {
 
-/// Whether TMA can read the matrix, and, `written`, write it.
+/// Whether TMA can read the matrix, or the batch of them, and, `written`, write it.
 bool is_tma_compatible(const Tensor& x, bool written) {
   if (!x.defined()) return true;
-  const int64_t columns = x.size(1), unit = 16 / int64_t(size_of(x.dtype()));
-  return x.count() > 0 && x.size(0) < std::numeric_limits<int32_t>::max() / 2 &&
-         reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && (columns == 1 || x.layout().stride(1) == 1) &&
-         x.layout().stride(0) >= columns && x.layout().stride(0) % unit == 0 &&
+  const int64_t columns = x.size(-1), unit = 16 / int64_t(size_of(x.dtype()));
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  return x.count() > 0 && x.size(-2) < kMost && columns < kMost &&
+         reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && (columns == 1 || x.layout().stride(-1) == 1) &&
+         x.layout().stride(-2) >= columns && x.layout().stride(-2) % unit == 0 &&
+         (x.rank() == 2 || x.size(0) == 1 || x.layout().stride(0) % unit == 0) &&
          (!written || columns % unit == 0 || owns_row_padding(x, (columns + unit - 1) / unit * unit));
 }
 
@@ -50,11 +52,14 @@ Reason epilogue_lacks(const Fused& fused, const Gpu& gpu) {
 /// Only if the epilogue lacks nothing.
 Gemm gemm_of(const Fused& fused) {
   const Tensor &d = **fused.written.begin(), &a = **fused.read.begin(), &b = *fused.read.begin()[1];
-  Gemm g{.m = d.size(0), .n = d.size(1), .k = a.size(1), .in = d.dtype(), .out = d.dtype()};
+  Gemm g{.m = d.size(-2), .n = d.size(-1), .k = a.size(-1), .in = d.dtype(), .out = d.dtype()};
   g.transpose_b = fused.transposed, g.owns_d_padding = true;
-  g.a = a.raw(), g.lda = a.layout().stride(0);
-  g.b = b.raw(), g.ldb = b.layout().stride(0);
-  g.d = d.raw(), g.ldd = d.layout().stride(0);
+  g.a = a.raw(), g.lda = a.layout().stride(-2);
+  g.b = b.raw(), g.ldb = b.layout().stride(-2);
+  g.d = d.raw(), g.ldd = d.layout().stride(-2);
+  if (d.rank() == 3)
+    g.batch = d.size(0), g.stride_a = a.layout().stride(0), g.stride_b = b.layout().stride(0),
+    g.stride_d = d.layout().stride(0);
   return g;
 }
 
@@ -62,7 +67,7 @@ Gemm gemm_of(const Fused& fused) {
 /// long.
 Estimate estimate_epilogue(const Fused& fused, const Gpu& gpu) {
   const Gemm g = gemm_of(fused);
-  const int64_t tiles = (g.m + 127) / 128 * ((g.n + 127) / 128);
+  const int64_t tiles = g.batch * ((g.m + 127) / 128) * ((g.n + 127) / 128);
   if (2 * tiles > gpu.multiprocessors) return Estimate::preferred();
   return {choose_gemm(g, gpu, 0, false).seconds};
 }
@@ -79,7 +84,7 @@ Estimate estimate_separate(const Fused& fused, const Gpu& gpu) {
   const double gemm = variant == "wgmma"    ? on.wgmma().seconds
                       : variant == "narrow" ? on.narrow().seconds
                                             : on.cublas_seconds();
-  const double bytes = 3 * double(g.m) * double(g.n) * double(size_of(g.out));
+  const double bytes = 3 * double(g.batch) * double(g.m) * double(g.n) * double(size_of(g.out));
   const double seconds = gemm + fused.passes * (pass.launch + bytes / pass.bytes_per_second);
   return {seconds, seconds / kClearly};
 }
