@@ -29,6 +29,8 @@ constexpr GemmCosts kH100{
               .clearly_from = 60e-6},
     .stream = {.ends = 3e-6,
                .tile = 0.8e-6,
+               .column = 0.15e-6,
+               .columns = 2.5e-6,
                .exchange = 0.5e-6,
                .step = 0.2e-6,
                .wide_step = 0.25e-6,
@@ -58,6 +60,7 @@ constexpr GemmCosts kH100{
     .cublas = {.ends = 5.3e-6,
                .odd = 2.5e-6,
                .few_and_odd = 1.7,
+               .few_gradient = 1.7,
                .few_terms = 1.5,
                .flops = 520e12,
                .bytes_per_second = 2.9e12,
@@ -83,6 +86,9 @@ constexpr GemmCosts on_h200() {
   tiles.threads = 0.54, tiles.part = 1650;
   tiles.shared = 0.88, tiles.alone = 1.11, tiles.across_lines = 1.5;
   tiles.round = 0.4e-6;
+  costs.cublas.few_gradient = 0.86;
+  costs.narrow_mma.stage = 0.6e-6;
+  costs.margins.clearly = 1;
   return costs;
 }
 constexpr GemmCosts kH200 = on_h200();

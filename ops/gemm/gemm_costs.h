@@ -41,6 +41,8 @@ struct WgmmaCosts {
 struct StreamCosts {
   double ends;             // start and end of the kernel
   double tile;             // the epilogue of a tile that is not the last
+  double column;           // where d's columns are the tokens: the epilogue of a tile, per token,
+  double columns;          // and what the kernel takes longer
   double exchange;         // a cluster's exchange of partial sums
   double step, wide_step;  // a block of 64 of k at least; with more than 32 tokens
   double memory;           // bytes per second of the weight
@@ -88,7 +90,8 @@ struct NarrowTermsCosts {
 struct CublasCosts {
   double ends;              // a launch and its ends
   double odd;               // copies, zeros, or kernels that load element by element, for odd extents
-  double few_and_odd;       // factor of the bytes of those with a side of a few
+  double few_and_odd;       // factor of the bytes of those with a side of a few,
+  double few_gradient;      // and if they are weight gradients, from three on
   double few_terms;         // factor of the bytes where few terms make a large 16-bit D
   double flops;             // per second
   double bytes_per_second;  // memory
