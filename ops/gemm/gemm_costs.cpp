@@ -70,7 +70,11 @@ constexpr GemmCosts kH100{
                .single_bytes = 2e12},
     .margins = {.about = 1.05, .clearly = 0.9, .from = 15e-6},
     // T = 36096, 512 -> 1365 takes 0.57 ms as it is, 512 -> 1368 takes 0.096 ms.
-    .padding = {.bytes_per_second = 2.5e12, .launch = 3e-6, .slow_flops = 80e12, .fast_flops = 450e12},
+    .padding = {.bytes_per_second = 2.5e12,
+                .launch = 3e-6,
+                .slow_flops = 80e12,
+                .slow_bytes = 2.5e12,
+                .fast_flops = 450e12},
     // 336 and 213 TFLOP/s (T = 36096, 1368 -> 512), 324 and 278 (512 -> 1368), 390 and 335 (T = 65536,
     // 3072 -> 768).
     .tf32 = {.along = 335e12, .across = 280e12, .copy_bytes = 2e12, .launch = 4e-6},
@@ -87,6 +91,7 @@ constexpr GemmCosts on_h200() {
   tiles.shared = 0.88, tiles.alone = 1.11, tiles.across_lines = 1.5;
   tiles.round = 0.4e-6;
   costs.cublas.few_gradient = 0.86;
+  costs.padding.slow_bytes = 1e12;
   costs.narrow_mma.stage = 0.6e-6;
   costs.margins.clearly = 1;
   return costs;

@@ -112,7 +112,8 @@ struct NarrowMargins {
 struct PaddingCosts {
   double bytes_per_second;  // copies
   double launch;            // a kernel of a few microseconds costs that whatever it moves
-  double slow_flops;        // per second as the extents are
+  double slow_flops;        // per second as the extents are,
+  double slow_bytes;        // and bytes per second
   double fast_flops;        // per second with rounded extents
 };
 

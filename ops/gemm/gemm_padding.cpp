@@ -121,9 +121,9 @@ struct Operand {
 };
 
 double gemm_seconds(double rows, int64_t n, int64_t k, double bytes, double flops_per_second,
-                    const PaddingCosts& c) {
+                    double bytes_per_second) {
   const double flops = 2 * rows * double(round_up(n, kTile)) * double(k);
-  return std::max(flops / flops_per_second, bytes / c.bytes_per_second);
+  return std::max(flops / flops_per_second, bytes / bytes_per_second);
 }
 
 /// The GEMM with its extents rounded up. Only those along dense dimensions matter, and n always is one: that
@@ -182,7 +182,7 @@ Estimate padded_estimate(const CublasGemm& g, const Gpu& gpu) {
                  c.bytes_per_second;
   const double share = 2 / double(size_of(g.a.dtype()));  // of the rates
   const double fast = gemm_seconds(rows * double(p.to_m) / double(p.m), p.to_n, p.to_k, bytes_once(g),
-                                   share * c.fast_flops, c);
+                                   share * c.fast_flops, c.bytes_per_second);
   return {fast + extra, extra > 0 ? fast + extra : 0};
 }
 
@@ -190,7 +190,7 @@ Estimate plain_estimate(const CublasGemm& g, const Gpu& gpu) {
   if (!padded_lacks(g, gpu).empty()) return Estimate::otherwise();
   const PaddingCosts& c = gemm_costs(gpu).padding;
   const double rows = double(g.d.count()) / double(g.d.size(-1)), share = 2 / double(size_of(g.a.dtype()));
-  return {gemm_seconds(rows, g.d.size(-1), g.a.size(-1), bytes_once(g), share * c.slow_flops, c)};
+  return {gemm_seconds(rows, g.d.size(-1), g.a.size(-1), bytes_once(g), share * c.slow_flops, c.slow_bytes)};
 }
 
 void run_padded(const CublasGemm& g) {
