@@ -423,7 +423,7 @@ TESSERA_INSTANTIATE(f8e4m3)
 TESSERA_INSTANTIATE(int64_t)
 TESSERA_INSTANTIATE(int32_t)
 TESSERA_INSTANTIATE(uint8_t)
+TESSERA_INSTANTIATE(bool)
 #undef TESSERA_INSTANTIATE
-template std::vector<bool> Tensor::to_vector<bool>() const;
 
 }  // namespace tessera
