@@ -82,12 +82,17 @@ class Loader {
   }())::type;
   /// @endcond
 
-  /// Throws unless size, workers and depth are at least 1 and the source has items for a batch.
+  /// Throws unless size, workers and depth are at least 1, the share lies within its period, and the source
+  /// has items for a batch.
   explicit Loader(const Source& source, const LoaderOptions& options = {})
       : source_(&source),
         options_(options),
         prefetcher_(std::make_unique<Prefetcher>(options.workers, options.depth)) {
     check(options.size >= 1, "loader: a batch of ", options.size, " items; expected at least 1");
+    const auto& [period, first, count] = options.share;
+    check(count >= 1 && first < period && count <= period - first, "loader: a share of ", count,
+          " batches from ", first, " on, of every ", period, "; expected at least one, all below ", period);
+    check(options.epochs >= 0, "loader: ", options.epochs, " epochs; expected at least 1, or 0 for no end");
     if constexpr (kItems) {
       check(batches_per_epoch() >= 1, "loader: ", source.size(), " items give no batch of ", options.size);
       if (options.shuffle) {

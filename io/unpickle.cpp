@@ -318,6 +318,19 @@ class Machine {
     }
   }
 
+  /// Names what sets a tensor apart from the elements of its storage, such as {'neg': True}: a view that
+  /// PyTorch negates when it is read. Its storage alone would give values of the wrong sign.
+  void check_metadata(const Object& metadata) const {
+    require(metadata.kind == Kind::dictionary, "uses ", name_of(metadata.kind), " as a tensor's metadata");
+    for (size_t i = 0; i < metadata.items.size(); i += 2) {
+      const Object &key = *metadata.items[i], &value = *metadata.items[i + 1];
+      require(
+          value.kind == Kind::boolean && value.integer == 0, "has a tensor whose metadata sets ",
+          key.kind == Kind::text ? "'" + shown(key.text) + "'" : std::to_string(key.integer),
+          ", so that its values are not those of its storage; call resolve_neg() on it before torch.save");
+    }
+  }
+
   /// (storage, offset, sizes, strides, requires_grad, hooks[, metadata])
   void push_tensor(const std::vector<const Object*>& arguments) {
     require(arguments.size() == 6 || arguments.size() == 7, "makes a tensor of ", arguments.size(),
@@ -325,6 +338,7 @@ class Machine {
     require(arguments[0]->kind == Kind::storage && arguments[1]->kind == Kind::integer &&
                 arguments[2]->kind == Kind::tuple && arguments[3]->kind == Kind::tuple,
             "makes a tensor of arguments of other kinds than storage, offset, sizes and strides");
+    if (arguments.size() == 7) check_metadata(*arguments[6]);
     const auto &sizes = arguments[2]->items, &strides = arguments[3]->items;
     require(sizes.size() == strides.size() && sizes.size() <= size_t(kMaxRank), "has a tensor of ",
             sizes.size(), " sizes and ", strides.size(), " strides, expected as many and at most ", kMaxRank);
@@ -351,7 +365,7 @@ class Machine {
     require(count == 0 || last < storage.integer, "has a tensor that reaches to element ", last,
             " of a storage of ", storage.integer);
     require(count <= storage.integer, "has a tensor of ", count, " elements on a storage of ",
-            storage.integer, ", which repeats some");
+            storage.integer, ", which repeats some, as expand() makes it; clone() it before torch.save");
     Object& tensor = push(Kind::tensor);
     tensor.layout.shape = Shape(std::span<const int64_t>(extents.data(), sizes.size()));
     tensor.layout.strides = steps;

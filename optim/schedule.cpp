@@ -41,6 +41,8 @@ Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
   check(options.steps >= 0 && options.warmup >= 0 && options.decay_steps >= 0, "schedule: steps ",
         options.steps, ", warm-up ", options.warmup, " and decay ", options.decay_steps,
         " must not be negative");
+  check(options.kind == ScheduleKind::constant || options.steps > 0, "schedule: \"", name_of(options.kind),
+        "\" over a run of 0 steps, which has ended before its first step; say how many steps the run has");
   if (options_.kind == ScheduleKind::wsd && options_.decay_steps == 0)
     options_.decay_steps = options.steps / 10;
   const int64_t decay = options_.kind == ScheduleKind::wsd ? options_.decay_steps : 0;

@@ -25,7 +25,7 @@ ScheduleKind parse_schedule(std::string_view name);
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::cosine;
   double lr = 1e-3;            // the peak
-  int64_t steps = 0;           // of the whole run
+  int64_t steps = 0;           // of the whole run; at least 1 unless constant
   int64_t warmup = 0;          // steps of a straight line up to the peak
   double final_factor = 0;     // the last rate is this times the peak
   int64_t decay_steps = 0;     // wsd: of the last phase; 0: a tenth of the run
@@ -51,8 +51,8 @@ class Schedule {
  public:
   /// The default rate, constant.
   Schedule() : Schedule(ScheduleOptions{.kind = ScheduleKind::constant}) {}
-  /// Throws if a number is negative or not finite, if warm-up, decay or the cycles between restarts do not
-  /// fit into the run, and for restarts of a schedule that has none, or none of one that has them.
+  /// Throws if a number is negative or not finite, if a rate falls over 0 steps, if warm-up, decay or cycles
+  /// do not fit into the run, and for restarts of a schedule that has none, or none of one that has them.
   explicit Schedule(const ScheduleOptions& options);
   double at(int64_t step) const;
   const ScheduleOptions& options() const { return options_; }

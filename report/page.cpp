@@ -22,22 +22,44 @@ body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)
 h1{font-size:1.5rem;margin:0 0 .2rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
 p{color:var(--soft);margin:.3rem 0}table{border-collapse:collapse;margin:.6rem 0;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
-td:nth-child(n+2){font-family:ui-monospace,monospace;font-size:.9em;overflow-wrap:anywhere}
+td:nth-child(n+2){font-family:ui-monospace,monospace;font-size:.9em}td.long{overflow-wrap:anywhere}
 figure{margin:.8rem 0;background:var(--panel);padding:.8rem;border-radius:6px}figcaption{color:var(--soft);font-size:.9em}
 .row img{width:100%}.row{display:flex;flex-wrap:wrap;gap:1rem}.row figure{flex:1;min-width:18rem}img{max-width:100%;background:#fff}
 .plot{height:22rem;position:relative}
 )css";
 
-/// Error bars: a plugin for Chart.js that draws what a dataset has as its "spread".
+/// Error bars: a plugin for Chart.js that draws what a dataset has as its "spread"; nothing where that is
+/// null or 0: the mean of one run would seem to be without noise.
 constexpr const char* kErrorBars = R"js(Chart.register({id:'spread',afterDatasetsDraw(chart){
 chart.data.datasets.forEach((set,index)=>{if(!set.spread||!chart.isDatasetVisible(index))return;
 const pen=chart.ctx,y=chart.scales.y;pen.save();pen.strokeStyle=set.inkColor;pen.lineWidth=1.3;
-chart.getDatasetMeta(index).data.forEach((point,i)=>{const value=set.data[i].y??set.data[i],half=set.spread[i];
+chart.getDatasetMeta(index).data.forEach((point,i)=>{const half=set.spread[i];if(!half)return;
+const value=set.data[i].y??set.data[i];
 const low=y.getPixelForValue(value-half),high=y.getPixelForValue(value+half);pen.beginPath();
 pen.moveTo(point.x,low);pen.lineTo(point.x,high);
 for(const end of[low,high]){pen.moveTo(point.x-4,end);pen.lineTo(point.x+4,end)}pen.stroke()});pen.restore()})}});)js";
 
 constexpr const char* kPalette[] = {"#2171b5", "#d94801", "#238b45", "#6a51a3", "#b30000", "#525252"};
+
+/// Dashes and gaps of a line, in pixels: those of the second and third six lines tell them from the first
+/// six.
+std::vector<int> dashes_of(const Series& line, size_t colour) {
+  constexpr int kDashed = 1, kPatterns = 3;
+  const std::vector<int> patterns[kPatterns] = {{}, {6, 4}, {2, 3}};
+  return patterns[line.dashed ? kDashed : colour / std::size(kPalette) % kPatterns];
+}
+
+/// Whether a word of the text is longer than any number or name: it may be broken to keep the table narrow.
+/// Other words stay whole, since half a number reads as another one.
+bool has_long_word(const std::string& text) {
+  constexpr size_t kLongest = 24;
+  size_t length = 0;
+  for (const char c : text) {
+    length = c == ' ' ? 0 : length + 1;
+    if (length > kLongest) return true;
+  }
+  return false;
+}
 
 std::string escape(const std::string& text) {
   std::string out;
@@ -94,7 +116,8 @@ void Page::table(const std::vector<std::string>& header, const std::vector<std::
   }
   for (const auto& row : rows) {
     body_ += "<tr>";
-    for (const std::string& cell : row) body_ += "<td>" + escape(cell) + "</td>";
+    for (const std::string& cell : row)
+      body_ += (has_long_word(cell) ? "<td class=\"long\">" : "<td>") + escape(cell) + "</td>";
     body_ += "</tr>\n";
   }
   body_ += "</table>\n";
@@ -139,7 +162,7 @@ void Page::chart(const std::string& title, const std::string& x_label, const std
                         {"pointRadius", line.points.size() > 60 ? 0 : 2},
                         {"borderWidth", 1.5},
                         {"showLine", true},
-                        {"borderDash", line.dashed ? json::array({6, 4}) : json::array()}});
+                        {"borderDash", dashes_of(line, own)}});
     if (line.spread.empty()) continue;
     datasets.back().update({{"spread", spread}, {"inkColor", paint}});
     error_bars_ = true;
@@ -183,9 +206,13 @@ void Page::bars(const std::string& title, const std::string& y_label, const std:
     datasets.push_back(
         {{"label", name}, {"data", values}, {"backgroundColor", kPalette[g % std::size(kPalette)]}});
     if (spreads.empty()) continue;
-    datasets.back().update({{"spread", spreads[g]}, {"inkColor", "#808890"}});
+    json spread = json::array();
+    for (size_t i = 0; i < values.size(); ++i) {
+      spread.push_back(std::isfinite(values[i]) ? json(spreads[g][i]) : json());
+      widen(y_axis, values[i], spreads[g][i]);
+    }
+    datasets.back().update({{"spread", spread}, {"inkColor", "#808890"}});
     error_bars_ = true;
-    for (size_t i = 0; i < values.size(); ++i) widen(y_axis, values[i], spreads[g][i]);
   }
   const json config = {
       {"type", "bar"},

@@ -14,7 +14,9 @@ struct Series {
   std::string name;
   std::vector<std::pair<double, double>> points;  // (x, y); points that are not finite are left out
   bool dashed = false;
-  int colour = -1;                  // series of one colour belong together; below 0: the next one
+  /// Series of one number belong together; below 0: the next one. Six numbers have a colour of their own, the
+  /// next six the same colours dashed, six more dotted.
+  int colour = -1;
   std::vector<double> spread = {};  // of each point: half the length of its error bar; empty: no bars
 };
 

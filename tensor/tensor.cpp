@@ -304,7 +304,8 @@ Tensor Tensor::clone() const {
 Tensor Tensor::to(Device device) const {
   check(defined(), "to: the tensor is undefined");
   if (device == this->device()) return *this;
-  check(!grad_, "to: this tensor is on the tape; move it before the tape records it (or detach() first)");
+  check(!grad_, "to: ", describe(*this), " has a gradient, which its copy on ", device.name(),
+        " would not; move it before it gets one (nn::to moves models), or detach() first");
   Tensor copy = empty(shape(), dtype_, device);
   copy.copy_from(*this);
   return copy;
@@ -313,8 +314,8 @@ Tensor Tensor::to(Device device) const {
 Tensor Tensor::to(DType dtype) const {
   check(defined(), "to: the tensor is undefined");
   if (dtype == dtype_) return *this;
-  check(!grad_,
-        "to: this tensor is on the tape, and a plain conversion would lose its gradient; use ops::cast");
+  check(!grad_, "to: ", describe(*this), " has a gradient, which a plain conversion to ", dtype,
+        " would lose; use ops::cast (or detach() first)");
   Tensor copy = empty(shape(), dtype, device());
   copy.copy_from(*this);
   return copy;
@@ -423,7 +424,7 @@ TESSERA_INSTANTIATE(f8e4m3)
 TESSERA_INSTANTIATE(int64_t)
 TESSERA_INSTANTIATE(int32_t)
 TESSERA_INSTANTIATE(uint8_t)
+TESSERA_INSTANTIATE(bool)
 #undef TESSERA_INSTANTIATE
-template std::vector<bool> Tensor::to_vector<bool>() const;
 
 }  // namespace tessera

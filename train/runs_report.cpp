@@ -201,8 +201,8 @@ RunUnits units_of(const RunFolder& run) {
           std::string("score on ") + info.folder, ""};
 }
 
-report::Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed) {
-  report::Series series{name, {}, dashed, colour};
+report::Series loss_curve(const RunFolder& run, const std::string& name, int colour) {
+  report::Series series{.name = name, .points = {}, .colour = colour};
   std::vector<std::pair<double, double>> points;
   for (const StepRecord& record : run.metrics())
     if (const auto found = record.values.find("loss"); found != record.values.end())
@@ -332,7 +332,7 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
       const std::string name = options.by.empty()
                                    ? groups[g].name
                                    : fmt::format("{} ({})", groups[g].name, run.path().filename().string());
-      curves.push_back(loss_curve(run, name, int(g), g % 2 == 1));
+      curves.push_back(loss_curve(run, name, int(g)));
       // The last half on its own scale: the first steps hide what the last ones differ in.
       ends.push_back(curves.back());
       auto& points = ends.back().points;

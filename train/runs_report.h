@@ -53,7 +53,7 @@ struct RunGroup {
 std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options);
 
 /// The training loss of a run, averaged so that a curve has about 200 points.
-report::Series loss_curve(const RunFolder& run, const std::string& name, int colour, bool dashed);
+report::Series loss_curve(const RunFolder& run, const std::string& name, int colour);
 
 /// Why the final losses of the runs cannot be compared: "..., which differ in tokenizer"; "" if they can.
 std::string incomparable(const std::vector<RunGroup>& groups);

@@ -145,7 +145,7 @@ void write_seeds_report(const std::filesystem::path& path, const std::string& ti
   add_courses(page, results);
   std::vector<report::Series> curves;
   for (size_t i = 0; i < results.runs.size(); ++i)
-    curves.push_back(loss_curve(results.runs[i], results.runs[i].path().filename().string(), int(i), false));
+    curves.push_back(loss_curve(results.runs[i], results.runs[i].path().filename().string(), int(i)));
   page.chart("Training loss", "step", "loss", curves);
   page.heading("Settings");
   add_settings(page, settings);
@@ -157,7 +157,7 @@ void write_run_report(const std::filesystem::path& path, const std::string& titl
   report::Page page(title);
   add_settings(page, settings);
   if (const std::string line = skipped_line(run.metrics()); !line.empty()) page.paragraph(line);
-  page.chart("Training loss", "step", "loss", {loss_curve(run, "loss", -1, false)});
+  page.chart("Training loss", "step", "loss", {loss_curve(run, "loss", -1)});
   bool evaluated = false;
   for (const StepRecord& record : run.metrics())
     for (const auto& [name, value] : record.values) evaluated |= name.starts_with("eval_");

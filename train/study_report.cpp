@@ -164,14 +164,11 @@ std::vector<std::string> not_compared(const StudyResults& results, const std::ve
 
 // ---- the page ----
 
-/// Colour and dashes by the place of the arm in the plan, the same in every chart.
-void paint(report::Series& series, const StudyPlan& plan, const std::string& arm) {
-  constexpr int kColours = 6;
-  int place = 0;
+/// The place of the arm in the plan, so that it has the same colour and dashes in every chart.
+int place_of(const StudyPlan& plan, const std::string& arm) {
   for (size_t i = 0; i < plan.arms.size(); ++i)
-    if (plan.arms[i].name == arm) place = int(i);
-  series.colour = place % kColours;
-  series.dashed = place / kColours % 2 == 1;
+    if (plan.arms[i].name == arm) return int(i);
+  return 0;
 }
 
 /// The mean of a value over the seeds at each step that all of them have, with the 95 % interval.
@@ -189,7 +186,7 @@ report::Series course_of(const StudyResults& results, const Comparison& c, const
     series.points.emplace_back(double(step), interval.mean);
     if (cells.size() > 1) series.spread.push_back(interval.half);
   }
-  paint(series, results.plan, c.arm);
+  series.colour = place_of(results.plan, c.arm);
   return series;
 }
 

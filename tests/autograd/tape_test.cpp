@@ -63,6 +63,14 @@ TEST(Tape, ACopyOfAResultThatWouldLoseItsGradientThrows) {
   expect_error([&] { tape.backward(scale); }, {"is a parameter, not a result"});
 }
 
+TEST(Tape, AConversionThatWouldLoseAGradientNamesTheTensorAndTheWayOut) {
+  Tensor leaf = Tensor::full({2, 3}, 1, DType::f32, Device::cpu());
+  require_grad(leaf);  // without a tape, of which the message must not speak
+  expect_error([&] { leaf.to(DType::f64); },
+               {"to: f32[2, 3] on cpu has a gradient", "conversion to f64", "ops::cast"});
+  EXPECT_EQ(leaf.detach().to(DType::f64).dtype(), DType::f64);
+}
+
 TEST(Tape, AResultDoesNotBecomeALeaf) {
   Tensor x = Tensor::full({2}, 1.0, DType::f64, Device::cpu());
   require_grad(x);

@@ -216,9 +216,19 @@ TEST(Loader, RefusesWhatGivesNoBatch) {
   EXPECT_THROW(Loader(three, {.size = 0}), Error);
   EXPECT_THROW(Loader(three, {.workers = 0}), Error);
   EXPECT_THROW(Loader(three, {.depth = 0}), Error);
+  EXPECT_THROW(Loader(three, {.epochs = -1}), Error);
   Loader once(three, {.size = 3, .epochs = 1});
   once.next();
   EXPECT_THROW(once.next(), Error);
+}
+
+TEST(Loader, RefusesAShareThatDoesNotLieWithinItsPeriod) {
+  const Range three{3};
+  const LoaderShare wrong[] = {
+      {.period = 0}, {.count = 0}, {.period = 2, .first = 2}, {.period = 2, .first = 1, .count = 2}};
+  for (const LoaderShare& share : wrong) EXPECT_THROW(Loader(three, {.share = share}), Error);
+  const LoaderShare right[] = {{}, {.period = 2, .first = 1}, {.period = 4, .first = 1, .count = 3}};
+  for (const LoaderShare& share : right) EXPECT_NO_THROW(Loader(three, {.share = share}));
 }
 
 TEST(Loader, PageLockedMemoryIsNotReusedUnderACopy) {

@@ -59,6 +59,30 @@ TEST(Unpickle, UnderstandsWhatSurroundsTensorsAndPassesItOver) {
                                               "half (an integer)", "again (an integer)"}));
 }
 
+/// A tensor of six elements with that as its seventh argument.
+std::string with_metadata(const std::string& metadata) {
+  return global("torch._utils", "_rebuild_tensor_v2") +
+         tuple({storage("FloatStorage", "0", 6), wide(0), integers({6}), integers({1}), kFalse,
+                ordered_dict(), metadata}) +
+         kReduce;
+}
+
+TEST(Unpickle, RefusesTensorsWhoseValuesAreNotThoseOfTheirStorage) {
+  const auto set = [](const std::string& name, const std::string& value) {
+    return program({{"x", with_metadata(kEmptyDict + text(name) + value + kSetItem)}});
+  };
+  EXPECT_EQ(read(program({{"x", with_metadata(kEmptyDict)}})).size(), 1u);
+  EXPECT_EQ(read(set("neg", kFalse)).size(), 1u);
+  EXPECT_TRUE(
+      throws([&] { read(set("neg", kTrue)); }, "a tensor whose metadata sets 'neg', so that its values"));
+  EXPECT_TRUE(throws([&] { read(set("other", integer(0))); }, "sets 'other'"));
+  EXPECT_TRUE(throws(
+      [&] {
+        read(program({{"x", with_metadata(kTrue)}}));
+      },
+      "uses a bool as a tensor's metadata"));
+}
+
 TEST(Unpickle, EveryInstructionIsKnownOrRefusedByName) {
   const std::string known = "\x80(})N\x88\x89JKM\x8AGXcQt\x85\x86\x87Rbsuqrhj.";
   EXPECT_EQ(known.size(), 28u);

@@ -132,6 +132,9 @@ TEST(Schedule, RefusesNumbersThatDoNotFit) {
   EXPECT_THROW(Schedule({.lr = -1, .steps = 10}), Error);
   EXPECT_THROW(Schedule({.lr = std::numeric_limits<double>::infinity(), .steps = 10}), Error);
   EXPECT_NO_THROW(Schedule({.steps = 10, .warmup = 10}));
+  // Without its length a falling rate would be 0 in every step.
+  EXPECT_THROW(Schedule({.lr = 1e-3}), Error);
+  EXPECT_NO_THROW(Schedule({.kind = ScheduleKind::constant, .lr = 1e-3}));
 }
 
 TEST(Schedule, NamesRoundTripAndAMisspeltOneIsAnswered) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "report/facts.h"
 
@@ -48,6 +49,35 @@ TEST(Page, EscapesWhateverItIsGiven) {
   // The texts come out of the JSON as they went in.
   EXPECT_EQ(chart_of(page, 0)["data"]["datasets"][0]["label"], bad);
   EXPECT_EQ(chart_of(page, 1)["data"]["labels"][0], bad);
+}
+
+TEST(Page, EighteenLinesDifferInColourOrDashes) {
+  std::vector<Series> lines;
+  for (int i = 0; i < 18; ++i) lines.push_back({.name = std::to_string(i), .points = {{1, 2}}, .colour = i});
+  Page report("t", kDrawer);
+  report.chart("c", "x", "y", lines);
+  const json chart = chart_of(report.html(), 0);
+  std::set<std::string> looks;
+  for (const json& line : chart["data"]["datasets"])
+    looks.insert(line["borderColor"].dump() + line["borderDash"].dump());
+  EXPECT_EQ(looks.size(), 18u);
+}
+
+TEST(Page, OnlyLongWordsOfATableAreBroken) {
+  const std::string path = "runs/a-name-that-is-longer-than-numbers-are";
+  Page report("t", kDrawer);
+  report.table({"run", "loss"}, {{"a b", "12345.67890 +- 0.0012345"}, {"c", "in " + path}});
+  const std::string page = report.html();
+  EXPECT_NE(page.find("<td>12345.67890 +- 0.0012345</td>"), std::string::npos);
+  EXPECT_NE(page.find("<td class=\"long\">in " + path + "</td>"), std::string::npos);
+}
+
+TEST(Page, ABarWithoutAValueHasNoErrorBar) {
+  Page report("t", kDrawer);
+  report.bars("d", "y", {"one", "two"}, {{"g", {1.5, std::nan("")}}}, {{0.25, 0.5}});
+  const json bars = chart_of(report.html(), 0)["data"]["datasets"][0];
+  EXPECT_EQ(bars["data"], json::parse("[1.5, null]"));
+  EXPECT_EQ(bars["spread"], json::parse("[0.25, null]"));
 }
 
 TEST(Page, ChartsAreValidJsonOfFinitePoints) {

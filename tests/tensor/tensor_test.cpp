@@ -79,6 +79,15 @@ TEST(Tensor, TypedAccessChecksTheDtype) {
   EXPECT_EQ(counting({2}).data<double>()[1], 1);
 }
 
+TEST(Tensor, BoolsAreMadeAndReadAsOtherElements) {
+  const bool flags[] = {true, false, true};
+  const Tensor tensor = Tensor::from(std::span<const bool>(flags), {3});
+  EXPECT_EQ(tensor.dtype(), DType::boolean);
+  EXPECT_EQ(tensor.to_vector<bool>(), (std::vector<bool>{true, false, true}));
+  EXPECT_TRUE(tensor.at({2}).item<bool>());
+  EXPECT_FALSE(tensor.at({1}).item<bool>());
+}
+
 TEST(Tensor, ItemAndToVectorConvert) {
   EXPECT_EQ(counting({1, 1}, 7).item<int64_t>(), 7);
   EXPECT_EQ(Tensor::full({}, 2.5, DType::bf16, kCpu).item<float>(), 2.5f);
