@@ -32,13 +32,10 @@ void note_use(const Tensor& loss_scale) {
                   .failed = [] {}});
 }
 
-void check_result(const char* name, std::span<Tensor* const> outputs) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const NonFinite bad = find_nonfinite(outputs[i]->detach());
-    check(!bad, "non-finite result: ", name, " made ", bad.nan, " NaN and ", bad.inf, " infinite of ",
-          outputs[i]->count(), " elements of output ", i, " ", describe(*outputs[i]), ", the first at ",
-          bad.first);
-  }
+void check_finite(const Tensor& x, const char* kind, const char* name, const char* part, size_t index) {
+  const NonFinite bad = find_nonfinite(x);
+  check(!bad, "non-finite ", kind, name, " made ", bad.nan, " NaN and ", bad.inf, " infinite of ", x.count(),
+        " elements of ", part, " ", index, " ", describe(x), ", the first at ", bad.first);
 }
 
 }  // namespace
@@ -84,7 +81,8 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
           describe(*outputs[i]),
           ", whose gradient would be lost; record another handle, such as its detach()");
   }
-  if (options_.check_finite) check_result(name, outputs);
+  for (size_t i = 0; options_.check_finite && i < outputs.size(); ++i)
+    check_finite(outputs[i]->detach(), "result: ", name, "output", i);
   for (Tensor* output : outputs) {
     auto state = std::make_shared<GradState>();
     state->tape = id_;
@@ -287,11 +285,7 @@ void Tape::run_entry(Entry& entry, bool check_gradients) {
     const GradState& root = *root_of(view.inputs_[i]);
     if (root.gaps || is_empty(root)) continue;  // not written, or only in part
     const Tensor gradient = memory_of(*view.inputs_[i]);
-    if (!gradient.defined()) continue;
-    const NonFinite bad = find_nonfinite(gradient);
-    check(!bad, "non-finite gradient: backward of ", entry.name, " made ", bad.nan, " NaN and ", bad.inf,
-          " infinite of ", gradient.count(), " elements of d_input ", i, " ", describe(gradient),
-          ", the first at ", bad.first);
+    if (gradient.defined()) check_finite(gradient, "gradient: backward of ", entry.name, "d_input", i);
   }
 }
 
