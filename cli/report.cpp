@@ -30,6 +30,11 @@ int run_report(const ReportArgs& args) {
           fmt::format("report: --check: \"{}\" is one run, which does not tell the noise over runs; give "
                       "at least two of each group",
                       group.name));
+    else if (args.check && !train::tells_noise(group.final_loss))
+      throw UsageError(
+          fmt::format("report: --check: the runs of \"{}\" have equal final losses, as repeats of one "
+                      "run, which do not tell the noise over runs; give runs of different seeds",
+                      group.name));
   if (const std::string why = train::incomparable(groups); args.check && !why.empty())
     throw UsageError("report: --check: " + why + "; give runs of one tokenizer and length");
   fmt::print("{}", train::format_groups(groups));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/language_tokens.h"
@@ -17,10 +18,13 @@ namespace {
 
 using nlohmann::json;
 
+constexpr int64_t kLength = 256;
+
 struct ActivationsArgs {
   std::vector<std::string> models, text;
   std::string dtype, device, out;
-  int64_t length = 256, windows = 8;
+  std::optional<int64_t> length;
+  int64_t windows = 8;
   double dense_share = 0.05;
 };
 
@@ -32,12 +36,13 @@ struct Measured {
 
 Measured measure(const ActivationsArgs& args, const std::string& folder, Device device) {
   const LanguageFolder language = load_language(folder, device, args.dtype);
-  check(args.length <= longest_of(language), "sparsity activations: windows of ", args.length, " tokens; ",
-        folder, " has ", longest_of(language), " ", limit_of(language), ": give a smaller --length");
+  const int64_t longest = longest_of(language), length = args.length.value_or(std::min(kLength, longest));
+  check(length <= longest, "sparsity activations: windows of ", length, " tokens; ", folder, " has ", longest,
+        " ", limit_of(language), ": give a smaller --length");
   const LanguageTokens tokens = tokens_of_text(language, args.text, false);
   // One batch: a network is measured in its first call.
   const std::vector<train::PerplexityWindow> windows = train::perplexity_windows(
-      tokens.ids, {.length = args.length, .batch = args.windows, .most_windows = args.windows});
+      tokens.ids, {.length = length, .batch = args.windows, .most_windows = args.windows});
   return std::visit(
       [&](const auto& model) {
         const train::ActivationMeter meter(model, args.dense_share);
@@ -115,7 +120,10 @@ void add_sparsity_activations(CLI::App& group, Action& action) {
                    "Model directories or finished runs, such as checkpoints over time")
       ->required();
   command->add_option("--text", args->text, "Text files, joined by blank lines")->required();
-  command->add_option("--length", args->length, "Window length in tokens")->check(whole(2, 1 << 24));
+  command
+      ->add_option("--length", args->length,
+                   "Window length in tokens; default: 256, or the model's maximum if that is less")
+      ->check(whole(2, 1 << 24));
   command->add_option("--windows", args->windows, "Number of windows, all in one batch")
       ->check(whole(1, 1 << 16));
   command->add_option("--dense-share", args->dense_share, "Share of the columns to keep dense, densest first")

@@ -269,6 +269,11 @@ void factorize(Linear& layer, const std::vector<int64_t>& rows, const FactorOpti
     if (made.rest.defined()) rest.push_back(made.rest);
     row = end;
   }
+  // Such a layer begins as zeros, since b does, and layers of zeros around it get no gradients.
+  check(options.kind != FactorKind::sltrain || options.init != FactorInit::drawn || !places.empty(),
+        "sltrain: a density (--density) of ", options.density, " leaves no element of a weight of ", out,
+        " x ", layer.in, ", which would never learn; give a density of ",
+        1 / (double(*std::ranges::max_element(rows)) * double(layer.in)), " or more");
   make_parameter(factors.a), make_parameter(factors.b);
   Tensor joined = rest.empty() ? Tensor() : ops::concat(rest, 0).to(dtype).packed();
   if (joined.defined()) make_parameter(joined);

@@ -18,8 +18,8 @@ Tensor stream_of(const models::Residual& x) {
 }
 
 /// The errors of a block's output under gates. They are measured on the last quarter of each sample, so the
-/// feed-forward network runs on those rows alone; the output of attention under the current gates is kept for
-/// trials that change the gates of the feed-forward network only.
+/// feed-forward network runs on those rows alone. Attention does not depend on the gates of the feed-forward
+/// network, so its output is an argument, which callers compute once for all trials that share it.
 template <class Model>
 class BlockErrors {
  public:
@@ -32,20 +32,26 @@ class BlockErrors {
     });
   }
 
-  /// Runs attention under the gates as they are.
-  void attend() { attended_ = attention(); }
-  /// The error under the gates as they are. With `attended`: attention's as attend() found it.
-  double error(bool attended) const {
+  /// What attention makes of each batch under the gates as they are.
+  std::vector<models::Residual> attention() const {
     check_interrupt();
-    const std::vector<models::Residual> fresh = attended ? std::vector<models::Residual>() : attention();
-    const std::vector<models::Residual>& streams = attended ? attended_ : fresh;
+    std::vector<models::Residual> streams;
+    for (const Batch& batch : batches_) {
+      const nn::PrefillScope texts(&batch.pass.sequences);
+      streams.push_back(block_.attend(batch.x, batch.pass, number_));
+    }
+    return streams;
+  }
+  /// The error under the gates as they are; `attended`: what attention() returns under them.
+  double error(const std::vector<models::Residual>& attended) const {
+    check_interrupt();
     const nn::PrefillScope every_row(nullptr);
     double squares = 0;
     size_t next = 0;
     for (size_t i = 0; i < batches_.size(); ++i)
       for (const auto& [begin, end] : tails(batches_[i].pass)) {
-        const models::Residual rows{streams[i].sum.slice(0, begin, end),
-                                    streams[i].branch.slice(0, begin, end)};
+        const models::Residual rows{attended[i].sum.slice(0, begin, end),
+                                    attended[i].branch.slice(0, begin, end)};
         const Tensor difference = ops::sub(stream_of(block_.feed(rows)), dense_[next++]);
         squares += ops::sum(ops::mul(difference, difference)).item();
       }
@@ -68,20 +74,10 @@ class BlockErrors {
     }
     return rows;
   }
-  std::vector<models::Residual> attention() const {
-    std::vector<models::Residual> streams;
-    for (const Batch& batch : batches_) {
-      const nn::PrefillScope texts(&batch.pass.sequences);
-      streams.push_back(block_.attend(batch.x, batch.pass, number_));
-    }
-    return streams;
-  }
-
   const std::decay_t<decltype(std::declval<Model>().blocks[0])>& block_;
   int64_t number_;
   std::vector<Batch> batches_;
   std::vector<Tensor> dense_;
-  std::vector<models::Residual> attended_;
 };
 
 }  // namespace
@@ -105,7 +101,6 @@ GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, cons
     for (size_t i = 0; i < layers.size(); ++i) gates.push_back(calibration.gate(layers[i], shares[i]));
     gated.set(gates);
   };
-  // Attention does not depend on the feed-forward network.
   const auto is_of_feed = [&](size_t i) { return modules[i].ours.find(".mlp.") != std::string::npos; };
   const auto sparsity_of = [&](const std::vector<double>& shares) {
     double sum = 0;
@@ -115,25 +110,27 @@ GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, cons
   };
   std::vector<double> shares(layers.size(), 0);
   result.steps.push_back({.sparsity = 0, .error = 0, .baseline = 0, .shares = shares});
+  set(shares);
+  std::vector<models::Residual> attended = errors.attention();  // under the gates of `shares`
   while (result.steps.back().sparsity < options.most - 1e-9) {
     double least = 0;
     std::vector<double> best;
-    set(shares);
-    errors.attend();
+    std::vector<models::Residual> best_attended;
     for (size_t i = 0; i < layers.size(); ++i) {
       if (shares[i] >= kMostShare) continue;
       std::vector<double> trial = shares;
       const double cost = double(layers[i].rows) * double(layers[i].columns) / unit;
       trial[i] = std::min(kMostShare, trial[i] + options.step / cost);
       set(trial);
-      const double found = errors.error(is_of_feed(i));
-      if (best.empty() || found < least) least = found, best = std::move(trial);
+      const std::vector<models::Residual> streams = is_of_feed(i) ? attended : errors.attention();
+      const double found = errors.error(streams);
+      if (best.empty() || found < least) least = found, best = std::move(trial), best_attended = streams;
     }
     if (best.empty()) break;
-    shares = std::move(best);
+    shares = std::move(best), attended = std::move(best_attended);
     const double sparsity = sparsity_of(shares);
     set(std::vector<double>(layers.size(), sparsity));
-    result.steps.push_back({sparsity, least, errors.error(false), shares});
+    result.steps.push_back({sparsity, least, errors.error(errors.attention()), shares});
   }
   return result;
 }

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 
 #include "io/npy.h"
 #include "io/torch_file.h"
@@ -57,9 +59,20 @@ Masks masks_of_folder(const std::string& path) {
   return masks;
 }
 
+void check_finite(const std::string& path, const Tensor& matrix) {
+  if (!is_floating(matrix.dtype())) return;
+  const Tensor rows = matrix.to(DType::f64).packed();
+  const auto values = std::span(rows.data<double>(), size_t(rows.count()));
+  const auto found = std::ranges::find_if_not(values, [](double value) { return std::isfinite(value); });
+  const int64_t at = found - values.begin(), columns = matrix.size(1);
+  check(found == values.end(), "masks: ", path, " has a value that is not finite at [", at / columns, ", ",
+        at % columns, "]; expected the weights of a pruned matrix, or its mask");
+}
+
 Masks masks_of_matrix(const std::string& path, const Tensor& matrix) {
   check(matrix.rank() == 2 && matrix.count() > 0, "masks: ", path, " holds ", describe(matrix),
         "; expected a matrix [rows, columns]");
+  check_finite(path, matrix);
   Masks masks;
   std::string name = fs::path(path).stem().string();
   check(io::is_utf8(name), "masks: the name of ", path, " is not UTF-8; rename the file");

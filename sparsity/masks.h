@@ -70,7 +70,7 @@ Masks load_masks(const std::string& path);
 /// - a Hugging Face model directory of gpt2, opt or the LLaMA family: (W != 0) of the linear layers of its
 ///   blocks;
 /// - a .npy file, or a .pt file of torch.save that holds one bare tensor: (W != 0) of one matrix [rows,
-///   columns] of numbers or bools. A name that parse_matrix_file_name takes apart gives the name
+///   columns] of finite numbers or bools. A name that parse_matrix_file_name takes apart gives the name
 ///   "layers.{N}.{component}", the pattern and the sparsity; any other file gives its stem as the name.
 Masks read_masks(const std::string& path);
 

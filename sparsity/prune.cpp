@@ -52,9 +52,9 @@ Tensor prune_matrix(const Tensor& weight, const InputStatistics* inputs, int64_t
                     const Target& target, const PruneOptions& options) {
   const bool by_hessian = options.score == Score::sparsegpt, obs = options.update == Update::obs;
   if (by_hessian && obs) return update_obs(weight, {}, u, target.sparsity, options);
-  const Tensor keep =
-      by_hessian ? keep_by_hessian(weight, u, target.sparsity, options)
-                 : keep_by_score(score_matrix(weight, inputs, samples, options), target.sparsity, options);
+  const Tensor keep = by_hessian ? keep_by_hessian(weight, u, target.sparsity, options)
+                                 : keep_by_score(score_matrix(weight, inputs, samples, options),
+                                                 target.sparsity, options, target.module.name);
   if (obs) return update_obs(weight, keep, u, target.sparsity, options);
   if (options.update == Update::admm) return update_admm(weight, keep, *inputs, options, target.module.name);
   return keep_elements(weight, keep);

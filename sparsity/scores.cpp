@@ -74,21 +74,25 @@ Tensor score_matrix(const Tensor& weight, const InputStatistics* inputs, int64_t
   return ops::mul(relative, Tensor::from(powers, norms.shape(), norms.device()));
 }
 
-Tensor keep_by_score(const Tensor& scores, double sparsity, const PruneOptions& options) {
+Tensor keep_by_score(const Tensor& scores, double sparsity, const PruneOptions& options,
+                     const std::string& matrix) {
   if (options.pattern.structured())
     return ops::keep_largest(
         scores,
         {.within = ops::KeepWithin::group, .zeros = options.pattern.zeros, .group = options.pattern.group});
-  if (options.variant) return keep_by_row_sums(scores, sparsity);
+  if (options.variant) return keep_by_row_sums(scores, sparsity, matrix);
   const ops::KeepWithin within = options.keep_within();
   const int64_t among = within == ops::KeepWithin::row ? scores.size(1) : scores.count();
   return ops::keep_largest(scores,
                            {.within = within, .zeros = int64_t(double(among) * sparsity), .group = 0});
 }
 
-Tensor keep_by_row_sums(const Tensor& scores, double sparsity) {
+Tensor keep_by_row_sums(const Tensor& scores, double sparsity, const std::string& matrix) {
   const int64_t rows = scores.size(0), columns = scores.size(1);
   const std::vector<SortedRow> sorted = sorted_rows(scores.to_vector<float>(), rows, columns);
+  if (std::ranges::all_of(sorted, [](const SortedRow& row) { return row.sums.back() == 0; }))
+    return ops::keep_largest(
+        scores, {.within = ops::KeepWithin::row, .zeros = int64_t(double(columns) * sparsity), .group = 0});
   const auto reached = [&](double alpha) {
     int64_t dropped = 0;
     for (const SortedRow& row : sorted) dropped += dropped_of(row, alpha);
@@ -104,8 +108,8 @@ Tensor keep_by_row_sums(const Tensor& scores, double sparsity) {
     if (std::abs(share - sparsity) < off) off = std::abs(share - sparsity), best = alpha;
   }
   alpha = best;
-  check(off <= kMostOff, "prune: Wanda's variant drops a share of ", reached(alpha), " at the nearest, not ",
-        sparsity, "; choose another sparsity, or leave out the variant");
+  check(off <= kMostOff, "prune: Wanda's variant drops a share of ", reached(alpha), " of ", matrix,
+        " at the nearest, not ", sparsity, "; choose another sparsity, or leave out the variant");
   std::vector<uint8_t> keep(size_t(rows * columns), 1);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < dropped_of(sorted[size_t(r)], alpha); ++i)

@@ -138,6 +138,11 @@ void GlueSettings::validate() const {
         trained,
         " with --slice, --dropbp or --form, which are of weights that it does not train; leave one of them "
         "out");
+  check(
+      trained == "all" || (optimizer != "muon" && optimizer != "galore"), "bert: --train ", trained,
+      " with --optimizer ", optimizer,
+      ", which updates the hidden matrices that it does not train; take --optimizer adamw, which updates the "
+      "rest");
   check(missing_grad == "zero" || missing_grad == "skip", "bert: missing_grad (--missing-grad) is \"",
         missing_grad, "\"; expected zero or skip");
   check(missing_grad == "zero" || ((optimizer == "adamw" || optimizer == "sgd") && momentum_reset == 0),

@@ -154,9 +154,11 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
         continue;
       }
       const Difference d = welch(a, b);
-      if (std::isinf(d.noise) && groups.size() > 2) continue;
-      const std::string verdict = std::isinf(d.noise)
-                                      ? "a group of one run does not tell the noise"
+      const bool single = a.size() < 2 || b.size() < 2;
+      if (single && groups.size() > 2) continue;
+      const std::string verdict = single ? "a group of one run does not tell the noise"
+                                  : std::isinf(d.noise)
+                                      ? "a group of runs with equal values does not tell the noise"
                                       : fmt::format("{} the noise over runs ({:.4f}, 95 %)",
                                                     d.within() ? "within" : "beyond", d.noise);
       lines.push_back(fmt::format("{}: {} - {} = {:.4f}, {}", metric.name, first.name, second.name,

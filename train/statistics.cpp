@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -94,17 +95,19 @@ Interval paired_difference(const std::vector<double>& a, const std::vector<doubl
   return interval_of(differences);
 }
 
+bool tells_noise(const std::vector<double>& values) {
+  return std::ranges::adjacent_find(values, std::ranges::not_equal_to()) != values.end();
+}
+
 Difference welch(const std::vector<double>& a, const std::vector<double>& b) {
   check(!a.empty() && !b.empty(), "welch: an empty sample");
   const Spread of_a = spread_of(a), of_b = spread_of(b);
   Difference result{of_a.mean - of_b.mean, std::numeric_limits<double>::infinity()};
-  if (a.size() < 2 || b.size() < 2) return result;
+  if (!tells_noise(a) || !tells_noise(b)) return result;
   const double error_a = of_a.deviation * of_a.deviation / double(a.size()),
                error_b = of_b.deviation * of_b.deviation / double(b.size()), both = error_a + error_b;
   const double freedom =
-      both > 0 ? both * both /
-                     (error_a * error_a / double(a.size() - 1) + error_b * error_b / double(b.size() - 1))
-               : 1;
+      both * both / (error_a * error_a / double(a.size() - 1) + error_b * error_b / double(b.size() - 1));
   result.noise = student_quantile(0.975, freedom) * std::sqrt(both);
   return result;
 }

@@ -34,9 +34,13 @@ Interval interval_of(const std::vector<double>& values);
 /// Of the differences a[i] - b[i] (the paired t-test).
 Interval paired_difference(const std::vector<double>& a, const std::vector<double>& b);
 
+/// Whether a sample tells the noise: of one value, or of values that are all equal, as those of one run that
+/// was repeated, it does not.
+bool tells_noise(const std::vector<double>& values);
+
 /// The difference of the means of two samples, and the half width of its 95 % interval by Welch's t-test (B.
-/// L. Welch, Biometrika 34, 1947): variances may differ, runs are independent. A sample of one says nothing
-/// of the noise: infinite, and nothing is within it.
+/// L. Welch, Biometrika 34, 1947): variances may differ, runs are independent. Where a sample
+/// does not tell the noise it is infinite, and nothing is within it.
 struct Difference {
   double difference = 0, noise = 0;
   bool within() const { return noise - noise == 0 && difference <= noise && -difference <= noise; }

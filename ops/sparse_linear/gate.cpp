@@ -86,10 +86,12 @@ Tensor apply_gate(const Tensor& x, const Gate& gate, Site site) {
     to.fill(0);
     const auto inputs = counting_inputs(rows, gate);
     dispatch_floating(x.dtype(), "apply_gate", [&]<class T>() {
-      for (int64_t t = 0; t < rows.size(0); ++t)
-        for (const int32_t j : inputs[size_t(t)])
-          to.data<T>()[t * to.layout().stride(0) + j] =
-              rows.data<T>()[t * rows.layout().stride(0) + j * rows.layout().stride(1)];
+      for (int64_t t = 0; t < rows.size(0); ++t) {
+        const T* const from = rows.data<T>() + t * rows.layout().stride(0);
+        T* const row = to.data<T>() + t * to.layout().stride(0);
+        const int64_t stride = rows.layout().stride(1);
+        for (const int32_t j : inputs[size_t(t)]) row[j] = from[j * stride];
+      }
     });
   } else if constexpr (kCuda) {
     apply_gate_cuda(to, rows, gate);

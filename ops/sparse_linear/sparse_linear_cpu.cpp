@@ -1,6 +1,6 @@
+#include <algorithm>
 #include <array>
 #include <cmath>
-#include <span>
 
 #include "ops/sparse_linear/sparse_linear_kernels.h"
 #include "ops/sparse_linear/sparse_walk_internal.h"
@@ -11,109 +11,158 @@ namespace {
 
 using namespace sparse_internal;
 
-/// Outputs that are computed together, a multiple of every format's rows of a group.
+/// Outputs whose columns are loaded together, a multiple of every format's rows of a group and of kWide
+/// panels.
 constexpr int64_t kStrip = 256;
-/// Tokens whose sums are kept at a time.
-constexpr int64_t kTokens = 64;
+/// Outputs of a panel: a vector register of f32, two of f64.
+constexpr int64_t kPanel = 8;
+/// Sums that are kept in registers: of so many tokens and one panel, or of one token and so many panels.
+constexpr int64_t kWide = 8;
 
-/// columns[j * kStrip + r] = element (first + r, j) of the weight; rows past the end are 0.
+/// Element (first + p * kPanel + r, j) of the weight is columns[(p * in + j) * kPanel + r]; rows past the end
+/// are 0.
 template <class C, class T>
 void load_strip(std::vector<C>& columns, const SparseWeight& weight, int64_t first) {
-  const int64_t rows = std::min(kStrip, weight.out - first);
+  const int64_t rows = std::min(kStrip, weight.out - first), in = weight.in;
+  if (rows < kStrip || weight.format != SparseFormat::dense_columns)
+    std::fill(columns.begin(), columns.end(), C(0));
   if (weight.format == SparseFormat::dense_columns) {
     const int64_t stride = weight.values.layout().stride(0);
-    for (int64_t j = 0; j < weight.in; ++j)
-      for (int64_t r = 0; r < rows; ++r)
-        columns[size_t(j * kStrip + r)] = C(weight.values.data<T>()[j * stride + first + r]);
+    const T* const values = weight.values.data<T>() + first;
+    for (int64_t row = 0; row < rows; row += kPanel) {
+      C* const panel = columns.data() + row * in;
+      const int64_t count = std::min(kPanel, rows - row);
+      for (int64_t j = 0; j < in; ++j)
+        for (int64_t r = 0; r < count; ++r) panel[j * kPanel + r] = C(values[j * stride + row + r]);
+    }
     return;
   }
-  std::fill(columns.begin(), columns.end(), C(0));
   with_order(weight.format, [&](auto order) {
     using Order = decltype(order);
     const int64_t begin = first / Order::kRows, end = (first + rows + Order::kRows - 1) / Order::kRows;
     for (int64_t g = begin * weight.group_columns(); g < end * weight.group_columns(); ++g)
-      for_each_stored<Order, T>(weight, g, [&](int64_t r, int64_t j, T value) {
-        columns[size_t(j * kStrip + r - first)] = C(value);
+      for_each_stored<Order, T>(weight, g, [&](int64_t row, int64_t j, T value) {
+        const int64_t r = row - first;
+        columns[size_t((r / kPanel * in + j) * kPanel + r % kPanel)] = C(value);
       });
   });
 }
 
-/// sums[r] += columns[j * kStrip + r] * x[j * stride] for the inputs j of a list, in its order. Several
-/// inputs at once, because a sum that is loaded and stored for each of them takes longer than the
-/// multiplication.
+/// Tokens that are multiplied together, kWide or one: the inputs that pass the gate of any of them, in their
+/// order, and x at each of those, token by token; 0 where the token's own gate leaves the input out.
+template <class C>
+struct Group {
+  int64_t first, tokens;
+  std::vector<int32_t> inputs = {};
+  std::vector<C> x = {};
+};
+
 template <class X, class C>
-void add_inputs(C* __restrict sums, const C* __restrict columns, const X* x, int64_t stride,
-                std::span<const int32_t> inputs) {
-  constexpr size_t kTogether = 8;
-  size_t i = 0;
-  for (; i + kTogether <= inputs.size(); i += kTogether) {
-    std::array<const C*, kTogether> column;
-    std::array<C, kTogether> value;
-    for (size_t k = 0; k < kTogether; ++k) {
-      column[k] = columns + int64_t(inputs[i + k]) * kStrip;
-      value[k] = C(x[inputs[i + k] * stride]);
-    }
-    for (int64_t r = 0; r < kStrip; ++r) {
-      C sum = sums[r];
-      for (size_t k = 0; k < kTogether; ++k) sum = std::fma(column[k][r], value[k], sum);
-      sums[r] = sum;
+void gather(Group<C>& group, const Tensor& x, const std::vector<std::vector<int32_t>>& passing) {
+  const auto& layout = x.layout();
+  std::vector<C> all(size_t(x.size(1) * group.tokens), C(0));
+  std::vector<bool> passes(size_t(x.size(1)), false);
+  for (int64_t t = 0; t < group.tokens; ++t) {
+    const X* const row = x.data<X>() + (group.first + t) * layout.stride(0);
+    for (const int32_t j : passing[size_t(group.first + t)]) {
+      all[size_t(j * group.tokens + t)] = C(row[j * layout.stride(1)]);
+      passes[size_t(j)] = true;
     }
   }
-  for (; i < inputs.size(); ++i) {
-    const C* const column = columns + int64_t(inputs[i]) * kStrip;
-    const C value = C(x[inputs[i] * stride]);
-    for (int64_t r = 0; r < kStrip; ++r) sums[r] = std::fma(column[r], value, sums[r]);
+  for (int64_t j = 0; j < x.size(1); ++j) {
+    if (!passes[size_t(j)]) continue;
+    group.inputs.push_back(int32_t(j));
+    const auto of_input = all.begin() + j * group.tokens;
+    group.x.insert(group.x.end(), of_input, of_input + group.tokens);
   }
 }
 
-/// One strip of outputs of some tokens. The order of a sum is that of the inputs: a fused multiply-add with a
-/// zero changes nothing, so all formats give the same bits. Columns that fit into the cache next to the sums
-/// are multiplied with all the tokens before the next ones are read.
+/// As many groups of kWide tokens as there are, then the rest, token by token.
 template <class X, class C>
-void multiply_strip(const SparsePartCall& call, const std::vector<C>& columns, int64_t first,
-                    const std::vector<std::vector<int32_t>>& inputs, int64_t begin, int64_t end) {
-  constexpr int64_t kColumns = 128;  // of f32: 128 KiB
-  const int64_t rows = std::min(kStrip, call.weight.out - first);
-  const auto &to = call.y.layout(), &from = call.x.layout();
-  std::vector<C> all_sums(size_t((end - begin) * kStrip), C(0));
-  std::vector<size_t> done(size_t(end - begin), 0);  // inputs of each token
-  for (int64_t past = kColumns; past < call.weight.in + kColumns; past += kColumns)
-    for (int64_t t = begin; t < end; ++t) {
-      const std::vector<int32_t>& list = inputs[size_t(t)];
-      size_t& from_input = done[size_t(t - begin)];
-      size_t to_input = from_input;
-      while (to_input < list.size() && list[to_input] < past) ++to_input;
-      add_inputs(all_sums.data() + (t - begin) * kStrip, columns.data(),
-                 call.x.data<X>() + t * from.stride(0), from.stride(1),
-                 std::span(list).subspan(from_input, to_input - from_input));
-      from_input = to_input;
-    }
-  for (int64_t t = begin; t < end; ++t) {
-    const C* const sums = all_sums.data() + (t - begin) * kStrip;
-    for (int64_t r = 0; r < rows; ++r) {
-      C sum = sums[r];
-      if (call.bias.defined()) sum += C(call.bias.data<X>()[(first + r) * call.bias.layout().stride(0)]);
-      if (call.residual.defined()) {
-        const auto& other = call.residual.layout();
-        sum += C(call.residual.data<X>()[t * other.stride(0) + (first + r) * other.stride(1)]);
-      }
-      call.y.data<X>()[t * to.stride(0) + (first + r) * to.stride(1)] = convert<X>(sum);
+std::vector<Group<C>> groups_of(const Tensor& x, const Gate& gate) {
+  const auto passing = counting_inputs(x, gate);
+  std::vector<Group<C>> groups;
+  for (int64_t t = 0; t < x.size(0); t += groups.back().tokens)
+    groups.push_back({t, t + kWide <= x.size(0) ? kWide : 1});
+  parallel_for(int64_t(groups.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t g = begin; g < end; ++g) gather<X, C>(groups[size_t(g)], x, passing);
+  });
+  return groups;
+}
+
+/// Sums of kTokens tokens and kPanels panels that lie `stride` apart, in registers: loops that are unrolled
+/// are what makes the compiler keep them there.
+template <int64_t kTokens, int64_t kPanels, class C>
+void add_inputs(C* sums, const C* panels, int64_t stride, const Group<C>& group) {
+  std::array<std::array<C, kPanel>, size_t(kTokens * kPanels)> kept{};
+  for (size_t i = 0; i < group.inputs.size(); ++i) {
+    const C* const columns = panels + group.inputs[i] * kPanel;
+#pragma GCC unroll 8
+    for (int64_t s = 0; s < kTokens * kPanels; ++s) {
+      const C* const column = columns + s / kTokens * stride;
+      const C value = group.x[i * size_t(kTokens) + size_t(s % kTokens)];
+#pragma GCC unroll 8
+      for (size_t r = 0; r < size_t(kPanel); ++r)
+        kept[size_t(s)][r] = std::fma(column[r], value, kept[size_t(s)][r]);
     }
   }
+  for (const auto& one : kept) sums = std::copy(one.begin(), one.end(), sums);
+}
+
+/// y = sums + bias + residual of one token and the outputs of a panel from `first` on.
+template <class X, class C>
+void store(const SparsePartCall& call, int64_t t, int64_t first, const C* sums) {
+  const auto& to = call.y.layout();
+  const int64_t rows = std::min(kPanel, call.weight.out - first);
+  X* const y = call.y.data<X>() + t * to.stride(0) + first * to.stride(1);
+  std::array<C, size_t(kPanel)> sum;
+  for (int64_t r = 0; r < rows; ++r) sum[size_t(r)] = sums[r];
+  if (call.bias.defined()) {
+    const int64_t stride = call.bias.layout().stride(0);
+    const X* const bias = call.bias.data<X>() + first * stride;
+    for (int64_t r = 0; r < rows; ++r) sum[size_t(r)] += C(bias[r * stride]);
+  }
+  if (call.residual.defined()) {
+    const auto& layout = call.residual.layout();
+    const X* const other = call.residual.data<X>() + t * layout.stride(0) + first * layout.stride(1);
+    for (int64_t r = 0; r < rows; ++r) sum[size_t(r)] += C(other[r * layout.stride(1)]);
+  }
+  for (int64_t r = 0; r < rows; ++r) y[r * to.stride(1)] = convert<X>(sum[size_t(r)]);
+}
+
+/// One strip of outputs. The order of a sum is that of the inputs: a fused multiply-add with a zero changes
+/// nothing (weights are finite), so all formats and groups give the same bits. A panel is multiplied with all
+/// groups while it is in the cache.
+template <class X, class C>
+void multiply_strip(const SparsePartCall& call, const std::vector<C>& columns, int64_t first,
+                    const std::vector<Group<C>>& groups) {
+  const int64_t in = call.weight.in, rows = std::min(kStrip, call.weight.out - first);
+  const auto rest = std::ranges::find(groups, 1, &Group<C>::tokens);
+  std::array<C, size_t(kWide * kPanel)> sums;
+  for (int64_t row = 0; row < rows; row += kPanel)
+    for (auto group = groups.begin(); group != rest; ++group) {
+      add_inputs<kWide, 1>(sums.data(), columns.data() + row * in, 0, *group);
+      for (int64_t t = 0; t < kWide; ++t)
+        store<X>(call, group->first + t, first + row, sums.data() + t * kPanel);
+    }
+  for (int64_t row = 0; row < rows; row += kWide * kPanel)
+    for (auto group = rest; group != groups.end(); ++group) {
+      add_inputs<1, kWide>(sums.data(), columns.data() + row * in, in * kPanel, *group);
+      for (int64_t r = 0; r < std::min(kWide * kPanel, rows - row); r += kPanel)
+        store<X>(call, group->first, first + row + r, sums.data() + r);
+    }
 }
 
 void multiply_part(const SparsePartCall& call) {
-  const auto inputs = counting_inputs(call.x, call.gate);
   dispatch_floating(call.x.dtype(), "sparse_linear", [&]<class X>() {
     using C = Compute<X>;
+    const std::vector<Group<C>> groups = groups_of<X, C>(call.x, call.gate);
     dispatch_floating(call.weight.dtype(), "sparse_linear", [&]<class T>() {
       parallel_for((call.weight.out + kStrip - 1) / kStrip, 1, [&](int64_t begin, int64_t end) {
         std::vector<C> columns(size_t(call.weight.in * kStrip), C(0));
         for (int64_t strip = begin; strip < end; ++strip) {
           load_strip<C, T>(columns, call.weight, strip * kStrip);
-          for (int64_t t = 0; t < call.x.size(0); t += kTokens)
-            multiply_strip<X, C>(call, columns, strip * kStrip, inputs, t,
-                                 std::min(t + kTokens, call.x.size(0)));
+          multiply_strip<X>(call, columns, strip * kStrip, groups);
         }
       });
     });

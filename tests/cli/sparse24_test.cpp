@@ -135,6 +135,8 @@ TEST(Sparse24Training, SparsifiesBetweenTheFactorsOfColaLayers) {
       run(at, "sparsity activations --model runs/sparse --text a.txt --length 16 --windows 4 --device cpu");
   expect_success(measured);
   EXPECT_TRUE(holds_all(measured.out, "blocks.0.attention.qkv.1|blocks.1.mlp.down")) << measured.out;
+  // By default, windows are no longer than the model takes.
+  expect_success(run(at, "sparsity activations --model runs/sparse --text a.txt --device cpu"));
   std::istringstream rows(measured.out);
   std::string row, names;
   std::getline(rows, row), std::getline(rows, names),

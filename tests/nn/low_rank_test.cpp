@@ -268,6 +268,9 @@ TEST(LowRank, SaysWhatIsWrong) {
   FactorOptions options = options_of(FactorKind::sltrain, 2);
   options.density = 1.5;
   fails(options, {6}, {"--density", "1.5", "0 to 1"});
+  options = options_of(FactorKind::sltrain, 2, FactorInit::drawn);
+  options.density = 0.01;
+  fails(options, {4, 2}, {"density (--density) of 0.01 leaves no element of a weight of 6 x 7", "0.0357"});
   options = options_of(FactorKind::lost, 2);
   options.gamma = 1;
   fails(options, {6}, {"--gamma", "less than 1"});

@@ -127,6 +127,10 @@ TEST(Masks, AreReadFromArraysAndPicturesOfTorch) {
   EXPECT_EQ(read_masks(folder / "w.npy").layers[0].first, "w");
   io::save_npy(folder / "v.npy", weight.packed().reshape({24}));
   EXPECT_TRUE(throws([&] { read_masks(folder / "v.npy"); }, "expected a matrix [rows, columns]"));
+  weight.at({2, 5}).fill(std::numeric_limits<double>::quiet_NaN());
+  io::save_npy(folder / "nan.npy", weight);
+  EXPECT_TRUE(
+      throws([&] { read_masks(folder / "nan.npy"); }, "nan.npy has a value that is not finite at [2, 5]"));
   if (!io::has_torch_files()) return;
   namespace pickle = io::test::pickle;
   const std::string bare = io::test::torch_bytes(pickle::kProto + pickle::matrix() + pickle::kStop);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/reduce/reduce.h"
 #include "sparsity/allocation.h"
 #include "sparsity/allocation_file.h"
 #include "sparsity/masks.h"
@@ -256,7 +257,7 @@ TEST(Scores, AreTheFormulas) {
 
 TEST(Scores, TheVariantDropsTheLowestShareOfEachRowsSum) {
   const Tensor scores = magnitude(normal({40, 50}, 9));
-  const Tensor keep = keep_by_row_sums(scores, 0.5);
+  const Tensor keep = keep_by_row_sums(scores, 0.5, "some");
   const Matrix s = matrix_of(scores), k = matrix_of(keep.to(DType::f32));
   double zeros = 0, least = 1, most = 0;
   for (size_t r = 0; r < 40; ++r) {
@@ -273,9 +274,15 @@ TEST(Scores, TheVariantDropsTheLowestShareOfEachRowsSum) {
   EXPECT_LT(most, least);  // one alpha for all rows lies between what they drop and what one more would make
   EXPECT_TRUE(throws(
       [&] {
-        keep_by_row_sums(Tensor::full({2, 3}, 1, DType::f32, Device::cpu()), 0.5);
+        keep_by_row_sums(Tensor::full({2, 3}, 1, DType::f32, Device::cpu()), 0.5, "layers.3.up");
       },
-      "choose another sparsity"));
+      "of layers.3.up at the nearest, not 0.5; choose another sparsity"));
+}
+
+TEST(Scores, TheVariantDropsTheAskedShareOfAMatrixWithoutScores) {
+  const Tensor keep = keep_by_row_sums(Tensor::full({3, 8}, 0, DType::f32, Device::cpu()), 0.25, "some");
+  for (int64_t r = 0; r < 3; ++r)
+    EXPECT_EQ(ops::sum(keep.select(0, r).to(DType::f32)).item<double>(), 6) << r;
 }
 
 TEST(Allocation, OwlGivesBlocksWithOutliersMore) {

@@ -96,6 +96,10 @@ TEST(GlueSettings, EverySettingMustBeThereAndOfItsType) {
             std::string::npos);
   EXPECT_NE(refused([](GlueSettings& job) { job.warmup = 6; }).find("warmup is 6 of 5"), std::string::npos);
   EXPECT_NE(refused([](GlueSettings& job) { job.lr = 0; }).find("lr is 0"), std::string::npos);
+  EXPECT_NE(refused([](GlueSettings& job) {
+              job.trained = "biases", job.optimizer = "galore";
+            }).find("--train biases with --optimizer galore, which updates the hidden matrices"),
+            std::string::npos);
 }
 
 class Padding : public ::testing::TestWithParam<double> {};

@@ -61,7 +61,11 @@ TEST(RunFolder, OneThatMayNotBeReadIsNotCalledNone) {
 
 TEST(RunFolder, SettingsComeBackAndGarbageIsNamed) {
   const TemporaryFolder root;
-  EXPECT_NE(message_of([&] { RunFolder::open(root.path()); }).find("run.json"), std::string::npos);
+  EXPECT_NE(
+      message_of([&] {
+        RunFolder::open(root.path());
+      }).find("no run.json; name the folder of a run (runs/...), or start the run again if it was killed"),
+      std::string::npos);
   const RunFolder run = RunFolder::create(root.path(), "r");
   const json settings = {{"seed", ~uint64_t(0)}, {"lr", 0.1}, {"name", "\xC3\xA4\n\""}};
   run.write_settings(settings);

@@ -69,6 +69,12 @@ TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
   EXPECT_FALSE(agree(groups));
   groups[2].final_loss = {1.5};
   EXPECT_TRUE(agree(groups)) << "one run does not tell the noise";
+  groups[2].final_loss = {1.5, 1.5, 1.5};
+  EXPECT_TRUE(agree(groups)) << "nor do repeats of one";
+  EXPECT_NE(
+      format_groups(groups).find("final loss (nats per point): f32 - f16 = -0.4800, a group of runs with "
+                                 "equal values does not tell the noise"),
+      std::string::npos);
 }
 
 TEST(RunsReport, RunsWithoutTheSettingAreAGroup) {
