@@ -61,8 +61,7 @@ RunFolder RunFolder::open(const fs::path& path) {
   check(is_run || code != std::errc::permission_denied, "run folder ", path.string(), ": ", code.message());
   check(is_run, "run folder ", path.string(),
         ": it holds no run.json; name the folder of a run (runs/...), or start the run again if it was "
-        "killed before "
-        "it had written one");
+        "killed before it had written one");
   // Of "runs/r/" and "." the last part is not the folder's name, and what is before it not the folder above.
   const fs::path last = path.filename();
   return RunFolder(last.empty()                  ? path.parent_path()
