@@ -209,14 +209,22 @@ struct StepArgs {
   TnpFlags tnp;
   StepFlags step;
   ContextFlags context;
-  std::string checkpoint = "off";
+  std::string checkpoint;  // "": whether there are groups to checkpoint
 };
 
 int bench_step(const StepArgs& args) {
   bench::StepBenchOptions options;
   options.settings = args.tnp.job();
   args.context.set(options.settings);
-  options.checkpoint = parse_switches(args.checkpoint, "--checkpoint");
+  const bool groups = options.settings.model.checkpoint_every > 0;
+  options.checkpoint = parse_switches(!args.checkpoint.empty() ? args.checkpoint
+                                      : groups                 ? "on"
+                                                               : "off",
+                                      "--checkpoint");
+  if (groups && std::ranges::find(options.checkpoint, true) == options.checkpoint.end())
+    throw UsageError(
+        "--checkpoint-interval: groups of blocks to checkpoint, and --checkpoint is off; leave one of the "
+        "two out");
   const int64_t each = options.settings.split.ranks;
   if (each > 1 && (args.step.bucket_mb > 0 || args.step.zero > 1))
     throw UsageError(
@@ -269,7 +277,10 @@ void add_bench_step(CLI::App& bench, Action& action) {
   args->tnp.add_to(*tnp);
   tnp->remove_option(tnp->get_option("--precision"));
   args->step.add_to(*tnp);
-  tnp->add_option("--checkpoint", args->checkpoint, "Activation checkpointing of every block: on,off");
+  tnp->add_option("--checkpoint", args->checkpoint,
+                  "Activation checkpointing of all blocks, in groups of --checkpoint-interval (1): on,off; "
+                  "default: on with --checkpoint-interval, else off")
+      ->default_str("");
   args->context.add_to(*tnp);
   tnp->footer(
       "Under a launcher the ranks make the steps together, each --context-parallel of them on one "

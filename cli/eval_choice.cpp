@@ -44,7 +44,7 @@ ChoiceResult run_items(const ChoiceArgs& args, const LanguageFolder& language, c
     std::vector<train::ChoiceText> texts;
     for (const train::ChoiceItem& item : group)
       for (size_t i = 0; i < item.choices.size(); ++i) {
-        texts.push_back(train::choice_text(item, i, encode, most, language.config.first_token));
+        texts.push_back(train::choice_text(item, i, encode, most, first_token_of(language)));
         result.cut += int64_t(texts.back().tokens.size()) - 1 == most;
       }
     const train::ChoiceScores scores = std::visit(

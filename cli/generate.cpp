@@ -129,9 +129,9 @@ std::vector<int64_t> tokens_of(const std::string& prompt, const LanguageFolder& 
   const std::vector<int32_t> ids = tokenizer.encode(prompt).ids;
   check_vocabulary(language, ids, tokenizer.path());
   std::vector<int64_t> tokens(ids.begin(), ids.end());
-  if (tokens.empty() && language.config.first_token) tokens.push_back(*language.config.first_token);
+  if (const auto first = first_token_of(language); tokens.empty() && first) tokens.push_back(*first);
   check(!tokens.empty(), "generate: the prompt is empty, and ", language.path,
-        "/config.json names no bos_token_id to begin with");
+        "/config.json names no bos_token_id of the model's vocabulary to begin with; give a prompt");
   return tokens;
 }
 

@@ -99,6 +99,10 @@ void check_vocabulary(const LanguageFolder& language, std::span<const int32_t> t
 int64_t vocabulary_of(const LanguageFolder& language) {
   return std::visit([](const auto& model) { return model.config.vocabulary; }, language.model);
 }
+std::optional<int64_t> first_token_of(const LanguageFolder& language) {
+  const std::optional<int64_t> first = language.config.first_token;
+  return first && 0 <= *first && *first < vocabulary_of(language) ? first : std::nullopt;
+}
 int64_t longest_of(const LanguageFolder& language) {
   return std::visit([](const auto& model) { return model.longest(); }, language.model);
 }

@@ -42,6 +42,8 @@ LanguageFolder load_language(const std::string& folder, Device device, const std
 void check_vocabulary(const LanguageFolder& language, std::span<const int32_t> tokens,
                       const std::string& tokenizer);
 int64_t vocabulary_of(const LanguageFolder& language);
+/// What a text without tokens begins with: config.json's bos_token_id, unless the model does not know it.
+std::optional<int64_t> first_token_of(const LanguageFolder& language);
 int64_t longest_of(const LanguageFolder& language);
 /// What ends there: "positions" or "tokens of the sliding window".
 const char* limit_of(const LanguageFolder& language);

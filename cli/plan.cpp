@@ -61,7 +61,7 @@ struct PlaceFlags {
   /// `rate`: of plan::measured_rate. `each`: consecutive ranks that share a micro-batch.
   plan::RankOptions options(double rate, int64_t each = 1) const {
     if (ranks == 1)
-      refuse_given(*command, {"--zero", "--order", "--bucket-mb", "--link-gbs", "--step-ms"},
+      refuse_given(*command, {"--zero", "--bucket-mb", "--link-gbs", "--step-ms"},
                    "says nothing of one rank; add --ranks N, or leave it out");
     const int64_t groups = ranks / each;
     if (accumulate % groups != 0)

@@ -170,11 +170,10 @@ void compress_columns(const Layer& layer) {
   layer.linear->form = std::move(form);
 }
 
-void make_dense(nn::Linear& linear) {
+/// `dtype`: the model's, in which its activations come; the compressed weight may be narrower (check_dtypes).
+void make_dense(nn::Linear& linear, DType dtype) {
   const nn::Compressed form = std::get<nn::Compressed>(linear.form);
-  const ops::SparseWeight& first = form.parts.at(0).weight;
-  const DType dtype = linear.bias.defined() ? linear.bias.dtype() : first.dtype();
-  Tensor weight = Tensor::empty({linear.out, linear.in}, dtype, first.device());
+  Tensor weight = Tensor::empty({linear.out, linear.in}, dtype, form.parts.at(0).weight.device());
   int64_t row = 0;
   for (const ops::SparsePart& part : form.parts) {
     weight.slice(0, row, row + part.weight.out).copy_from(ops::to_dense(part.weight));
@@ -196,8 +195,8 @@ SparseModule describe_dense(const LinearModule& module, const std::string& reaso
           .dense_bytes = bytes};
 }
 
-/// Decides over one layer, whose gates are set.
-void decide(const Layer& layer, const SparseOptions& options, std::vector<SparseModule>& all) {
+/// Decides over one layer, whose gates are set, of a model in `dtype`.
+void decide(const Layer& layer, DType dtype, const SparseOptions& options, std::vector<SparseModule>& all) {
   std::vector<SparseModule> modules;
   std::string against;
   const nn::Compressed form = std::get<nn::Compressed>(layer.linear->form);
@@ -225,7 +224,7 @@ void decide(const Layer& layer, const SparseOptions& options, std::vector<Sparse
     return;
   }
   // Rows of one weight: a part of it that is dense makes all of it dense.
-  make_dense(*layer.linear);
+  make_dense(*layer.linear, dtype);
   for (const LinearModule& module : layer.modules) all.push_back(describe_dense(module, against));
 }
 
@@ -283,7 +282,7 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
     compressed->prefill = options.prefill;
     for (size_t i = 0; i < layer.modules.size(); ++i)
       compressed->parts.at(i).gate = gate_of(options, layer.modules[i].name, compressed->parts[i].weight);
-    decide(layer, options, all);
+    decide(layer, model.config.dtype, options, all);
   }
   return all;
 }

@@ -83,10 +83,13 @@ SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, con
         options_of(calibration, *options.activation_sparsity, options.greedy && !calibration.greedy.empty());
     sparse.gates = chosen.gates, sparse.prefill = chosen.prefill;
   }
+  const bool off = sparse.mode == pretrained::SparseMode::off, has_gates = sparse.gates || sparse.threshold;
+  check(!off || !has_gates, "load: gates for ", folder,
+        " in the mode off, in which all layers are dense; leave one of the two out");
   const auto config = pretrained::read_config(folder).model;
   const pretrained::LoadOptions load{.dtype = options.dtype};
   const bool compressed = pretrained::is_sparse_folder(folder);
-  const bool runs_sparse = compressed || sparse.gates || sparse.threshold;
+  const bool runs_sparse = !off && (compressed || has_gates);
   if (runs_sparse) pretrained::check_sparse(folder, sparse);
   const auto finish = [&](auto model) {
     std::vector<pretrained::SparseModule> layers;
@@ -94,9 +97,9 @@ SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, con
     return SparseLanguageModel{std::move(model), std::move(layers)};
   };
   if (std::holds_alternative<models::GptConfig>(config))
-    return finish(compressed ? pretrained::load_sparse_gpt(folder, rng, device, load)
+    return finish(compressed ? pretrained::load_sparse_gpt(folder, rng, device, load, off)
                              : pretrained::load_gpt(folder, rng, device, load));
-  return finish(compressed ? pretrained::load_sparse_llama(folder, rng, device, load)
+  return finish(compressed ? pretrained::load_sparse_llama(folder, rng, device, load, off)
                            : pretrained::load_llama(folder, rng, device, load));
 }
 

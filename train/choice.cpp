@@ -69,8 +69,8 @@ ChoiceText choice_text(const ChoiceItem& item, size_t choice,
   std::vector<int64_t> before = encode(context), whole = encode(context + rest);
   if (before.empty()) {
     check(begin.has_value(),
-          "eval choice: a context is empty, and the model's config.json names no "
-          "bos_token_id to begin with");
+          "eval choice: a context is empty, and the model's config.json names no bos_token_id of its "
+          "vocabulary to begin with; give each item a context");
     before.push_back(*begin), whole.insert(whole.begin(), *begin);
   }
   size_t common = 0;

@@ -10,6 +10,7 @@
 #include "io/checksum.h"
 #include "ops/attention/attention.h"
 #include "plan/plan.h"
+#include "plan/ranks.h"
 #include "pretrained/config.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
@@ -252,10 +253,9 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
                                                           m.d_model, settings_.dtype(), device));
         },
         settings_.model);
-  text += fmt::format("  memory    {} planned a step\n",
-                      format_bytes(size_t(plan::count_memory(settings_.model, settings_.batch,
-                                                             settings_.length, settings_.forms())
-                                              .total())));
+  text += settings_.memory_line(
+      plan::count_memory(settings_.model, settings_.batch, settings_.length, settings_.forms()),
+      plan::arena_sizes(settings_.model, settings_.forms()), ranks_);
   if (held_out_.targets > 0)
     text += fmt::format(
         "  held out  {} tokens to predict, {} at a time, each after {} or more{}{}\n",

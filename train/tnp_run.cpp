@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "plan/plan.h"
+#include "plan/ranks.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 
@@ -35,6 +36,7 @@ void TnpRecipe::resume(const std::string& path, const nlohmann::json& run, const
 }
 
 void TnpRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
+  ranks_ = ranks;
   const int64_t each = context_parallel;
   if (each == 1) return settings_.set_ranks(ranks, given, resumed);
   const std::string flag = fmt::format("train tnp: --context-parallel {}", each);
@@ -94,10 +96,9 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                         share_of_points(settings_.context), share_of_points(settings_.targets));
   text += fmt::format("  training  steps {} to {}, lr {:g} ({}), seed {}\n", first_step, settings_.steps,
                       settings_.lr, settings_.schedule, settings_.seed);
-  text += fmt::format("  memory    {} planned a step\n",
-                      format_bytes(size_t(plan::count_memory(m, settings_.batch, settings_.context,
-                                                             settings_.targets, settings_.split)
-                                              .total())));
+  text += settings_.memory_line(
+      plan::count_memory(m, settings_.batch, settings_.context, settings_.targets, settings_.split),
+      plan::arena_sizes(m), ranks_, context_parallel);
   text += fmt::format("  run       {}\n", run.path().string());
   return text;
 }

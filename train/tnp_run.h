@@ -41,6 +41,7 @@ class TnpRecipe : public Recipe {
  private:
   /// Points of the largest share.
   int64_t share_of_points(int64_t points) const;
+  int ranks_ = 1;
   std::optional<TnpJob> job_;
 };
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "plan/ranks.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 
@@ -125,6 +126,21 @@ void TrainingSettings::check_zero(int64_t zero, int ranks) const {
 std::string TrainingSettings::step_line() const {
   if (accumulate == 1) return {};
   return fmt::format("  step      {} micro-batches, sums in the {} order\n", accumulate, order);
+}
+
+std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,
+                                          int64_t each) const {
+  const plan::RankOptions options{.ranks = ranks,
+                                  .zero = sharding.parts == 1  ? 0
+                                          : sharding.gradients ? 2
+                                                               : 1,
+                                  .micro_batches = accumulate * each / ranks,
+                                  .bucket_mb = sharding.bucket_mb,
+                                  .global_order = order == "global",
+                                  .rate = 1};  // of times, which are not asked for
+  return fmt::format("  memory    {} planned a step{}\n",
+                     format_bytes(size_t(plan::plan_ranks(one, 1, sizes, options).memory.total())),
+                     ranks > 1 ? " on each rank" : "");
 }
 
 optim::Schedule TrainingSettings::make_schedule() const {

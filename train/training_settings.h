@@ -8,6 +8,11 @@
 #include "optim/schedule.h"
 #include "train/setting.h"
 
+namespace tessera::plan {
+struct ArenaSizes;
+struct Memory;
+}  // namespace tessera::plan
+
 namespace tessera::train {
 
 /// The training settings that all bundled jobs share.
@@ -51,6 +56,10 @@ struct TrainingSettings {
   void check_zero(int64_t zero, int ranks) const;
   /// "  step      8 micro-batches, sums in the global order", a line of a run's header; "" with one.
   std::string step_line() const;
+  /// "  memory    52.2 MiB planned a step", a line of a run's header: of each of `ranks`, `each` of which
+  /// share a micro-batch. `one`: of one rank that trains alone, on one micro-batch.
+  std::string memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,
+                          int64_t each = 1) const;
   /// Throws, naming the flag, for flags of another optimizer than the one that is used.
   void check_optimizer_flags(const Given& given) const;
   /// Adds all others. The seed stands in the group "Data".

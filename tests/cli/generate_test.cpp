@@ -149,6 +149,10 @@ TEST(Generate, AnEmptyPromptBeginsWithTheFirstToken) {
   const Outcome none = run(at, kGo + "--prompt ''");
   EXPECT_EQ(none.code, 1);
   EXPECT_TRUE(holds_all(none.err, "the prompt is empty|names no bos_token_id")) << none.err;
+  // GPT-2's own, which small models often keep.
+  put_model(at, "m", {.more = "\"bos_token_id\": 50256"});
+  EXPECT_TRUE(
+      holds_all(run(at, kGo + "--prompt ''").err, "the prompt is empty|no bos_token_id of the model's"));
   put_model(at, "m", {.more = "\"bos_token_id\": 3"});
   EXPECT_EQ(made(at, "--prompt ''")["texts"][0]["prompt_tokens"], json::array({3}));
 }

@@ -6,6 +6,7 @@
 #include <random>
 #include <sstream>
 
+#include "runtime/allocator.h"
 #include "tests/cli/command.h"
 
 // `tessera train gpt` and `llama` as a user runs them: from text to a Hugging Face model directory, and to
@@ -292,6 +293,21 @@ TEST(TrainLanguageRuns, TheEndTokenIsTheOneOfTheTokenizersConfig) {
   EXPECT_EQ(json::parse(at.get("runs/c/model/config.json")).at("eos_token_id"), 257);
 }
 
+TEST(TrainLanguageRuns, TheHeaderPlansTheSumsThatWait) {
+  const Workplace at;
+  put_texts(at);
+  const std::string step = " --accumulate 8 --order global";
+  const std::string header = said(at, "train gpt --steps 1 --ngram 0 --name a" + kFromText + step);
+  const json config = json::parse(at.get("runs/a/model/config.json"));
+  const json planned = json::parse(
+      said(at,
+           "plan gpt --json --precision f32 --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 "
+           "--batch 2 --vocab-size " +
+               config.at("vocab_size").dump() + step));
+  const std::string total = format_bytes(size_t(planned.at("total").get<double>()));
+  EXPECT_TRUE(holds_all(header, "memory    " + total + " planned a step\n")) << header << planned;
+}
+
 TEST(TrainLanguageRuns, EpochsAndMinutesAreSteps) {
   const Workplace at;
   put_texts(at);
@@ -567,6 +583,12 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
         .get<double>();
   };
   EXPECT_EQ(flops(" --accumulate 8"), 8 * flops("")) << "of the whole step, as its time is";
+  const auto gradients = [&](const char* more) {
+    return json::parse(said(at, std::string("plan gpt --batch 4 --memory 20 --json --accumulate 8") + more))
+        .at("gradients")
+        .get<double>();
+  };
+  EXPECT_EQ(gradients(" --order global"), 4 * gradients("")) << "sums of 1, 2 and 4 micro-batches wait";
   const Outcome odd = run(at, "plan gpt --ranks 2 --accumulate 3");
   EXPECT_EQ(odd.code, 2);
   EXPECT_TRUE(holds_all(odd.err, "--accumulate 3|multiple of --ranks 2")) << odd.err;

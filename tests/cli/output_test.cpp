@@ -342,6 +342,10 @@ TEST(Bench, StepAndHost) {
   for (const std::string& line : lines_of(workplace.get("h.jsonl")))
     hosts.insert(json::parse(line).at("mode").get<std::string>());
   EXPECT_EQ(steps, (std::set<std::string>{"step tnp on", "step tnp off"}));
+  said(workplace, "bench step tnp --checkpoint-interval 2 --seconds 0.01 --json c.jsonl" + tiny);
+  const json grouped = json::parse(workplace.get("c.jsonl"));
+  EXPECT_EQ(grouped.at("attrs").at("checkpoint"), "on");
+  EXPECT_EQ(grouped.at("shape").at("group"), 2);
   EXPECT_EQ(hosts, (std::set<std::string>{"fwd", "bwd"}));
 }
 

@@ -229,6 +229,7 @@ constexpr BadLine kBadLines[] = {
     {"op relu --in a --out b --device CUDA", "--device|\"CUDA\""},
     {"bench step tnp --graph maybe", "--graph|\"maybe\"|on or off"},
     {"bench step tnp --checkpoint on,", "--checkpoint|empty part"},
+    {"bench step tnp --checkpoint off --checkpoint-interval 2", "--checkpoint-interval|--checkpoint is off"},
     {"bench step tnp --precision bf17", "--precision|bf17"},
     // flags that contradict each other
     {"train tnp --resume r --lr 1", "--resume|--lr cannot change it"},

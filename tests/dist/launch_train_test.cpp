@@ -92,6 +92,7 @@ TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
                             line + "z" + std::to_string(ranks) + " --steps 6 --zero " +
                                 (ranks == 2 ? "2 --bucket-mb 0.001" : "1"));
     EXPECT_EQ(said.end.code, 0) << said.err << said.end.cause;
+    expect_parts(said.out, {"planned a step on each rank"});
   }
   const std::string alone = checkpoint(folder, "alone", 6);
   EXPECT_FALSE(alone.empty());

@@ -229,5 +229,23 @@ TEST(SparseModels, ChooseByTheBreakEvenUnderAuto) {
   EXPECT_LT(largest_difference(before, logits(none)), 1e-5);
 }
 
+TEST(SparseModels, LayersThatRunDenseHaveTheDtypeOfTheModel) {
+  for_each_pruned([](const std::string& what, auto& model, auto&& load_sparse, auto&& load) {
+    for (const LinearModule& module : linear_modules(model).all)  // no zeros: auto runs all layers dense
+      if (module.ours.starts_with("blocks.")) module.layer->weight.detach().fill(0.125);
+    const TemporaryFolder at;
+    save(model, at / "dense");
+    convert_sparse(at / "dense", at / "sparse", ops::SparseFormat::tca_bme);
+    Rng rng(1);
+    const LoadOptions options{.dtype = DType::f32};  // of files in f16
+    auto mixed = load_sparse(at / "sparse", rng, kCpu, options, false);
+    for (const SparseModule& module : make_sparse(mixed, {.mode = SparseMode::automatic}))
+      EXPECT_FALSE(module.is_sparse) << what;
+    for (const LinearModule& module : linear_modules(mixed).all)
+      EXPECT_EQ(module.layer->weight.dtype(), DType::f32) << what << " " << module.name;
+    EXPECT_EQ(largest_difference(logits(load(at / "dense", rng, kCpu, options)), logits(mixed)), 0) << what;
+  });
+}
+
 }  // namespace
 }  // namespace tessera::pretrained

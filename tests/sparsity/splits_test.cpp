@@ -149,6 +149,22 @@ TEST(Splits, SparsifyWritesWhatLoadRuns) {
   EXPECT_FALSE(std::filesystem::exists(folder / "t"));
 }
 
+TEST(Splits, LoadWithoutSparseLayersIsTheDenseModel) {
+  const TemporaryFolder folder;
+  pretrained::save(SmallLlama().model, folder / "m");
+  convert(folder / "m", folder / "s", ops::SparseFormat::tca_bme, {.dtype = DType::f16});
+  Rng rng(1);
+  const pretrained::SparseOptions off{.mode = pretrained::SparseMode::off};
+  SparseLanguageModel loaded = load(folder / "s", rng, kCpu, {.sparse = off, .dtype = DType::f32});
+  EXPECT_TRUE(loaded.layers.empty());
+  for (const pretrained::LinearModule& module :
+       pretrained::linear_modules(std::get<models::Llama>(loaded.model)).all)
+    EXPECT_TRUE(nn::is_dense(module.layer->form)) << module.name;
+  const pretrained::SparseOptions gated{.mode = off.mode, .threshold = 0.1};
+  for (const char* const model : {"m", "s"})
+    EXPECT_TRUE(throws([&] { load(folder / model, rng, kCpu, {.sparse = gated}); }, "in the mode off"));
+}
+
 TEST(Splits, GateAwareOnesHaveZerosAndGates) {
   SweepOptions options{.totals = {0.5, 0.3}, .weights = {0, 0.2}, .weights_alone = false};
   options.prune = {.score = Score::sparsegpt, .update = Update::obs};
