@@ -70,10 +70,10 @@ Tensor joined_weight(const Tensor& up) {
   return up.reshaped({up.size(0) * up.size(1), up.size(2)});
 }
 
-/// Whether GEMMs of these operands have epilogues for an activation at all.
+/// Whether GEMMs of these operands have epilogues for an activation at all: asked before memory is allocated.
 bool may_have_epilogues(const Tensor& x, const Tensor& up, Activation kind) {
-  return x.device().is_cuda() && size_of(x.dtype()) == 2 && kind != Activation::none && x.count() > 0 &&
-         up.count() > 0;
+  return x.device().is_cuda() && Gpu(x.device()).major == 9 && size_of(x.dtype()) == 2 &&
+         kind != Activation::none && x.count() > 0 && up.count() > 0;
 }
 
 /// dh = da f'(h), over da
