@@ -278,8 +278,7 @@ void add_bench_step(CLI::App& bench, Action& action) {
   tnp->remove_option(tnp->get_option("--precision"));
   args->step.add_to(*tnp);
   tnp->add_option("--checkpoint", args->checkpoint,
-                  "Activation checkpointing of all blocks, in groups of --checkpoint-interval (1): on,off; "
-                  "default: on with --checkpoint-interval, else off")
+                  "Activation checkpointing: on,off; default: on with --checkpoint-interval, else off")
       ->default_str("");
   args->context.add_to(*tnp);
   tnp->footer(
