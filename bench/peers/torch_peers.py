@@ -111,7 +111,7 @@ def main():
     if args.cache_out:
         campaign.pack_cache(args.cache_out)
     if not complete:
-        sys.exit("torch_peers.py: the time was over before everything was measured; the same call with the same --out goes on")
+        sys.exit("torch_peers.py: the time was over before everything was measured; the same call goes on within the campaign that TESSERA_CAMPAIGN names")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ constexpr GemmCosts kH100{
     .stream = {.ends = 3e-6,
                .tile = 0.8e-6,
                .column = 0.15e-6,
-               .columns = 2.5e-6,
+               .column_ends = 2.5e-6,
                .exchange = 0.5e-6,
                .step = 0.2e-6,
                .wide_step = 0.25e-6,
@@ -80,7 +80,8 @@ constexpr GemmCosts kH100{
     .tf32 = {.along = 335e12, .across = 280e12, .copy_bytes = 2e12, .launch = 4e-6},
     .column_sums = {.two_launches = 9e-6, .bytes_per_second = 2.4e12}};
 
-/// Tiles fitted to 306 GEMMs in all of them, half of drawn extents (docs/ops/gemm_costs.md).
+/// Tiles fitted to 306 GEMMs in all of them, half of drawn extents (docs/ops/gemm_costs.md); the rest, of
+/// narrow GEMMs, to 221 in all variants (gemm_narrow.md).
 constexpr GemmCosts on_h200() {
   GemmCosts costs = kH100;
   WgmmaCosts& tiles = costs.wgmma;

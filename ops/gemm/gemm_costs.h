@@ -42,7 +42,7 @@ struct StreamCosts {
   double ends;             // start and end of the kernel
   double tile;             // the epilogue of a tile that is not the last
   double column;           // where d's columns are the tokens: the epilogue of a tile, per token,
-  double columns;          // and what the kernel takes longer
+  double column_ends;      // and what start and end take longer
   double exchange;         // a cluster's exchange of partial sums
   double step, wide_step;  // a block of 64 of k at least; with more than 32 tokens
   double memory;           // bytes per second of the weight

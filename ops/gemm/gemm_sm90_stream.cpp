@@ -54,7 +54,8 @@ GemmChoice choose_stream(const Gemm& g, const Gpu& gpu, bool gated) {
                  idle = double(rounds * clusters) / double(tiles);
     const double epilogues =
         double(rounds - 1) * c.tile +
-        (few_rows ? 0 : c.columns + double(rounds * tokens) * double(tile) / double(kStreamRows) * c.column);
+        (few_rows ? 0
+                  : c.column_ends + double(rounds * tokens) * double(tile) / double(kStreamRows) * c.column);
     const double seconds = c.ends + epilogues + (splits > 1 ? c.exchange : 0) +
                            std::max((weight / c.memory + from_l2 / c.tokens_from_l2) * idle,
                                     steps * (columns > 32 ? c.wide_step : c.step));
