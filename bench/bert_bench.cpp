@@ -28,6 +28,7 @@ Record measure_bert(const models::BertConfig& config, const BertBenchOptions& op
                     int64_t count, int64_t length, bool graph) {
   train::GlueSettings settings;
   settings.slice = options.slice, settings.drop = options.drop;
+  settings.optimizer_states = options.optimizer_states;
   settings.bert = config, settings.batch = count, settings.max_length = length;
   settings.lr = 1e-5, settings.clip_norm = 0, settings.steps = 1;
   settings.set_precision(precision);
@@ -58,19 +59,19 @@ Record measure_bert(const models::BertConfig& config, const BertBenchOptions& op
 }  // namespace
 
 std::vector<Record> bench_bert_step(const BertBenchOptions& options) {
-  const std::vector<bool> graph = options.drop.drops() ? std::vector<bool>{false} : options.graph;
-  return matrix(options.device, options.ranks, options.precisions, graph,
-                [&](Precision precision, bool graph) {
-                  std::vector<Record> records;
-                  for (const auto& [count, length] : options.shapes)
-                    for (const double dropout : options.dropout) {
-                      models::BertConfig config = options.model;
-                      config.head = models::BertHead::classify;
-                      config.hidden_dropout = config.attention_dropout = config.classifier_dropout = dropout;
-                      records.push_back(measure_bert(config, options, precision, count, length, graph));
-                    }
-                  return records;
-                });
+  BertBenchOptions measured = options;
+  if (options.drop.drops()) measured.graph = {false};
+  return matrix(measured, [&](Precision precision, bool graph) {
+    std::vector<Record> records;
+    for (const auto& [count, length] : options.shapes)
+      for (const double dropout : options.dropout) {
+        models::BertConfig config = options.model;
+        config.head = models::BertHead::classify;
+        config.hidden_dropout = config.attention_dropout = config.classifier_dropout = dropout;
+        records.push_back(measure_bert(config, options, precision, count, length, graph));
+      }
+    return records;
+  });
 }
 
 }  // namespace tessera::bench

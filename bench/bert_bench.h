@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct BertBenchOptions {
   models::BertConfig model = {};  // its head is set; its dtype and dropout come from below
   Device device = Device::cpu();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
+  std::string optimizer_states = "f32";     // as train::TrainingSettings has it
   std::vector<double> dropout = {0.1};      // everywhere, as the published config.json has it; 0: none
   train::SliceSettings slice = {};          // of all of these
   train::DropSettings drop = {};            // likewise; with it no step is captured
@@ -32,9 +34,9 @@ struct BertBenchOptions {
 /// of a text is of the second type.
 datasets::GlueBatch fixed_batch(const models::BertConfig& config, int64_t count, int64_t length);
 
-/// Times forward + backward + AdamW on random tokens that stay on the device, as the peers do: f32 masters,
-/// no clipping. Records count the FLOPs of the dense step. A configuration that does not fit into memory
-/// throws OutOfMemory.
+/// Times forward + backward + AdamW on random tokens that stay on the device, as the peers do: f32 masters
+/// unless the states are bf16, no clipping. Records count the FLOPs of the dense step. A configuration that
+/// does not fit into memory throws OutOfMemory.
 std::vector<Record> bench_bert_step(const BertBenchOptions& options);
 
 }  // namespace tessera::bench

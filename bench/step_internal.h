@@ -93,12 +93,16 @@ inline void add_unusual(Record& record, std::initializer_list<ModelSize> sizes) 
     if (one.size != one.usual) record.shape[one.name] = one.size;
 }
 
-/// Calls measure(precision, graph) for the matrix of precisions and graphs.
-template <class Measure>
-std::vector<Record> matrix(Device device, const StepRanks& ranks, std::vector<Precision> precisions,
-                           std::vector<bool> graphs, Measure&& measure) {
+/// Calls measure(precision, graph) for the matrix of precisions and graphs. `options`: of a benchmark of
+/// steps.
+template <class Options, class Measure>
+std::vector<Record> matrix(const Options& options, Measure&& measure) {
+  const Device device = options.device;
+  const StepRanks& ranks = options.ranks;
+  std::vector<Precision> precisions = options.precisions;
   if (precisions.empty()) precisions = {default_precision(device)};
-  if (device.is_cpu()) graphs = {false};
+  const std::vector<bool> graphs = device.is_cpu() ? std::vector<bool>{false} : options.graph;
+  const bool masters = options.optimizer_states == "f32";
   std::vector<Record> records;
   for (const Precision precision : precisions) {
     const Ceilings& best = ceilings(device, precision);
@@ -108,7 +112,9 @@ std::vector<Record> matrix(Device device, const StepRanks& ranks, std::vector<Pr
         record.tokens_per_s *= ranks.size();
         record.ceiling_share = record.tflops() / best.tflops;
         const bool half = record.dtype == "bf16" || record.dtype == "f16";
-        record.does["weights"] = half ? record.dtype + " with f32 masters" : "f32";
+        record.does["weights"] =
+            half ? record.dtype + (masters ? " with f32 masters" : " without masters") : "f32";
+        if (!masters) record.attrs["states"] = options.optimizer_states;
         records.push_back(std::move(record));
       }
   }

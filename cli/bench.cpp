@@ -68,6 +68,10 @@ void StepFlags::add_to(CLI::App& command) {
       .add_option("--zero", zero,
                   "ZeRO stage; 1: shard moments and master weights over the ranks; 2: gradients, too")
       ->check(whole(0, 2));
+  command
+      .add_option("--optimizer-states", states,
+                  "AdamW's moments; bf16: also no f32 masters, as PyTorch's bf16 models have none")
+      ->check(CLI::IsMember({"f32", "bf16"}));
   add_device(command, device);
   add_seconds(command, seconds);
   add_json(command, json);

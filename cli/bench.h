@@ -27,7 +27,7 @@ void add_bench_of_device(CLI::App& command, Action& action,
 
 /// The flags that the subcommands of `bench step` share.
 struct StepFlags {
-  std::string graph = "on,off", precision, device, json;
+  std::string graph = "on,off", precision, states = "f32", device, json;
   std::string exchange = "auto";
   double seconds = 2, bucket_mb = -1;
   int64_t zero = 0;
@@ -37,6 +37,7 @@ struct StepFlags {
   template <class Options, class Measure>
   int run(Options& options, Measure&& measure) const {
     options.graph = parse_switches(graph, "--graph");
+    options.optimizer_states = states;
     if (!precision.empty()) options.precisions = parse_precisions(precision, "--precision");
     options.timer.seconds = seconds;
     if (!json.empty()) check_writable(json);

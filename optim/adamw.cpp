@@ -12,6 +12,7 @@ class RestartedAdamW : public Rule {
   RestartedAdamW(const AdamWRule& formula, int64_t every) : formula_(formula), every_(every) {}
   const char* name() const override { return "adamw"; }
   Betas betas() const override { return {formula_.beta1, formula_.beta2}; }
+  bool takes_short_states() const override { return true; }
   void begin() override {
     m_ = arena("m"), v_ = arena("v");
     reset_ = every("adamw.reset_in", every_, every_ - 1);
@@ -52,6 +53,8 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
                  .groups = options.groups,
                  .loss_scale = options.loss_scale,
                  .missing = options.missing,
+                 .states = options.states,
+                 .rounding_seed = options.rounding_seed,
                  .sharding = options.sharding},
                 {{adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset)}}) {}
 
@@ -65,6 +68,8 @@ AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptio
                                        .groups = options.groups,
                                        .loss_scale = options.loss_scale,
                                        .missing = options.missing,
+                                       .states = options.states,
+                                       .rounding_seed = options.rounding_seed,
                                        .sharding = options.sharding});
 }
 

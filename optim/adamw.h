@@ -14,6 +14,8 @@ struct AdamWOptions {
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
   MissingGrad missing = MissingGrad::zero;   // OptimizerOptions::missing
+  DType states = DType::f32;                 // OptimizerOptions::states
+  uint64_t rounding_seed = 0;                // OptimizerOptions::rounding_seed
   Sharding sharding = {};                    // OptimizerOptions::sharding
 };
 

@@ -32,7 +32,9 @@ struct BundledOptions {
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};
   MissingGrad missing = MissingGrad::zero;  // skip: AdamW, Sgd
-  Sharding sharding = {};                   // AdamW, Sgd
+  DType states = DType::f32;                // bf16: AdamW, Sgd
+  uint64_t rounding_seed = 0;
+  Sharding sharding = {};  // AdamW, Sgd
 };
 
 /// "adamw", "muon", "sgd", "galore", "loro".

@@ -9,9 +9,12 @@
 namespace tessera::optim {
 namespace detail {
 
-template <class C, class W, class R>
+/// State: C, or bf16.
+template <class C, class W, class State, class R>
 void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk) {
   constexpr int kStates = R::kStates;
+  constexpr bool kShort = !std::is_same_v<State, C>;
+  const RoundingBits bits{args.rounding_seed, kShort ? uint64_t(args.counts[kSteps]) : 0};
   const Place& place = args.places[chunk.place];
   const C clip = C(args.status[kClip]);
   const double* const bias =
@@ -24,20 +27,30 @@ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk) {
     W* const weight = static_cast<W*>(place.weight) + row * place.stride + chunk.column;
     C* const master = place.master < 0 ? nullptr : static_cast<C*>(args.masters) + place.master + within;
     const C* const gradient = static_cast<const C*>(args.gradients) + (R::kGradient ? at : 0);
-    C* const first = static_cast<C*>(args.states[0]) + (kStates > 0 ? state : 0);
-    C* const second = static_cast<C*>(args.states[1]) + (kStates > 1 ? state : 0);
+    State* const first = static_cast<State*>(args.states[0]) + (kStates > 0 ? state : 0);
+    State* const second = static_cast<State*>(args.states[1]) + (kStates > 1 ? state : 0);
+    Uint4 random{};
     for (int32_t i = 0; i < chunk.columns; ++i) {
+      if constexpr (kShort) {
+        if (i == 0 || (at + i) % 4 == 0) random = bits.of_block((at + i) / 4);
+      }
+      const uint32_t word = random.word[(at + i) % 4];
       C w = master ? master[i] : C(weight[i]);
       C g = 0, s[2] = {};
       if constexpr (R::kGradient) g = clip * gradient[i];
-      if constexpr (kStates > 0) s[0] = first[i];
-      if constexpr (kStates > 1) s[1] = second[i];
+      if constexpr (kStates > 0) s[0] = C(first[i]);
+      if constexpr (kStates > 1) s[1] = C(second[i]);
       rule(w, g, s, scalars);
-      if constexpr (kStates > 0) first[i] = s[0];
-      if constexpr (kStates > 1) second[i] = s[1];
+      if constexpr (kStates > 0) first[i] = State(s[0]);
+      if constexpr (kStates > 1) second[i] = State(s[1]);
       if constexpr (R::kWritesWeight) {
         if (master) master[i] = w;
         weight[i] = W(w);
+      }
+      if constexpr (kShort) {
+        if constexpr (R::kSlowState == 0) first[i] = round_stochastically(s[0], word >> 16);
+        if constexpr (R::kSlowState == 1) second[i] = round_stochastically(s[1], word >> 16);
+        if constexpr (std::is_same_v<W, bf16>) weight[i] = round_stochastically(w, word);
       }
     }
   }
@@ -52,8 +65,12 @@ void update_cpu(const StepArgs& args, const R& rule) {
     for (int64_t i = begin; i < end; ++i) {
       const Chunk& chunk = args.chunks[i];
       if (args.arrived && args.arrived[chunk.place] == 0) continue;
-      dispatch_floating(args.places[chunk.place].dtype, "update",
-                        [&]<class W>() { detail::update_chunk<Compute<W>, W>(args, rule, chunk); });
+      dispatch_floating(args.places[chunk.place].dtype, "update", [&]<class W>() {
+        if constexpr (TakesShortStates<R> && (std::is_same_v<W, float> || std::is_same_v<W, bf16>)) {
+          if (args.short_states) return detail::update_chunk<float, W, bf16>(args, rule, chunk);
+        }
+        detail::update_chunk<Compute<W>, W, Compute<W>>(args, rule, chunk);
+      });
     }
   });
 }

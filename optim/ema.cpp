@@ -8,7 +8,8 @@ namespace tessera::optim {
 
 struct Ema::Buffers {
   explicit Buffers(const Optimizer& optimizer)
-      : packing("Ema", optimizer.parameters(), optimizer.arrangement()), optimizer(optimizer.state_) {}
+      : packing("Ema", optimizer.parameters(), optimizer.arrangement(), optimizer.states() == DType::bf16),
+        optimizer(optimizer.state_) {}
   Packing packing;
   std::weak_ptr<Optimizer::State> optimizer;
   Tensor arena;

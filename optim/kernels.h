@@ -1,6 +1,7 @@
 #pragma once
 
 #include "optim/packing.h"
+#include "optim/rounding.h"
 #include "optim/rules.h"
 #include "runtime/has_cuda.h"
 
@@ -18,7 +19,9 @@ struct StepArgs {
   int64_t norm_block_count = 0;
   int64_t norm_slots = 0;  // sums of all norm blocks
   void* states[2] = {};
-  int64_t first_state = 0;  // the element of the arena of gradients at which those of the states begin
+  bool short_states = false;   // they are bf16, as bf16 weights are, which then have no masters
+  uint64_t rounding_seed = 0;  // of RoundingBits
+  int64_t first_state = 0;     // the element of the arena of gradients at which those of the states begin
   void* masters = nullptr;
   double* status = nullptr;           // StatusSlot
   int64_t* counts = nullptr;          // CountSlot

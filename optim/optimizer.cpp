@@ -133,6 +133,10 @@ void Optimizer::check_whole() const {
         state_->sharding.parts, " ranks; make an optim::WholeState before they are saved or loaded");
 }
 
+DType Optimizer::compute_dtype() const {
+  return state_->buffers->packing.compute_dtype();
+}
+
 const Tensor& Optimizer::masters() const {
   return state_->buffers->masters;
 }

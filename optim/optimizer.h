@@ -44,6 +44,13 @@ struct OptimizerOptions {
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
   /// skip: of elementwise rules alone (Rule::spreads()), on one rank.
   MissingGrad missing = MissingGrad::zero;
+  /// f32 (f64 for f64 parameters); or bf16, for bf16 and f32 parameters and rules that take it
+  /// (Rule::takes_short_states()): moments take half the memory, and bf16 parameters have no masters. A step
+  /// of AdamW then moves 16 instead of 30 bytes per parameter next to the 4 of the norm, and states and
+  /// weight take 6 instead of 14. What rounding to nearest would lose, as small updates of a weight, is
+  /// rounded stochastically (optim/rounding.h).
+  DType states = DType::f32;
+  uint64_t rounding_seed = 0;  // of bf16 states
   /// Shards moments and masters over ranks (ZeRO), which dist::DataParallel joins before the first step.
   Sharding sharding = {};
 };
@@ -84,9 +91,9 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 /// batches needs only the losses scaled by 1/k. Only gradients that are spread over ranks
 /// (Sharding::gradients) are overwritten by each pass: dist::GradientTree adds those of several passes.
 ///
-/// bf16 and f16 parameters have f32 masters: the update is computed on the master and rounded once to the
-/// parameter. Their gradients are f32 (nn::make_parameter). After writing weights by other means, call
-/// sync_masters().
+/// bf16 and f16 parameters have f32 masters, except with bf16 states: the update is computed on the master
+/// and rounded once to the parameter. Their gradients are f32 (nn::make_parameter). After writing weights by
+/// other means, call sync_masters().
 ///
 /// Everything a step changes lives on the parameters' device: a step may be captured into a graph, and
 /// set_lr() reaches the replays. Reading steps(), skipped() or grad_norm() waits for the device.
@@ -156,6 +163,8 @@ class Optimizer {
   /// With Sharding::gradients the memory in which backward passes leave them; else null.
   std::shared_ptr<GradientRing> ring() const;
   MissingGrad missing() const { return state_->missing; }
+  /// Of the moments: f32 (f64 for f64 parameters) or bf16.
+  DType states() const { return state_->args.short_states ? DType::bf16 : compute_dtype(); }
   /// Connects the ranks: steps use their calls to compute the norm and to exchange weights. Throws unless
   /// number and order are those of Sharding.
   void join(const comm::Communicator& ranks) const;
@@ -225,6 +234,9 @@ class Optimizer {
   bool has_gradient(size_t parameter) const;
   std::vector<uint8_t> arrivals() const;
   void check_missing(const OptimizerOptions& options, const std::vector<RuleUse>& rules) const;
+  void check_states(const OptimizerOptions& options, const std::vector<nn::NamedParameter>& parameters,
+                    const std::vector<RuleUse>& rules) const;
+  DType compute_dtype() const;
   void make_gradients();
   void make_rules(const std::vector<RuleUse>& rules);
 

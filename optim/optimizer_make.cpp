@@ -63,6 +63,7 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
         " and max_norm = ", options.max_norm, " must not be negative");
   state_->buffers = std::make_shared<Buffers>();
   state_->buffers->name = name;
+  check_states(options, parameters, rules);
   assign(std::move(parameters), options, rules);
   shard_states(options.sharding, rules);
   check_missing(options, rules);
@@ -130,7 +131,8 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
                        [&](size_t a, size_t b) { return key(a) < key(b); });
     arrangement.insert(arrangement.end(), members[r].begin(), members[r].end());
   }
-  buffers.packing = Packing(name.c_str(), std::move(parameters), std::move(arrangement));
+  buffers.packing =
+      Packing(name.c_str(), std::move(parameters), std::move(arrangement), state_->args.short_states);
   buffers.members = std::move(members);
   for (size_t i = 0; i < lr_scales.size(); ++i) {
     buffers.packing.places()[i].lr_scale = lr_scales[i];
@@ -171,6 +173,25 @@ void Optimizer::shard_states(const Sharding& sharding, const std::vector<RuleUse
   sharded.own_blocks = Packing::table_on(packing.device(), own);
   sharded.own_block_count = int64_t(own.size());
   state_->sharded = std::make_shared<ShardedState>(std::move(sharded));
+}
+
+void Optimizer::check_states(const OptimizerOptions& options,
+                             const std::vector<nn::NamedParameter>& parameters,
+                             const std::vector<RuleUse>& rules) const {
+  const std::string& name = state_->buffers->name;
+  check(options.states == DType::f32 || options.states == DType::bf16, name, ": states in ", options.states,
+        "; expected f32 or bf16");
+  state_->args.short_states = options.states == DType::bf16;
+  state_->args.rounding_seed = options.rounding_seed;
+  if (options.states == DType::f32) return;
+  for (const auto& [parameter, tensor] : parameters)
+    check(!tensor.defined() || tensor.dtype() == DType::f32 || tensor.dtype() == DType::bf16, name, ": ",
+          parameter, " ", describe(tensor),
+          ": states in bf16 are for bf16 and f32 parameters; take states in f32");
+  for (const RuleUse& use : rules)
+    check(use.rule->takes_short_states(), name, ": the rule ", use.rule->name(),
+          " cannot have states in bf16: it does more with them than one elementwise update; take adamw or "
+          "sgd, or states in f32");
 }
 
 void Optimizer::check_missing(const OptimizerOptions& options, const std::vector<RuleUse>& rules) const {

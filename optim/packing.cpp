@@ -32,7 +32,8 @@ Rows rows_of(const Tensor& tensor) {
 
 }  // namespace
 
-Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement)
+Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement,
+                 bool short_states)
     : parameters_(std::move(parameters)), arrangement_(std::move(arrangement)) {
   if (!parameters_.empty()) {
     device_ = parameters_.front().tensor.device();
@@ -44,7 +45,7 @@ Packing::Packing(const char* who, std::vector<nn::NamedParameter> parameters, st
   for (const size_t i : arrangement_) {
     check_parameter(who, i);
     first_chunks_.push_back(int64_t(chunks_.size()));
-    place(i);
+    place(i, short_states);
   }
   first_chunks_.push_back(int64_t(chunks_.size()));
   for (size_t i = 0; i < places_.size(); ++i) {
@@ -75,7 +76,7 @@ int64_t Packing::elements_of(size_t parameter) const {
   return round_up(rows.rows > 1 ? rows.rows * places_[parameter].arena_stride : rows.width, 64);
 }
 
-void Packing::place(size_t parameter) {
+void Packing::place(size_t parameter, bool short_states) {
   const Tensor& tensor = parameters_[parameter].tensor;
   const Rows rows = rows_of(tensor);
   Place& place = places_[parameter];
@@ -88,12 +89,13 @@ void Packing::place(size_t parameter) {
                   (rows.rows == 1 || place.stride % 4 == 0);
   const int64_t elements = elements_of(parameter);
   size_ += elements;
-  if (size_of(place.dtype) == 2) {
+  if (!short_states && size_of(place.dtype) == 2) {
     place.master = master_size_;
     master_size_ += elements;
   }
-  const int64_t columns = std::min(rows.width, kChunkElements);
-  const int64_t rows_at_once = columns ? std::max<int64_t>(1, kChunkElements / columns) : 1;
+  const int64_t most = short_states ? 2 * kChunkElements : kChunkElements;
+  const int64_t columns = std::min(rows.width, most);
+  const int64_t rows_at_once = columns ? std::max<int64_t>(1, most / columns) : 1;
   for (int64_t row = 0; row < rows.rows; row += rows_at_once)
     for (int64_t column = 0; column < rows.width; column += columns) {
       chunks_.push_back({row, column, int32_t(std::min(rows_at_once, rows.rows - row)),

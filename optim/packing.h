@@ -45,7 +45,8 @@ struct NormBlock {
 /// time of some reads, and enough to keep all SMs busy from some ten million parameters on.
 inline constexpr int64_t kNormBlockElements = 16384;
 
-/// Elements of a chunk, about: 16 KiB of each f32 state (see optim/kernels_cuda.cu).
+/// Elements of a chunk, about: 16 KiB of each f32 state (see optim/elementwise.cuh). Twice as many have 16
+/// KiB of each bf16 state.
 inline constexpr int64_t kChunkElements = 4096;
 
 /// Parameters that are adjacent in the arenas.
@@ -60,7 +61,9 @@ class Packing {
   /// `who` names the owner in messages. Throws unless the parameters have rows, are floating, lie on one
   /// device, and are all f64 (on the CPU) or none of them is; the list may be empty. `arrangement`: the order
   /// in which they are stored in the arenas, as indices into the list; empty: the order of the list.
-  Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement = {});
+  /// `short_states`: the states are bf16; then no parameter has a master, and chunks are twice as long.
+  Packing(const char* who, std::vector<nn::NamedParameter> parameters, std::vector<size_t> arrangement = {},
+          bool short_states = false);
 
   const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
   const std::vector<size_t>& arrangement() const { return arrangement_; }
@@ -108,7 +111,7 @@ class Packing {
 
  private:
   void check_parameter(const char* who, size_t parameter) const;
-  void place(size_t parameter);
+  void place(size_t parameter, bool short_states);
   int64_t elements_of(size_t parameter) const;  // of an arena, up to the next parameter
   Tensor view_at(const Tensor& arena, size_t parameter, int64_t offset) const;
 

@@ -11,15 +11,19 @@ size_t Rule::bytes() const {
   return bytes;
 }
 
-Tensor Rule::scratch_arena() {
+Tensor Rule::make_arena(DType dtype) {
   const int64_t elements =
       state_shards_.empty() ? 0 : state_shards_.back().at + state_shards_.back().range.elements;
-  memory_.push_back(Tensor::zeros({elements}, compute_dtype(), device()));
+  memory_.push_back(Tensor::zeros({elements}, dtype, device()));
   return memory_.back();
 }
 
+Tensor Rule::scratch_arena() {
+  return make_arena(compute_dtype());
+}
+
 Tensor Rule::arena(const char* state) {
-  const Tensor made = scratch_arena();
+  const Tensor made = make_arena(args_.short_states ? DType::bf16 : compute_dtype());
   // By the order of the model, whatever that of the arenas: checkpoints list names in that order.
   std::vector<size_t> order(members_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;

@@ -16,7 +16,7 @@ namespace tessera::optim {
 struct RuleParameter {
   std::string name;  // "blocks.3.mlp.up.weight"
   Tensor weight;     // as the model has it: f64, f32, bf16 or f16; a matrix is a matrix, [out, in]
-  Tensor master;     // f32 of the weight's shape for bf16 and f16, else the weight itself
+  Tensor master;     // f32 of the weight's shape for bf16 and f16 that have one, else the weight itself
   Tensor gradient;   // f32 (f64 for f64) of the weight's shape, still multiplied by the loss scale
   double lr_scale = 1, weight_decay = 0;  // of its group
 };
@@ -49,6 +49,9 @@ class Rule {
   /// Whether its states can be sharded over ranks (optim/sharding.h): all of them are arenas, and step() is
   /// only apply(), so that it does not matter where parameters start.
   virtual bool spreads() const { return false; }
+  /// Whether its states may be bf16 (OptimizerOptions::states): all of them are arenas, and step() is only
+  /// apply() of a formula that takes them.
+  virtual bool takes_short_states() const { return false; }
   /// Called once, before the first step.
   virtual void begin() = 0;
   virtual void step() = 0;
@@ -66,10 +69,10 @@ class Rule {
   DType compute_dtype() const { return packing_->compute_dtype(); }
 
   // In begin():
-  /// Zeros with a place for every element of every parameter, f32 (f64 for f64); saved as
-  /// "<state>.<parameter>".
+  /// Zeros with a place for every element of every parameter, f32 (f64 for f64; bf16 if the optimizer's
+  /// states are); saved as "<state>.<parameter>".
   Tensor arena(const char* state);
-  /// The same, not saved.
+  /// The same, never in bf16, not saved.
   Tensor scratch_arena();
   /// Makes a tensor of any shape a state: saved under this name, which must not be another one's.
   void keep(const std::string& name, const Tensor& state);
@@ -139,6 +142,7 @@ class Rule {
     return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(arena) -
                                    uintptr_t(elements) * size_of(compute_dtype()));
   }
+  Tensor make_arena(DType dtype);
   const Packing* packing_ = nullptr;
   PackedRange range_;
   std::vector<StateShard> state_shards_;  // of range_, those that this rank holds
@@ -175,6 +179,7 @@ class Elementwise : public Rule {
   const char* name() const override { return name_; }
   Betas betas() const override { return betas_; }
   bool spreads() const override { return true; }
+  bool takes_short_states() const override { return TakesShortStates<R>; }
   void begin() override {
     for (const char* const state : states_) arenas_.push_back(arena(state));
   }

@@ -11,6 +11,14 @@
 
 namespace tessera::optim {
 
+/// Formulas with a kSlowState may keep their states in bf16 (OptimizerOptions::states): which of them one
+/// step changes by less than the distance of two bf16 numbers, so that rounding to nearest would lose the
+/// change; -1: none. That state is rounded stochastically, the others to nearest.
+template <class R>
+concept TakesShortStates = requires {
+  R::kSlowState;
+};
+
 /// The arguments of a rule besides the element.
 template <class C>
 struct Scalars {
@@ -23,6 +31,7 @@ struct Scalars {
 /// scaled by the learning rate as in PyTorch: w is multiplied by 1 - rate * weight_decay.
 struct AdamWRule {
   static constexpr int kStates = 2;  // first and second moment
+  static constexpr int kSlowState = 1;
   static constexpr bool kGradient = true, kWritesWeight = true;
   double beta1, beta2, eps;
 
@@ -37,7 +46,7 @@ struct AdamWRule {
 
 /// w -= rate * (g + weight_decay * w).
 struct SgdRule {
-  static constexpr int kStates = 0;
+  static constexpr int kStates = 0, kSlowState = -1;
   static constexpr bool kGradient = true, kWritesWeight = true;
 
   template <class C>
@@ -49,7 +58,7 @@ struct SgdRule {
 /// v = momentum * v + (g + weight_decay * w); w -= rate * v, or with Nesterov's look-ahead in PyTorch's form
 /// (Sutskever et al., ICML 2013) w -= rate * (g + weight_decay * w + momentum * v).
 struct MomentumRule {
-  static constexpr int kStates = 1;
+  static constexpr int kStates = 1, kSlowState = -1;
   static constexpr bool kGradient = true, kWritesWeight = true;
   double momentum;
   bool nesterov;

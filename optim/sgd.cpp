@@ -21,6 +21,8 @@ Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
                  .groups = options.groups,
                  .loss_scale = options.loss_scale,
                  .missing = options.missing,
+                 .states = options.states,
+                 .rounding_seed = options.rounding_seed,
                  .sharding = options.sharding},
                 {{sgd_rule(options.momentum, options.nesterov)}}) {}
 
@@ -32,6 +34,8 @@ Sgd Sgd::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& 
                                      .groups = options.groups,
                                      .loss_scale = options.loss_scale,
                                      .missing = options.missing,
+                                     .states = options.states,
+                                     .rounding_seed = options.rounding_seed,
                                      .sharding = options.sharding});
 }
 

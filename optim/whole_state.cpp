@@ -63,7 +63,7 @@ void WholeState::open() {
   for (const Optimizer::ShardedState::Arena& arena : state.sharded->arenas) {
     const int64_t elements = arena.masters ? packing.masters_before(arena.range.first + arena.range.elements)
                                            : arena.range.elements;
-    arenas_.push_back(Tensor::zeros({elements}, packing.compute_dtype(), Device::cpu()));
+    arenas_.push_back(Tensor::zeros({elements}, arena.own.dtype(), Device::cpu()));
     for (const auto& [number, parameter] : arena.views)
       state.parts[number].tensor = arena.masters ? packing.master_view(arenas_.back(), parameter)
                                                  : packing.view(arenas_.back(), parameter, arena.range.first);

@@ -19,6 +19,7 @@ enum class RandomPurpose : uint64_t {
   branch_choice = 0xD209'5EED'0000'0005u,      // residual branches dropped by a step (DropBP)
   evaluation = 0xE7A1'5EED'0000'0001u,         // tasks that training never sees
   calibration = 0xCA11'5EED'0000'0001u,        // samples of a text
+  rounding = 0x20D0'5EED'0000'0006u,           // stochastic rounding by an optimizer
   masking = 0x3A5C'5EED'0000'0004u  // which tokens a language model predicts, and what stands there
 };
 

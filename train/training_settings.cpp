@@ -9,6 +9,7 @@
 #include "plan/ranks.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
+#include "runtime/random_purpose.h"
 
 namespace tessera::train {
 
@@ -30,6 +31,11 @@ void TrainingSettings::add_to(SettingList& list) {
            "Steps between resets of the moments of adamw, galore and loro to zero; 0: never")
       .range(int64_t{0}, kLargest)
       .absent_means(usual.momentum_reset);
+  list.add("optimizer_states", optimizer_states,
+           "Moments of adamw and sgd; bf16: also no f32 masters, but stochastic rounding; 6 bytes of 14 per "
+           "weight")
+      .one_of({"f32", "bf16"})
+      .absent_means(usual.optimizer_states);
   list.add("galore_rank", galore_rank, "galore: rank of the projected gradients")
       .range(int64_t{1}, kLargest)
       .absent_means(usual.galore_rank);
@@ -179,6 +185,8 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
                                 .groups = std::move(groups),
                                 .loss_scale = optim::default_loss_scale(activations),
                                 .missing = optim::parse_missing_grad(missing_grad),
+                                .states = optimizer_states == "bf16" ? DType::bf16 : DType::f32,
+                                .rounding_seed = seed_for(RandomPurpose::rounding, seed),
                                 .sharding = sharding});
 }
 
@@ -192,6 +200,9 @@ void TrainingSettings::check_optimizer_flags(const Given& given) const {
        optimizer == "galore", "galore");
   only({"--loro-every", "--loro-lr-scale", "--loro-moments", "--loro-singular", "--refactor-every"},
        optimizer == "loro", "loro");
+  check(optimizer_states == "f32" || optimizer == "adamw" || optimizer == "sgd", "--optimizer-states ",
+        optimizer_states, " is for --optimizer adamw and sgd, and --optimizer is ", optimizer,
+        ": it works on f32 states; take f32");
   only({"--momentum"}, optimizer == "sgd" || optimizer == "muon", "sgd and muon");
   only({"--beta2"}, optimizer != "sgd", "adamw, muon, galore and loro");
   check(schedule != "constant" || !given.contains("--final-lr"),
@@ -228,6 +239,12 @@ void TrainingSettings::check_training(const char* family, DType dtype, const std
         "\"; expected reset or keep");
   check(weight_decay >= 0 && clip_norm >= 0, family, ": weight_decay is ", weight_decay, " and clip_norm ",
         clip_norm, "; they must not be negative");
+  check(optimizer_states == "f32" || optimizer_states == "bf16", family, ": optimizer_states is \"",
+        optimizer_states, "\"; expected f32 or bf16");
+  check(optimizer_states == "f32" || dtype != DType::f16, family,
+        ": optimizer_states (--optimizer-states) is bf16, which f16 weights cannot have; take --precision "
+        "bf16, "
+        "or f32 states");
   make_schedule();
 }
 

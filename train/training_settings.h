@@ -31,6 +31,7 @@ struct TrainingSettings {
   std::string loro_moments = "reset";        // or "keep": after an exact step
   std::string loro_singular = "error";       // a name of optim::SingularFactor
   std::string missing_grad = "zero";         // or "skip": optim::MissingGrad; declared by those that set it
+  std::string optimizer_states = "f32";      // or "bf16": optim::OptimizerOptions::states
   std::string schedule = "cosine";           // a name of optim::ScheduleKind
   int64_t restarts = 0, restart_warmup = 0;  // of the cosine's restarts
   int64_t steps = 1000, warmup = 100;
