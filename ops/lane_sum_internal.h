@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 namespace tessera::ops {
 
@@ -18,6 +19,22 @@ C lane_sum(int64_t n, Term term) {
   C sum = lanes[0];
   for (; i < n; ++i) sum += term(i);
   return sum;
+}
+
+/// The largest of x[0] ... x[n - 1], NaN left out; minus infinity of none. In lanes for the same reason.
+template <class C>
+C lane_max(const C* x, int64_t n) {
+  constexpr int kLanes = 64 / sizeof(C);
+  C lanes[kLanes];
+  for (C& lane : lanes) lane = -std::numeric_limits<C>::infinity();
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane)
+      lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
+  C largest = lanes[0];
+  for (const C lane : lanes) largest = lane > largest ? lane : largest;
+  for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
 }
 
 }  // namespace tessera::ops

@@ -83,11 +83,8 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
       for (int64_t i = first; i < last; ++i) {
         float* const p = &scores[size_t((i - first) * keys)];
         const int64_t seen = visible_keys(i, n.queries, n.keys, problem.causal);
-        float top = lowest;
-        for (int64_t j = 0; j < seen; ++j) {
-          p[j] *= scale;
-          top = p[j] > top ? p[j] : top;
-        }
+        for (int64_t j = 0; j < seen; ++j) p[j] *= scale;
+        const float top = lane_max(p, seen);
         const float base = top == lowest ? 0.0f : top;
         for (int64_t j = 0; j < seen; ++j) p[j] = vector_exponential(p[j] - base);
         const float sum = lane_sum<float>(seen, [p](int64_t j) { return p[j]; });

@@ -3,12 +3,17 @@
 #include <limits>
 #include <vector>
 
+#include "ops/activation/activation_math.h"
 #include "ops/cross_entropy/cross_entropy_kernels.h"
 #include "ops/indices.h"
+#include "ops/lane_sum_internal.h"
 #include "runtime/parallel.h"
+#include "tensor/convert.h"
 
 namespace tessera::ops {
 namespace {
+
+constexpr int64_t kPiece = 512;  // logits that are widened and exponentiated together
 
 int64_t grain_of(int64_t classes) {
   constexpr int64_t kGrain = 4096;  // logits per block: some 10 us
@@ -35,12 +40,21 @@ void cross_entropy_forward_cpu(const CrossEntropyForward& args) {
       for (int64_t row = begin; row < end; ++row) {
         if (targets[row] == ignored) continue;
         const T* const x = logits + row * stride;
-        C largest = -std::numeric_limits<C>::infinity();
+        C values[kPiece], largest = -std::numeric_limits<C>::infinity();
         double sum = 0, shifted_sum = 0;
-        for (int64_t v = 0; v < classes; ++v) largest = std::max(largest, C(x[v]));
-        for (int64_t v = 0; v < classes; ++v) {
-          sum += double(std::exp(C(x[v]) - largest));
-          shifted_sum += double(C(x[v]) - largest);
+        for (int64_t first = 0; first < classes; first += kPiece) {
+          const int64_t some = std::min(kPiece, classes - first);
+          widen(values, x + first, some);
+          largest = std::max(largest, lane_max(values, some));
+        }
+        for (int64_t first = 0; first < classes; first += kPiece) {
+          const int64_t some = std::min(kPiece, classes - first);
+          widen(values, x + first, some);
+          for (int64_t v = 0; v < some; ++v) values[v] -= largest;
+          if (smoothing > 0)
+            shifted_sum += lane_sum<double>(some, [&](int64_t v) { return double(values[v]); });
+          for (int64_t v = 0; v < some; ++v) values[v] = exponential<false>(values[v]);
+          sum += lane_sum<double>(some, [&](int64_t v) { return double(values[v]); });
         }
         top[row] = largest;
         log_sum[row] = C(std::log(sum));
@@ -88,9 +102,17 @@ void cross_entropy_backward_cpu(const CrossEntropyBackward& args) {
         }
         C g = args.options.reduction == Reduction::none ? dloss[row] : *dloss;
         if (args.options.reduction == Reduction::mean) g /= *args.count.data<C>();
-        for (int64_t v = 0; v < classes; ++v) {
-          const C p = std::exp(C(x[v]) - top[row] - log_sum[row]);
-          dx[v] = T(g * (p - (v == target ? on : off)));
+        for (int64_t first = 0; first < classes; first += kPiece) {
+          const int64_t some = std::min(kPiece, classes - first), own = target - first;
+          C values[kPiece];
+          widen(values, x + first, some);  // dx may be x
+          for (int64_t v = 0; v < some; ++v)
+            values[v] = exponential<false>(values[v] - top[row] - log_sum[row]);
+          const bool has_target = 0 <= own && own < some;
+          const C p = has_target ? values[own] : C(0);
+          for (int64_t v = 0; v < some; ++v) values[v] = g * (values[v] - off);
+          if (has_target) values[own] = g * (p - on);
+          narrow(dx + first, values, some);
         }
       }
     });

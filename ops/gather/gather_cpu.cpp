@@ -1,3 +1,4 @@
+#include <array>
 #include <vector>
 
 #include "ops/gather/gather_kernels.h"
@@ -29,6 +30,15 @@ void dispatch_size(DType dtype, F&& f) {
 
 constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth waking
 
+/// `for_each_run` within one row, on this thread: a row that is one run costs no more than its elements.
+template <int N, class Run>
+void for_row(const StridedLoop<N>& loop, Run&& run) {
+  if (loop.rank > 1) return for_each_run<N>(loop, run);
+  std::array<int64_t, N> strides;
+  for (int n = 0; n < N; ++n) strides[size_t(n)] = loop.strides[n][0];
+  if (loop.count > 0) run(std::array<int64_t, N>{}, strides, loop.count);
+}
+
 }  // namespace
 
 void gather_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
@@ -42,7 +52,7 @@ void gather_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
     parallel_for(int64_t(at.size()), std::max<int64_t>(1, kGrain / loop.count),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t n = begin; n < end; ++n)
-                     for_each_run<2>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
+                     for_row<2>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
                        Word* const target = out + n * y_stride + offsets[0];
                        const Word* const source = in + at[size_t(n)] * x_stride + offsets[1];
                        for (int64_t i = 0; i < count; ++i) target[i * strides[0]] = source[i * strides[1]];
@@ -66,13 +76,13 @@ void scatter_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices) {
       for (int64_t row = begin; row < end; ++row) {
         std::fill(sum.begin(), sum.end(), 0.0);
         for (int64_t k = groups.first[size_t(row)]; k < groups.first[size_t(row) + 1]; ++k)
-          for_each_run<3>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
+          for_row<3>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
             const T* const source = in + groups.order[size_t(k)] * x_stride + offsets[1];
             double* const into = sum.data() + offsets[2];
             for (int64_t i = 0; i < count; ++i)
               into[i * strides[2]] += double(Compute<T>(source[i * strides[1]]));
           });
-        for_each_run<3>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
+        for_row<3>(loop, [&](const auto& offsets, const auto& strides, int64_t count) {
           T* const target = out + row * y_stride + offsets[0];
           for (int64_t i = 0; i < count; ++i)
             target[i * strides[0]] = T(Compute<T>(sum[size_t(offsets[2] + i * strides[2])]));

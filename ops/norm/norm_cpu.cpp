@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ops/lane_sum_internal.h"
 #include "ops/norm/norm_kernels.h"
 #include "runtime/parallel.h"
 #include "tensor/convert.h"
@@ -102,16 +103,17 @@ void norm_forward_cpu(const NormForward& norm) {
         T* const y_to = y + row * y_stride;
         C* const to = y_row.write(y_to);
         C mean = 0;
-        double sum = 0, squares = 0;
         if (centred) {
           // Counted from the first element: a long sum of large, nearly equal numbers would lose their
           // difference.
           const C origin = width > 0 ? from[0] : C(0);
-          for (int64_t c = 0; c < width; ++c) sum += double(from[c]) - double(origin);
+          const double sum =
+              lane_sum<double>(width, [=](int64_t c) { return double(from[c]) - double(origin); });
           mean = C(double(origin) + sum / double(width));
           means[row] = mean;
         }
-        for (int64_t c = 0; c < width; ++c) squares += double((from[c] - mean) * (from[c] - mean));
+        const double squares =
+            lane_sum<double>(width, [=](int64_t c) { return double((from[c] - mean) * (from[c] - mean)); });
         const C rstd = 1 / std::sqrt(C(squares) / C(width) + C(norm.eps));
         rstds[row] = rstd;
         for (int64_t c = 0; c < width; ++c) {
@@ -150,12 +152,11 @@ void norm_backward_cpu(const NormBackward& norm) {
         const C* const grads = dy_row.read(dy + row * dy_stride);
         const C mean = centred ? means[row] : C(0), rstd = rstds[row];
         const auto xhat = [&](int64_t c) { return (values[c] - mean) * rstd; };
-        double sum_g = 0, sum_gx = 0;
-        for (int64_t c = 0; c < width; ++c) {
-          g[size_t(c)] = grads[c] * (weight ? weight[c] : C(1));
-          sum_g += double(g[size_t(c)]);
-          sum_gx += double(g[size_t(c)] * xhat(c));
-        }
+        for (int64_t c = 0; c < width; ++c) g[size_t(c)] = grads[c] * (weight ? weight[c] : C(1));
+        const double sum_g =
+            centred ? lane_sum<double>(width, [&](int64_t c) { return double(g[size_t(c)]); }) : 0.0;
+        const double sum_gx =
+            lane_sum<double>(width, [&](int64_t c) { return double(g[size_t(c)] * xhat(c)); });
         const C mean_g = centred ? C(sum_g / double(width)) : C(0), mean_gx = C(sum_gx / double(width));
         const C* const past = past_row.read(dsum ? dsum + row * norm.dsum.row_stride() : nullptr);
         T *const dx = row_of(norm.dx, row), *const dresidual = row_of(norm.dresidual, row);

@@ -1,3 +1,6 @@
+#include <type_traits>
+
+#include "ops/pointwise/exp_log_internal.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/pointwise/pointwise_math.h"
 #include "tensor/elementwise.h"
@@ -25,6 +28,14 @@ template <class T, class F, class... Inputs>
 void run(const Tensor& y, F&& f, const Inputs&... x) {
   if (y.dtype() == dtype_of<T>) return elementwise_cpu<T>(y, f, x...);
   widening<T>(y, f, x...);
+}
+
+/// `apply` with functions that vectorise.
+template <Unary kKind, class C>
+C apply_on_cpu(C x) {
+  if constexpr (std::is_same_v<C, float> && kKind == Unary::exp) return full_exponential(x);
+  if constexpr (std::is_same_v<C, float> && kKind == Unary::log) return full_logarithm(x);
+  return apply<kKind>(x);
 }
 
 }  // namespace
@@ -56,7 +67,7 @@ void unary_cpu(const Tensor& y, const Tensor& x, Unary kind) {
   dispatch_floating(x.dtype(), name_of(kind), [&]<class T>() {
     dispatch_unary(kind, [&]<Unary kKind>() {
       elementwise_cpu<T>(
-          y, [](Compute<T> v) { return apply<kKind>(v); }, x);
+          y, [](Compute<T> v) { return apply_on_cpu<kKind>(v); }, x);
     });
   });
 }

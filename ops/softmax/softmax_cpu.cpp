@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "ops/activation/activation_math.h"
+#include "ops/lane_sum_internal.h"
 #include "ops/softmax/softmax_kernels.h"
+#include "tensor/convert.h"
 
 namespace tessera::ops {
 namespace {
@@ -47,6 +49,18 @@ void for_lines(const Lines<N>& lines, Body&& body) {
   });
 }
 
+/// `length` elements of kLines neighbouring lines in the arithmetic type, as they are in memory, and back.
+template <int kLines, class T>
+void load(Compute<T>* values, const T* from, int64_t length, int64_t stride) {
+  if constexpr (kLines == 1) return widen(values, from, length, stride);
+  for (int64_t i = 0; i < length; ++i) widen(values + i * kLines, from + i * stride, kLines);
+}
+template <int kLines, class T>
+void store(T* to, const Compute<T>* values, int64_t length, int64_t stride) {
+  if constexpr (kLines == 1) return narrow(to, values, length, stride);
+  for (int64_t i = 0; i < length; ++i) narrow(to + i * stride, values + i * kLines, kLines);
+}
+
 /// sums += e^values of kLines lines, whose elements take turns; with `keeps` the values become their powers.
 template <int kLines, class C>
 void add_powers(double (&sums)[kLines], C* values, int64_t count, bool keeps) {
@@ -56,7 +70,11 @@ void add_powers(double (&sums)[kLines], C* values, int64_t count, bool keeps) {
     const int64_t some = std::min(kPiece, count - begin);
     C powers[kPiece];
     for (int64_t k = 0; k < some; ++k) powers[k] = exponential<false>(values[begin + k]);
-    for (int64_t k = 0; k < some; ++k) sums[k % kLines] += double(powers[k]);
+    if constexpr (kLines == 1) {
+      sums[0] += lane_sum<double>(some, [&](int64_t k) { return double(powers[k]); });
+    } else {
+      for (int64_t k = 0; k < some; ++k) sums[k % kLines] += double(powers[k]);
+    }
     if (keeps) std::copy_n(powers, some, values + begin);
   }
 }
@@ -73,14 +91,15 @@ void softmax_forward_cpu(const Tensor& y, const Tensor& x, int dim, bool log) {
     for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[2], std::vector<C>& buffer) {
       buffer.resize(size_t(lines.length) * kLines);
       C* const values = buffer.data();
+      load<kLines>(values, from + offset[1], lines.length, lines.strides[1]);
       C top[kLines], last[kLines];
-      std::fill_n(top, kLines, -std::numeric_limits<C>::infinity());
-      for (int64_t i = 0; i < lines.length; ++i)
-        for (int j = 0; j < kLines; ++j) {
-          const C value = C(from[offset[1] + i * lines.strides[1] + j]);
-          values[i * kLines + j] = value;
-          top[j] = std::max(top[j], value);
-        }
+      if constexpr (kLines == 1) {
+        top[0] = lane_max(values, lines.length);
+      } else {
+        std::fill_n(top, kLines, -std::numeric_limits<C>::infinity());
+        for (int64_t i = 0; i < lines.length; ++i)
+          for (int j = 0; j < kLines; ++j) top[j] = std::max(top[j], values[i * kLines + j]);
+      }
       for (int64_t i = 0; i < lines.length; ++i)
         for (int j = 0; j < kLines; ++j) values[i * kLines + j] -= top[j];
       double sums[kLines] = {};
@@ -88,9 +107,10 @@ void softmax_forward_cpu(const Tensor& y, const Tensor& x, int dim, bool log) {
       for (int j = 0; j < kLines; ++j) last[j] = C(log ? std::log(sums[j]) : 1 / sums[j]);
       for (int64_t i = 0; i < lines.length; ++i)
         for (int j = 0; j < kLines; ++j) {
-          const C value = values[i * kLines + j];
-          to[offset[0] + i * lines.strides[0] + j] = T(log ? value - last[j] : value * last[j]);
+          C& value = values[i * kLines + j];
+          value = log ? value - last[j] : value * last[j];
         }
+      store<kLines>(to + offset[0], values, lines.length, lines.strides[0]);
     });
   });
 }
@@ -102,23 +122,29 @@ void softmax_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& y, i
     const auto lines = lines_along(dim, dx, dy, y);
     T* const to = dx.data<T>();
     const T *const grads = dy.data<T>(), *const results = y.data<T>();
-    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[3], std::vector<C>&) {
-      double total[kLines] = {};
-      for (int64_t i = 0; i < lines.length; ++i)
-        for (int j = 0; j < kLines; ++j) {
-          const C grad = C(grads[offset[1] + i * lines.strides[1] + j]),
-                  result = C(results[offset[2] + i * lines.strides[2] + j]);
-          total[j] += double(log ? grad : result * grad);
-        }
+    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[3], std::vector<C>& buffer) {
+      const int64_t count = lines.length * kLines;
+      buffer.resize(size_t(2 * count));
+      C *const grad = buffer.data(), *const result = grad + count;
+      load<kLines>(grad, grads + offset[1], lines.length, lines.strides[1]);
+      load<kLines>(result, results + offset[2], lines.length, lines.strides[2]);
       C sum[kLines];
-      for (int j = 0; j < kLines; ++j) sum[j] = C(total[j]);
-      for (int64_t i = 0; i < lines.length; ++i)
-        for (int j = 0; j < kLines; ++j) {
-          const C grad = C(grads[offset[1] + i * lines.strides[1] + j]),
-                  result = C(results[offset[2] + i * lines.strides[2] + j]);
-          const C slope = log ? grad - exponential<false>(result) * sum[j] : result * (grad - sum[j]);
-          to[offset[0] + i * lines.strides[0] + j] = T(slope);
-        }
+      if constexpr (kLines == 1) {
+        sum[0] = C(
+            lane_sum<double>(count, [=](int64_t i) { return double(log ? grad[i] : result[i] * grad[i]); }));
+      } else {
+        double total[kLines] = {};
+        for (int64_t i = 0; i < count; i += kLines)
+          for (int j = 0; j < kLines; ++j)
+            total[j] += double(log ? grad[i + j] : result[i + j] * grad[i + j]);
+        for (int j = 0; j < kLines; ++j) sum[j] = C(total[j]);
+      }
+      if (log)
+        for (int64_t i = 0; i < count; ++i) result[i] = exponential<false>(result[i]);
+      for (int64_t i = 0; i < count; i += kLines)
+        for (int j = 0; j < kLines; ++j)
+          grad[i + j] = log ? grad[i + j] - result[i + j] * sum[j] : result[i + j] * (grad[i + j] - sum[j]);
+      store<kLines>(to + offset[0], grad, lines.length, lines.strides[0]);
     });
   });
 }

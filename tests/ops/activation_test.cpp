@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -36,6 +37,24 @@ TEST(Activation, GeluTanhsSlopeIsNoughtOrOneWhereTheSquareOverflows) {
       const auto dx = gradient_of(x, dy, [](const Tensor& in) { return gelu_tanh(in); }).to_vector<double>();
       EXPECT_EQ(dx, (std::vector<double>{3, 0, 3, 0, 3, 0})) << name_of(dtype);
     }
+}
+
+TEST(Activation, GradientsInF32AreThoseOfF64OverTheWholeRange) {
+  // Of gelu that is erf, exp and their choice by range in one loop; 1031 is no multiple of a vector's length.
+  std::vector<float> values;
+  for (int i = 0; i < 1031; ++i) values.push_back(float(i - 515) / 64);
+  for (const float more : {0.0f, 1e-30f, 20.0f, 1e10f, 3e38f}) values.insert(values.end(), {more, -more});
+  const auto count = int64_t(values.size());
+  const Tensor x = Tensor::from(values, {count}), dy = Tensor::full({count}, 3, DType::f32, Device::cpu());
+  for (const auto f : {relu, relu_squared, silu, gelu, gelu_tanh}) {
+    const auto of = [&](const Tensor& in) { return f(in, Site::here()); };
+    const auto dx = gradient_of(x, dy, of).to_vector<double>();
+    const auto expected = gradient_of(x.to(DType::f64), dy.to(DType::f64), of).to_vector<double>();
+    for (size_t i = 0; i < dx.size(); ++i) {
+      if (float(expected[i]) > std::numeric_limits<float>::max()) continue;  // relu_squared of 3e38
+      EXPECT_NEAR(dx[i], expected[i], 2e-6 * std::max(1.0, std::fabs(expected[i]))) << values[i];
+    }
+  }
 }
 
 }  // namespace

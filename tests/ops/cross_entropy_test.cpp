@@ -207,6 +207,25 @@ TEST(CrossEntropy, ManyClassesAreSummedInDoubleOnTheCpu) {
   EXPECT_FLOAT_EQ(float(cross_entropy(logits, target, {.label_smoothing = 1}).item()), float(log_sum - mean));
 }
 
+TEST(CrossEntropy, AnyNumberOfClassesIsThatOfF64OnTheCpu) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const int64_t classes : {1, 15, 16, 17, 511, 512, 513, 1031})
+      for (const double smoothing : {0.0, 0.25}) {
+        const Tensor logits = quarters({4, classes}, dtype);
+        const Tensor targets = labels({0, classes - 1, classes / 2, -100});
+        const auto of = [&](const Tensor& in) {
+          return cross_entropy(in, targets, {.label_smoothing = smoothing});
+        };
+        const double loss = of(logits).item(), exact = of(logits.to(DType::f64)).item();
+        EXPECT_NEAR(loss, exact, 1e-6 * (1 + std::fabs(exact))) << classes;
+        const auto dx = gradient_of(logits, ones({}, DType::f32), of).to_vector<double>(),
+                   exact_dx =
+                       gradient_of(logits.to(DType::f64), ones({}, DType::f64), of).to_vector<double>();
+        for (size_t i = 0; i < dx.size(); ++i)
+          ASSERT_NEAR(dx[i], exact_dx[i], epsilon(dtype) * std::fabs(exact_dx[i]) + 1e-7) << classes;
+      }
+}
+
 TEST(CrossEntropy, OverwrittenLogitsHoldTheirGradient) {
   for (const Device device : devices()) {
     std::vector<float> values;

@@ -34,6 +34,25 @@ TEST(GatherRows, MovesEveryDtypeBitForBit) {
   }
 }
 
+TEST(GatherRows, NarrowRowsWithGapsOrOfTwoDimensions) {
+  const Tensor x = counting({5, 7, 4}), at = indices({4, 0, 4, 2});
+  for (const Tensor& rows : {x.slice(2, 1, 2), x.slice(1, 2, 3), x.slice(1, 1, 5), x.slice(2, 1, 3),
+                             x.transpose(1, 2), x.slice(1, 0, 0)}) {
+    const Tensor y = gather_rows(rows, at);
+    ASSERT_EQ(y.shape(), (Shape{4, rows.size(1), rows.size(2)}));
+    const int64_t numbers[] = {4, 0, 4, 2};
+    for (int64_t n = 0; n < 4; ++n)
+      EXPECT_EQ(y.slice(0, n, n + 1).to_vector<double>(),
+                rows.slice(0, numbers[n], numbers[n] + 1).to_vector<double>());
+    const auto sums = scatter_rows(rows.slice(0, 0, 4), at, 5);
+    const auto first = rows.slice(0, 0, 1).to_vector<double>(),
+               third = rows.slice(0, 2, 3).to_vector<double>();
+    const auto both = sums.slice(0, 4, 5).to_vector<double>();
+    for (size_t i = 0; i < both.size(); ++i) EXPECT_EQ(both[i], first[i] + third[i]);
+    for (const double zero : sums.slice(0, 1, 2).to_vector<double>()) EXPECT_EQ(zero, 0);
+  }
+}
+
 TEST(GatherRows, RepeatedRowsAddTheirGradients) {
   Tensor x = counting({3, 1});
   require_grad(x);

@@ -6,6 +6,7 @@
 
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise.h"
+#include "runtime/parallel.h"
 #include "tests/errors.h"
 #include "tests/ops/tensors.h"
 
@@ -91,6 +92,41 @@ TEST(Reduce, LongSumsStayAccurate) {
   EXPECT_EQ(mean(ones).item(), 1);
   const Tensor columns = Tensor::full({1, 3}, 1, DType::bf16, kCpu).expand({1 << 20, 3});
   EXPECT_EQ(sum(columns, 0).to_vector<float>(), (std::vector<float>(3, 1 << 20)));
+}
+
+TEST(Reduce, AReductionInChunksIsThatOfItsParts) {
+  // Of one row of many elements, of many rows with gaps and of a transposed tensor; sums of integers are
+  // exact.
+  const int64_t rows = 517, columns = 131, count = rows * columns;
+  std::vector<double> values(size_t(count), 0);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = double(i * 7919 % 31) - 15;
+  values[40007] = 99;
+  double total = 0, squares = 0;
+  for (const double v : values) total += v, squares += v * v;
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    const Tensor row = Tensor::from(values, {count}).to(dtype),
+                 matrix = Tensor::from(values, {rows, columns}).to(dtype);
+    for (const Tensor& x : {row, matrix, matrix.transpose(0, 1)}) {
+      const Tensor wide = sum_to(x, Shape{}, dtype == DType::f64 ? DType::f64 : DType::f32);
+      EXPECT_EQ(wide.item(), total) << name_of(dtype);
+      EXPECT_EQ(max(x).item(), 99) << name_of(dtype);
+      const double length = norm(x).item();
+      EXPECT_NEAR(length, std::sqrt(squares), std::sqrt(squares) * epsilon(dtype)) << name_of(dtype);
+    }
+    EXPECT_EQ(max(matrix, 1).to_vector<double>()[40007 / 131], 99);
+    EXPECT_EQ(max(matrix, 0).to_vector<double>()[40007 % 131], 99);
+  }
+  const Tensor drawn = uniform({rows, columns}, DType::f32, 5);
+  const int threads = cpu_threads();
+  std::vector<double> results;
+  for (const int some : {1, 2, 3}) {
+    set_cpu_threads(some);
+    results.push_back(sum(drawn).item());
+  }
+  set_cpu_threads(threads);
+  EXPECT_EQ(results, std::vector<double>(3, results[0]));
+  values[60000] = std::nan("");
+  EXPECT_TRUE(std::isnan(max(Tensor::from(values, {count}).to(DType::f32)).item()));
 }
 
 TEST(Reduce, SpecialValues) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -152,6 +153,28 @@ TEST(Softmax, LongLinesAreSummedInDoubleOnTheCpu) {
   const auto dx = gradient_of(x, dy, [](const Tensor& in) { return log_softmax(in); });
   const double expected = double(0.1f) * (1 - double(kLength) / total);
   EXPECT_NEAR(dx.slice(0, 0, 1).item() / expected, 1, 4e-6);  // exp of y, which is near -11.5: 11.5 ulp of 1
+}
+
+TEST(Softmax, EveryLengthIsThatOfF64OnTheCpu) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const int64_t length : {1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 129, 1031}) {
+      const Tensor x = quarters({3, length}, dtype), dy = quarters({3, length}, dtype, 3);
+      for (const auto f : {softmax, log_softmax})
+        for (const bool turned : {false, true}) {
+          const auto of = [&](const Tensor& in) { return f(in, turned ? 0 : 1, Site::here()); };
+          const auto laid = [&](const Tensor& in) { return turned ? in.transpose(0, 1) : in; };
+          const auto y = of(laid(x)).to_vector<double>(),
+                     exact = of(laid(x.to(DType::f64))).to_vector<double>();
+          const auto dx = gradient_of(laid(x), laid(dy), of).to_vector<double>(),
+                     exact_dx =
+                         gradient_of(laid(x).to(DType::f64), laid(dy).to(DType::f64), of).to_vector<double>();
+          for (size_t i = 0; i < y.size(); ++i) {
+            ASSERT_NEAR(y[i], exact[i], 4 * epsilon(dtype) * std::max(1.0, std::fabs(exact[i]))) << length;
+            ASSERT_NEAR(dx[i], exact_dx[i], 16 * epsilon(dtype) * std::max(1.0, std::fabs(exact_dx[i])))
+                << length;
+          }
+        }
+    }
 }
 
 }  // namespace

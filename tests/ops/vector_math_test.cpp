@@ -1,5 +1,7 @@
 #include "ops/vector_math_internal.h"
 
+#include "ops/pointwise/exp_log_internal.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,6 +33,27 @@ double worst_ulp(float (*own)(float), double (*exact)(double)) {
 TEST(VectorMath, TanhAndErfAreWithinTwoUlp) {
   EXPECT_LT(worst_ulp(vector_tanh, std::tanh), 2);
   EXPECT_LT(worst_ulp(vector_error_function, std::erf), 2);
+}
+
+TEST(VectorMath, ExpAndLogAreWithinOneAndAHalfUlpOverTheWholeRange) {
+  EXPECT_LT(worst_ulp(full_exponential, std::exp), 1.5);
+  EXPECT_LT(worst_ulp(full_logarithm, std::log), 1.5);
+}
+
+TEST(VectorMath, ExpAndLogHaveTheLibrarysSpecialValues) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(),
+                  kSmallest = std::numeric_limits<float>::denorm_min(),
+                  kLargest = std::numeric_limits<float>::max(),
+                  kNaN = std::numeric_limits<float>::quiet_NaN();
+  for (const float x : {0.0f, -0.0f, 1.0f, kSmallest, -kSmallest, 88.7228f, 88.7229f, 89.0f, 200.0f, kLargest,
+                        kInfinity, -87.4f, -103.9f, -103.98f, -200.0f, -kLargest, -kInfinity})
+    EXPECT_FLOAT_EQ(full_exponential(x), std::exp(x)) << x;
+  EXPECT_EQ(full_exponential(-103.9f), kSmallest);
+  for (const float x : {0.0f, -0.0f, 1.0f, kSmallest, 3 * kSmallest, kLargest, kInfinity})
+    EXPECT_FLOAT_EQ(full_logarithm(x), std::log(x)) << x;
+  for (const float x : {-kSmallest, -1.0f, -kInfinity, kNaN, -kNaN})
+    EXPECT_TRUE(std::isnan(full_logarithm(x))) << x;
+  for (const float x : {kNaN, -kNaN}) EXPECT_TRUE(std::isnan(full_exponential(x))) << x;
 }
 
 TEST(VectorMath, SpecialValuesAreThoseOfTheLibrary) {
