@@ -119,7 +119,6 @@
 #include "nn/dropout.h"
 #include "nn/embedding.h"
 #include "nn/form.h"
-#include "nn/gated_inputs.h"
 #include "nn/hidden_l1.h"
 #include "nn/init.h"
 #include "nn/kv_cache.h"

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "autograd/gradient_internal.h"
 #include "runtime/rng.h"
 
 namespace tessera {
@@ -18,12 +19,7 @@ class LeafCollector {
   /// has that dtype: a leaf's gradient would have to be copied, a result's is moved.
   static Tensor stand_in(const Tape& tape, const Tensor& input, DType grad_dtype) {
     Tensor inside = input.detach();
-    auto state = std::make_shared<GradState>();
-    state->tape = tape.id_;
-    state->grad_dtype = grad_dtype;
-    state->shape = input.shape();
-    state->device = input.device();
-    inside.set_grad_state(std::move(state), true);
+    inside.set_grad_state(gradients::new_state(input, grad_dtype, tape.id_), true);
     return inside;
   }
   /// Appends the leaves that were used, and their values at their first use.

@@ -64,11 +64,7 @@ void require_grad(Tensor& tensor, DType grad_dtype) {
         "retain_grad()");
   check(tensor.defined() && is_floating(tensor.dtype()) && is_floating(grad_dtype),
         "require_grad: ", describe(tensor), " cannot have a gradient; only floating tensors can");
-  auto state = std::make_shared<GradState>();
-  state->grad_dtype = grad_dtype;
-  state->shape = tensor.shape();
-  state->device = tensor.device();
-  tensor.set_grad_state(std::move(state));
+  tensor.set_grad_state(gradients::new_state(tensor, grad_dtype, 0));
 }
 
 Tensor grad(const Tensor& leaf) {
@@ -110,6 +106,15 @@ void on_grad(const Tensor& leaf, std::function<void(const Tensor&)> hook) {
 }
 
 namespace gradients {
+
+std::shared_ptr<GradState> new_state(const Tensor& tensor, DType grad_dtype, uint64_t tape) {
+  auto state = std::make_shared<GradState>();
+  state->tape = tape;
+  state->grad_dtype = grad_dtype;
+  state->shape = tensor.shape();
+  state->device = tensor.device();
+  return state;
+}
 
 // ---- views ----
 

@@ -25,11 +25,8 @@ constexpr size_t kChunk = 64 * 1024;
 void note_use(const Tensor& loss_scale) {
   loss_scale.bump_version();
   if (CaptureSession* const session = CaptureSession::current())
-    session->add({.key = loss_scale.storage().get(),
-                  .before_launch = [] {},
-                  .capture_end = [] {},
-                  .after_launch = [loss_scale] { loss_scale.bump_version(); },
-                  .failed = [] {}});
+    session->add(
+        {.key = loss_scale.storage().get(), .after_launch = [loss_scale] { loss_scale.bump_version(); }});
 }
 
 void check_finite(const Tensor& x, const char* kind, const char* name, const char* part, size_t index) {
@@ -83,14 +80,7 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
   }
   for (size_t i = 0; options_.check_finite && i < outputs.size(); ++i)
     check_finite(outputs[i]->detach(), "result: ", name, "output", i);
-  for (Tensor* output : outputs) {
-    auto state = std::make_shared<GradState>();
-    state->tape = id_;
-    state->grad_dtype = output->dtype();
-    state->shape = output->shape();
-    state->device = output->device();
-    output->set_grad_state(std::move(state), true);
-  }
+  for (Tensor* output : outputs) output->set_grad_state(new_state(*output, output->dtype(), id_), true);
   for (const Tensor* input : inputs) {
     const auto& state = input->grad_state();
     if (!state) continue;

@@ -8,17 +8,15 @@
 namespace tessera::nn::init {
 namespace {
 
-/// Elements of `tensor` = value(stream, i) on the host, rounded once to the tensor's dtype.
+/// Elements of `tensor` = value(stream, i), computed on the host and rounded to f32, whatever the tensor's
+/// dtype: a model starts from the same numbers in f64, and a narrower dtype rounds those.
 template <class F>
 void draw(const Tensor& tensor, Rng& rng, F&& value) {
   const RandomStream stream = rng.reserve(Device::cpu());
-  const DType dtype = tensor.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  const Tensor host = Tensor::empty_packed(tensor.shape(), dtype, Device::cpu());
-  dispatch_floating(dtype, "init", [&]<class T>() {
-    T* const out = host.data<T>();
-    parallel_for(host.count(), 4096, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) out[i] = T(float(value(stream, uint64_t(i))));
-    });
+  const Tensor host = Tensor::empty_packed(tensor.shape(), DType::f32, Device::cpu());
+  float* const out = host.data<float>();
+  parallel_for(host.count(), 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) out[i] = float(value(stream, uint64_t(i)));
   });
   tensor.copy_from(host);
 }

@@ -1,10 +1,8 @@
 #include "nn/linear.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "nn/compressed_internal.h"
-#include "nn/gated_inputs.h"
 #include "nn/low_rank_internal.h"
 #include "nn/observe.h"
 #include "nn/slice_scope.h"

@@ -194,8 +194,7 @@ void FactorOptions::validate() const {
         "; expected silu or relu_squared");
   check(kind != FactorKind::cola || init != FactorInit::svd,
         "cola: no dense weight computes what factors with an activation between them do, so they cannot "
-        "start from "
-        "one; draw them (--factor-init drawn)");
+        "start from one; draw them (--factor-init drawn)");
   check(kind != FactorKind::lost || init != FactorInit::drawn,
         "lost: its columns are what the leading singular triples of a dense weight leave; --factor-init svd");
   check(std::isfinite(alpha) && alpha > 0, name_of(kind), ": alpha (--alpha) is ", alpha,

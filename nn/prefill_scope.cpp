@@ -1,7 +1,6 @@
 #include "nn/prefill_scope.h"
 
 #include "nn/attention.h"
-#include "nn/gated_inputs.h"
 
 namespace tessera::nn {
 

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/sparse_linear/gate.h"
+
 namespace tessera::nn {
 
 struct Sequences;
@@ -32,5 +34,10 @@ class PrefillScope {
   PrefillScope* outer_;
   const Sequences* sequences_;
 };
+
+/// The inputs x [..., in] that a layer with this gate multiplies with when it is called here: zeros in place
+/// of those that the gate leaves out, on the rows that gates apply to (PrefillScope::gated_rows; `share` is
+/// Compressed::prefill). Not recorded.
+Tensor gated_inputs(const Tensor& x, const ops::Gate& gate, double share);
 
 }  // namespace tessera::nn

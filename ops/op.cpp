@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <numbers>
 #include <utility>
 
+#include "runtime/gaussian.h"
 #include "runtime/philox.h"
 
 namespace tessera::ops {
@@ -18,8 +18,7 @@ const char* type_name(const AttrValue& value) {
 
 double normal(uint64_t seed, uint64_t input, int64_t index) {
   const Uint4 random = philox(seed, input, uint64_t(index));
-  const double radius = std::sqrt(-2 * std::log(double(uniform_open(random.word[0]))));
-  return radius * std::cos(2 * std::numbers::pi * double(uniform_half_open(random.word[1])));
+  return gaussian_of(random.word[0], random.word[1]);
 }
 
 /// Whether an element, or a bit, is not 0.

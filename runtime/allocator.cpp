@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cassert>
 #include <cstdio>
 #include <deque>
 #include <map>
@@ -63,8 +62,7 @@ struct Segment {
   char* base = nullptr;
   size_t bytes = 0;
   size_t carved = 0;  // small segments: bytes handed out so far
-  int64_t live = 0;   // small segments: blocks in use
-  bool small = false;
+  int64_t live = 0;   // blocks in use
 };
 
 /// Large free blocks, smallest first; ties by address, so that the choice does not depend on history.
@@ -169,16 +167,19 @@ struct Allocator::State {
     return std::string("a guard band could not be read: ") + error.what();
   }
 
-  Segment* new_segment(MemoryPool* pool, size_t bytes, bool small) {
+  /// Memory from the driver, in no pool's list; null if there is none.
+  std::unique_ptr<Segment> obtain(MemoryPool* pool, size_t bytes) {
     void* const base = source.allocate(bytes);
     if (!base) return nullptr;
-    auto segment = std::make_unique<Segment>();
-    *segment = {pool, static_cast<char*>(base), bytes, 0, 0, small};
-    pool->segments.push_back(std::move(segment));
     stats.driver_calls += 1;
     stats.reserved += bytes;
     stats.reserved_peak = std::max(stats.reserved_peak, stats.reserved);
-    return pool->segments.back().get();
+    return std::make_unique<Segment>(Segment{.pool = pool, .base = static_cast<char*>(base), .bytes = bytes});
+  }
+
+  Segment* new_segment(MemoryPool* pool, size_t bytes) {
+    std::unique_ptr<Segment> segment = obtain(pool, bytes);
+    return segment ? pool->segments.emplace_back(std::move(segment)).get() : nullptr;
   }
 
   MemoryBlock* take_small(MemoryPool* pool, int size_class) {
@@ -190,17 +191,13 @@ struct Allocator::State {
     }
     const size_t bytes = round_up(class_bytes(size_class), 256);
     if (!pool->carving || pool->carving->carved + bytes > pool->carving->bytes) {
-      Segment* const segment = new_segment(pool, kSegmentBytes, true);
+      Segment* const segment = new_segment(pool, kSegmentBytes);
       if (!segment) return nullptr;
       pool->carving = segment;
     }
-    auto* block = new MemoryBlock;
-    block->data = pool->carving->base + pool->carving->carved;
-    block->bytes = bytes;
-    block->segment = pool->carving;
-    block->size_class = size_class;
+    char* const data = pool->carving->base + pool->carving->carved;
     pool->carving->carved += bytes;
-    return block;
+    return new MemoryBlock{.data = data, .bytes = bytes, .segment = pool->carving, .size_class = size_class};
   }
 
   MemoryBlock* take_large(MemoryPool* pool, size_t bytes) {
@@ -212,24 +209,20 @@ struct Allocator::State {
       block = *found;
       pool->free_large.erase(found);
     } else {
-      Segment* const segment = new_segment(pool, round_up(bytes, kSegmentBytes), false);
+      Segment* const segment = new_segment(pool, round_up(bytes, kSegmentBytes));
       if (!segment) return nullptr;
-      block = new MemoryBlock;
-      block->data = segment->base;
-      block->bytes = segment->bytes;
-      block->segment = segment;
+      block = new MemoryBlock{.data = segment->base, .bytes = segment->bytes, .segment = segment};
     }
     if (block->bytes - bytes >= kLargestClass) {
-      auto* rest = new MemoryBlock;
-      rest->data = static_cast<char*>(block->data) + bytes;
-      rest->bytes = block->bytes - bytes;
-      rest->segment = block->segment;
-      rest->previous = block;
-      rest->next = block->next;
+      auto* const rest = new MemoryBlock{.data = static_cast<char*>(block->data) + bytes,
+                                         .bytes = block->bytes - bytes,
+                                         .segment = block->segment,
+                                         .previous = block,
+                                         .next = block->next,
+                                         .is_free = true};
       if (block->next) block->next->previous = rest;
       block->next = rest;
       block->bytes = bytes;
-      rest->is_free = true;
       pool->free_large.insert(rest);
     }
     return block;
@@ -237,16 +230,9 @@ struct Allocator::State {
 
   /// Allocates a block as a segment of its own, which is in no pool's list.
   MemoryBlock* take_alone(MemoryPool* pool, size_t bytes) {
-    void* const base = source.allocate(bytes);
-    if (!base) return nullptr;
-    auto block = std::make_unique<MemoryBlock>();
-    block->segment = new Segment{.pool = pool, .base = static_cast<char*>(base), .bytes = bytes};
-    block->data = base;
-    block->bytes = bytes;
-    stats.driver_calls += 1;
-    stats.reserved += bytes;
-    stats.reserved_peak = std::max(stats.reserved_peak, stats.reserved);
-    return block.release();
+    std::unique_ptr<Segment> segment = obtain(pool, bytes);
+    if (!segment) return nullptr;
+    return new MemoryBlock{.data = segment->base, .bytes = bytes, .segment = segment.release()};
   }
 
   MemoryBlock* take(MemoryPool* pool, size_t bytes) {
@@ -306,22 +292,14 @@ struct Allocator::State {
     for (const auto& segment : pool->segments)
       if (segment->live == 0) unused.insert(segment.get());
     if (unused.empty()) return;
-    for (auto& list : pool->free_small)
-      std::erase_if(list, [&](MemoryBlock* block) {
-        if (!unused.contains(block->segment)) return false;
-        delete block;
-        return true;
-      });
-    std::erase_if(pool->free_large, [&](MemoryBlock* block) {
+    const auto deletes = [&](MemoryBlock* block) {
       if (!unused.contains(block->segment)) return false;
       delete block;
       return true;
-    });
-    std::erase_if(pool->retired, [&](MemoryBlock* block) {
-      if (!unused.contains(block->segment)) return false;
-      delete block;
-      return true;
-    });
+    };
+    for (auto& list : pool->free_small) std::erase_if(list, deletes);
+    std::erase_if(pool->free_large, deletes);
+    std::erase_if(pool->retired, deletes);
     if (unused.contains(pool->carving)) pool->carving = nullptr;
     std::erase_if(pool->segments, [&](const auto& segment) {
       if (!unused.contains(segment.get())) return false;
@@ -343,21 +321,28 @@ struct Allocator::State {
     private_pools.erase(pool);
   }
 
+  /// Live bytes of each tag that holds some, largest first.
+  std::vector<std::pair<std::string, size_t>> held_by_tag() const {
+    std::map<std::string, size_t> merged;
+    for (const auto& [tag, held] : tags)
+      if (held) merged[tag] += held;
+    std::vector<std::pair<std::string, size_t>> sorted(merged.begin(), merged.end());
+    std::ranges::sort(sorted, std::greater<>{}, [](const auto& one) { return one.second; });
+    return sorted;
+  }
+
   [[noreturn]] void fail_out_of_memory(size_t bytes) {
     std::ostringstream text;
     const auto [free, total] = source.usage();
     const MemoryPool* const pool = pool_of_this_thread();
-    size_t largest = pool->free_large.empty() ? 0 : (*pool->free_large.rbegin())->bytes;
+    const size_t largest = pool->free_large.empty() ? 0 : (*pool->free_large.rbegin())->bytes;
     text << "out of memory on " << source.name << ": asked for " << format_bytes(bytes) << "; the device has "
          << format_bytes(free) << " free of " << format_bytes(total) << ", this process holds "
          << format_bytes(stats.allocated) << " in tensors (reserved " << format_bytes(stats.reserved)
-         << ", largest free block " << format_bytes(largest) << "). Held by:";
-    std::map<std::string, size_t> merged;
-    for (const auto& [tag, held] : tags) merged[tag] += held;
-    std::vector<std::pair<std::string, size_t>> sorted(merged.begin(), merged.end());
-    std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
-    for (size_t i = 0; i < std::min<size_t>(5, sorted.size()); ++i)
-      text << (i ? ", " : " ") << sorted[i].first << " " << format_bytes(sorted[i].second);
+         << ", largest free block " << format_bytes(largest) << ")";
+    const auto holders = held_by_tag();
+    for (size_t i = 0; i < std::min<size_t>(5, holders.size()); ++i)
+      text << (i ? ", " : ". Held by: ") << holders[i].first << " " << format_bytes(holders[i].second);
     text << ". Try a smaller batch, activation checkpointing, or `tessera plan` for the largest batch that "
             "fits";
     throw OutOfMemory(text.str(), __FILE__, __LINE__);
@@ -470,12 +455,7 @@ void Allocator::crosses(MemoryBlock* block) {
 AllocatorStats Allocator::stats() const {
   const std::lock_guard lock(state_->mutex);
   AllocatorStats stats = state_->stats;
-  std::map<std::string, size_t> merged;
-  for (const auto& [tag, held] : state_->tags)
-    if (held) merged[tag] += held;
-  stats.by_tag.assign(merged.begin(), merged.end());
-  std::sort(stats.by_tag.begin(), stats.by_tag.end(),
-            [](const auto& a, const auto& b) { return a.second > b.second; });
+  stats.by_tag = state_->held_by_tag();
   return stats;
 }
 

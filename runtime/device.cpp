@@ -2,8 +2,6 @@
 
 #include <charconv>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -330,11 +328,9 @@ std::shared_ptr<const Fence> Device::fence() const {
 }
 
 bool Device::capturing() const {
-  if (const StreamScope* const scope = StreamScope::current(*this))
-    if (scope->foreign_capture()) return true;
-  if (!context_->capturing) return false;
   const StreamScope* const scope = StreamScope::current(*this);
-  return context_->captured == (scope ? scope->stream_ : context_->stream);
+  if (scope && scope->foreign_capture()) return true;
+  return context_->capturing && context_->captured == (scope ? scope->stream_ : context_->stream);
 }
 
 void Device::synchronize() const {

@@ -3,7 +3,7 @@
 #include <map>
 #include <string>
 
-#include "nn/gated_inputs.h"
+#include "nn/prefill_scope.h"
 #include "sparsity/gated_block.h"
 #include "sparsity/update.h"
 #include "sparsity/walk.h"

@@ -33,19 +33,17 @@ void print(std::string& out, const Tensor& tensor, const PrintOptions& options, 
   out += ']';
 }
 
-/// Only the parts of each dimension that will be shown, so that a copy from a GPU is small.
-Tensor shown_part(const Tensor& tensor, const PrintOptions& options) {
-  return tensor.device().is_cpu() || tensor.count() <= options.threshold ? tensor.to(Device::cpu()) : tensor;
-}
-
 }  // namespace
 
 std::string to_string(const Tensor& tensor, const PrintOptions& options) {
   std::ostringstream kind;
   kind << describe(tensor);
   if (!tensor.defined()) return kind.str();
+  const bool shorten = tensor.count() > options.threshold;
+  // Of a large tensor only the shown elements are copied from a GPU, one by one; a small one as a whole.
+  const Tensor shown = shorten ? tensor.detach() : tensor.detach().to(Device::cpu());
   std::string out;
-  print(out, shown_part(tensor.detach(), options), options, tensor.count() > options.threshold, 0);
+  print(out, shown, options, shorten, 0);
   return out + " " + kind.str();
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
@@ -26,18 +25,18 @@ void check_bytes(const Shape& shape, DType dtype) {
         ": the number of bytes overflows");
 }
 
-std::shared_ptr<Storage> make_storage(Device device, Allocator& allocator, const Layout& layout,
-                                      DType dtype) {
-  // The padding of the last row is allocated, too.
-  const Shape& shape = layout.shape;
-  const int64_t extent = layout.extent();
-  const int64_t pads = shape.rank() >= 2 && extent > 0 && extent < INT64_MAX / 2
-                           ? std::max<int64_t>(layout.stride(-2) - shape[-1], 0)
-                           : 0;
-  const int64_t bytes = (extent + pads) * int64_t(size_of(dtype));
+/// Uninitialised; the padding of the last row is allocated, too.
+Tensor allocate(const Shape& shape, DType dtype, Device device, Allocator& allocator, bool pitched) {
+  check_bytes(shape, dtype);
+  const int64_t size = int64_t(size_of(dtype)), width = shape.rank() ? shape[-1] : 1;
+  const int64_t pitch = pitched && shape.rank() >= 2 ? row_pitch(width, dtype) : width;
+  const Layout layout = Layout::pitched(shape, pitch);
+  const int64_t extent = layout.extent(), bytes = extent > 0 ? (extent + pitch - width) * size : 0;
   // Rounded up to 16 bytes, so that a vector load of the tail of the last row stays inside.
-  return std::make_shared<Storage>(device, allocator,
-                                   size_t((bytes + kRowAlign - 1) / kRowAlign * kRowAlign));
+  auto storage =
+      std::make_shared<Storage>(device, allocator, size_t((bytes + kRowAlign - 1) / kRowAlign * kRowAlign));
+  if (pitch > width) storage->row_bytes = width * size, storage->pitch_bytes = pitch * size;
+  return Tensor::view_of(std::move(storage), layout, dtype);
 }
 
 }  // namespace
@@ -59,36 +58,15 @@ int64_t row_pitch(int64_t width, DType dtype) {
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
-  check_bytes(shape, dtype);
-  Tensor tensor;
-  tensor.layout_ =
-      shape.rank() < 2 ? Layout::packed(shape) : Layout::pitched(shape, row_pitch(shape[-1], dtype));
-  tensor.dtype_ = dtype;
-  tensor.storage_ = make_storage(device, device.allocator(), tensor.layout_, dtype);
-  if (shape.rank() >= 2) {
-    const int64_t size = int64_t(size_of(dtype)), pitch = row_pitch(shape[-1], dtype);
-    if (pitch > shape[-1])
-      tensor.storage_->row_bytes = shape[-1] * size, tensor.storage_->pitch_bytes = pitch * size;
-  }
-  return tensor;
+  return allocate(shape, dtype, device, device.allocator(), true);
 }
 
 Tensor Tensor::empty_packed(const Shape& shape, DType dtype, Device device) {
-  check_bytes(shape, dtype);
-  Tensor tensor;
-  tensor.layout_ = Layout::packed(shape);
-  tensor.dtype_ = dtype;
-  tensor.storage_ = make_storage(device, device.allocator(), tensor.layout_, dtype);
-  return tensor;
+  return allocate(shape, dtype, device, device.allocator(), false);
 }
 
 Tensor Tensor::empty_pinned(const Shape& shape, DType dtype) {
-  check_bytes(shape, dtype);
-  Tensor tensor;
-  tensor.layout_ = Layout::packed(shape);
-  tensor.dtype_ = dtype;
-  tensor.storage_ = make_storage(Device::cpu(), pinned_allocator(), tensor.layout_, dtype);
-  return tensor;
+  return allocate(shape, dtype, Device::cpu(), pinned_allocator(), false);
 }
 
 Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
