@@ -153,6 +153,7 @@
 #include "optim/gradient_ring.h"
 #include "optim/loss_scale.h"
 #include "optim/optimizer.h"
+#include "optim/rounding.h"
 #include "optim/rule.h"
 #include "optim/schedule.h"
 #include "optim/sharding.h"

@@ -19,7 +19,12 @@ struct PlaceFlags {
   bool json = false;
   int64_t ranks = 1, zero = 0, accumulate = 0;
   double bucket_mb = 32, link_gbs = 327, step_ms = 0;
+  std::string states = "f32";
   const CLI::App* command = nullptr;  // that add_to() was called with
+
+  plan::Memory planned(const plan::Memory& of_adamw) const {
+    return plan::with_moments(of_adamw, 2, states == "bf16" ? DType::bf16 : DType::f32);
+  }
 
   void add_to(CLI::App& command) {
     this->command = &command;
@@ -35,6 +40,10 @@ struct PlaceFlags {
         .add_option("--zero", zero,
                     "ZeRO stage; 1: shard moments and master weights over the ranks; 2: gradients, too")
         ->check(whole(0, 2));
+    command
+        .add_option("--optimizer-states", states,
+                    "AdamW's moments; bf16: also no f32 masters, as train has it")
+        ->check(CLI::IsMember({"f32", "bf16"}));
     command
         .add_option("--accumulate", accumulate,
                     "Micro-batches per step, on all ranks together; default: one per rank")
@@ -191,7 +200,7 @@ int run_plan(PlanArgs args, const train::Given& given) {
   const auto ranked = [&](const models::TnpConfig& config, int64_t batch, bool recompute) {
     plan::RankOptions options = args.options(plan::measured_rate(plain), split.ranks);
     options.within = attention(config, batch);
-    return plan::plan_ranks(plan::count_memory(config, batch, job.context, job.targets, split),
+    return plan::plan_ranks(args.planned(plan::count_memory(config, batch, job.context, job.targets, split)),
                             flops.step(recompute) / double(split.ranks), plan::arena_sizes(config), options);
   };
   const plan::RankPlan ranks_a = ranked(plain, job.batch, false),
@@ -263,8 +272,8 @@ int run_language_plan(const LanguagePlanArgs& args, const train::Given& given) {
   check_ranks(job, args, given);
   const plan::ArenaSizes sizes = plan::arena_sizes(job.model, forms);
   const auto ranked = [&](int64_t batch) {
-    return plan::plan_ranks(plan::count_memory(job.model, batch, job.length, forms), flops.step(), sizes,
-                            options);
+    return plan::plan_ranks(args.planned(plan::count_memory(job.model, batch, job.length, forms)),
+                            flops.step(), sizes, options);
   };
   const plan::RankPlan ranks = ranked(job.batch);
   const plan::Memory& plan = ranks.memory;

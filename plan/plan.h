@@ -40,6 +40,10 @@ struct Memory {
   double total() const { return parameters + gradients + optimizer + saved + transient; }
 };
 
+/// The same of an optimizer with that number of moments; bf16 ones come without masters
+/// (optim::OptimizerOptions::states). `memory`: as the functions below count it.
+Memory with_moments(Memory memory, int moments, DType states);
+
 /// Bytes per token and hidden feature of a feed-forward network, or of factors with an activation between
 /// them, that does not run as the dense ones do: ops::mlp_sparse24.
 struct HiddenBytes {

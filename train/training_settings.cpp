@@ -134,6 +134,11 @@ std::string TrainingSettings::step_line() const {
   return fmt::format("  step      {} micro-batches, sums in the {} order\n", accumulate, order);
 }
 
+plan::Memory TrainingSettings::planned(const plan::Memory& of_adamw) const {
+  const int moments = optimizer != "sgd" ? 2 : momentum > 0 ? 1 : 0;
+  return plan::with_moments(of_adamw, moments, optimizer_states == "bf16" ? DType::bf16 : DType::f32);
+}
+
 std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,
                                           int64_t each) const {
   const plan::RankOptions options{.ranks = ranks,
@@ -145,7 +150,7 @@ std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::A
                                   .global_order = order == "global",
                                   .rate = 1};  // of times, which are not asked for
   return fmt::format("  memory    {} planned a step{}\n",
-                     format_bytes(size_t(plan::plan_ranks(one, 1, sizes, options).memory.total())),
+                     format_bytes(size_t(plan::plan_ranks(planned(one), 1, sizes, options).memory.total())),
                      ranks > 1 ? " on each rank" : "");
 }
 

@@ -57,6 +57,8 @@ struct TrainingSettings {
   void check_zero(int64_t zero, int ranks) const;
   /// "  step      8 micro-batches, sums in the global order", a line of a run's header; "" with one.
   std::string step_line() const;
+  /// With the states of this optimizer; muon, galore and loro count as AdamW.
+  plan::Memory planned(const plan::Memory& of_adamw) const;
   /// "  memory    52.2 MiB planned a step", a line of a run's header: of each of `ranks`, `each` of which
   /// share a micro-batch. `one`: of one rank that trains alone, on one micro-batch.
   std::string memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,

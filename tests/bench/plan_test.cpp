@@ -56,9 +56,12 @@ TEST_F(PlanCuda, AStepOfALanguageModelTakesWhatWasPlanned) {
       options.device = Device::cuda(0);
       options.graph = {false};
       options.timer = kOnce;
-      for (const Record& record : bench_language_step(options))
-        expect_planned(record, record.op + " " + std::to_string(vocabulary) + ", model " +
-                                   std::to_string(&model - named));
+      for (const char* const states : {"f32", "bf16"}) {
+        options.optimizer_states = states;
+        for (const Record& record : bench_language_step(options))
+          expect_planned(record, record.op + " " + std::to_string(vocabulary) + ", model " +
+                                     std::to_string(&model - named) + ", states " + states);
+      }
     }
 }
 
