@@ -32,8 +32,7 @@ void TrainingSettings::add_to(SettingList& list) {
       .range(int64_t{0}, kLargest)
       .absent_means(usual.momentum_reset);
   list.add("optimizer_states", optimizer_states,
-           "Moments of adamw and sgd; bf16: also no f32 masters, but stochastic rounding; 6 bytes of 14 per "
-           "weight")
+           "Moments of adamw and sgd; bf16: no f32 masters either, 6 of 14 bytes")
       .one_of({"f32", "bf16"})
       .absent_means(usual.optimizer_states);
   list.add("galore_rank", galore_rank, "galore: rank of the projected gradients")
