@@ -31,8 +31,9 @@ Optimizer make_optimizer(const std::string& name, std::vector<nn::NamedParameter
         ": its states cannot be spread over ranks; use adamw or sgd, or --zero 0");
   check(!made || made->missing() == options.missing, "optimizer ", name,
         ": it takes missing gradients as zero; use adamw or sgd, or --missing-grad zero");
-  check(!made || made->states() == options.states, "optimizer ", name, ": its states are ",
-        made ? made->states() : DType::f32, "; use adamw or sgd, or --optimizer-states f32");
+  check(!made || options.states == DType::f32 || made->states() == options.states, "optimizer ", name,
+        ": its states are ", made ? made->states() : DType::f32,
+        "; use adamw or sgd, or --optimizer-states f32");
   if (made) return std::move(*made);
   std::string known;
   for (const std::string& other : optimizer_names()) known += (known.empty() ? "" : ", ") + other;

@@ -186,6 +186,7 @@ TEST(ShortStatesRefused, RulesAndDtypesThatCannotHaveThem) {
   expect_error([&] { make("adamw", DType::f16, DType::bf16); }, {"weight", "f16", "states in bf16"});
   expect_error([&] { make("sgd", DType::f64, DType::bf16); }, {"weight", "f64", "states in bf16"});
   expect_error([&] { make("adamw", DType::bf16, DType::f16); }, {"states in f16", "f32 or bf16"});
+  make("muon", DType::f64, DType::f32);  // f64 parameters have f64 states
 }
 
 }  // namespace
