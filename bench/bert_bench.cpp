@@ -61,7 +61,7 @@ Record measure_bert(const models::BertConfig& config, const BertBenchOptions& op
 std::vector<Record> bench_bert_step(const BertBenchOptions& options) {
   BertBenchOptions measured = options;
   if (options.drop.drops()) measured.graph = {false};
-  return matrix(measured, [&](Precision precision, bool graph) {
+  return matrix(measured, options.optimizer_states, [&](Precision precision, bool graph) {
     std::vector<Record> records;
     for (const auto& [count, length] : options.shapes)
       for (const double dropout : options.dropout) {

@@ -127,12 +127,11 @@ Record measure_language(const train::LanguageSettings& settings, const LanguageS
 }  // namespace
 
 std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
-  return matrix(options, [&](Precision precision, bool graph) {
+  return matrix(options, options.settings.optimizer_states, [&](Precision precision, bool graph) {
     std::vector<Record> records;
     for (const bool checkpoint : options.checkpoint) {
       train::TnpSettings settings = options.settings;
       settings.set_precision(precision);
-      settings.optimizer_states = options.optimizer_states;
       settings.model.checkpoint_every =
           checkpoint ? std::max<int64_t>(1, settings.model.checkpoint_every) : 0;
       records.push_back(measure_tnp(settings, options, graph));
@@ -142,10 +141,9 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
 }
 
 std::vector<Record> bench_language_step(const LanguageStepOptions& options) {
-  return matrix(options, [&](Precision precision, bool graph) {
+  return matrix(options, options.settings.optimizer_states, [&](Precision precision, bool graph) {
     train::LanguageSettings settings = options.settings;
     settings.set_precision(precision);
-    settings.optimizer_states = options.optimizer_states;
     return std::vector<Record>{measure_language(settings, options, graph)};
   });
 }

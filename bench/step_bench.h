@@ -1,6 +1,5 @@
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "bench/record.h"
@@ -16,7 +15,6 @@ struct StepBenchOptions {
   Device device = Device::cpu();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<bool> checkpoint = {false};
-  std::string optimizer_states = "f32";  // as train::TrainingSettings has it
   StepRanks ranks = {};
   std::vector<Precision> precisions;  // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
@@ -32,7 +30,6 @@ struct LanguageStepOptions {
   train::LanguageSettings settings;
   Device device = Device::cpu();
   std::vector<bool> graph = {true, false};
-  std::string optimizer_states = "f32";  // as train::TrainingSettings has it
   StepRanks ranks = {};
   std::vector<Precision> precisions;
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};

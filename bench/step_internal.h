@@ -94,15 +94,15 @@ inline void add_unusual(Record& record, std::initializer_list<ModelSize> sizes) 
 }
 
 /// Calls measure(precision, graph) for the matrix of precisions and graphs. `options`: of a benchmark of
-/// steps.
+/// steps; `states`: TrainingSettings::optimizer_states.
 template <class Options, class Measure>
-std::vector<Record> matrix(const Options& options, Measure&& measure) {
+std::vector<Record> matrix(const Options& options, const std::string& states, Measure&& measure) {
   const Device device = options.device;
   const StepRanks& ranks = options.ranks;
   std::vector<Precision> precisions = options.precisions;
   if (precisions.empty()) precisions = {default_precision(device)};
   const std::vector<bool> graphs = device.is_cpu() ? std::vector<bool>{false} : options.graph;
-  const bool masters = options.optimizer_states == "f32";
+  const bool masters = states == "f32";
   std::vector<Record> records;
   for (const Precision precision : precisions) {
     const Ceilings& best = ceilings(device, precision);
@@ -114,7 +114,7 @@ std::vector<Record> matrix(const Options& options, Measure&& measure) {
         const bool half = record.dtype == "bf16" || record.dtype == "f16";
         record.does["weights"] =
             half ? record.dtype + (masters ? " with f32 masters" : " without masters") : "f32";
-        if (!masters) record.attrs["states"] = options.optimizer_states;
+        if (!masters) record.attrs["states"] = states;
         records.push_back(std::move(record));
       }
   }

@@ -219,6 +219,7 @@ struct StepArgs {
 int bench_step(const StepArgs& args) {
   bench::StepBenchOptions options;
   options.settings = args.tnp.job();
+  options.settings.optimizer_states = args.step.states;
   args.context.set(options.settings);
   const bool groups = options.settings.model.checkpoint_every > 0;
   options.checkpoint = parse_switches(!args.checkpoint.empty() ? args.checkpoint
@@ -256,6 +257,7 @@ struct LanguageStepArgs {
 int bench_language(const LanguageStepArgs& args, const train::Given& given) {
   bench::LanguageStepOptions options;
   options.settings = args.flags.job(given);
+  options.settings.optimizer_states = args.step.states;
   return args.step.run(options, bench::bench_language_step);
 }
 

@@ -37,7 +37,6 @@ struct StepFlags {
   template <class Options, class Measure>
   int run(Options& options, Measure&& measure) const {
     options.graph = parse_switches(graph, "--graph");
-    options.optimizer_states = states;
     if (!precision.empty()) options.precisions = parse_precisions(precision, "--precision");
     options.timer.seconds = seconds;
     if (!json.empty()) check_writable(json);

@@ -48,6 +48,7 @@ std::vector<double> parse_dropout(const std::string& text) {
 int bench_bert(const BertArgs& args, const train::Given& given) {
   bench::BertBenchOptions options;
   options.model = args.model;
+  options.optimizer_states = args.step.states;
   options.slice = args.slice;
   options.drop.share = args.drop_share;
   try {

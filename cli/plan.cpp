@@ -23,7 +23,7 @@ struct PlaceFlags {
   const CLI::App* command = nullptr;  // that add_to() was called with
 
   plan::Memory planned(const plan::Memory& of_adamw) const {
-    return plan::with_moments(of_adamw, 2, states == "bf16" ? DType::bf16 : DType::f32);
+    return plan::with_moments(of_adamw, 2, parse_dtype(states));
   }
 
   void add_to(CLI::App& command) {

@@ -31,10 +31,6 @@ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk) {
     State* const second = static_cast<State*>(args.states[1]) + (kStates > 1 ? state : 0);
     Uint4 random{};
     for (int32_t i = 0; i < chunk.columns; ++i) {
-      if constexpr (kShort) {
-        if (i == 0 || (at + i) % 4 == 0) random = bits.of_block((at + i) / 4);
-      }
-      const uint32_t word = random.word[(at + i) % 4];
       C w = master ? master[i] : C(weight[i]);
       C g = 0, s[2] = {};
       if constexpr (R::kGradient) g = clip * gradient[i];
@@ -48,6 +44,8 @@ void update_chunk(const StepArgs& args, const R& rule, const Chunk& chunk) {
         weight[i] = W(w);
       }
       if constexpr (kShort) {
+        if (i == 0 || (at + i) % 4 == 0) random = bits.of_block((at + i) / 4);
+        const uint32_t word = random.word[(at + i) % 4];
         if constexpr (R::kSlowState == 0) first[i] = round_stochastically(s[0], word >> 16);
         if constexpr (R::kSlowState == 1) second[i] = round_stochastically(s[1], word >> 16);
         if constexpr (std::is_same_v<W, bf16>) weight[i] = round_stochastically(w, word);

@@ -133,8 +133,8 @@ void Optimizer::check_whole() const {
         state_->sharding.parts, " ranks; make an optim::WholeState before they are saved or loaded");
 }
 
-DType Optimizer::compute_dtype() const {
-  return state_->buffers->packing.compute_dtype();
+DType Optimizer::states() const {
+  return state_->args.short_states ? DType::bf16 : state_->buffers->packing.compute_dtype();
 }
 
 const Tensor& Optimizer::masters() const {

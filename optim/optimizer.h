@@ -164,7 +164,7 @@ class Optimizer {
   std::shared_ptr<GradientRing> ring() const;
   MissingGrad missing() const { return state_->missing; }
   /// Of the moments: f32 (f64 for f64 parameters) or bf16.
-  DType states() const { return state_->args.short_states ? DType::bf16 : compute_dtype(); }
+  DType states() const;
   /// Connects the ranks: steps use their calls to compute the norm and to exchange weights. Throws unless
   /// number and order are those of Sharding.
   void join(const comm::Communicator& ranks) const;
@@ -236,7 +236,6 @@ class Optimizer {
   void check_missing(const OptimizerOptions& options, const std::vector<RuleUse>& rules) const;
   void check_states(const OptimizerOptions& options, const std::vector<nn::NamedParameter>& parameters,
                     const std::vector<RuleUse>& rules) const;
-  DType compute_dtype() const;
   void make_gradients();
   void make_rules(const std::vector<RuleUse>& rules);
 

@@ -42,7 +42,11 @@ struct Memory {
 
 /// The same of an optimizer with that number of moments; bf16 ones come without masters
 /// (optim::OptimizerOptions::states). `memory`: as the functions below count it.
-Memory with_moments(Memory memory, int moments, DType states);
+inline Memory with_moments(Memory memory, int moments, DType states) {
+  const double arena = memory.gradients, masters = memory.optimizer - 2 * arena;
+  memory.optimizer = states == DType::bf16 ? moments * arena / 2 : moments * arena + masters;
+  return memory;
+}
 
 /// Bytes per token and hidden feature of a feed-forward network, or of factors with an activation between
 /// them, that does not run as the dense ones do: ops::mlp_sparse24.

@@ -34,12 +34,6 @@ int64_t count_parameters(const models::TnpConfig& c) {
          (c.pre_norm ? c.d_model : 0) + c.components * c.d_ff * (c.d_model + 3);
 }
 
-Memory with_moments(Memory memory, int moments, DType states) {
-  const double arena = memory.gradients, masters = memory.optimizer - 2 * arena;
-  memory.optimizer = states == DType::bf16 ? moments * arena / 2 : moments * arena + masters;
-  return memory;
-}
-
 Memory count_memory(const models::TnpConfig& c, int64_t batch, int64_t context, int64_t targets,
                     const models::TaskSplit& split) {
   const double size = double(size_of(c.dtype)), parameters = double(count_parameters(c));

@@ -135,7 +135,7 @@ std::string TrainingSettings::step_line() const {
 
 plan::Memory TrainingSettings::planned(const plan::Memory& of_adamw) const {
   const int moments = optimizer != "sgd" ? 2 : momentum > 0 ? 1 : 0;
-  return plan::with_moments(of_adamw, moments, optimizer_states == "bf16" ? DType::bf16 : DType::f32);
+  return plan::with_moments(of_adamw, moments, parse_dtype(optimizer_states));
 }
 
 std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,
@@ -189,7 +189,7 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
                                 .groups = std::move(groups),
                                 .loss_scale = optim::default_loss_scale(activations),
                                 .missing = optim::parse_missing_grad(missing_grad),
-                                .states = optimizer_states == "bf16" ? DType::bf16 : DType::f32,
+                                .states = parse_dtype(optimizer_states),
                                 .rounding_seed = seed_for(RandomPurpose::rounding, seed),
                                 .sharding = sharding});
 }
@@ -204,9 +204,6 @@ void TrainingSettings::check_optimizer_flags(const Given& given) const {
        optimizer == "galore", "galore");
   only({"--loro-every", "--loro-lr-scale", "--loro-moments", "--loro-singular", "--refactor-every"},
        optimizer == "loro", "loro");
-  check(optimizer_states == "f32" || optimizer == "adamw" || optimizer == "sgd", "--optimizer-states ",
-        optimizer_states, " is for --optimizer adamw and sgd, and --optimizer is ", optimizer,
-        ": it works on f32 states; take f32");
   only({"--momentum"}, optimizer == "sgd" || optimizer == "muon", "sgd and muon");
   only({"--beta2"}, optimizer != "sgd", "adamw, muon, galore and loro");
   check(schedule != "constant" || !given.contains("--final-lr"),
@@ -245,10 +242,12 @@ void TrainingSettings::check_training(const char* family, DType dtype, const std
         clip_norm, "; they must not be negative");
   check(optimizer_states == "f32" || optimizer_states == "bf16", family, ": optimizer_states is \"",
         optimizer_states, "\"; expected f32 or bf16");
+  check(optimizer_states == "f32" || optimizer == "adamw" || optimizer == "sgd", family,
+        ": optimizer_states (--optimizer-states) is ", optimizer_states, ", and the optimizer is ", optimizer,
+        ", which works on f32 states; take adamw or sgd, or f32 states");
   check(optimizer_states == "f32" || dtype != DType::f16, family,
         ": optimizer_states (--optimizer-states) is bf16, which f16 weights cannot have; take --precision "
-        "bf16, "
-        "or f32 states");
+        "bf16, or f32 states");
   make_schedule();
 }
 

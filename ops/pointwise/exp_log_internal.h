@@ -4,30 +4,23 @@
 #include <cstdint>
 #include <limits>
 
+#include "ops/vector_math_internal.h"
+
 /// e^x and ln x of f32 over the whole range as plain arithmetic without branches, which vectorises where the
 /// C library's functions are called one element at a time: a tenth of their time (AVX2). They need numbers
 /// below 2^-126 not to be flushed to 0, as they are not by default.
 
 namespace tessera::ops {
 
-/// e^x to within 1.5 ulp, below 2^-126 too; infinity from 88.8 on, NaN for NaN. The arithmetic of
-/// vector_exponential, but for a power of 2 in two factors, which reach what one f32 cannot.
+/// e^x to within 1.5 ulp, below 2^-126 too; infinity from 88.8 on, NaN for NaN. The power of 2 in two
+/// factors, which reach what one f32 cannot.
 inline float full_exponential(float x) {
-  const float clamped = x < -104.0f ? -104.0f : (x > 89.0f ? 89.0f : x);  // 0 and infinity from there on
-  const float shifted = clamped * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are n
-  const float n = shifted - 12582912.0f;
-  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-  float y = 1.9875691500e-4f;
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * r * r + r + 1.0f;
+  const auto [fraction, bits] =
+      split_exponential(x < -104.0f ? -104.0f : (x > 89.0f ? 89.0f : x));  // 0 and infinity from there on
   const auto power = [](int32_t exponent) { return std::bit_cast<float>(uint32_t(exponent + 127) << 23); };
-  const auto whole = int32_t(std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(12582912.0f));
+  const auto whole = int32_t(bits - std::bit_cast<uint32_t>(12582912.0f));
   const int32_t half = whole >> 1;
-  return y * power(half) * power(whole - half);
+  return fraction * power(half) * power(whole - half);
 }
 
 /// ln x to within 1.5 ulp; -infinity for 0, NaN below. x = 2^n (1 + f) with 1 + f between sqrt(1/2) and

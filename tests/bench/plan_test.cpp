@@ -57,7 +57,7 @@ TEST_F(PlanCuda, AStepOfALanguageModelTakesWhatWasPlanned) {
       options.graph = {false};
       options.timer = kOnce;
       for (const char* const states : {"f32", "bf16"}) {
-        options.optimizer_states = states;
+        options.settings.optimizer_states = states;
         for (const Record& record : bench_language_step(options))
           expect_planned(record, record.op + " " + std::to_string(vocabulary) + ", model " +
                                      std::to_string(&model - named) + ", states " + states);

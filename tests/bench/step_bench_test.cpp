@@ -60,6 +60,22 @@ TEST(StepBench, AnotherModelIsOtherWork) {
   expect_own_work(base, again, bench_bert_step(bert).at(0), "layers");
 }
 
+TEST(StepBench, StatesOfTheSettingsAreNamedAndWeightsWithoutMastersAreSaidToBe) {
+  StepBenchOptions options;
+  options.device = Device::cpu();
+  options.timer = kOnce;
+  options.precisions = {Precision(DType::bf16)};
+  options.settings.batch = options.settings.context = options.settings.targets = 1;
+  const Record usual = bench_tnp_step(options).at(0);
+  options.settings.optimizer_states = "bf16";
+  const Record record = bench_tnp_step(options).at(0);
+  EXPECT_FALSE(usual.attrs.contains("states"));
+  EXPECT_EQ(record.attrs.at("states"), "bf16");
+  EXPECT_EQ(usual.does.at("weights"), "bf16 with f32 masters");
+  EXPECT_EQ(record.does.at("weights"), "bf16 without masters");
+  EXPECT_LT(record.planned_bytes, usual.planned_bytes);
+}
+
 /// What peers measure has no model in its shape.
 TEST(StepBench, TheUsualModelIsNotNamed) {
   StepBenchOptions options;

@@ -117,6 +117,28 @@ TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
   EXPECT_TRUE(checkpoint(folder, "z2", 12) == checkpoint(folder, "alone", 12));
 }
 
+TEST(LaunchTrain, StatesInBf16HaveTheSameBitsOnAnyNumberOfRanks) {
+  const Folder folder;
+  write_text(folder, 3000);
+  const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
+                           " --accumulate 4 --order global --warmup 2 --save-every 2 --precision bf16" +
+                           " --optimizer-states bf16 --name ";
+  EXPECT_EQ(train(folder, 1, line + "alone --steps 6").end.code, 0);
+  EXPECT_EQ(train(folder, 2, line + "z1 --steps 6 --zero 1").end.code, 0);
+  EXPECT_EQ(train(folder, 2, line + "z2 --steps 6 --zero 2 --bucket-mb 0.001").end.code, 0);
+  const std::string alone = checkpoint(folder, "alone", 6);
+  EXPECT_FALSE(alone.empty());
+  EXPECT_EQ(alone.find("master."), std::string::npos);
+  for (const char* run : {"z1", "z2"}) EXPECT_TRUE(checkpoint(folder, run, 6) == alone) << run;
+  const auto go_on = [&](int ranks, const std::string& run) {
+    const Said said =
+        train(folder, ranks, "gpt --device cpu --quiet --steps 8 --resume " + folder / "runs/" + run);
+    EXPECT_EQ(said.end.code, 0) << said.err;
+  };
+  go_on(1, "alone"), go_on(2, "z1 --zero 2");
+  EXPECT_TRUE(checkpoint(folder, "z1", 8) == checkpoint(folder, "alone", 8));
+}
+
 /// Two ranks on the CPU that are told what the optimizer or the device cannot do.
 void expect_refused(const std::string& flags, std::initializer_list<const char*> parts) {
   const Folder folder;

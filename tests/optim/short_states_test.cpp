@@ -112,7 +112,10 @@ TEST_P(ShortStates, AdamWFollowsItsF32Form) {
       difference += (a[i] - b[i]) * (a[i] - b[i]), bias += a[i] - b[i];
       moved += (a[i] - start[i]) * (a[i] - start[i]);
     }
-    EXPECT_LT(std::sqrt(difference / moved), dtype == DType::f32 ? 0.01 : 0.5);
+    // f32: each moment is off by up to 2^-9 of itself, some three times that in all. bf16: 300 roundings add
+    // variances of at most a quarter of the squared distance of two numbers, 2^-8.4 in the mean over (-1, 1):
+    // 0.026, where the weights have moved by 0.11.
+    EXPECT_LT(std::sqrt(difference / moved), dtype == DType::f32 ? 0.01 : 0.24);
     EXPECT_LT(std::abs(bias) / double(a.size()), 1e-3);
     EXPECT_GT(std::sqrt(moved / double(a.size())), 0.02);
   }
