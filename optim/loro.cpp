@@ -265,7 +265,7 @@ std::vector<Group> with_scales(const std::vector<nn::NamedParameter>& parameters
       const nn::NamedParameter parameter{name, by_name.at(name)};
       Group own{.lr_scale = scale};
       for (const Group& given : options.groups)
-        if (name.find(given.contains) != std::string::npos && (!given.matches || given.matches(parameter))) {
+        if (given.fits(parameter)) {
           own.lr_scale *= given.lr_scale, own.weight_decay = given.weight_decay, own.rule = given.rule;
           break;
         }

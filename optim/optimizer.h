@@ -25,6 +25,8 @@ struct Group {
   std::string rule = {};  // name of the optimizer's rule that updates them; "": the optimizer's choice
   /// Fits where it is true, too; empty: no further condition.
   std::function<bool(const nn::NamedParameter&)> matches = {};
+  bool optional = false;  // may fit no parameter; otherwise making the optimizer throws then
+  bool fits(const nn::NamedParameter& parameter) const;
 };
 
 /// How a step treats a parameter that received no gradient since zero_grad().
@@ -101,7 +103,7 @@ class Optimizer {
  public:
   /// `name` is for messages. At most kMostRules rules, each of which at most one optimizer has. Throws if a
   /// parameter is undefined, has the tensor or the name of another one, or has no rule, or its group names
-  /// one that is missing. Gradients of its parameters arrive in its memory from then on: step() of an earlier
+  /// one that is missing, and if a group that is not optional fits no parameter. Gradients of its parameters arrive in its memory from then on: step() of an earlier
   /// optimizer of the same parameters throws.
   Optimizer(const char* name, std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
             std::vector<RuleUse> rules);

@@ -81,6 +81,32 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   set_lr(options.lr);
 }
 
+bool Group::fits(const nn::NamedParameter& parameter) const {
+  return parameter.name.find(contains) != std::string::npos && (!matches || matches(parameter));
+}
+
+namespace {
+
+/// A group that fits nothing changes nothing: a misspelt name would go unnoticed.
+void check_groups(const std::string& name, const std::vector<Group>& groups,
+                  const std::vector<nn::NamedParameter>& parameters) {
+  constexpr size_t kShown = 5;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const Group& group = groups[g];
+    if (group.optional || std::ranges::any_of(parameters, [&](const auto& p) { return group.fits(p); }))
+      continue;
+    std::string known;
+    for (size_t i = 0; i < std::min(kShown, parameters.size()); ++i)
+      known += (i ? ", " : "") + parameters[i].name;
+    if (parameters.size() > kShown) known += ", ...";
+    check(false, name, ": groups[", g, "] (contains \"", group.contains, "\"",
+          group.matches ? ", and a function of its own" : "", ") fits none of the ", parameters.size(),
+          " parameters (", known, "); correct it, or set .optional = true");
+  }
+}
+
+}  // namespace
+
 /// Finds a rule and the settings for each parameter, and a place in the arenas: rule by rule, so that a
 /// rule's states cover its own parameters only.
 void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const OptimizerOptions& options,
@@ -103,9 +129,8 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
     check(names.insert(parameter.name).second, name, ": two parameters are named ", parameter.name,
           ", the second ", describe(parameter.tensor),
           "; states are saved by these names: give each its own, such as a prefix for each model");
-    const auto group = std::find_if(options.groups.begin(), options.groups.end(), [&](const Group& g) {
-      return parameter.name.find(g.contains) != std::string::npos && (!g.matches || g.matches(parameter));
-    });
+    const auto group =
+        std::ranges::find_if(options.groups, [&](const Group& g) { return g.fits(parameter); });
     const bool grouped = group != options.groups.end(), told = grouped && !group->rule.empty();
     const auto use = std::find_if(rules.begin(), rules.end(), [&](const RuleUse& candidate) {
       return told ? candidate.rule->name() == group->rule : !candidate.takes || candidate.takes(parameter);
@@ -119,6 +144,7 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
     decay.push_back(decays(parameter) ? options.weight_decay : 0);
     if (grouped) decay.back() = group->weight_decay.value_or(decay.back());
   }
+  check_groups(name, options.groups, parameters);
   std::vector<size_t> arrangement;
   for (size_t r = 0; r < rules.size(); ++r) {
     const auto key = [&](size_t i) {

@@ -351,8 +351,8 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
       // Rows of a table are seen seldom: decay would be most of what happens to them.
       optimizer_(settings.make_optimizer(
           nn::parameters(model_), settings.dtype(), settings.beta2,
-          {{.contains = "token.weight", .weight_decay = 0.0},
-           {.contains = "position.weight", .weight_decay = 0.0}},
+          {{.contains = "token.weight", .weight_decay = 0.0, .optional = true},
+           {.contains = "position.weight", .weight_decay = 0.0, .optional = true}},
           std::visit([](auto& model) { return structure_of(pretrained::linear_modules(model)); }, model_))) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});

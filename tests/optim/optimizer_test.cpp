@@ -393,6 +393,20 @@ TEST(Groups, TheFirstThatFitsDecides) {
   EXPECT_EQ(value(3), 1.0);
 }
 
+TEST(Groups, OneThatFitsNoParameterIsAnErrorUnlessItIsOptional) {
+  std::vector<nn::NamedParameter> list;
+  for (uint64_t i = 0; i < 7; ++i)
+    list.push_back({"blocks." + std::to_string(i) + ".weight", new_parameter(i, {2}, DType::f32, Device::cpu())});
+  const auto make = [&](const Group& group) { AdamW(list, {.groups = {{.contains = "weight"}, group}}); };
+  expect_error([&] { make({.contains = "block.", .lr_scale = 0}); },
+               {"AdamW: groups[1] (contains \"block.\")", "none of the 7 parameters (blocks.0.weight, ",
+                "blocks.4.weight, ...)", ".optional"});
+  expect_error([&] { make({.contains = "blocks.0", .matches = decays}); },
+               {"groups[1] (contains \"blocks.0\", and a function of its own)"});
+  make({.contains = "block.", .lr_scale = 0, .optional = true});
+  make({.contains = "blocks.6"});  // the first group that fits decides, and this one fits, too
+}
+
 TEST(Optimizer, WeightsLoadedFromOutsideBecomeTheMasters) {
   Tensor weight = Tensor::full({4}, 1, DType::bf16, Device::cpu());
   nn::make_parameter(weight);
