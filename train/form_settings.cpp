@@ -155,8 +155,15 @@ optim::ModelStructure structure_of(const pretrained::LinearModules& modules) {
   optim::ModelStructure structure;
   for (const pretrained::LayerParts& part : pretrained::layer_parts(modules)) {
     if (part.layer->weight.defined()) structure.matrices[part.name + ".weight"] = part.rows;
-    if (const auto* const form = std::get_if<nn::LowRank>(&part.layer->form))
-      structure.pairs.push_back({part.name + ".form.a", part.name + ".form.b", form->factors.rows});
+    const nn::Factors* const factors = nn::factors_of(part.layer->form);
+    if (!factors) continue;
+    const std::string a = part.name + ".form.a", b = part.name + ".form.b";
+    structure.matrices[a] = std::vector<int64_t>(factors->rows.size(), factors->rank());
+    structure.matrices[b] = factors->rows;
+    if (std::holds_alternative<nn::ColumnsPlusLowRank>(part.layer->form))
+      structure.matrices[part.name + ".form.c"] = factors->rows;
+    if (std::holds_alternative<nn::LowRank>(part.layer->form))
+      structure.pairs.push_back({a, b, factors->rows});
   }
   return structure;
 }
