@@ -78,9 +78,7 @@ Record measure_tnp(const train::TnpSettings& settings, const StepBenchOptions& o
   record.flops = share * plan::count_flops(settings.model, settings.batch, settings.context, settings.targets)
                              .step(checkpointed);
   record.planned_bytes =
-      planned_bytes(settings.planned(plan::count_memory(settings.model, settings.batch, settings.context,
-                                                        settings.targets, settings.split)),
-                    plan::arena_sizes(settings.model), options.ranks);
+      planned_bytes(settings.planned(options.device), plan::arena_sizes(settings.model), options.ranks);
   record.tokens_per_s =
       share * double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;
   return record;
@@ -117,9 +115,8 @@ Record measure_language(const train::LanguageSettings& settings, const LanguageS
   if (settings.factors.factorizes()) record.attrs["form"] = settings.factors.description();
   record.dtype = name_of(settings.precision());
   record.flops = plan::count_flops(settings.model, settings.batch, settings.length, settings.forms()).step();
-  record.planned_bytes = planned_bytes(
-      settings.planned(plan::count_memory(settings.model, settings.batch, settings.length, settings.forms())),
-      plan::arena_sizes(settings.model, settings.forms()), options.ranks);
+  record.planned_bytes = planned_bytes(settings.planned(options.device),
+                                       plan::arena_sizes(settings.model, settings.forms()), options.ranks);
   record.tokens_per_s = double(settings.batch * settings.length) / record.ms.p50 * 1e3;
   return record;
 }

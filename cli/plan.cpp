@@ -19,15 +19,16 @@ struct PlaceFlags {
   bool json = false;
   int64_t ranks = 1, zero = 0, accumulate = 0;
   double bucket_mb = 32, link_gbs = 327, step_ms = 0;
-  std::string states = "f32";
   const CLI::App* command = nullptr;  // that add_to() was called with
 
-  plan::Memory planned(const plan::Memory& of_adamw) const {
-    return plan::with_moments(of_adamw, 2, parse_dtype(states));
-  }
-
-  void add_to(CLI::App& command) {
+  /// `job`: gets the flags of the optimizer.
+  template <class Job>
+  void add_to(CLI::App& command, Job& job) {
     this->command = &command;
+    train::SettingList states;
+    job.add_states(states);
+    if constexpr (requires { job.add_averages(states); }) job.add_averages(states);
+    add_flags(command, states);
     command
         .add_option("--memory", memory, "Memory to plan for, in GiB; default: what is free on the device now")
         ->check(kFinite)
@@ -40,10 +41,6 @@ struct PlaceFlags {
         .add_option("--zero", zero,
                     "ZeRO stage; 1: shard moments and master weights over the ranks; 2: gradients, too")
         ->check(whole(0, 2));
-    command
-        .add_option("--optimizer-states", states,
-                    "AdamW's moments; bf16: also no f32 masters, as train has it")
-        ->check(CLI::IsMember({"f32", "bf16"}));
     command
         .add_option("--accumulate", accumulate,
                     "Micro-batches per step, on all ranks together; default: one per rank")
@@ -99,6 +96,10 @@ void check_ranks(Job job, const PlaceFlags& place, train::Given given, int64_t e
   if (each > 1) given.insert("--order");  // that of the world
   const int groups = int(place.ranks / each);
   try {
+    job.check_optimizer_flags(given);
+    if constexpr (requires { job.ema; })
+      check(job.ema == 0 || place.zero == 0, "--ema with --zero ", place.zero,
+            ": averages need the masters whole; take --zero 0");
     check(
         each == 1 || job.order == "world",
         "--context-parallel with --order global, which promises the bits of any number of ranks: those of a "
@@ -200,8 +201,10 @@ int run_plan(PlanArgs args, const train::Given& given) {
   const auto ranked = [&](const models::TnpConfig& config, int64_t batch, bool recompute) {
     plan::RankOptions options = args.options(plan::measured_rate(plain), split.ranks);
     options.within = attention(config, batch);
-    return plan::plan_ranks(args.planned(plan::count_memory(config, batch, job.context, job.targets, split)),
-                            flops.step(recompute) / double(split.ranks), plan::arena_sizes(config), options);
+    train::TnpSettings own = job;
+    own.model = config, own.batch = batch;
+    return plan::plan_ranks(own.planned(Device::best()), flops.step(recompute) / double(split.ranks),
+                            plan::arena_sizes(config), options);
   };
   const plan::RankPlan ranks_a = ranked(plain, job.batch, false),
                        ranks_b = ranked(checkpointed, job.batch, true);
@@ -272,8 +275,9 @@ int run_language_plan(const LanguagePlanArgs& args, const train::Given& given) {
   check_ranks(job, args, given);
   const plan::ArenaSizes sizes = plan::arena_sizes(job.model, forms);
   const auto ranked = [&](int64_t batch) {
-    return plan::plan_ranks(args.planned(plan::count_memory(job.model, batch, job.length, forms)),
-                            flops.step(), sizes, options);
+    train::LanguageSettings own = job;
+    own.batch = batch;
+    return plan::plan_ranks(own.planned(Device::best()), flops.step(), sizes, options);
   };
   const plan::RankPlan ranks = ranked(job.batch);
   const plan::Memory& plan = ranks.memory;
@@ -299,7 +303,8 @@ int run_language_plan(const LanguagePlanArgs& args, const train::Given& given) {
   fmt::print("  {:<34} {:>12}\n", "bytes of a training step", "");
   for (const auto& [name, bytes] :
        {std::pair("parameters", plan.parameters), std::pair("gradients", plan.gradients),
-        std::pair("optimizer (moments, masters)", plan.optimizer),
+        std::pair(job.ema > 0 ? "optimizer (moments, masters, ema)" : "optimizer (moments, masters)",
+                  plan.optimizer),
         std::pair("activations kept for backward", plan.saved),
         std::pair("largest temporaries", plan.transient), std::pair("total", plan.total())})
     fmt::print("  {:<34} {:>12}\n", name, format_bytes(size_t(bytes)));
@@ -318,7 +323,7 @@ void add_language_plan(CLI::App& plan, Action& action, bool llama) {
   args->flags.settings().length = 1024;
   args->flags.add_sizes(*command, llama ? "130m" : "small");
   args->flags.add_vocabulary(*command);
-  args->PlaceFlags::add_to(*command);
+  args->PlaceFlags::add_to(*command, args->flags.settings());
   command->callback([&action, args, command] {
     action = [args, command] { return run_language_plan(*args, given_flags(*command)); };
   });
@@ -332,7 +337,7 @@ void add_plan(CLI::App& app, Action& action) {
   auto* tnp = command->add_subcommand("tnp", "Transformer Neural Process");
   auto args = std::make_shared<PlanArgs>();
   args->tnp.add_to(*tnp);
-  args->PlaceFlags::add_to(*tnp);
+  args->PlaceFlags::add_to(*tnp, args->tnp.settings());
   args->context.add_to(*tnp);
   tnp->callback(
       [&action, args, tnp] { action = [args, tnp] { return run_plan(*args, given_flags(*tnp)); }; });

@@ -51,9 +51,10 @@ class GaloreRule : public Rule {
       widest = std::max(widest, options_.rank * columns);
     }
     const auto zeros = [&](int64_t count) { return Tensor::zeros({count}, compute_dtype(), device()); };
-    low_ = zeros(elements), m_ = zeros(elements), v_ = zeros(elements);
-    direction_ = zeros(largest);
-    if (options_.projection == GaloreProjection::full) half_ = zeros(widest);
+    m_ = zeros(elements), v_ = zeros(elements);
+    low_ = scratch(elements, compute_dtype());
+    direction_ = scratch(largest, compute_dtype());
+    if (options_.projection == GaloreProjection::full) half_ = scratch(widest, compute_dtype());
     keep("galore.m", m_), keep("galore.v", v_);
     for (Projected& one : matrices_) {
       if (one.left.defined()) keep("projection.left." + one.name, one.left);

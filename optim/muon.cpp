@@ -22,6 +22,16 @@ constexpr int64_t kMostElements = int64_t(1) << 26;
 /// Matrices of a batch, at most: blocks along a grid's second dimension.
 constexpr int64_t kMostMatrices = 65535;
 
+int64_t most_of_batch(int64_t rows, int64_t columns) {
+  return std::clamp<int64_t>(kMostElements / (rows * columns), 1, kMostMatrices);
+}
+
+/// Elements of a row in scratch: rows start on 128-byte lines.
+int64_t padded(int64_t columns, DType dtype) {
+  const int64_t line = 128 / int64_t(size_of(dtype));
+  return (columns + line - 1) / line * line;
+}
+
 /// Matrices of one shape at equal distances in the arena of directions.
 struct Batch {
   Tensor direction;  // [B, rows, columns]
@@ -38,21 +48,17 @@ class MuonRule : public Rule {
   void begin() override {
     momentum_ = arena("momentum");
     direction_ = scratch_arena();
-    x_dtype_ = options_.compute.value_or(device().is_cpu() ? compute_dtype() : DType::bf16);
+    x_dtype_ = options_.compute.value_or(muon_compute(compute_dtype(), device()));
     check(x_dtype_ == compute_dtype() || (compute_dtype() == DType::f32 && size_of(x_dtype_) == 2), name(),
           ": compute is ", x_dtype_, "; expected ", compute_dtype(),
           compute_dtype() == DType::f32 ? ", bf16 or f16" : "");
     for (size_t i = 0; i < parameters().size(); ++i) add(i);
-    int64_t matrices = 0, squares = 0, parts = 0;
-    for (const Batch& batch : batches_) {
-      matrices = std::max(matrices, padded(batch.direction.shape()).count());
-      squares = std::max(squares, padded(square_of(batch.direction)).count());
-      parts = std::max(parts, batch.direction.size(0) * normalize_parts(batch.direction));
-    }
-    for (Tensor* const scratch : {&x_, &y_}) *scratch = Tensor::empty_packed({matrices}, x_dtype_, device());
-    for (Tensor* const scratch : {&gram_, &polynomial_})
-      *scratch = Tensor::empty_packed({squares}, x_dtype_, device());
-    partials_ = Tensor::empty_packed({parts}, DType::f64, device());
+    MuonScratch most;
+    for (const Batch& batch : batches_)
+      most.fit(batch.direction.size(0), batch.direction.size(1), batch.direction.size(2), x_dtype_);
+    x_ = scratch(most.matrices, x_dtype_), y_ = scratch(most.matrices, x_dtype_);
+    gram_ = scratch(most.squares, x_dtype_), polynomial_ = scratch(most.squares, x_dtype_);
+    partials_ = scratch(most.parts, DType::f64);
   }
 
   void step() override {
@@ -69,7 +75,7 @@ class MuonRule : public Rule {
           parameters()[i].name, " ", describe(parameters()[i].weight),
           " is no matrix; put it into a group with the rule adamw");
     const int64_t rows = matrix.size(-2), columns = matrix.size(-1), row_stride = matrix.row_stride(),
-                  most = std::clamp<int64_t>(kMostElements / (rows * columns), 1, kMostMatrices);
+                  most = most_of_batch(rows, columns);
     if (matrix.rank() == 2 && !batches_.empty()) {
       Tensor& batch = batches_.back().direction;
       Layout layout = batch.layout();
@@ -99,21 +105,16 @@ class MuonRule : public Rule {
     const int64_t side = std::min(batch.size(1), batch.size(2));
     return {batch.size(0), side, side};
   }
-  /// Rows start on 128-byte lines.
-  Shape padded(const Shape& shape) const {
-    const int64_t line = 128 / int64_t(size_of(x_dtype_));
-    return shape.with(2, (shape[2] + line - 1) / line * line);
-  }
-  Tensor scratch(const Tensor& memory, const Shape& shape) const {
-    return Tensor::view_of(memory.storage(), Layout::pitched(shape, padded(shape)[2]), x_dtype_);
+  Tensor part(const Tensor& memory, const Shape& shape) const {
+    return Tensor::view_of(memory.storage(), Layout::pitched(shape, padded(shape[2], x_dtype_)), x_dtype_);
   }
 
   void orthogonalize(const Batch& batch) const {
     const Tensor& direction = batch.direction;
     const bool wide = direction.size(1) <= direction.size(2);
-    Tensor x = scratch(x_, direction.shape()), y = scratch(y_, direction.shape());
-    const Tensor gram = scratch(gram_, square_of(direction)),
-                 polynomial = scratch(polynomial_, square_of(direction));
+    Tensor x = part(x_, direction.shape()), y = part(y_, direction.shape());
+    const Tensor gram = part(gram_, square_of(direction)),
+                 polynomial = part(polynomial_, square_of(direction));
     normalize(x, direction);
     for (int k = 1; k <= options_.iterations; ++k) {
       const bool last = k == options_.iterations;
@@ -149,6 +150,14 @@ class MuonRule : public Rule {
 };
 
 }  // namespace
+
+void MuonScratch::fit(int64_t count, int64_t rows, int64_t columns, DType compute) {
+  count = std::min(count, most_of_batch(rows, columns));
+  const int64_t side = std::min(rows, columns), at_once = rows_per_part(columns);
+  matrices = std::max(matrices, count * rows * padded(columns, compute));
+  squares = std::max(squares, count * side * padded(side, compute));
+  parts = std::max(parts, count * ((rows + at_once - 1) / at_once));
+}
 
 std::shared_ptr<Rule> muon_rule(const MuonOptions& options) {
   check(options.momentum >= 0 && options.momentum < 1, "Muon: momentum = ", options.momentum,

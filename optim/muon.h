@@ -51,6 +51,21 @@ class Muon : public Optimizer {
   static Muon from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options);
 };
 
+/// Elements of the scratch that Newton-Schulz takes for the largest of batches of equal matrices.
+struct MuonScratch {
+  int64_t matrices = 0, squares = 0;  // in `compute`, two of each
+  int64_t parts = 0;                  // in f64
+  /// Counts the batches of so many matrices [rows, columns].
+  void fit(int64_t count, int64_t rows, int64_t columns, DType compute);
+  double bytes(DType compute) const {
+    return double(2 * (matrices + squares)) * double(size_of(compute)) + double(parts) * 8;
+  }
+};
+/// MuonOptions::compute where it is not given: `dtype` is that of the optimizer's arenas.
+inline DType muon_compute(DType dtype, Device device) {
+  return device.is_cpu() ? dtype : DType::bf16;
+}
+
 /// The rule "muon" with the state "momentum", for optimizers of several rules; of MuonOptions it reads
 /// momentum, nesterov, scale, iterations and compute. Throws if one is out of range.
 std::shared_ptr<Rule> muon_rule(const MuonOptions& options = {});

@@ -22,6 +22,11 @@ Tensor Rule::scratch_arena() {
   return make_arena(compute_dtype());
 }
 
+Tensor Rule::scratch(int64_t elements, DType dtype) {
+  memory_.push_back(Tensor::empty_packed({elements}, dtype, device()));
+  return memory_.back();
+}
+
 Tensor Rule::arena(const char* state) {
   const Tensor made = make_arena(args_.short_states ? DType::bf16 : compute_dtype());
   // By the order of the model, whatever that of the arenas: checkpoints list names in that order.

@@ -74,6 +74,8 @@ class Rule {
   Tensor arena(const char* state);
   /// The same, never in bf16, not saved.
   Tensor scratch_arena();
+  /// Memory for within a step: packed, undefined, not saved.
+  Tensor scratch(int64_t elements, DType dtype);
   /// Makes a tensor of any shape a state: saved under this name, which must not be another one's.
   void keep(const std::string& name, const Tensor& state);
   /// For work that step() does on the host periodically, such as a factorisation: a countdown of steps, saved

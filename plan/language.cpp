@@ -1,6 +1,8 @@
 #include "plan/plan.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "plan/ranks.h"
@@ -174,6 +176,29 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
           .saved = tokens * (double(s.layers) * block + 2 * d) * element,
           .transient = std::max({head, in_mlp, in_attention}) + made_weight(s, forms) + sparse.transient +
                        tokens * between_factors(forms)};
+}
+
+std::vector<HiddenMatrix> hidden_matrices(const LanguageConfig& config, const Forms& forms) {
+  const Sizes s = sizes_of(config);
+  std::vector<HiddenMatrix> list;
+  const auto take = [&](const std::vector<int64_t>& rows, int64_t columns) {
+    if (std::accumulate(rows.begin(), rows.end(), int64_t{0}) >= 2 && columns >= 2)
+      list.push_back({.rows = rows, .columns = columns, .count = s.layers});
+  };
+  const auto add = [&](const nn::FactorOptions& form, const std::vector<int64_t>& rows, int64_t in) {
+    if (form.kind == nn::FactorKind::dense) return take(rows, in);
+    take(std::vector<int64_t>(rows.size(), form.rank), in);
+    take(rows, form.rank);
+    if (form.kind != nn::FactorKind::lost) return;
+    const double factors = double(form.rank) * double(rows[0] + in);
+    take(rows, std::llround((nn::count_factors(form, rows[0], in).parameters - factors) / double(rows[0])));
+  };
+  add(forms.attention, s.fused ? std::vector<int64_t>{s.q + 2 * s.kv} : std::vector<int64_t>{s.q, s.kv, s.kv},
+      s.d);
+  add(forms.attention, {s.d}, s.q);
+  add(forms.mlp, s.gated && !s.fused ? std::vector<int64_t>{s.ff, s.ff} : std::vector<int64_t>{s.up}, s.d);
+  add(forms.mlp, {s.d}, s.ff);
+  return list;
 }
 
 ArenaSizes arena_sizes(const LanguageConfig& config, const Forms& forms) {

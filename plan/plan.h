@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <variant>
+#include <vector>
 
 #include "models/gpt.h"
 #include "models/llama.h"
@@ -40,13 +41,13 @@ struct Memory {
   double total() const { return parameters + gradients + optimizer + saved + transient; }
 };
 
-/// The same of an optimizer with that number of moments; bf16 ones come without masters
-/// (optim::OptimizerOptions::states). `memory`: as the functions below count it.
-inline Memory with_moments(Memory memory, int moments, DType states) {
-  const double arena = memory.gradients, masters = memory.optimizer - 2 * arena;
-  memory.optimizer = states == DType::bf16 ? moments * arena / 2 : moments * arena + masters;
-  return memory;
-}
+/// Parameters of hidden layers that are matrices (optim::is_hidden_matrix), of one shape: what muon and
+/// galore update.
+struct HiddenMatrix {
+  std::vector<int64_t> rows;  // of the matrices that each of them holds: those of q, k and v
+  int64_t columns = 0;
+  int64_t count = 0;
+};
 
 /// Bytes per token and hidden feature of a feed-forward network, or of factors with an activation between
 /// them, that does not run as the dense ones do: ops::mlp_sparse24.
@@ -72,6 +73,7 @@ struct Forms {
 int64_t count_parameters(const LanguageConfig& config, const Forms& forms = {});
 Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length, const Forms& forms = {});
 Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length, const Forms& forms = {});
+std::vector<HiddenMatrix> hidden_matrices(const LanguageConfig& config, const Forms& forms = {});
 
 /// The TNP, over `batch` tasks of `context` and `targets` points.
 int64_t count_parameters(const models::TnpConfig& config);
@@ -79,6 +81,7 @@ Flops count_flops(const models::TnpConfig& config, int64_t batch, int64_t contex
 /// Of the rank with the largest share.
 Memory count_memory(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets,
                     const models::TaskSplit& split = {});
+std::vector<HiddenMatrix> hidden_matrices(const models::TnpConfig& config);
 /// Bytes that the rank with the largest share sends per training step for attention: keys and values, or
 /// queries and results, and their gradients.
 double count_attention_bytes(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets,

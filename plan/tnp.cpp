@@ -34,6 +34,14 @@ int64_t count_parameters(const models::TnpConfig& c) {
          (c.pre_norm ? c.d_model : 0) + c.components * c.d_ff * (c.d_model + 3);
 }
 
+std::vector<HiddenMatrix> hidden_matrices(const models::TnpConfig& c) {
+  const int64_t d = c.d_model, f = c.d_ff;
+  return {{.rows = {d}, .columns = d, .count = 2 * c.layers},
+          {.rows = {2 * d}, .columns = d, .count = c.layers},
+          {.rows = {f}, .columns = d, .count = c.layers},
+          {.rows = {d}, .columns = f, .count = c.layers}};
+}
+
 Memory count_memory(const models::TnpConfig& c, int64_t batch, int64_t context, int64_t targets,
                     const models::TaskSplit& split) {
   const double size = double(size_of(c.dtype)), parameters = double(count_parameters(c));

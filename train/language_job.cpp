@@ -42,6 +42,21 @@ void LanguageSettings::add_sizes(SettingList& list) {
       .range(int64_t{1}, kLargest);
 }
 
+void LanguageSettings::add_averages(SettingList& list) {
+  list.group("Training");
+  list.add("ema", ema,
+           "Evaluate and export a moving average of the weights with this decay per step, such as 0.999; 0: "
+           "off")
+      .range(0.0, 0.9999999);
+}
+
+plan::Memory LanguageSettings::planned(Device device) const {
+  plan::Memory memory = with_states(plan::count_memory(model, batch, length, forms()),
+                                    plan::hidden_matrices(model, forms()), dtype(), device);
+  if (ema > 0) memory.optimizer += memory.gradients;
+  return memory;
+}
+
 SettingList LanguageSettings::list() {
   SettingList list;
   list.group("Data");
@@ -71,10 +86,7 @@ SettingList LanguageSettings::list() {
   add_ranks(list);
   list.add("final_lr", final_lr, "Final learning rate, as a share of the peak").range(0.0, 1.0);
   list.add("beta2", beta2, "Decay of AdamW's second moment (beta2)").range(0.0, 0.9999999);
-  list.add("ema", ema,
-           "Evaluate and export a moving average of the weights with this decay per step, such as 0.999; 0: "
-           "off")
-      .range(0.0, 0.9999999);
+  add_averages(list);
   list.add("keep_zeros", keep_zeros,
            "Keep the zero weights of the blocks of a pruned --model at 0 (tessera prune)")
       .absent_means(false);

@@ -59,6 +59,7 @@ struct LanguageSettings : TrainingSettings {
   SettingList list();
   /// Adds the sizes of a batch alone, which benchmarks and plans have too.
   void add_sizes(SettingList& list);
+  void add_averages(SettingList& list);
   bool is_llama() const { return std::holds_alternative<models::LlamaConfig>(model); }
   const char* family() const { return is_llama() ? "llama" : "gpt"; }
   DType dtype() const;
@@ -74,6 +75,9 @@ struct LanguageSettings : TrainingSettings {
     forms.attention24 = weights24.in_attention(), forms.mlp24 = weights24.in_mlp();
     return forms;
   }
+  /// Memory of a step of one rank that trains alone, on one micro-batch: with the states of the optimizer,
+  /// and the averages of --ema.
+  plan::Memory planned(Device device) const;
   /// What --sparse24 makes 2:4: the activations between the factors of cola layers; and the hidden ones of
   /// feed-forward networks, unless they are made of cola layers, or have no zeros while others have.
   bool sparsifies_factors() const { return sparse24.on() && factors.form == "cola"; }

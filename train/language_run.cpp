@@ -253,9 +253,8 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
                                                           m.d_model, settings_.dtype(), device));
         },
         settings_.model);
-  text += settings_.memory_line(
-      plan::count_memory(settings_.model, settings_.batch, settings_.length, settings_.forms()),
-      plan::arena_sizes(settings_.model, settings_.forms()), ranks_);
+  text += settings_.memory_line(settings_.planned(device),
+                                plan::arena_sizes(settings_.model, settings_.forms()), ranks_);
   if (held_out_.targets > 0)
     text += fmt::format(
         "  held out  {} tokens to predict, {} at a time, each after {} or more{}{}\n",

@@ -63,6 +63,11 @@ SettingList TnpSettings::list() {
   return list;
 }
 
+plan::Memory TnpSettings::planned(Device device) const {
+  return with_states(plan::count_memory(model, batch, context, targets, split), plan::hidden_matrices(model),
+                     model.dtype, device);
+}
+
 void TnpSettings::validate() const {
   model.validate();
   check_training("tnp", model.dtype,

@@ -45,6 +45,8 @@ struct TnpSettings : TrainingSettings {
   }
   /// Throws, naming the setting.
   void validate() const;
+  /// Memory of a step of one rank, on one micro-batch, with the states of the optimizer.
+  plan::Memory planned(Device device) const;
   /// Throws, naming the setting, if so many ranks cannot share a task.
   void check_split() const;
 };

@@ -13,24 +13,16 @@
 
 namespace tessera::train {
 
-void TrainingSettings::add_to(SettingList& list) {
-  list.group("Data");
-  list.add("seed", seed, "Random seed of initialisation, data order and dropout")
-      .range(int64_t{0}, std::numeric_limits<int64_t>::max() - 1000);
+void TrainingSettings::add_states(SettingList& list) {
+  const TrainingSettings usual;
   list.group("Training");
-  list.add("steps", steps, "Number of training steps").range(int64_t{1}, kLargest).may_change();
   list.add("optimizer", optimizer,
            "Optimizer; muon and galore update hidden matrices, loro factors, AdamW the rest")
       .one_of(optim::optimizer_names())
       .absent_means("adamw");
   list.add("momentum", momentum, "Momentum of sgd and muon")
       .range(0.0, 0.9999999)
-      .absent_means(TrainingSettings().momentum);
-  const TrainingSettings usual;
-  list.add("momentum_reset", momentum_reset,
-           "Steps between resets of the moments of adamw, galore and loro to zero; 0: never")
-      .range(int64_t{0}, kLargest)
-      .absent_means(usual.momentum_reset);
+      .absent_means(usual.momentum);
   list.add("optimizer_states", optimizer_states,
            "Moments of adamw and sgd; bf16: no f32 masters either, 6 of 14 bytes")
       .one_of({"f32", "bf16"})
@@ -38,15 +30,29 @@ void TrainingSettings::add_to(SettingList& list) {
   list.add("galore_rank", galore_rank, "galore: rank of the projected gradients")
       .range(int64_t{1}, kLargest)
       .absent_means(usual.galore_rank);
+  list.add("galore_projection", galore_projection, "galore: side of the projection; std: the shorter one")
+      .one_of({"std", "reverse_std", "right", "left", "full"})
+      .absent_means(usual.galore_projection);
+}
+
+void TrainingSettings::add_to(SettingList& list) {
+  list.group("Data");
+  list.add("seed", seed, "Random seed of initialisation, data order and dropout")
+      .range(int64_t{0}, std::numeric_limits<int64_t>::max() - 1000);
+  list.group("Training");
+  list.add("steps", steps, "Number of training steps").range(int64_t{1}, kLargest).may_change();
+  add_states(list);
+  const TrainingSettings usual;
+  list.add("momentum_reset", momentum_reset,
+           "Steps between resets of the moments of adamw, galore and loro to zero; 0: never")
+      .range(int64_t{0}, kLargest)
+      .absent_means(usual.momentum_reset);
   list.add("galore_every", galore_every, "galore: steps between decompositions of the gradients")
       .range(int64_t{1}, kLargest)
       .absent_means(usual.galore_every);
   list.add("galore_scale", galore_scale, "galore: scale of the projected update")
       .range(1e-6, 1e6)
       .absent_means(usual.galore_scale);
-  list.add("galore_projection", galore_projection, "galore: side of the projection; std: the shorter one")
-      .one_of({"std", "reverse_std", "right", "left", "full"})
-      .absent_means(usual.galore_projection);
   list.add("galore_svd", galore_svd, "galore: exact decomposition, or a random sketch, which is faster")
       .one_of({"exact", "sketch"})
       .absent_means(usual.galore_svd);
@@ -133,11 +139,6 @@ std::string TrainingSettings::step_line() const {
   return fmt::format("  step      {} micro-batches, sums in the {} order\n", accumulate, order);
 }
 
-plan::Memory TrainingSettings::planned(const plan::Memory& of_adamw) const {
-  const int moments = optimizer != "sgd" ? 2 : momentum > 0 ? 1 : 0;
-  return plan::with_moments(of_adamw, moments, parse_dtype(optimizer_states));
-}
-
 std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,
                                           int64_t each) const {
   const plan::RankOptions options{.ranks = ranks,
@@ -149,7 +150,7 @@ std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::A
                                   .global_order = order == "global",
                                   .rate = 1};  // of times, which are not asked for
   return fmt::format("  memory    {} planned a step{}\n",
-                     format_bytes(size_t(plan::plan_ranks(planned(one), 1, sizes, options).memory.total())),
+                     format_bytes(size_t(plan::plan_ranks(one, 1, sizes, options).memory.total())),
                      ranks > 1 ? " on each rank" : "");
 }
 

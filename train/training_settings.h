@@ -10,6 +10,7 @@
 
 namespace tessera::plan {
 struct ArenaSizes;
+struct HiddenMatrix;
 struct Memory;
 }  // namespace tessera::plan
 
@@ -57,15 +58,20 @@ struct TrainingSettings {
   void check_zero(int64_t zero, int ranks) const;
   /// "  step      8 micro-batches, sums in the global order", a line of a run's header; "" with one.
   std::string step_line() const;
-  /// With the states of this optimizer; muon, galore and loro count as AdamW.
-  plan::Memory planned(const plan::Memory& of_adamw) const;
+  /// With the states and the scratch of this optimizer in place of AdamW's states, for a model of that dtype
+  /// (Optimizer::bytes() without the gradients, but for padding). Throws if galore's rank is too large for a
+  /// matrix.
+  plan::Memory with_states(plan::Memory of_adamw, const std::vector<plan::HiddenMatrix>& hidden, DType dtype,
+                           Device device) const;
   /// "  memory    52.2 MiB planned a step", a line of a run's header: of each of `ranks`, `each` of which
-  /// share a micro-batch. `one`: of one rank that trains alone, on one micro-batch.
+  /// share a micro-batch. `one`: of one rank that trains alone, on one micro-batch, with_states().
   std::string memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,
                           int64_t each = 1) const;
   /// Throws, naming the flag, for flags of another optimizer than the one that is used.
   void check_optimizer_flags(const Given& given) const;
-  /// Adds all others. The seed stands in the group "Data".
+  /// Adds the optimizer and what its states depend on, which plans have too.
+  void add_states(SettingList& list);
+  /// Adds all others, and these. The seed stands in the group "Data".
   void add_to(SettingList& list);
   optim::Schedule make_schedule() const;
   /// Makes the optimizer of a model whose activations have that dtype, with a loss scale if the dtype needs

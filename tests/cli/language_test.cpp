@@ -4,6 +4,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <sstream>
 
 #include "runtime/allocator.h"
@@ -306,6 +307,30 @@ TEST(TrainLanguageRuns, TheHeaderPlansTheSumsThatWait) {
                config.at("vocab_size").dump() + step));
   const std::string total = format_bytes(size_t(planned.at("total").get<double>()));
   EXPECT_TRUE(holds_all(header, "memory    " + total + " planned a step\n")) << header << planned;
+}
+
+TEST(TrainLanguageRuns, TheHeaderAndThePlanHaveTheStatesOfTheOptimizer) {
+  const Workplace at;
+  put_texts(at);
+  std::set<std::string> totals;
+  for (const std::string states : {"", " --optimizer sgd --momentum 0", " --optimizer muon", " --ema 0.9",
+                                   " --optimizer galore --galore-rank 4"}) {
+    const std::string header = said(at, "train gpt --steps 1 --ngram 0 --name a" + kFromText + states);
+    const json config = json::parse(at.get("runs/a/model/config.json"));
+    const json planned = json::parse(
+        said(at,
+             "plan gpt --json --precision f32 --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 "
+             "--batch 2 --vocab-size " +
+                 config.at("vocab_size").dump() + states));
+    const std::string total = format_bytes(size_t(planned.at("total").get<double>()));
+    EXPECT_TRUE(holds_all(header, "memory    " + total + " planned a step\n")) << header << planned;
+    totals.insert(total);
+    fs::remove_all(at / "runs");
+  }
+  EXPECT_EQ(totals.size(), 5u);
+  expect_failures(at, {{"plan gpt --galore-rank 4", 2, "--galore-rank is for --optimizer galore"},
+                       {"plan tnp --galore-rank 4", 2, "--galore-rank is for --optimizer galore"},
+                       {"plan gpt --ranks 2 --zero 1 --ema 0.9", 2, "--ema with --zero 1"}});
 }
 
 TEST(TrainLanguageRuns, EpochsAndMinutesAreSteps) {
