@@ -16,6 +16,7 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -145,6 +146,7 @@ struct Process {
   int rank = 0;
   pid_t pid = -1;  // and the id of the process group of all that it starts
   File end;        // readable once the process has ended
+  File lifeline;   // the end of a pipe that closes when this process dies (kLauncherVariable)
   std::unique_ptr<StatusPage> page;
   std::array<Stream, 2> streams;
   File log;
@@ -305,6 +307,10 @@ class Job {
     std::vector<char*> arguments;
     for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
+    int lifeline[2];
+    check(::pipe2(lifeline, O_CLOEXEC) == 0, "launch: pipe: ", std::strerror(errno));
+    const File for_the_rank(lifeline[0]);
+    process.lifeline = File(lifeline[1]);
     const pid_t parent = ::getpid();
     const Signals::BlockSignals
         held;  // until the rank has a group of its own: Ctrl-C is passed on to it, and once
@@ -313,7 +319,7 @@ class Job {
     if (process.pid > 0) ::setpgid(process.pid, process.pid);  // the first of the two that comes to it
     if (process.pid == 0) {
       signals_.restore();
-      become(parent, pipes[0][1], pipes[1][1], process.page->file(),
+      become(parent, pipes[0][1], pipes[1][1], process.page->file(), for_the_rank.number(),
              local == 0 && options_.node == 0 ? listener.number() : -1, variables);
       held.release();
       ::execvp(arguments[0], arguments.data());
@@ -336,7 +342,7 @@ class Job {
   }
 
   /// In the child: the rank's group, files and variables.
-  static void become(pid_t parent, int out, int err, int page, int listener,
+  static void become(pid_t parent, int out, int err, int page, int lifeline, int listener,
                      const std::map<std::string, std::string>& variables) {
     // A group of its own: Ctrl-C reaches the launcher alone, which passes it on once.
     ::setpgid(0, 0);
@@ -346,6 +352,11 @@ class Job {
     ::dup2(nothing, STDIN_FILENO), ::dup2(out, STDOUT_FILENO), ::dup2(err, STDERR_FILENO);
     for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
     ::setenv(comm::kStatusVariable, std::to_string(::dup(page)).c_str(), 1);
+    // PR_SET_PDEATHSIG ends this process alone, not the programs of a script.
+    struct stat facts {};
+    ::fstat(lifeline, &facts);
+    const std::string pipe = std::to_string(::dup(lifeline)) + ":" + std::to_string(facts.st_ino);
+    ::setenv(kLauncherVariable, pipe.c_str(), 1);
     if (listener >= 0)
       ::setenv("TESSERA_LISTENER", std::to_string(::dup(listener)).c_str(), 1);
     else
@@ -483,6 +494,23 @@ std::string token_of(const LaunchOptions& options) {
 }
 
 }  // namespace
+
+void end_with_launcher() {
+  const char* const text = std::getenv(kLauncherVariable);
+  if (!text) return;
+  int file = -1;
+  ino_t inode = 0;
+  struct stat facts {};
+  // The number may be another file's by now: programs between the launcher and this one may have closed it.
+  if (std::sscanf(text, "%d:%lu", &file, &inode) != 2 || ::fstat(file, &facts) != 0 ||
+      !S_ISFIFO(facts.st_mode) || facts.st_ino != inode)
+    return;
+  ::fcntl(file, F_SETOWN, ::getpid());
+  ::fcntl(file, F_SETSIG, SIGKILL);
+  ::fcntl(file, F_SETFL, O_ASYNC);
+  pollfd closed{file, POLLIN, 0};
+  if (::poll(&closed, 1, 0) == 1 && (closed.revents & POLLHUP)) ::kill(::getpid(), SIGKILL);  // it was before
+}
 
 LaunchEnd launch(const LaunchOptions& options) {
   check_options(options);

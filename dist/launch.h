@@ -30,12 +30,21 @@ struct LaunchEnd {
   int restarted = 0;
 };
 
+/// The environment variable with the file descriptor and the inode of a pipe whose other end this process
+/// keeps: end_with_launcher() waits for its end.
+inline constexpr const char* kLauncherVariable = "TESSERA_LAUNCHER_PIPE";
+
+/// Lets the kernel kill this process when the launcher that started it, or the script that runs it, is gone;
+/// without one does nothing.
+void end_with_launcher();
+
 /// Starts the ranks of a job on this machine as processes with torchrun's environment variables
 /// (dist/place.h), waits for them, tags their output and writes it to logs. When a rank fails, those that
 /// have not ended within `grace` are killed with all that they started, and the rank that failed first is
 /// reported: its pid, its signal or exit status, and the step and call it was in. SIGINT, SIGTERM and SIGHUP
 /// are forwarded once to all processes of the ranks, also to those that a script runs; what outlives such a
-/// script has a minute to end. The ranks are killed when this process dies.
+/// script has a minute to end. The ranks are killed when this process dies, and so are programs of scripts
+/// that have joined the world (World::join).
 ///
 /// Sets the CPU threads of each rank to its share of the cores unless TESSERA_THREADS or OMP_NUM_THREADS is
 /// set; sets NCCL_NVLS_ENABLE=0. Throws if the options contradict each other, or if a process or a log cannot

@@ -2,6 +2,7 @@
 
 #include "comm/lane.h"
 #include "comm/nccl.h"
+#include "dist/launch.h"
 
 namespace tessera::dist {
 
@@ -9,6 +10,7 @@ World::World(comm::Communicator host, comm::Communicator data, Place place)
     : place_(std::move(place)), host_(std::move(host)), data_(std::move(data)) {}
 
 World World::join(const std::string& what, std::function<void(const std::string& message)> lost) {
+  end_with_launcher();
   const Place place = own_place();
   if (place.size == 1) return World();
   const comm::Communicator host =

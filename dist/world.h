@@ -27,7 +27,8 @@ class World {
   /// gradients.
   World(comm::Communicator host, comm::Communicator data, Place place = {});
   /// Joins the job of this process's environment; blocks until all ranks have. `what`: program and arguments,
-  /// equal on all ranks. `lost`: see comm::TcpOptions. Throws as own_place and comm::rendezvous do.
+  /// equal on all ranks. `lost`: see comm::TcpOptions. From then on the process ends with its launcher.
+  /// Throws as own_place and comm::rendezvous do.
   static World join(const std::string& what = {}, std::function<void(const std::string& message)> lost = {});
 
   int rank() const { return host_.rank(); }

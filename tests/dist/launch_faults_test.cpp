@@ -1,10 +1,15 @@
 #if defined(TESSERA_PROGRAM)
 #include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <thread>
 
 #include "tests/dist/launched_train.h"
@@ -65,6 +70,47 @@ TEST(LaunchFaults, AStoppedRankIsNamedAtTheDeadline) {
   for (const int rank : {0, 2})
     expect_parts(log_of(folder, rank), {"rank 1 (pid ", "did not take part in", "within 1 s"});
   EXPECT_NE(::kill(stopped, 0), 0) << "the stopped rank is left";
+}
+
+/// While it lives, processes whose parents have ended become children of this one, which can wait for them.
+class AdoptsOrphans {
+ public:
+  AdoptsOrphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+  ~AdoptsOrphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 0); }
+  AdoptsOrphans(const AdoptsOrphans&) = delete;
+};
+
+TEST(LaunchFaults, TheProgramsOfScriptsEndWithALauncherThatIsKilled) {
+  const Folder folder;
+  const AdoptsOrphans adopts;
+  // They would end by themselves, later.
+  std::string program;
+  for (const std::string& word :
+       test::tessera(run_flags(folder, " --m 4 --batch-size 2 --steps 20000 --log-every 1")))
+    program += word + " ";
+  const std::string script = program + "& echo $! >" + (folder / "pid-") + "$RANK; wait";
+  std::vector<std::string> command =
+      test::tessera("launch -n 2 --logs " + folder / "ranks" + " -- /bin/sh -c");
+  command.push_back(script);
+  std::vector<char*> arguments;
+  for (std::string& word : command) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  pid_t launcher = 0;
+  ASSERT_EQ(::posix_spawn(&launcher, arguments[0], nullptr, nullptr, arguments.data(), environ), 0);
+  int status = 0;
+  while (folder.get("runs/fault/metrics.jsonl").empty() && ::waitpid(launcher, &status, WNOHANG) == 0)
+    ::usleep(1000);
+  ASSERT_FALSE(folder.get("runs/fault/metrics.jsonl").empty()) << log_of(folder, 0);
+  ::kill(launcher, SIGKILL);
+  // The launcher, the scripts, which become this process's children with its end, and then their programs.
+  std::map<pid_t, int> ended;
+  for (pid_t pid; (pid = ::waitpid(-1, &status, 0)) > 0;) ended[pid] = status;
+  for (const char* const rank : {"0", "1"}) {
+    const auto found = ended.find(std::stoi(folder.get(std::string("pid-") + rank)));
+    ASSERT_NE(found, ended.end()) << rank;
+    EXPECT_TRUE(WIFSIGNALED(found->second) && WTERMSIG(found->second) == SIGKILL)
+        << "rank " << rank << " ended by itself";
+  }
 }
 
 TEST(LaunchFaults, AFullDiskOnRankZeroIsTheCauseOnAll) {
