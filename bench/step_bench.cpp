@@ -39,9 +39,13 @@ datasets::TokenBatch random_tokens(const train::LanguageSettings& settings) {
 }
 
 /// Bytes of each rank.
-double planned_bytes(const plan::Memory& memory, const plan::ArenaSizes& sizes, const StepRanks& ranks) {
-  const plan::RankOptions options{
-      .ranks = ranks.size(), .zero = ranks.zero, .bucket_mb = ranks.bucket_mb, .rate = 1};
+double planned_bytes(const plan::Memory& memory, const plan::ArenaSizes& sizes, const StepRanks& ranks,
+                     Device device) {
+  const plan::RankOptions options{.ranks = ranks.size(),
+                                  .zero = ranks.zero,
+                                  .bucket_mb = ranks.bucket_mb,
+                                  .copies = device.is_cuda(),
+                                  .rate = 1};
   return plan::plan_ranks(memory, 1, sizes, options).memory.total();
 }
 
@@ -77,8 +81,8 @@ Record measure_tnp(const train::TnpSettings& settings, const StepBenchOptions& o
   }
   record.flops = share * plan::count_flops(settings.model, settings.batch, settings.context, settings.targets)
                              .step(checkpointed);
-  record.planned_bytes =
-      planned_bytes(settings.planned(options.device), plan::arena_sizes(settings.model), options.ranks);
+  record.planned_bytes = planned_bytes(settings.planned(options.device), plan::arena_sizes(settings.model),
+                                       options.ranks, options.device);
   record.tokens_per_s =
       share * double(settings.batch * (settings.context + settings.targets)) / record.ms.p50 * 1e3;
   return record;
@@ -115,8 +119,9 @@ Record measure_language(const train::LanguageSettings& settings, const LanguageS
   if (settings.factors.factorizes()) record.attrs["form"] = settings.factors.description();
   record.dtype = name_of(settings.precision());
   record.flops = plan::count_flops(settings.model, settings.batch, settings.length, settings.forms()).step();
-  record.planned_bytes = planned_bytes(settings.planned(options.device),
-                                       plan::arena_sizes(settings.model, settings.forms()), options.ranks);
+  record.planned_bytes =
+      planned_bytes(settings.planned(options.device), plan::arena_sizes(settings.model, settings.forms()),
+                    options.ranks, options.device);
   record.tokens_per_s = double(settings.batch * settings.length) / record.ms.p50 * 1e3;
   return record;
 }

@@ -10,7 +10,8 @@
 namespace tessera::plan {
 namespace {
 
-constexpr size_t kSlots = 3;  // optim::GradientRing::kSlots
+constexpr size_t kSlots = 3;                    // optim::GradientRing::kSlots
+constexpr double kReceived = double(64 << 20);  // what comm::PeerSums sets aside for the other ranks' values
 
 /// Bytes of buckets of gradients that are `whole` together, in the order in which they travel
 /// (optim::buckets_of).
@@ -68,6 +69,7 @@ RankPlan plan_ranks(const Memory& memory, double flops, const ArenaSizes& sizes,
   plan.compute = options.compute > 0 ? options.compute : passes * flops / options.rate;
   const double alone = plan.compute;
   if (options.ranks == 1) return plan;
+  if (options.copies && !spreads) plan.memory.transient += kReceived;
 
   const double summed = gradients * (spreads ? passes : 1);
   plan.sent = spreads_states ? around * (summed + memory.parameters) : 2 * around * summed;

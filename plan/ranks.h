@@ -15,6 +15,7 @@ struct RankOptions {
   int64_t micro_batches = 1;  // of a step, of each rank
   double bucket_mb = 32;      // 0: all gradients are summed after the backward pass; of stage 2: 32
   bool global_order = true;   // sums of micro-batches by a tree (dist::GradientTree)
+  bool copies = true;  // copies between GPUs sum gradients that are not spread (comm::PeerSums), not NCCL
   /// Bus bandwidth in bytes per second, as defined by nccl-tests: here of a 1 GiB all-reduce between two
   /// H200s with 18 NVLinks, NCCL 2.28. For ranks on several hosts that of the slowest link.
   double bus = 327e9;

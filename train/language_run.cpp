@@ -254,7 +254,7 @@ std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t fir
         },
         settings_.model);
   text += settings_.memory_line(settings_.planned(device),
-                                plan::arena_sizes(settings_.model, settings_.forms()), ranks_);
+                                plan::arena_sizes(settings_.model, settings_.forms()), device, ranks_);
   if (held_out_.targets > 0)
     text += fmt::format(
         "  held out  {} tokens to predict, {} at a time, each after {} or more{}{}\n",

@@ -96,7 +96,8 @@ std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_st
                         share_of_points(settings_.context), share_of_points(settings_.targets));
   text += fmt::format("  training  steps {} to {}, lr {:g} ({}), seed {}\n", first_step, settings_.steps,
                       settings_.lr, settings_.schedule, settings_.seed);
-  text += settings_.memory_line(settings_.planned(device), plan::arena_sizes(m), ranks_, context_parallel);
+  text += settings_.memory_line(settings_.planned(device), plan::arena_sizes(m), device, ranks_,
+                                context_parallel);
   text += fmt::format("  run       {}\n", run.path().string());
   return text;
 }

@@ -139,8 +139,8 @@ std::string TrainingSettings::step_line() const {
   return fmt::format("  step      {} micro-batches, sums in the {} order\n", accumulate, order);
 }
 
-std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,
-                                          int64_t each) const {
+std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes,
+                                          Device device, int ranks, int64_t each) const {
   const plan::RankOptions options{.ranks = ranks,
                                   .zero = sharding.parts == 1  ? 0
                                           : sharding.gradients ? 2
@@ -148,6 +148,7 @@ std::string TrainingSettings::memory_line(const plan::Memory& one, const plan::A
                                   .micro_batches = accumulate * each / ranks,
                                   .bucket_mb = sharding.bucket_mb,
                                   .global_order = order == "global",
+                                  .copies = device.is_cuda(),
                                   .rate = 1};  // of times, which are not asked for
   return fmt::format("  memory    {} planned a step{}\n",
                      format_bytes(size_t(plan::plan_ranks(one, 1, sizes, options).memory.total())),

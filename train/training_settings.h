@@ -64,8 +64,9 @@ struct TrainingSettings {
   plan::Memory with_states(plan::Memory of_adamw, const std::vector<plan::HiddenMatrix>& hidden, DType dtype,
                            Device device) const;
   /// "  memory    52.2 MiB planned a step", a line of a run's header: of each of `ranks`, `each` of which
-  /// share a micro-batch. `one`: of one rank that trains alone, on one micro-batch, with_states().
-  std::string memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, int ranks,
+  /// share a micro-batch. `one`: of one rank that trains alone, on one micro-batch, with_states(). On GPUs
+  /// with the memory that sums by copies take.
+  std::string memory_line(const plan::Memory& one, const plan::ArenaSizes& sizes, Device device, int ranks,
                           int64_t each = 1) const;
   /// Throws, naming the flag, for flags of another optimizer than the one that is used.
   void check_optimizer_flags(const Given& given) const;

@@ -63,6 +63,15 @@ TEST(PlanRanks, EachStageHoldsLess) {
   EXPECT_DOUBLE_EQ(all.sent, states.sent);
 }
 
+TEST(PlanRanks, CopiesBetweenGpusTakeABuffer) {
+  const double alone = of(ranks(1, 0)).memory.transient;
+  for (const int64_t zero : {0, 1}) EXPECT_EQ(of(ranks(2, zero)).memory.transient, alone + (64 << 20));
+  EXPECT_EQ(of(ranks(2, 2)).memory.transient, alone);  // spread gradients are NCCL's
+  RankOptions communicator = ranks(2, 0);
+  communicator.copies = false;
+  EXPECT_EQ(of(communicator).memory.transient, alone);
+}
+
 TEST(PlanRanks, MicroBatchesCostSumsThatWaitOrWhatTheySend) {
   const double whole = count_memory(kGpt, 32, 1024).gradients;
   EXPECT_EQ(of(ranks(2, 0, 8)).memory.gradients, 4 * whole);  // a binary counter of 8
