@@ -142,21 +142,29 @@ class PairCounts {
     for (const size_t w : where) {
       Word& word = words_[w];
       std::vector<int32_t>& symbols = word.symbols;
-      for (size_t i = 0; i + 1 < symbols.size(); ++i) {
-        if (symbols[i] != pair.first || symbols[i + 1] != pair.second) continue;
-        if (i > 0) {
-          change({symbols[i - 1], symbols[i]}, -word.count, w);
-          change({symbols[i - 1], token}, word.count, w);
-          grown.insert({symbols[i - 1], token});
+      // In one pass, since a word may be a whole text: the symbols up to `kept` are joined already.
+      size_t kept = 0;
+      for (size_t i = 0; i < symbols.size(); ++i) {
+        const bool joins =
+            i + 1 < symbols.size() && symbols[i] == pair.first && symbols[i + 1] == pair.second;
+        if (!joins) {
+          symbols[kept++] = symbols[i];
+          continue;
+        }
+        if (kept > 0) {
+          change({symbols[kept - 1], pair.first}, -word.count, w);
+          change({symbols[kept - 1], token}, word.count, w);
+          grown.insert({symbols[kept - 1], token});
         }
         if (i + 2 < symbols.size()) {
-          change({symbols[i + 1], symbols[i + 2]}, -word.count, w);
+          change({pair.second, symbols[i + 2]}, -word.count, w);
           change({token, symbols[i + 2]}, word.count, w);
           grown.insert({token, symbols[i + 2]});
         }
-        symbols[i] = token;
-        symbols.erase(symbols.begin() + ptrdiff_t(i) + 1);
+        symbols[kept++] = token;
+        ++i;
       }
+      symbols.resize(kept);
     }
     pairs_[pair].count = 0;
     for (const Pair& one : grown) queue_.push({pairs_[one].count, one});

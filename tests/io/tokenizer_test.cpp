@@ -397,6 +397,20 @@ TEST(TrainBpe, CountsByHand) {
   EXPECT_EQ(merges, nlohmann::json::parse(R"([["a","b"],["a","ab"],["\u0120","aab"]])"));
 }
 
+TEST(TrainBpe, AWordMayBeAMillionCharacters) {
+  std::string word;
+  for (int i = 0; i < 1 << 19; ++i) word += "ab";
+  std::string json;
+  const std::string error = message_of([&] { json = train_bpe({word}, {.vocab_size = 400, .special = {}}); });
+  if (json.empty()) GTEST_SKIP() << "skipped: " << error;
+  const nlohmann::json merges = nlohmann::json::parse(json)["model"]["merges"];
+  // "ab", "abab", ... until two halves are left, which occur once.
+  ASSERT_EQ(merges.size(), 19u);
+  EXPECT_EQ(merges[0], nlohmann::json::parse(R"(["a","b"])"));
+  EXPECT_EQ(merges[18][0], word.substr(0, 1 << 18));
+  EXPECT_EQ(merges[18][1], word.substr(0, 1 << 18));
+}
+
 TEST(CharacterTokenizer, FallsBackToBytes) {
   const Tokenizer tokenizer = Tokenizer::parse("characters", character_tokenizer({"ba\xC3\xA9"}));
   EXPECT_EQ(tokenizer.encode("ab\xC3\xA9").ids, (Ids{257, 258, 259}));
