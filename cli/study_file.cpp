@@ -185,18 +185,35 @@ std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
   return names;
 }
 
-/// Throws UsageError for a metric of evaluations that the command does not have. Others, such as loss, show
-/// at the end of the first cell.
+/// The other values that its runs may log in metrics.jsonl: those of steps, as step_log.cpp names them, and
+/// of language models, as LanguageSettings::penalties, LanguageJob::state_values and its evaluations do.
+std::vector<std::string> logged_by(const train::StudyPlan& plan) {
+  std::vector<std::string> names = {"loss",          "lr",         "grad_norm",  "ms_per_step",
+                                    "tokens_per_s",  "data_wait",  "memory_gib", "peak_gib",
+                                    "skipped_steps", "loss_scale", "flop_share", "exposed_communication_ms"};
+  if (plan.command == "gpt" || plan.command == "llama")
+    names.insert(names.end(), {"activation_l1", "masked_decay", "flip_rate", "ngram_nll",
+                               "ngram_bits_per_byte", "activation_zeros", "dropped_energy", "zeros.",
+                               "dropped."});  // the last two of each network
+  return names;
+}
+
+/// Throws UsageError for a metric that no run of the command logs. What depends on the run's flags, as
+/// loss_scale does, shows at the end of the first cell.
 void check_metric(const train::StudyPlan& plan, const std::string& path) {
-  if (!plan.metric.starts_with("eval_")) return;
-  const std::vector<std::string> names = evaluated_by(plan);
-  const auto is_metric = [&](const std::string& name) {  // "eval_accuracy_mismatched": of one of two sets
+  const std::vector<std::string> evaluated = evaluated_by(plan), logged = logged_by(plan);
+  const auto is_evaluated = [&](const std::string& name) {  // "eval_accuracy_mismatched": of one of two sets
     return plan.metric == name || (plan.command == "bert" && plan.metric.starts_with(name + "_"));
   };
-  if (std::ranges::none_of(names, is_metric))
-    throw UsageError(path + ": metric is \"" + plan.metric + "\", which tessera train " + plan.command +
-                     " does not log; expected one of " + joined_names(names) +
-                     suggestion(plan.metric, names));
+  const auto is_logged = [&](const std::string& name) {
+    return plan.metric == name || (name.ends_with('.') && plan.metric.starts_with(name));
+  };
+  if (std::ranges::any_of(evaluated, is_evaluated) || std::ranges::any_of(logged, is_logged)) return;
+  std::vector<std::string> all = evaluated;
+  all.insert(all.end(), logged.begin(), logged.end());
+  throw UsageError(path + ": metric is \"" + plan.metric + "\", which tessera train " + plan.command +
+                   " does not log; expected one of " + joined_names(evaluated) +
+                   " or a value of the steps, such as loss" + suggestion(plan.metric, all));
 }
 
 /// Fills in what the file does not say.

@@ -235,6 +235,8 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad(kHead + flags + "[[arm]]\nname = \"x\"\ncheck-finite = 3\n", "arm \"x\"|expected true or false");
   bad("metric = \"eval_score\"\n" + kHead + flags + arms, "metric is \"eval_score\"|does not log|eval_nll");
   bad("metric = \"eval_nl\"\n" + kHead + flags + arms, "did you mean eval_nll?");
+  bad("metric = \"grad_nrm\"\n" + kHead + flags + arms, "does not log|such as loss|did you mean grad_norm?");
+  bad("metric = \"flip_rate\"\n" + kHead + flags + arms, "train tnp does not log");
   bad("better = \"up\"\n" + kHead + flags + arms, "better is \"up\"");
   bad(kHead + flags + "prior = linear rbf\n" + arms, "not valid TOML");
   bad(kHead + flags + "prior = [\"linear\", \"rbf\"]\n" + arms, "\"prior\": expected one value");
@@ -296,10 +298,10 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
   const Outcome refused = run(at, "study run bert.toml");
   EXPECT_EQ(refused.code, 2);
   EXPECT_TRUE(holds_all(refused.err, "bert.toml: arm \"x\": train bert: --task is required")) << refused.err;
-  at.put("metric.toml", plan_of(4, kHead + "metric = \"lossy\"\n"));
+  at.put("metric.toml", plan_of(4, kHead + "metric = \"loss_scale\"\n"));  // which f16 alone has
   const Outcome unknown = run(at, "study run metric.toml");
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_TRUE(holds_all(unknown.err, "metric is \"lossy\"|did not log|eval_nll")) << unknown.err;
+  EXPECT_TRUE(holds_all(unknown.err, "metric is \"loss_scale\"|did not log|eval_nll")) << unknown.err;
   const std::string cells = said(at, "study run metric.toml --list");
   EXPECT_EQ(run(at, "study run metric.toml").code, 2);
   EXPECT_EQ(said(at, "study run metric.toml --list"), cells) << "another cell was run for nothing";
