@@ -95,7 +95,7 @@ GradcheckResult gradcheck(const GradcheckFunction& f, const std::vector<Tensor>&
       result.elements += 1;
       if (!(ratio <= result.worst)) {  // NaN counts as worst
         result.worst = ratio;
-        std::ostringstream text;
+        MessageStream text;
         text.precision(12);
         text << "input " << i << " element " << index << " of " << describe(inputs[i]) << ": analytic "
              << analytic[size_t(index)] << ", numeric " << numeric << ", error " << error;

@@ -13,7 +13,7 @@ namespace tessera::bench {
 namespace {
 
 std::string attr_text(const ops::AttrValue& value) {
-  std::ostringstream text;
+  MessageStream text;
   text << std::boolalpha;
   std::visit([&](const auto& v) { text << v; }, value);
   return text.str();

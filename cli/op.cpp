@@ -181,7 +181,7 @@ OpTensors read_tensors(const OpArgs& args, const ops::OpSpec& op, const ops::Att
 void run_backward(const OpArgs& args, const ops::OpSpec& op, Tape& tape, const std::vector<Tensor>& outputs,
                   const std::vector<Tensor>& output_grads) {
   std::vector<Tensor> on_tape, grads;
-  std::ostringstream absent;  // the gradients that could have been given
+  MessageStream absent;  // the gradients that could have been given
   for (size_t n = 0; n < outputs.size(); ++n) {
     if (!op.outputs[n].differentiable || !requires_grad(outputs[n])) continue;
     if (!output_grads[n].defined()) {

@@ -20,7 +20,7 @@ Call::Call(Kind kind, const Tensor& given, int peer) : kind(kind), peer(peer) {
 }
 
 std::string Call::text() const {
-  std::ostringstream out;
+  MessageStream out;
   out << name_of(kind);
   if (kind != Kind::barrier) {
     out << ' ' << (size_t(dtype) <= size_t(DType::boolean) ? tessera::name_of(dtype) : "?") << '[';

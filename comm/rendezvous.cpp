@@ -227,14 +227,14 @@ class RendezvousServer {
                   ") ended before all ranks had come",
               missing_count());
     }
-    std::ostringstream text;
+    MessageStream text;
     text << "not all ranks came within " << deadline.seconds() << " s: missing " << missing();
     give_up(-1, text.str(), 0);
   }
 
   /// "1, 3 of 4": the ranks that have not come yet.
   std::string missing() const {
-    std::ostringstream text;
+    MessageStream text;
     for (int r = 1, n = 0; r < options_.size; ++r)
       if (!hellos_[size_t(r)] && n++ < 8) text << (n > 1 ? ", " : "") << r;
     text << " of " << options_.size;

@@ -136,7 +136,7 @@ class TcpLinks : public Links {
     if (files[0].revents != 0) throw_failure(call);
     if (ready > 0) return;
     const Watch::BlockingRank blocking = watch_.find_blocking_rank();
-    std::ostringstream text;
+    MessageStream text;
     text << watch_.describe_rank(blocking.rank) << " did not take part in " << blocking.call << " within "
          << deadline.seconds() << " s (TESSERA_COMM_SECONDS allows more)";
     watch_.fail({blocking.rank, text.str()});
@@ -165,7 +165,7 @@ class TcpLinks : public Links {
     watch_.failure_reported();
     Status& status = own_status();
     status.caused_by = failure.rank == rank_ ? -1 : failure.rank;
-    std::ostringstream text;
+    MessageStream text;
     text << failure.text;
     if (failure.rank >= 0 && failure.rank != rank_) {
       text << "; rank " << rank_ << " was in " << call.text();

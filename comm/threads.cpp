@@ -111,7 +111,7 @@ class ThreadLinks : public Links {
   void await(std::unique_lock<std::mutex>& lock, const Deadline& deadline, const Call& call, State state) {
     while (!mailboxes_->failure && !state()) {
       if (deadline.passed()) {
-        std::ostringstream text;
+        MessageStream text;
         text << "rank " << rank_ << " waited " << deadline.seconds() << " s for the others in "
              << call.text();
         lock.unlock();

@@ -26,11 +26,11 @@ Tensor host_copy(const Tensor& x) {
 }
 
 void check_same_parameters(const optim::Optimizer& optimizer, const World& world) {
-  std::ostringstream list;
+  MessageStream list;
   for (const auto& [name, tensor] : optimizer.parameters())  // without the device, which is each rank's own
     list << name << ' ' << tensor.dtype() << tensor.shape() << '\n';
   const std::string text = list.str();
-  std::ostringstream own;
+  MessageStream own;
   int64_t elements = 0;  // with the pads between them
   for (const optim::Bucket& bucket : optimizer.buckets(32)) elements += bucket.end - bucket.begin;
   own << optimizer.parameters().size() << " parameters, digest " << std::hash<std::string>()(text) << ", of "

@@ -252,7 +252,7 @@ class Job {
 
   std::string cause(const Process& p) const {
     const Status& status = **p.page;
-    std::ostringstream text;
+    MessageStream text;
     text << "rank " << p.rank << " (pid " << p.pid << " on " << comm::host_name() << ") ";
     if (WIFSIGNALED(p.status))
       text << "was killed by signal " << WTERMSIG(p.status) << " (" << ::strsignal(WTERMSIG(p.status)) << ")";

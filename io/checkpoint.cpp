@@ -104,7 +104,7 @@ bool parse_rng(std::string_view text, Rng::State& state) {
 
 std::string describe(const Checkpoint::Value& value) {
   if (const auto* const scalar = std::get_if<Checkpoint::Scalar>(&value)) return scalar->type;
-  std::ostringstream text;
+  MessageStream text;
   const Tensor& tensor = std::get<Tensor>(value);
   text << tensor.dtype() << tensor.shape();
   return text.str();
@@ -192,7 +192,7 @@ void Checkpoint::refuse(std::vector<Mismatch> mismatches) const {
     widths[0] = std::max(widths[0], mismatch.name.size());
     widths[1] = std::max(widths[1], mismatch.stored.size());
   }
-  std::ostringstream text;
+  MessageStream text;
   const auto row = [&](const std::string& name, const std::string& stored, const std::string& wanted) {
     text << "\n  " << name << std::string(widths[0] - name.size() + 2, ' ') << stored
          << std::string(widths[1] - stored.size() + 2, ' ') << wanted;

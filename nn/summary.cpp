@@ -25,7 +25,7 @@ std::string scaled(double value, double base, const std::array<const char*, 6>& 
 using Cells = std::array<std::string, 6>;
 
 Cells cells(const SummaryRow& row) {
-  std::ostringstream shapes;
+  MessageStream shapes;
   for (const Shape& shape : row.shapes) shapes << (&shape == row.shapes.data() ? "" : " ") << shape;
   return {row.name.empty() ? "(model)" : row.name,
           row.kind,

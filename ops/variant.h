@@ -187,7 +187,7 @@ const Variant<Problem, Launch>& choose(const char* op, const Variant<Problem, La
 /// The parts one after the other, for describe_problem.
 template <class... Parts>
 std::string text_of(const Parts&... parts) {
-  std::ostringstream text;
+  MessageStream text;
   (text << ... << parts);
   return text.str();
 }

@@ -21,7 +21,7 @@ std::string shown(const std::string& name) {
 }
 
 std::string text_of(const Shape& shape) {
-  std::ostringstream text;
+  MessageStream text;
   text << shape;
   return text.str();
 }

@@ -332,7 +332,7 @@ struct Allocator::State {
   }
 
   [[noreturn]] void fail_out_of_memory(size_t bytes) {
-    std::ostringstream text;
+    MessageStream text;
     const auto [free, total] = source.usage();
     const MemoryPool* const pool = pool_of_this_thread();
     const size_t largest = pool->free_large.empty() ? 0 : (*pool->free_large.rbegin())->bytes;

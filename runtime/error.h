@@ -1,6 +1,7 @@
 #pragma once
 
 #include <concepts>
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -55,9 +56,15 @@ struct Condition {
   Site site;
 };
 
+/// A stream for messages, whose numbers read the same in every std::locale::global.
+class MessageStream : public std::ostringstream {
+ public:
+  MessageStream() { imbue(std::locale::classic()); }
+};
+
 template <class... Parts>
 [[noreturn]] void fail_at(Site site, const Parts&... parts) {
-  std::ostringstream text;
+  MessageStream text;
   (text << ... << parts);
   throw Error(text.str(), site.file, site.line);
 }

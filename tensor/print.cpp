@@ -36,7 +36,7 @@ void print(std::string& out, const Tensor& tensor, const PrintOptions& options, 
 }  // namespace
 
 std::string to_string(const Tensor& tensor, const PrintOptions& options) {
-  std::ostringstream kind;
+  MessageStream kind;
   kind << describe(tensor);
   if (!tensor.defined()) return kind.str();
   const bool shorten = tensor.count() > options.threshold;

@@ -69,7 +69,7 @@ struct Pass {
 };
 
 std::string describe_problem(const Pass& pass) {
-  std::ostringstream text;
+  MessageStream text;
   text << (pass.forward ? "forward" : "backward") << " q " << describe(pass.q()) << " and k "
        << describe(pass.k());
   if (pass.problem.causal) text << ", causal";
@@ -79,7 +79,7 @@ std::string describe_problem(const Pass& pass) {
 }
 
 Reason wgmma_lacks(const Pass& pass, const Gpu& gpu) {
-  std::ostringstream needs;
+  MessageStream needs;
   if (gpu.major != 9) {
     needs << "compute capability 9.0; " << gpu.name << " has " << gpu.major << "." << gpu.minor;
     return needs.str();

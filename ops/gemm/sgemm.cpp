@@ -59,7 +59,7 @@ void check_buffers() {
   }
   for (void* const buffer : buffers) ::munmap(buffer, kBuffer);
   if (int(buffers.size()) == threads) return;
-  std::ostringstream text;
+  MessageStream text;
   text << "out of memory on cpu: OpenBLAS needs a buffer of " << (kBuffer >> 20) << " MiB for each of "
        << threads << (threads == 1 ? " thread" : " threads") << ", and the system gives " << buffers.size()
        << " of them; raise the limit of the process (ulimit -v), or set TESSERA_THREADS to fewer threads";

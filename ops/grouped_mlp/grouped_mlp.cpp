@@ -224,7 +224,7 @@ std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Ten
       fits = fits && (t.size(dim) == 1 || t.layout().stride(dim) % 8 == 0);
     return fits;
   };
-  std::ostringstream needs;
+  MessageStream needs;
   if (gpu.major != 9)
     needs << "compute capability 9.0; " << gpu.name << " has " << gpu.major << "." << gpu.minor;
   else if (x.dtype() != DType::bf16 && x.dtype() != DType::f16)

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <locale>
+#include <sstream>
 #include <thread>
 
 #include "runtime/allocator.h"
@@ -25,6 +27,28 @@ TEST(Check, CarriesMessageFileAndLine) {
     EXPECT_EQ(error.line(), line);
   }
   EXPECT_NO_THROW(check(2 > 1, "fine"));
+}
+
+/// Numbers as "1.234.567", in every stream that does not choose its own locale, while it lives.
+class GroupedDigits {
+ public:
+  GroupedDigits() : former_(std::locale::global(std::locale(std::locale::classic(), new Facet))) {}
+  ~GroupedDigits() { std::locale::global(former_); }
+  GroupedDigits(const GroupedDigits&) = delete;
+
+ private:
+  struct Facet : std::numpunct<char> {
+    char do_thousands_sep() const override { return '.'; }
+    char do_decimal_point() const override { return ','; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  std::locale former_;
+};
+
+TEST(Check, MessagesReadTheSameInEveryLocale) {
+  const GroupedDigits grouped;
+  EXPECT_EQ((std::ostringstream() << 1234567).str(), "1.234.567");
+  EXPECT_EQ(message_of([] { check(false, 1234567, " is ", 2.5); }), "1234567 is 2.5");
 }
 
 TEST(Nearest, FindsTypingErrorsAndNothingElse) {
