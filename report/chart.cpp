@@ -163,9 +163,10 @@ int Chart::y(double value) const {
 void Chart::line(std::span<const std::pair<double, double>> points, Colour colour) {
   const std::pair<double, double>* former = nullptr;
   for (const auto& at : points) {
-    if (!std::isfinite(at.first) || !std::isfinite(at.second)) continue;
-    if (former) draw_line(image_, x(former->first), y(former->second), x(at.first), y(at.second), colour, 2);
-    former = &at;
+    const bool is_known = std::isfinite(at.first) && std::isfinite(at.second);
+    if (is_known && former)
+      draw_line(image_, x(former->first), y(former->second), x(at.first), y(at.second), colour, 2);
+    former = is_known ? &at : nullptr;
   }
 }
 

@@ -41,6 +41,7 @@ class Chart {
   int x(double value) const;
   int y(double value) const;
 
+  /// Has a gap at points that are not finite.
   void line(std::span<const std::pair<double, double>> points, Colour colour);
   void point(double x, double y, Colour colour);
   /// From 0, or the end of the axis that is nearest to it, to y.

@@ -145,12 +145,15 @@ void Page::chart(const std::string& title, const std::string& x_label, const std
   size_t colour = 0;
   for (const Series& line : series) {
     json points = json::array(), spread = json::array();
+    bool has_gap = false;
     for (size_t i = 0; i < line.points.size(); ++i) {
       const auto& [x, y] = line.points[i];
-      if (!std::isfinite(x) || !std::isfinite(y)) continue;
-      points.push_back({{"x", x}, {"y", y}});
+      if (!std::isfinite(x)) continue;
+      const bool is_known = std::isfinite(y);
+      has_gap = has_gap || !is_known;
+      points.push_back({{"x", x}, {"y", is_known ? json(y) : json()}});  // null ends the line there
       if (line.spread.empty()) continue;
-      spread.push_back(line.spread[i]);
+      spread.push_back(is_known ? json(line.spread[i]) : json());
       widen(y_axis, y, line.spread[i]);
     }
     const size_t own = line.colour >= 0 ? size_t(line.colour) : colour++;
@@ -159,7 +162,8 @@ void Page::chart(const std::string& title, const std::string& x_label, const std
                         {"data", points},
                         {"borderColor", paint},
                         {"backgroundColor", paint},
-                        {"pointRadius", line.points.size() > 60 ? 0 : 2},
+                        // A point between two gaps has no line that would show it.
+                        {"pointRadius", line.points.size() > 60 && !has_gap ? 0 : 2},
                         {"borderWidth", 1.5},
                         {"showLine", true},
                         {"borderDash", dashes_of(line, own)}});

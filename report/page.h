@@ -12,7 +12,8 @@ namespace tessera::report {
 /// A line of a chart.
 struct Series {
   std::string name;
-  std::vector<std::pair<double, double>> points;  // (x, y); points that are not finite are left out
+  /// (x, y). The line has a gap where y is not finite; a point whose x is not finite is left out.
+  std::vector<std::pair<double, double>> points;
   bool dashed = false;
   /// Series of one number belong together; below 0: the next one. Six numbers have a colour of their own, the
   /// next six the same colours dashed, six more dotted.

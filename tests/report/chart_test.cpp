@@ -84,6 +84,15 @@ TEST(Chart, DataStandWhereTheAxesSay) {
   EXPECT_EQ(again.image().rgb, other.image().rgb);
 }
 
+TEST(Chart, ALineBreaksAtAPointThatIsNotFinite) {
+  Chart chart({.text = {"t", "", ""}, .x = {0, 4}, .y = {0, 2}, .width = 80, .height = 40});
+  const std::vector<std::pair<double, double>> points{{0, 1}, {1, 1}, {2, NAN}, {3, 1}, {4, 1}};
+  chart.line(points, {5, 5, 5});
+  EXPECT_EQ(pixel(chart.image(), chart.x(0.5), chart.y(1)), (Colour{5, 5, 5}));
+  EXPECT_EQ(pixel(chart.image(), chart.x(3.5), chart.y(1)), (Colour{5, 5, 5}));
+  EXPECT_NE(pixel(chart.image(), chart.x(2), chart.y(1)), (Colour{5, 5, 5}));
+}
+
 TEST(Chart, BarsAndCellsHaveTheirColours) {
   Bars bars{.text = {"bars", "", "y"}, .categories = {"first", "second"}, .groups = {"a", "b"}};
   bars.bars[{0, 0}].value = 1, bars.bars[{1, 1}].value = 2, bars.bars[{1, 0}].value = NAN;

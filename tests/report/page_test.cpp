@@ -80,7 +80,23 @@ TEST(Page, ABarWithoutAValueHasNoErrorBar) {
   EXPECT_EQ(bars["spread"], json::parse("[0.25, null]"));
 }
 
-TEST(Page, ChartsAreValidJsonOfFinitePoints) {
+TEST(Page, ALineBreaksWhereItsValueIsNotFinite) {
+  const double nan = std::nan("");
+  Page report("t", kDrawer);
+  Series bars{"bars", {{1, 0.5}, {2, nan}, {3, 0.25}}}, many{"many", {}}, broken{"broken", {}};
+  bars.spread = {0.1, nan, 0.2};
+  for (int i = 0; i < 100; ++i)
+    many.points.emplace_back(i, i), broken.points.emplace_back(i, i % 2 ? i : nan);
+  report.chart("c", "x", "y", {bars, many, broken});
+  const json chart = chart_of(report.html(), 0), sets = chart["data"]["datasets"];
+  EXPECT_EQ(sets[0]["data"], json::parse(R"([{"x":1.0,"y":0.5},{"x":2.0,"y":null},{"x":3.0,"y":0.25}])"));
+  EXPECT_EQ(sets[0]["spread"], json::parse("[0.1, null, 0.2]"));
+  EXPECT_FALSE(sets[0].contains("spanGaps"));  // Chart.js draws across them only if asked
+  EXPECT_EQ(sets[1]["pointRadius"], 0);
+  EXPECT_EQ(sets[2]["pointRadius"], 2) << "points between two gaps are not seen";
+}
+
+TEST(Page, ChartsAreValidJsonOfNumbersAndGaps) {
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
   Page report("t", kDrawer);
   report.chart("c", "x", "y", {{"a", {{1, 0.1}, {2, nan}, {3, inf}, {nan, 4}, {5, -1e300}}}, {"b", {}, true}},
@@ -88,7 +104,8 @@ TEST(Page, ChartsAreValidJsonOfFinitePoints) {
   report.bars("d", "y", {"one", "two"}, {{"g", {1.5, nan}}});
   const json chart = chart_of(report.html(), 0);
   EXPECT_EQ(chart["type"], "scatter");
-  EXPECT_EQ(chart["data"]["datasets"][0]["data"], json::parse(R"([{"x":1.0,"y":0.1},{"x":5.0,"y":-1e300}])"));
+  EXPECT_EQ(chart["data"]["datasets"][0]["data"],
+            json::parse(R"([{"x":1.0,"y":0.1},{"x":2.0,"y":null},{"x":3.0,"y":null},{"x":5.0,"y":-1e300}])"));
   EXPECT_EQ(chart["data"]["datasets"][1]["data"], json::array());
   EXPECT_EQ(chart["data"]["datasets"][1]["borderDash"].size(), 2u);
   EXPECT_EQ(chart["options"]["scales"]["x"]["type"], "logarithmic");
