@@ -14,24 +14,46 @@
 namespace tessera::io {
 namespace {
 
-enum class Kind : uint8_t { none, boolean, integer, real, text, tuple, dictionary, name, storage, tensor };
+enum class Kind : uint8_t {
+  none,
+  boolean,
+  integer,
+  real,
+  text,
+  tuple,
+  dictionary,
+  name,
+  storage,
+  untyped_storage,
+  tensor
+};
 
 const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"None",    "a bool",       "an integer", "a float",   "a string",
-                                    "a tuple", "a dictionary", "a name",     "a storage", "a tensor"};
+  constexpr const char* kNames[] = {
+      "None",   "a bool",    "an integer",         "a float", "a string", "a tuple", "a dictionary",
+      "a name", "a storage", "an untyped storage", "a tensor"};
   return kNames[size_t(kind)];
 }
 
 /// The names that may occur, and what they stand for.
-enum class Global : uint8_t { ordered_dict, rebuild_tensor, rebuild_parameter, storage };
+enum class Global : uint8_t {
+  ordered_dict,
+  rebuild_tensor,
+  rebuild_typed_tensor,
+  rebuild_parameter,
+  storage,
+  untyped_storage,
+  dtype
+};
 struct GlobalName {
   const char *module, *name;
   Global global;
   DType dtype;
 };
-constexpr std::array<GlobalName, 11> kGlobals = {
+constexpr std::array<GlobalName, 14> kGlobals = {
     {{"collections", "OrderedDict", Global::ordered_dict, DType::f32},
      {"torch._utils", "_rebuild_tensor_v2", Global::rebuild_tensor, DType::f32},
+     {"torch._utils", "_rebuild_tensor_v3", Global::rebuild_typed_tensor, DType::f32},
      {"torch._utils", "_rebuild_parameter", Global::rebuild_parameter, DType::f32},
      {"torch", "DoubleStorage", Global::storage, DType::f64},
      {"torch", "FloatStorage", Global::storage, DType::f32},
@@ -40,12 +62,14 @@ constexpr std::array<GlobalName, 11> kGlobals = {
      {"torch", "LongStorage", Global::storage, DType::i64},
      {"torch", "IntStorage", Global::storage, DType::i32},
      {"torch", "ByteStorage", Global::storage, DType::u8},
-     {"torch", "BoolStorage", Global::storage, DType::boolean}}};
+     {"torch", "BoolStorage", Global::storage, DType::boolean},
+     {"torch.storage", "UntypedStorage", Global::untyped_storage, DType::u8},
+     {"torch", "float8_e4m3fn", Global::dtype, DType::f8e4m3}}};
 
 struct Object {
   Kind kind = Kind::none;
   int64_t integer = 0;               // boolean, integer; number of the name in kGlobals; a storage's elements
-  DType dtype = DType::f32;          // of a storage
+  DType dtype = DType::f32;          // of a storage, of a tensor
   std::string text;                  // text; key of a storage
   std::vector<const Object*> items;  // tuple; dictionary: keys and values in turn; tensor: its storage
   Layout layout;                     // tensor
@@ -286,16 +310,18 @@ class Machine {
     return kGlobals[size_t(object->integer)];
   }
 
-  /// ('storage', <type>, '<key>', '<location>', <elements>)
+  static bool is_storage(Global name) { return name == Global::storage || name == Global::untyped_storage; }
+
+  /// ('storage', <type>, '<key>', '<location>', <elements>); of an untyped storage the elements are bytes.
   void push_storage() {
     const auto& id = pop(Kind::tuple, "the id of a storage")->items;
     const bool fits = id.size() == 5 && id[0]->kind == Kind::text && id[0]->text == "storage" &&
-                      id[1]->kind == Kind::name && global(id[1]).global == Global::storage &&
+                      id[1]->kind == Kind::name && is_storage(global(id[1]).global) &&
                       id[2]->kind == Kind::text && id[3]->kind == Kind::text && id[4]->kind == Kind::integer;
     require(fits, "has an id that is not of a storage");
     require(id[4]->integer >= 0, "has a storage of ", id[4]->integer, " elements");
     spend(id[2]->text.size());
-    Object& storage = push(Kind::storage);
+    Object& storage = push(global(id[1]).global == Global::storage ? Kind::storage : Kind::untyped_storage);
     storage.dtype = global(id[1]).dtype;
     storage.text = id[2]->text;
     storage.integer = id[4]->integer;
@@ -309,12 +335,14 @@ class Machine {
       push(Kind::dictionary);
     } else if (callee.global == Global::rebuild_tensor) {
       push_tensor(arguments);
+    } else if (callee.global == Global::rebuild_typed_tensor) {
+      push_typed_tensor(arguments);
     } else if (callee.global == Global::rebuild_parameter) {
       require(arguments.size() == 3 && arguments[0]->kind == Kind::tensor,
               "makes a parameter of what is not a tensor");
       stack_.push_back(arguments[0]);
     } else {
-      refuse("calls torch.", callee.name);
+      refuse("calls ", callee.module, ".", callee.name);
     }
   }
 
@@ -339,6 +367,25 @@ class Machine {
                 arguments[2]->kind == Kind::tuple && arguments[3]->kind == Kind::tuple,
             "makes a tensor of arguments of other kinds than storage, offset, sizes and strides");
     if (arguments.size() == 7) check_metadata(*arguments[6]);
+    push_view(arguments, arguments[0]->dtype);
+  }
+
+  /// (storage of bytes, offset, sizes, strides, requires_grad, hooks, dtype[, metadata]), of dtypes that have
+  /// no type of storage. Those among kGlobals take one byte, so that bytes are elements.
+  void push_typed_tensor(const std::vector<const Object*>& arguments) {
+    require(arguments.size() == 7 || arguments.size() == 8, "makes a tensor of ", arguments.size(),
+            " arguments, expected 7 or 8");
+    require(arguments[0]->kind == Kind::untyped_storage && arguments[1]->kind == Kind::integer &&
+                arguments[2]->kind == Kind::tuple && arguments[3]->kind == Kind::tuple &&
+                arguments[6]->kind == Kind::name && global(arguments[6]).global == Global::dtype,
+            "makes a tensor of arguments of other kinds than untyped storage, offset, sizes, strides and "
+            "dtype");
+    if (arguments.size() == 8) check_metadata(*arguments[7]);
+    push_view(arguments, global(arguments[6]).dtype);
+  }
+
+  /// The tensor of (storage, offset, sizes, strides, ...), whose kinds were checked.
+  void push_view(const std::vector<const Object*>& arguments, DType dtype) {
     const auto &sizes = arguments[2]->items, &strides = arguments[3]->items;
     require(sizes.size() == strides.size() && sizes.size() <= size_t(kMaxRank), "has a tensor of ",
             sizes.size(), " sizes and ", strides.size(), " strides, expected as many and at most ", kMaxRank);
@@ -367,6 +414,7 @@ class Machine {
     require(count <= storage.integer, "has a tensor of ", count, " elements on a storage of ",
             storage.integer, ", which repeats some, as expand() makes it; clone() it before torch.save");
     Object& tensor = push(Kind::tensor);
+    tensor.dtype = dtype;
     tensor.layout.shape = Shape(std::span<const int64_t>(extents.data(), sizes.size()));
     tensor.layout.strides = steps;
     tensor.layout.offset = count == 0 ? 0 : offset;
@@ -382,7 +430,7 @@ class Machine {
 
   static PickledTensor named(const std::string& name, const Object& tensor) {
     const Object& storage = *tensor.items[0];
-    return {name, storage.dtype, tensor.layout, storage.text, uint64_t(storage.integer)};
+    return {name, tensor.dtype, tensor.layout, storage.text, uint64_t(storage.integer)};
   }
 
   void collect(const Object& dictionary, const std::string& prefix, int depth,

@@ -12,9 +12,10 @@
 /// pickled.
 ///
 /// A pickle is a program; this machine knows the 28 instructions (of protocol 2) that state dictionaries are
-/// made of and eleven names: collections.OrderedDict, torch._utils._rebuild_tensor_v2 and _rebuild_parameter,
-/// and the storages of the dtypes there are. None of them is called: they say what an object is. Any other
-/// instruction, name, or use of an object as what it is not, is an error that names the offset.
+/// made of and fourteen names: collections.OrderedDict, torch._utils._rebuild_tensor_v2, _rebuild_tensor_v3
+/// and _rebuild_parameter, the storages of the dtypes there are, and for f8e4m3, which has none in PyTorch,
+/// torch.storage.UntypedStorage and torch.float8_e4m3fn. None of them is called: they say what an object is.
+/// Any other instruction, name, or use of an object as what it is not, is an error that names the offset.
 
 namespace tessera::io {
 

@@ -56,6 +56,20 @@ inline std::string tensor_of(const std::string& storage, int64_t offset, const s
   return global("torch._utils", "_rebuild_tensor_v2") +
          tuple({storage, wide(offset), integers(sizes), integers(strides), kFalse, ordered_dict()}) + kReduce;
 }
+/// As torch.save writes dtypes that have no type of storage: the elements of the storage are bytes.
+inline std::string typed_tensor_of(const std::string& storage, int64_t offset,
+                                   const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides,
+                                   const std::string& dtype, const std::string& metadata = {}) {
+  std::vector<std::string> arguments{storage,        wide(offset), integers(sizes), integers(strides), kFalse,
+                                     ordered_dict(), dtype};
+  if (!metadata.empty()) arguments.push_back(metadata);
+  return global("torch._utils", "_rebuild_tensor_v3") + tuple(arguments) + kReduce;
+}
+inline std::string untyped_storage(const std::string& key, int64_t bytes) {
+  return tuple({text("storage"), global("torch.storage", "UntypedStorage"), text(key), text("cpu"),
+                wide(bytes)}) +
+         kPersistent;
+}
 /// [2, 3] on a storage of six.
 inline std::string matrix(const std::string& type = "FloatStorage", const std::string& key = "0") {
   return tensor_of(storage(type, key, 6), 0, {2, 3}, {3, 1});

@@ -35,6 +35,19 @@ TEST_F(TorchFiles, LoadsTensorsAndViewsOfTheirStorages) {
   EXPECT_TRUE(throws([&] { file.load("other"); }, "model.bin has no tensor 'other'"));
 }
 
+TEST_F(TorchFiles, LoadsF8e4m3) {
+  const std::string bytes = untyped_storage("0", 6), e4m3 = global("torch", "float8_e4m3fn");
+  const TorchFile file =
+      open(torch_bytes(program({{"whole", typed_tensor_of(bytes, 0, {2, 3}, {3, 1}, e4m3)},
+                                {"transposed", typed_tensor_of(bytes, 0, {3, 2}, {1, 3}, e4m3)}}),
+                       std::string("\0\x38\x40\x44\x48\xCA", 6)));  // PyTorch's bytes of 0, 1, 2, 3, 4, -5
+  const Tensor whole = file.load("whole");
+  EXPECT_EQ(whole.dtype(), DType::f8e4m3);
+  EXPECT_EQ(whole.to(DType::f32).to_vector<float>(), (std::vector<float>{0, 1, 2, 3, 4, -5}));
+  EXPECT_EQ(file.load("transposed").to(DType::f32).to_vector<float>(),
+            (std::vector<float>{0, 3, 1, 4, 2, -5}));
+}
+
 TEST_F(TorchFiles, AStorageWithManyTensorsIsReadOnce) {
   // Columns of a matrix, each of which spans the whole storage, and a second storage between them.
   constexpr int64_t kRows = 64, kColumns = 48;

@@ -39,6 +39,29 @@ TEST(Unpickle, ReadsEveryDtypeThatThereIs) {
   for (const auto& [name, dtype] : types) EXPECT_EQ(read(program({{"x", matrix(name)}}))[0].dtype, dtype);
 }
 
+TEST(Unpickle, ReadsTensorsOfADtypeWithoutATypeOfStorage) {
+  const std::string bytes = untyped_storage("0", 6), e4m3 = global("torch", "float8_e4m3fn");
+  const auto read_one = [](const std::string& tensor) { return read(program({{"x", tensor}})).at(0); };
+  const PickledTensor tensor = read_one(typed_tensor_of(bytes, 1, {2, 2}, {1, 3}, e4m3));
+  EXPECT_EQ(tensor.dtype, DType::f8e4m3);
+  EXPECT_EQ(tensor.storage_elements, 6u);
+  EXPECT_EQ(tensor.layout.shape, (Shape{2, 2}));
+  EXPECT_EQ(tensor.layout.offset, 1);
+  EXPECT_EQ(read_one(typed_tensor_of(bytes, 0, {6}, {1}, e4m3, kEmptyDict)).dtype, DType::f8e4m3);
+  const std::string negated = kEmptyDict + text("neg") + kTrue + kSetItem, mixed = "of other kinds than";
+  const std::pair<std::string, std::string> refused[] = {
+      {typed_tensor_of(bytes, 2, {2, 3}, {3, 1}, e4m3), "reaches to element 7 of a storage of 6"},
+      {typed_tensor_of(bytes, 0, {6}, {1}, e4m3, negated), "whose metadata sets 'neg'"},
+      {typed_tensor_of(bytes, 0, {6}, {1}, global("torch", "float8_e5m2")), "names torch.float8_e5m2"},
+      {typed_tensor_of(bytes, 0, {6}, {1}, global("torch", "FloatStorage")), mixed},
+      {typed_tensor_of(bytes, 0, {6}, {1}, kNone), mixed},
+      {typed_tensor_of(storage("FloatStorage", "0", 6), 0, {6}, {1}, e4m3), mixed},
+      {tensor_of(bytes, 0, {6}, {1}), mixed},
+      {global("torch._utils", "_rebuild_tensor_v3") + tuple({bytes, e4m3}) + kReduce, "of 2 arguments"},
+      {e4m3 + kEmptyTuple + kReduce, "calls torch.float8_e4m3fn"}};
+  for (const auto& [code, error] : refused) EXPECT_TRUE(throws([&] { read_one(code); }, error)) << error;
+}
+
 TEST(Unpickle, UnderstandsWhatSurroundsTensorsAndPassesItOver) {
   // An OrderedDict with attributes, a parameter, memos, nested dictionaries, and values of every other kind.
   const std::string parameter =
