@@ -77,6 +77,9 @@ PruneGates prune_gates_of(const Calibration& dense, double activation_sparsity, 
 SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, const LoadOptions& options) {
   pretrained::SparseOptions sparse = options.sparse;
   if (options.activation_sparsity) {
+    check(!sparse.gates && !sparse.threshold, "load: activation_sparsity ", *options.activation_sparsity,
+          ", which takes the gates of a calibration, and sparse.", sparse.gates ? "gates" : "threshold",
+          " for ", folder, "; leave one of the two out");
     const Calibration calibration =
         read_calibration(options.calibration.empty() ? folder : options.calibration);
     const auto chosen =

@@ -34,7 +34,7 @@ pretrained::SparseConversion convert(const std::string& from, const std::string&
 
 struct LoadOptions {
   /// Share of the inputs that gates leave out, by the calibration in `calibration`, or, if that is empty, in
-  /// the model's folder. Nothing: no gates.
+  /// the model's folder. Nothing: the gates of `sparse`, if any; an error together with them.
   std::optional<double> activation_sparsity = {};
   std::string calibration = "";
   bool greedy = true;  // the calibration's greedy distribution, if it has one

@@ -165,6 +165,23 @@ TEST(Splits, LoadWithoutSparseLayersIsTheDenseModel) {
     EXPECT_TRUE(throws([&] { load(folder / model, rng, kCpu, {.sparse = gated}); }, "in the mode off"));
 }
 
+TEST(Splits, LoadTakesGatesFromOnePlace) {
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  const SparsifyOptions options = small_chain(folder, text);
+  sparsify(options, folder / "s");
+  Rng rng(1);
+  LoadOptions both{.activation_sparsity = 0.375, .sparse = {.threshold = 0.1}};
+  EXPECT_TRUE(throws([&] { load(folder / "s", rng, kCpu, both); },
+                     "load: activation_sparsity 0.375, which takes the gates of a calibration, and "
+                     "sparse.threshold for"));
+  const Calibration calibration = read_calibration(folder / "s");
+  both.sparse = {.gates = calibration.gates(0.25, false)};
+  EXPECT_TRUE(throws([&] { load(folder / "s", rng, kCpu, both); }, "sparse.gates for"));
+  both.activation_sparsity.reset();
+  EXPECT_EQ(load(folder / "s", rng, kCpu, both).layers.size(), 14u);
+}
+
 TEST(Splits, GateAwareOnesHaveZerosAndGates) {
   SweepOptions options{.totals = {0.5, 0.3}, .weights = {0, 0.2}, .weights_alone = false};
   options.prune = {.score = Score::sparsegpt, .update = Update::obs};
