@@ -73,7 +73,7 @@ void check_heads(const Tensor& q, const Tensor& k) {
 }  // namespace
 
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
-              const AttendOptions& options, const Tensor& cumulative, Site site) {
+              const AttendOptions& options, Site site) {
   const CallScope call(site);
   sequences.check_tokens("attend", q.size(0));
   check_heads(q, k);
@@ -84,7 +84,7 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences
     };
     return ops::reshape(ops::attention(split(q), split(k), split(v), operator_options(options)), q.shape());
   }
-  return attend(q, k, v, cumulative.defined() ? cumulative : sequences.cumulative(q.device()), options);
+  return attend(q, k, v, sequences.cumulative(q.device()), options);
 }
 
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
@@ -186,7 +186,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   if (uniform) return joined(ops::attention(q, k, v, operator_options(options)));
   if (pass.starts.defined()) return joined(attend(q, k, v, pass.starts, options));
   if (!pass.cumulative.defined()) pass.cumulative = pass.sequences.cumulative(x.device());
-  return joined(attend(q, k, v, pass.sequences, options, pass.cumulative));
+  return joined(attend(q, k, v, pass.cumulative, options));
 }
 
 }  // namespace tessera::nn

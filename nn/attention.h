@@ -41,13 +41,12 @@ struct AttendOptions {
 
 /// Attention within each sequence: q [N, H, D], k and v [N, Hk, D] with H a multiple of Hk (query head h
 /// reads key head h Hk / H: Ainslie et al., arXiv:2305.13245) -> [N, H, D]. One call of ops::attention,
-/// whatever the lengths and whether probabilities are dropped. `cumulative`, if defined, is that of
-/// `sequences`, so that several calls share it.
+/// whatever the lengths and whether probabilities are dropped.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
-              const AttendOptions& options, const Tensor& cumulative = {}, Site site = Site::here());
+              const AttendOptions& options, Site site = Site::here());
 
-/// The same for lengths that are only on the device: `starts` as in ops::AttentionSequences. A captured step
-/// may be replayed with other values of it.
+/// The same for lengths on the device: `starts` as in ops::AttentionSequences (Sequences::cumulative). A
+/// captured step may be replayed with other values of it.
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
               const AttendOptions& options, Site site = Site::here());
 

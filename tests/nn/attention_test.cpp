@@ -86,7 +86,6 @@ TEST(Attend, LengthsOnTheDevice) {
   const Tensor starts = some.cumulative(Device::cpu());
   const auto wanted = attend(q, k, v, some, {.causal = true}).to_vector<double>();
   EXPECT_EQ(attend(q, k, v, starts, {.causal = true}).to_vector<double>(), wanted);
-  EXPECT_EQ(attend(q, k, v, some, {.causal = true}, starts).to_vector<double>(), wanted);
   // With one stream the same probabilities are dropped.
   Rng rng(1), same(1);
   const Dropout dropout(0.5, rng), dropout_again(0.5, same);
