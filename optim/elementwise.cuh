@@ -127,7 +127,7 @@ __device__ __forceinline__ void update_chunk(const StepArgs& args, const R& rule
   const bool aligned = place.aligned;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < pieces; i += kThreads) {
-    const uint32_t line = i / per_row, column = (i - line * per_row) * kPack;
+    const uint32_t line = chunk.rows == 1 ? 0 : i / per_row, column = (i - line * per_row) * kPack;
     const int64_t weight_at = line * weight_stride + column, at = line * arena_stride + column;
     const int length = min(kPack, chunk.columns - int(column));
     if (length == kPack && aligned) {

@@ -14,12 +14,11 @@
 namespace tessera::optim {
 
 /// Rounds with 16 random bits: they are added below the last bit that bf16 keeps, and what is below is cut
-/// off. bf16 numbers, infinities and NaN stay what they are.
+/// off. bf16 numbers and infinities, whose lower half is zero, stay what they are, and NaN stays a NaN.
 TESSERA_HD bf16 round_stochastically(float value, uint32_t random) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7F80'0000u) == 0x7F80'0000u) return bf16(value);
+  const uint32_t sum = std::bit_cast<uint32_t>(value) + (random & 0xFFFFu);
   bf16 rounded;
-  rounded.bits = uint16_t((bits + (random & 0xFFFFu)) >> 16);
+  rounded.bits = uint16_t((value == value ? sum : 0x7FFF'0000u) >> 16);
   return rounded;
 }
 

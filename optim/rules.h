@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "optim/loss_scale.h"
 #include "runtime/config.h"
@@ -10,6 +11,32 @@
 /// after clipping, `s` its states.
 
 namespace tessera::optim {
+
+/// sqrt(x). On a GPU an f32 one is sqrt.approx: within 2^-22, for normal and subnormal numbers.
+template <class C>
+TESSERA_HD C root(C x) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<C, float>) {
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+#endif
+  return std::sqrt(x);
+}
+
+/// a / b for b = 0, or 2^-126 <= b <= 2^126. On a GPU an f32 one is a * rcp.approx(b): within 2^-22.
+template <class C>
+TESSERA_HD C quotient(C a, C b) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<C, float>) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+    return a * inverse;
+  }
+#endif
+  return a / b;
+}
 
 /// Formulas with a kSlowState may keep their states in bf16 (OptimizerOptions::states): which of them one
 /// step changes by less than the distance of two bf16 numbers, so that rounding to nearest would lose the
@@ -40,7 +67,7 @@ struct AdamWRule {
     s[0] = C(beta1) * s[0] + C(1 - beta1) * g;
     s[1] = C(beta2) * s[1] + C(1 - beta2) * g * g;
     w -= k.rate * k.weight_decay * w;
-    w -= k.rate / k.bias1 * s[0] / (std::sqrt(s[1]) / k.bias2 + C(eps));
+    w -= quotient(k.rate / k.bias1 * s[0], root(s[1]) * (1 / k.bias2) + C(eps));
   }
 };
 

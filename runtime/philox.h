@@ -14,13 +14,24 @@ struct Uint4 {
   uint32_t word[4];
 };
 
+/// The whole product. On a GPU one instruction: from a product of two u64 the compiler makes another addition.
+TESSERA_HD uint64_t wide_product(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  uint64_t product;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return uint64_t(a) * b;
+#endif
+}
+
 /// 128 random bits for block `index` of stream `offset` under `seed`.
 TESSERA_HD Uint4 philox(uint64_t seed, uint64_t offset, uint64_t index) {
   uint32_t c0 = uint32_t(index), c1 = uint32_t(index >> 32), c2 = uint32_t(offset),
            c3 = uint32_t(offset >> 32);
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = uint64_t(0xD2511F53u) * c0, p1 = uint64_t(0xCD9E8D57u) * c2;
+    const uint64_t p0 = wide_product(0xD2511F53u, c0), p1 = wide_product(0xCD9E8D57u, c2);
     const uint32_t n0 = uint32_t(p1 >> 32) ^ c1 ^ k0, n2 = uint32_t(p0 >> 32) ^ c3 ^ k1;
     c1 = uint32_t(p1), c3 = uint32_t(p0), c0 = n0, c2 = n2;
     k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
