@@ -89,6 +89,7 @@ void LanguageRecipe::prepare(const RunFolder& run, Device device, bool resumed) 
 std::map<std::string, Tensor> LanguageRecipe::first_gradients(Device device) {
   LanguageSettings dense = settings_;
   dense.factors = {}, dense.sparse24 = {}, dense.optimizer = "sgd", dense.ema = 0;
+  dense.sharding = {};  // with --zero 2 buckets share memory, so that not all gradients are there at once
   LanguageJob job(dense, device, settings_.start);
   job.set_data(*data_, watch, held_out_, baseline_);
   return job.weight_gradients();
