@@ -177,6 +177,7 @@ class Run {
     }
     choose_for_gpu();
     set_ranks(resumed_);
+    recipe_.check_options(options_);
     if (request_.check) request_.check(recipe_, kept);
   }
 
