@@ -314,7 +314,6 @@ std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& 
     text += fmt::format("lowest of {} evaluations: {:.4f} nats per token, after step {}{}\n",
                         best_.evaluations, best_.nll, best_.step,
                         result.step < settings_.steps ? "; the run ended early (--patience)" : "");
-  text += job_->trained_by().counted()->report();
   if (watch.sample_tokens > 0)
     if (const auto samples = run.samples(); !samples.empty())
       text += fmt::format("it writes:\n{}\n", samples.back().text);
