@@ -201,10 +201,9 @@ nlohmann::json LanguageRecipe::facts() const {
   return facts;
 }
 
-std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
+std::string LanguageRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {
   std::string text;
   const Device device = job_->device();
-  const bool captured = graph && !settings_.documents;
   text += fmt::format("{} on {} ({}), {}{}\n", name(), device.name(), device.info().name,
                       name_of(settings_.precision()),
                       device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");

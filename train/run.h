@@ -42,8 +42,9 @@ class Recipe {
   virtual void decide(TrainerOptions&) const {}
   /// Further entries of run.json.
   virtual nlohmann::json facts() const { return nlohmann::json::object(); }
-  /// Lines that describe the training, its device and its settings.
-  virtual std::string header(const RunFolder& run, bool graph, int64_t first_step) = 0;
+  /// Lines that describe the training, its device and its settings. `captured`: its steps are
+  /// (Step::captures).
+  virtual std::string header(const RunFolder& run, bool captured, int64_t first_step) = 0;
   /// Writes the page and the other files of a finished run.
   virtual void report(const RunFolder& run, const TrainResult& result) = 0;
   /// Further entries of the summary's "throughput".
