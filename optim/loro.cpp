@@ -13,6 +13,7 @@
 #include "ops/shape/shape.h"
 #include "optim/adamw.h"
 #include "optim/bundled.h"
+#include "optim/options_internal.h"
 
 namespace tessera::optim {
 namespace {
@@ -244,9 +245,8 @@ class LoroRule : public Rule {
   size_t exact_ = 0, refactor_ = 0, reset_ = 0;
 };
 
-/// The groups of the factors, which carry the scale of cheap steps, before those of the options.
-std::vector<Group> with_scales(const std::vector<nn::NamedParameter>& parameters,
-                               const LoroOptions& options) {
+/// The options with groups of the factors, which carry the scale of cheap steps, before their own.
+OptimizerOptions with_scales(const std::vector<nn::NamedParameter>& parameters, const LoroOptions& options) {
   std::vector<Group> groups;
   std::map<std::string, Tensor> by_name;
   for (const nn::NamedParameter& parameter : parameters) by_name.emplace(parameter.name, parameter.tensor);
@@ -274,7 +274,9 @@ std::vector<Group> with_scales(const std::vector<nn::NamedParameter>& parameters
     }
   }
   groups.insert(groups.end(), options.groups.begin(), options.groups.end());
-  return groups;
+  OptimizerOptions made = shared_options(options);
+  made.groups = std::move(groups);
+  return made;
 }
 
 std::function<bool(const nn::NamedParameter&)> is_factor(const LoroOptions& options) {
@@ -305,21 +307,16 @@ std::shared_ptr<Rule> loro_rule(const LoroOptions& options) {
 }
 
 Loro::Loro(std::vector<nn::NamedParameter> parameters, const LoroOptions& options)
-    : Optimizer("LORO", parameters,
-                {.lr = options.lr,
-                 .weight_decay = options.weight_decay,
-                 .max_norm = options.max_norm,
-                 .groups = with_scales(parameters, options),
-                 .loss_scale = options.loss_scale},
+    : Optimizer("LORO", parameters, with_scales(parameters, options),
                 {{.rule = loro_rule(options), .takes = is_factor(options)},
                  {.rule = adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset),
                   .lr_scale = options.adamw_lr_scale}}) {}
 
 Loro Loro::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   LoroOptions own = options.loro;
-  own.lr = options.lr, own.weight_decay = options.weight_decay, own.max_norm = options.max_norm;
+  copy_shared_options(own, options);
   own.beta1 = options.beta1, own.beta2 = options.beta2, own.momentum_reset = options.momentum_reset;
-  own.pairs = options.structure.pairs, own.groups = options.groups, own.loss_scale = options.loss_scale;
+  own.pairs = options.structure.pairs;
   return Loro(std::move(parameters), own);
 }
 
