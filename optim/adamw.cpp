@@ -16,14 +16,11 @@ class RestartedAdamW : public Rule {
   bool takes_short_states() const override { return true; }
   void begin() override {
     m_ = arena("m"), v_ = arena("v");
-    reset_ = every("adamw.reset_in", every_, every_ - 1);
-    restarts();
+    reset_ = restarts_every("adamw.reset_in", every_);
   }
   void step() override {
     apply(formula_, {m_, v_});
-    if (!due(reset_) || !applies()) return;
-    restart_moments({m_, v_});
-    done(reset_);
+    restart_if_due(reset_, {m_, v_});
   }
 
  private:

@@ -64,8 +64,7 @@ class GaloreRule : public Rule {
                      one.right.defined() ? options_.rank : one.weight.size(1));
     }
     refresh_ = every("galore.refresh_in", options_.every, 0);
-    reset_ = every("galore.reset_in", options_.momentum_reset, options_.momentum_reset - 1);
-    if (options_.momentum_reset > 0) restarts();
+    reset_ = restarts_every("galore.reset_in", options_.momentum_reset);
     factorised_ = Tensor::zeros({1}, DType::i64, Device::cpu());
     keep("galore.factorised", factorised_);
   }
@@ -85,10 +84,7 @@ class GaloreRule : public Rule {
       if constexpr (kCuda) projected_adam_cuda(low_, m_, v_, status(), adam);
     }
     for (const Projected& one : matrices_) descend_along(one);
-    if (due(reset_) && applies()) {
-      restart_moments({m_, v_});
-      done(reset_);
-    }
+    restart_if_due(reset_, {m_, v_});
   }
 
  private:

@@ -95,8 +95,8 @@ class LoroRule : public Rule {
     }
     exact_ = every("loro.exact_in", options_.every, options_.every - 1);
     refactor_ = every("loro.refactor_in", options_.refactor_every, options_.refactor_every - 1);
-    reset_ = every("loro.reset_in", options_.momentum_reset, options_.momentum_reset - 1);
-    if (options_.every > 0 || options_.refactor_every > 0 || options_.momentum_reset > 0) restarts();
+    reset_ = restarts_every("loro.reset_in", options_.momentum_reset);
+    if (options_.every > 0 || options_.refactor_every > 0) restarts();
     counts_ = Tensor::zeros({2}, DType::i64, Device::cpu());
     keep("loro.counts", counts_);
   }
@@ -112,10 +112,7 @@ class LoroRule : public Rule {
       refactor();
       done(refactor_);
     }
-    if (due(reset_) && applies()) {
-      restart_moments({m_, v_});
-      done(reset_);
-    }
+    restart_if_due(reset_, {m_, v_});
   }
 
   std::string report() const override {
@@ -179,10 +176,11 @@ class LoroRule : public Rule {
                    db = direction(of_b(view(m_, pair.b)), of_b(view(v_, pair.b)), bias, options_.eps);
       const ops::QrFactors qa = ops::qr(a.transpose(0, 1)), qb = ops::qr(b);
       exact += 1;
-      if (is_singular(qa.r) || is_singular(qb.r)) {
-        const Tensor& bad = is_singular(qb.r) ? second.weight : first.weight;
-        check(options_.singular == SingularFactor::cheap, "loro: the factor ",
-              is_singular(qb.r) ? second.name : first.name, " ", describe(bad), ", part ", part,
+      const bool b_is_singular = is_singular(qb.r);
+      if (b_is_singular || is_singular(qa.r)) {
+        const RuleParameter& bad = b_is_singular ? second : first;
+        check(options_.singular == SingularFactor::cheap, "loro: the factor ", bad.name, " ",
+              describe(bad.weight), ", part ", part,
               ", is singular, so the exact step does not exist; start from factors of full rank "
               "(--factor-init), lower "
               "the rank, or let such parts take the cheap step, counted (--loro-singular cheap)");
