@@ -20,6 +20,11 @@ class LanguageCommand : public train::LanguageRecipe {
 
   const train::LanguageSettings& given_settings() const override { return flags.given_settings(); }
 
+  void check_options(const train::TrainerOptions& options) const override {
+    if (watch.patience > 0 && options.eval_every == 0)
+      throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
+  }
+
   void begin(const train::Given& given, Device device) override {
     const auto together = [&](const char* a, const char* b, const char* why) {
       if (given.contains(a) && given.contains(b)) throw UsageError(fmt::format("{} and {}: {}", a, b, why));
@@ -43,8 +48,6 @@ class LanguageCommand : public train::LanguageRecipe {
     for (const char* of_samples : {"--sample-prompt", "--sample-every"})
       if (watch.sample_tokens == 0 && given.contains(of_samples))
         throw UsageError(std::string(of_samples) + ": with --sample-tokens 0 there are no samples");
-    if (watch.patience > 0 && eval_every == 0)
-      throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
     note_evaluation(given);
     text = flags.text, epochs = flags.epochs, minutes = flags.minutes;
     if (!flags.settings().data.empty()) check_kept_text("--data", fs::absolute(flags.settings().data));

@@ -137,7 +137,7 @@ train::RunRequest request_of(const RunFlags& flags, const CLI::App& command, Dev
               }};
 }
 
-void print_end(const train::Recipe& recipe, const train::RunEnd& end, const std::string& resume) {
+void print_end(train::Recipe& recipe, const train::RunEnd& end, const std::string& resume) {
   const train::TrainResult& result = end.result;
   if (result.outcome == train::Outcome::interrupted) {
     fmt::print("interrupted after step {}; saved. To continue:\n  {}\n", result.step, resume);
@@ -149,7 +149,8 @@ void print_end(const train::Recipe& recipe, const train::RunEnd& end, const std:
   if (result.skipped > 0 || result.loss_scale > 0)
     fmt::print("skipped {} steps whose gradients were not finite{}\n", result.skipped,
                result.loss_scale > 0 ? fmt::format("; loss scale {:g} at the end", result.loss_scale) : "");
-  fmt::print("{}report: {}\n", recipe.conclusion(end.folder, result),
+  const optim::Optimizer* const optimizer = recipe.job().trained_by().counted();
+  fmt::print("{}{}report: {}\n", optimizer ? optimizer->report() : "", recipe.conclusion(end.folder, result),
              fs::absolute(end.folder.path() / "report.html").lexically_normal().string());
 }
 

@@ -50,7 +50,7 @@ train::RunRequest request_of(const RunFlags& flags, const CLI::App& command, Dev
 std::string resume_command(const std::string& model, const std::filesystem::path& folder,
                            const RunFlags& flags);
 /// Prints the result of a run, or the command that continues it.
-void print_end(const train::Recipe& recipe, const train::RunEnd& end, const std::string& resume);
+void print_end(train::Recipe& recipe, const train::RunEnd& end, const std::string& resume);
 
 /// From the parsed command line to the exit code. `settings`: those of the model.
 int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& command,

@@ -16,7 +16,7 @@ TokenWindows::TokenWindows(const std::vector<std::string>& paths, const TokenWin
   check(options.stride >= 0 && options.stride <= options.length, "tokens: a stride of ", options.stride,
         " for windows of ", options.length, "; expected 1 to that, or 0");
   for (const std::string& path : paths) {
-    shards_.emplace_back(path, options.verify);
+    shards_.emplace_back(path);
     const ShardInfo& info = shards_.back().info();
     const ShardInfo& first = shards_.front().info();
     check(options.fingerprint.empty() || info.fingerprint == options.fingerprint, "tokens: ", path,

@@ -33,7 +33,6 @@ struct TokenWindowsOptions {
   /// the first token of the next document become -100 (cross_entropy's ignore_index).
   bool documents = false;
   std::string fingerprint;  // of the tokenizer that the shards must come from; "": any
-  bool verify = true;       // compare checksums when the files are opened
 };
 
 /// Packing: the tokens of all shards, one after the other, in windows of T + 1, each beginning at the last

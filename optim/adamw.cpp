@@ -1,6 +1,7 @@
 #include "optim/adamw.h"
 
 #include "optim/bundled.h"
+#include "optim/options_internal.h"
 
 namespace tessera::optim {
 
@@ -15,14 +16,11 @@ class RestartedAdamW : public Rule {
   bool takes_short_states() const override { return true; }
   void begin() override {
     m_ = arena("m"), v_ = arena("v");
-    reset_ = every("adamw.reset_in", every_, every_ - 1);
-    restarts();
+    reset_ = restarts_every("adamw.reset_in", every_);
   }
   void step() override {
     apply(formula_, {m_, v_});
-    if (!due(reset_) || !applies()) return;
-    restart_moments({m_, v_});
-    done(reset_);
+    restart_if_due(reset_, {m_, v_});
   }
 
  private:
@@ -46,31 +44,14 @@ std::shared_ptr<Rule> adamw_rule(double beta1, double beta2, double eps, int64_t
 }
 
 AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& options)
-    : Optimizer("AdamW", std::move(parameters),
-                {.lr = options.lr,
-                 .weight_decay = options.weight_decay,
-                 .max_norm = options.max_norm,
-                 .groups = options.groups,
-                 .loss_scale = options.loss_scale,
-                 .missing = options.missing,
-                 .states = options.states,
-                 .rounding_seed = options.rounding_seed,
-                 .sharding = options.sharding},
+    : Optimizer("AdamW", std::move(parameters), shared_options(options),
                 {{adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset)}}) {}
 
 AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
-  return AdamW(std::move(parameters), {.lr = options.lr,
-                                       .beta1 = options.beta1,
-                                       .beta2 = options.beta2,
-                                       .weight_decay = options.weight_decay,
-                                       .max_norm = options.max_norm,
-                                       .momentum_reset = options.momentum_reset,
-                                       .groups = options.groups,
-                                       .loss_scale = options.loss_scale,
-                                       .missing = options.missing,
-                                       .states = options.states,
-                                       .rounding_seed = options.rounding_seed,
-                                       .sharding = options.sharding});
+  AdamWOptions own;
+  copy_shared_options(own, options);
+  own.beta1 = options.beta1, own.beta2 = options.beta2, own.momentum_reset = options.momentum_reset;
+  return AdamW(std::move(parameters), own);
 }
 
 }  // namespace tessera::optim

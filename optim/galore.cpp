@@ -9,6 +9,7 @@
 #include "ops/gemm/gemm.h"
 #include "optim/adamw.h"
 #include "optim/bundled.h"
+#include "optim/options_internal.h"
 #include "optim/projected_kernels.h"
 #include "runtime/f32_math.h"
 #include "runtime/has_cuda.h"
@@ -63,8 +64,7 @@ class GaloreRule : public Rule {
                      one.right.defined() ? options_.rank : one.weight.size(1));
     }
     refresh_ = every("galore.refresh_in", options_.every, 0);
-    reset_ = every("galore.reset_in", options_.momentum_reset, options_.momentum_reset - 1);
-    if (options_.momentum_reset > 0) restarts();
+    reset_ = restarts_every("galore.reset_in", options_.momentum_reset);
     factorised_ = Tensor::zeros({1}, DType::i64, Device::cpu());
     keep("galore.factorised", factorised_);
   }
@@ -84,10 +84,7 @@ class GaloreRule : public Rule {
       if constexpr (kCuda) projected_adam_cuda(low_, m_, v_, status(), adam);
     }
     for (const Projected& one : matrices_) descend_along(one);
-    if (due(reset_) && applies()) {
-      restart_moments({m_, v_});
-      done(reset_);
-    }
+    restart_if_due(reset_, {m_, v_});
   }
 
  private:
@@ -235,21 +232,16 @@ std::shared_ptr<Rule> galore_rule(const GaloreOptions& options) {
 }
 
 Galore::Galore(std::vector<nn::NamedParameter> parameters, const GaloreOptions& options)
-    : Optimizer("GaLore", std::move(parameters),
-                {.lr = options.lr,
-                 .weight_decay = options.weight_decay,
-                 .max_norm = options.max_norm,
-                 .groups = options.groups,
-                 .loss_scale = options.loss_scale},
+    : Optimizer("GaLore", std::move(parameters), shared_options(options),
                 {{.rule = galore_rule(options), .takes = is_hidden_matrix},
                  {.rule = adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset),
                   .lr_scale = options.adamw_lr_scale}}) {}
 
 Galore Galore::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   GaloreOptions own = options.galore;
-  own.lr = options.lr, own.weight_decay = options.weight_decay, own.max_norm = options.max_norm;
+  copy_shared_options(own, options);
   own.beta1 = options.beta1, own.beta2 = options.beta2, own.momentum_reset = options.momentum_reset;
-  own.matrices = options.structure.matrices, own.groups = options.groups, own.loss_scale = options.loss_scale;
+  own.matrices = options.structure.matrices;
   return Galore(std::move(parameters), own);
 }
 

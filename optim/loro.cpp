@@ -13,6 +13,7 @@
 #include "ops/shape/shape.h"
 #include "optim/adamw.h"
 #include "optim/bundled.h"
+#include "optim/options_internal.h"
 
 namespace tessera::optim {
 namespace {
@@ -94,8 +95,8 @@ class LoroRule : public Rule {
     }
     exact_ = every("loro.exact_in", options_.every, options_.every - 1);
     refactor_ = every("loro.refactor_in", options_.refactor_every, options_.refactor_every - 1);
-    reset_ = every("loro.reset_in", options_.momentum_reset, options_.momentum_reset - 1);
-    if (options_.every > 0 || options_.refactor_every > 0 || options_.momentum_reset > 0) restarts();
+    reset_ = restarts_every("loro.reset_in", options_.momentum_reset);
+    if (options_.every > 0 || options_.refactor_every > 0) restarts();
     counts_ = Tensor::zeros({2}, DType::i64, Device::cpu());
     keep("loro.counts", counts_);
   }
@@ -111,10 +112,7 @@ class LoroRule : public Rule {
       refactor();
       done(refactor_);
     }
-    if (due(reset_) && applies()) {
-      restart_moments({m_, v_});
-      done(reset_);
-    }
+    restart_if_due(reset_, {m_, v_});
   }
 
   std::string report() const override {
@@ -178,10 +176,11 @@ class LoroRule : public Rule {
                    db = direction(of_b(view(m_, pair.b)), of_b(view(v_, pair.b)), bias, options_.eps);
       const ops::QrFactors qa = ops::qr(a.transpose(0, 1)), qb = ops::qr(b);
       exact += 1;
-      if (is_singular(qa.r) || is_singular(qb.r)) {
-        const Tensor& bad = is_singular(qb.r) ? second.weight : first.weight;
-        check(options_.singular == SingularFactor::cheap, "loro: the factor ",
-              is_singular(qb.r) ? second.name : first.name, " ", describe(bad), ", part ", part,
+      const bool b_is_singular = is_singular(qb.r);
+      if (b_is_singular || is_singular(qa.r)) {
+        const RuleParameter& bad = b_is_singular ? second : first;
+        check(options_.singular == SingularFactor::cheap, "loro: the factor ", bad.name, " ",
+              describe(bad.weight), ", part ", part,
               ", is singular, so the exact step does not exist; start from factors of full rank "
               "(--factor-init), lower "
               "the rank, or let such parts take the cheap step, counted (--loro-singular cheap)");
@@ -244,9 +243,8 @@ class LoroRule : public Rule {
   size_t exact_ = 0, refactor_ = 0, reset_ = 0;
 };
 
-/// The groups of the factors, which carry the scale of cheap steps, before those of the options.
-std::vector<Group> with_scales(const std::vector<nn::NamedParameter>& parameters,
-                               const LoroOptions& options) {
+/// The options with groups of the factors, which carry the scale of cheap steps, before their own.
+OptimizerOptions with_scales(const std::vector<nn::NamedParameter>& parameters, const LoroOptions& options) {
   std::vector<Group> groups;
   std::map<std::string, Tensor> by_name;
   for (const nn::NamedParameter& parameter : parameters) by_name.emplace(parameter.name, parameter.tensor);
@@ -274,7 +272,9 @@ std::vector<Group> with_scales(const std::vector<nn::NamedParameter>& parameters
     }
   }
   groups.insert(groups.end(), options.groups.begin(), options.groups.end());
-  return groups;
+  OptimizerOptions made = shared_options(options);
+  made.groups = std::move(groups);
+  return made;
 }
 
 std::function<bool(const nn::NamedParameter&)> is_factor(const LoroOptions& options) {
@@ -305,21 +305,16 @@ std::shared_ptr<Rule> loro_rule(const LoroOptions& options) {
 }
 
 Loro::Loro(std::vector<nn::NamedParameter> parameters, const LoroOptions& options)
-    : Optimizer("LORO", parameters,
-                {.lr = options.lr,
-                 .weight_decay = options.weight_decay,
-                 .max_norm = options.max_norm,
-                 .groups = with_scales(parameters, options),
-                 .loss_scale = options.loss_scale},
+    : Optimizer("LORO", parameters, with_scales(parameters, options),
                 {{.rule = loro_rule(options), .takes = is_factor(options)},
                  {.rule = adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset),
                   .lr_scale = options.adamw_lr_scale}}) {}
 
 Loro Loro::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   LoroOptions own = options.loro;
-  own.lr = options.lr, own.weight_decay = options.weight_decay, own.max_norm = options.max_norm;
+  copy_shared_options(own, options);
   own.beta1 = options.beta1, own.beta2 = options.beta2, own.momentum_reset = options.momentum_reset;
-  own.pairs = options.structure.pairs, own.groups = options.groups, own.loss_scale = options.loss_scale;
+  own.pairs = options.structure.pairs;
   return Loro(std::move(parameters), own);
 }
 

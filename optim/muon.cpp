@@ -7,6 +7,7 @@
 #include "ops/gemm/gemm.h"
 #include "optim/bundled.h"
 #include "optim/muon_kernels.h"
+#include "optim/options_internal.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::optim {
@@ -168,26 +169,17 @@ std::shared_ptr<Rule> muon_rule(const MuonOptions& options) {
 }
 
 Muon::Muon(std::vector<nn::NamedParameter> parameters, const MuonOptions& options)
-    : Optimizer("Muon", std::move(parameters),
-                {.lr = options.lr,
-                 .weight_decay = options.weight_decay,
-                 .max_norm = options.max_norm,
-                 .groups = options.groups,
-                 .loss_scale = options.loss_scale},
+    : Optimizer("Muon", std::move(parameters), shared_options(options),
                 {{.rule = muon_rule(options), .takes = is_hidden_matrix},
                  {.rule = adamw_rule(options.beta1, options.beta2, options.eps),
                   .lr_scale = options.adamw_lr_scale}}) {}
 
 Muon Muon::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
-  return Muon(std::move(parameters), {.lr = options.lr,
-                                      .momentum = options.momentum,
-                                      .scale = MuonScale::adamw,
-                                      .weight_decay = options.weight_decay,
-                                      .max_norm = options.max_norm,
-                                      .beta1 = options.beta1,
-                                      .beta2 = options.beta2,
-                                      .groups = options.groups,
-                                      .loss_scale = options.loss_scale});
+  MuonOptions own;
+  copy_shared_options(own, options);
+  own.momentum = options.momentum, own.beta1 = options.beta1, own.beta2 = options.beta2;
+  own.scale = MuonScale::adamw;
+  return Muon(std::move(parameters), own);
 }
 
 }  // namespace tessera::optim

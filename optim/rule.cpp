@@ -93,6 +93,17 @@ void Rule::restart_moments(std::initializer_list<Tensor> states) const {
   restart_counts_.at({args_.rule}).copy_from(counts_.at({kSteps}));
 }
 
+size_t Rule::restarts_every(const std::string& name, int64_t period) {
+  if (period > 0) restarts();
+  return every(name, period, period - 1);
+}
+
+void Rule::restart_if_due(size_t countdown, std::initializer_list<Tensor> states) const {
+  if (!due(countdown) || !applies()) return;
+  restart_moments(states);
+  done(countdown);
+}
+
 Tensor Rule::view(const Tensor& arena, size_t parameter) const {
   return packing_->view(arena, members_[parameter], range_.first);
 }

@@ -85,6 +85,9 @@ class Rule {
   size_t every(const std::string& name, int64_t period, int64_t first);
   /// Lets restart_moments() be called.
   void restarts() { restarts_ = true; }
+  /// Momentum resets: restart_if_due() restarts moments after every `period` steps; 0: never. The countdown
+  /// is saved under `name`. Returns its index.
+  size_t restarts_every(const std::string& name, int64_t period);
 
   // Then:
   /// The i-th parameter's part of an arena, in its shape.
@@ -128,6 +131,8 @@ class Rule {
   std::pair<double, double> bias_corrections() const;
   /// The states become zeros, and the bias corrections count from here.
   void restart_moments(std::initializer_list<Tensor> states) const;
+  /// The same at the end of a step in which this countdown of restarts_every() is due; else nothing.
+  void restart_if_due(size_t countdown, std::initializer_list<Tensor> states) const;
   const double* status() const { return args_.status; }  // on the device
   int number() const { return args_.rule; }              // of the rule, for bias corrections
   /// Both packed, of one dtype and size, on the rule's device.

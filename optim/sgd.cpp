@@ -1,6 +1,7 @@
 #include "optim/sgd.h"
 
 #include "optim/bundled.h"
+#include "optim/options_internal.h"
 
 namespace tessera::optim {
 
@@ -14,29 +15,14 @@ std::shared_ptr<Rule> sgd_rule(double momentum, bool nesterov) {
 }
 
 Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
-    : Optimizer("Sgd", std::move(parameters),
-                {.lr = options.lr,
-                 .weight_decay = options.weight_decay,
-                 .max_norm = options.max_norm,
-                 .groups = options.groups,
-                 .loss_scale = options.loss_scale,
-                 .missing = options.missing,
-                 .states = options.states,
-                 .rounding_seed = options.rounding_seed,
-                 .sharding = options.sharding},
+    : Optimizer("Sgd", std::move(parameters), shared_options(options),
                 {{sgd_rule(options.momentum, options.nesterov)}}) {}
 
 Sgd Sgd::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
-  return Sgd(std::move(parameters), {.lr = options.lr,
-                                     .momentum = options.momentum,
-                                     .weight_decay = options.weight_decay,
-                                     .max_norm = options.max_norm,
-                                     .groups = options.groups,
-                                     .loss_scale = options.loss_scale,
-                                     .missing = options.missing,
-                                     .states = options.states,
-                                     .rounding_seed = options.rounding_seed,
-                                     .sharding = options.sharding});
+  SgdOptions own;
+  copy_shared_options(own, options);
+  own.momentum = options.momentum;
+  return Sgd(std::move(parameters), own);
 }
 
 }  // namespace tessera::optim

@@ -419,13 +419,12 @@ void GlueRecipe::prepare(const RunFolder&, Device device, bool) {
   job_.emplace(settings_, device, &group_.set());
 }
 
-std::string GlueRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
+std::string GlueRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {
   const Device device = job_->device();
-  std::string text =
-      fmt::format("seed {} on {} ({}), {}{}: steps {} to {}, {}\n", settings_.seed, device.name(),
-                  device.info().name, name_of(settings_.precision()),
-                  device.is_cuda() ? graph && job_->info().fixed_shapes ? ", captured" : ", eager" : "",
-                  first_step, settings_.steps, run.path().string());
+  std::string text = fmt::format("seed {} on {} ({}), {}{}: steps {} to {}, {}\n", settings_.seed,
+                                 device.name(), device.info().name, name_of(settings_.precision()),
+                                 device.is_cuda() ? captured ? ", captured" : ", eager" : "", first_step,
+                                 settings_.steps, run.path().string());
   return first_step == 0 ? text + origin() : text;
 }
 

@@ -103,7 +103,7 @@ class GlueRecipe : public SeedRecipe {
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }
   DType dtype() const override { return settings_.bert.dtype; }
-  std::string header(const RunFolder& run, bool graph, int64_t first_step) override;
+  std::string header(const RunFolder& run, bool captured, int64_t first_step) override;
   void report(const RunFolder& run, const TrainResult& result) override;
   nlohmann::json throughput(const TrainResult& result) const override;
   std::string conclusion(const RunFolder& run, const TrainResult& result) const override;

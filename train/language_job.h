@@ -194,7 +194,8 @@ class LanguageJob : public Job {
   /// New tokens after the prompt, without dropout.
   std::vector<int64_t> generate(std::span<const int64_t> prompt, const models::GenerateOptions& options);
   /// The gradients of the linear layers' weights on the first micro-batch, by the names of our layers. For a
-  /// job whose layers are dense, before its first step; it cannot train afterwards.
+  /// job whose layers are dense and whose gradients are not spread over ranks, before its first step; it
+  /// cannot train afterwards.
   std::map<std::string, Tensor> weight_gradients();
   /// Writes config.json and model.safetensors.
   void save(const std::string& folder);

@@ -89,6 +89,7 @@ void LanguageRecipe::prepare(const RunFolder& run, Device device, bool resumed) 
 std::map<std::string, Tensor> LanguageRecipe::first_gradients(Device device) {
   LanguageSettings dense = settings_;
   dense.factors = {}, dense.sparse24 = {}, dense.optimizer = "sgd", dense.ema = 0;
+  dense.sharding = {};  // with --zero 2 buckets share memory, so that not all gradients are there at once
   LanguageJob job(dense, device, settings_.start);
   job.set_data(*data_, watch, held_out_, baseline_);
   return job.weight_gradients();
@@ -200,10 +201,9 @@ nlohmann::json LanguageRecipe::facts() const {
   return facts;
 }
 
-std::string LanguageRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
+std::string LanguageRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {
   std::string text;
   const Device device = job_->device();
-  const bool captured = graph && !settings_.documents;
   text += fmt::format("{} on {} ({}), {}{}\n", name(), device.name(), device.info().name,
                       name_of(settings_.precision()),
                       device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
@@ -313,7 +313,6 @@ std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& 
     text += fmt::format("lowest of {} evaluations: {:.4f} nats per token, after step {}{}\n",
                         best_.evaluations, best_.nll, best_.step,
                         result.step < settings_.steps ? "; the run ended early (--patience)" : "");
-  text += job_->trained_by().counted()->report();
   if (watch.sample_tokens > 0)
     if (const auto samples = run.samples(); !samples.empty())
       text += fmt::format("it writes:\n{}\n", samples.back().text);

@@ -30,7 +30,7 @@ class LanguageRecipe : public Recipe {
   DType dtype() const override { return settings_.dtype(); }
   void decide(TrainerOptions& options) const override { options.sample_every = watch.sample_every; }
   nlohmann::json facts() const override;
-  std::string header(const RunFolder& run, bool graph, int64_t first_step) override;
+  std::string header(const RunFolder& run, bool captured, int64_t first_step) override;
   void report(const RunFolder& run, const TrainResult& result) override;
   nlohmann::json throughput(const TrainResult& result) const override;
   std::string conclusion(const RunFolder& run, const TrainResult& result) const override;

@@ -160,15 +160,16 @@ json MlmRecipe::facts() const {
             {"text", hash.digits()}}}};
 }
 
-std::string MlmRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
+std::string MlmRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {
   const Device device = job_->device();
   const models::BertConfig& c = settings_.bert;
   int64_t parameters = 0;
   for (const auto& parameter : nn::parameters(job_->model())) parameters += parameter.tensor.count();
   const double epochs = double(settings_.steps * settings_.texts_per_step()) / double(data_->train().size());
-  std::string text = fmt::format("bert, masked language model, on {} ({}), {}{}\n", device.name(),
-                                 device.info().name, name_of(settings_.precision()),
-                                 device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
+  std::string text =
+      fmt::format("bert, masked language model, on {} ({}), {}{}\n", device.name(), device.info().name,
+                  name_of(settings_.precision()),
+                  device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
   text += fmt::format("  model     {} parameters: {} blocks, d {}, {} heads, d_ff {}, vocabulary {}, {}\n",
                       format_count(double(parameters)), c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary,
                       settings_.model.empty() ? "from scratch" : "from " + settings_.model);

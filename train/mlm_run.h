@@ -44,7 +44,7 @@ class MlmRecipe : public Recipe {
   const TrainingSettings& training() const override { return settings_; }
   DType dtype() const override { return settings_.bert.dtype; }
   nlohmann::json facts() const override;
-  std::string header(const RunFolder& run, bool graph, int64_t first_step) override;
+  std::string header(const RunFolder& run, bool captured, int64_t first_step) override;
   /// The page, and of a finished run the folder model/.
   void report(const RunFolder& run, const TrainResult& result) override;
   nlohmann::json throughput(const TrainResult& result) const override;

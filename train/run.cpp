@@ -15,6 +15,7 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
+#include "train/step.h"
 
 namespace tessera::train {
 
@@ -84,7 +85,9 @@ class Run {
     guard.keep();
     record("running");
     announce();
-    request_.say(recipe_.header(*folder_, options_.graph, first_step_) + optimizer_line());
+    const bool captured =
+        Step::captures(recipe_.job(), {.graph = options_.graph, .check_finite = options_.check_finite});
+    request_.say(recipe_.header(*folder_, captured, first_step_) + optimizer_line());
     train();
     record(result_.outcome == Outcome::finished ? "finished" : "interrupted");
     if (!request_.summary.empty()) write_summary();
@@ -177,6 +180,7 @@ class Run {
     }
     choose_for_gpu();
     set_ranks(resumed_);
+    recipe_.check_options(options_);
     if (request_.check) request_.check(recipe_, kept);
   }
 

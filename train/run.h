@@ -28,6 +28,9 @@ class Recipe {
   virtual void set_ranks(int ranks, const Given& given, bool resumed) = 0;
   /// Shards the optimizer's states over these ranks; called after set_ranks.
   virtual void spread(const optim::Sharding& sharding) = 0;
+  /// Throws if options of the trainer leave others of the model without effect; of a new run and of one that
+  /// goes on, before anything is written.
+  virtual void check_options(const TrainerOptions&) const {}
   virtual std::string default_name() const = 0;  // of the run folder, without the time
   /// Brings data and model into memory; may write into the folder, and complete the settings.
   virtual void prepare(const RunFolder& run, Device device, bool resumed) = 0;
@@ -39,8 +42,9 @@ class Recipe {
   virtual void decide(TrainerOptions&) const {}
   /// Further entries of run.json.
   virtual nlohmann::json facts() const { return nlohmann::json::object(); }
-  /// Lines that describe the training, its device and its settings.
-  virtual std::string header(const RunFolder& run, bool graph, int64_t first_step) = 0;
+  /// Lines that describe the training, its device and its settings. `captured`: its steps are
+  /// (Step::captures).
+  virtual std::string header(const RunFolder& run, bool captured, int64_t first_step) = 0;
   /// Writes the page and the other files of a finished run.
   virtual void report(const RunFolder& run, const TrainResult& result) = 0;
   /// Further entries of the summary's "throughput".

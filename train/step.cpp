@@ -61,7 +61,7 @@ Step::Step(Job& job, const StepOptions& options)
       spreads_(spreads(job, options)),
       share_(own_share(micro_batches_, ranks_each_, options, spreads_)),
       tree_(micro_batches_ > 1 && (options.global_order || (spreads_ && share_.count > 1))),
-      graph_(options.graph && !options.check_finite && job.device().is_cuda() && job.info().fixed_shapes),
+      graph_(captures(job, options)),
       overlaps_(ranks_of(options) > 1 && options.bucket_mb > 0),
       loss_{Tensor::zeros({}, DType::f32, job.device()), {}},
       penalties_(job.info().penalties.size()),
@@ -96,6 +96,10 @@ Step::Step(Job& job, const StepOptions& options)
     for (Logged& penalty : penalties_) penalty.each = Tensor::zeros({share_.count}, DType::f32, job.device());
   }
   job.trained_by().zero_grad();
+}
+
+bool Step::captures(const Job& job, const StepOptions& options) {
+  return options.graph && !options.check_finite && job.device().is_cuda() && job.info().fixed_shapes;
 }
 
 void Step::operator()(const std::function<void(int micro)>& load) {

@@ -60,8 +60,8 @@ class Step {
   double exposed_ms() const { return reduce_ ? reduce_->exposed_ms() : -1; }
   /// How gradients are summed over the ranks.
   dist::Exchange exchange() const { return reduce_ ? reduce_->exchange() : dist::Exchange::communicator; }
-  /// Whether steps are captured.
-  bool is_captured() const { return graph_; }
+  /// Whether a Step of this job with these options captures its steps.
+  static bool captures(const Job& job, const StepOptions& options);
   /// DataParallel::kept(), of the steps so far.
   std::vector<std::string> kept() const { return reduce_ ? reduce_->kept() : std::vector<std::string>(); }
 

@@ -71,14 +71,14 @@ int64_t TnpRecipe::share_of_points(int64_t points) const {
   return (points + settings_.split.ranks - 1) / settings_.split.ranks;
 }
 
-std::string TnpRecipe::header(const RunFolder& run, bool graph, int64_t first_step) {
+std::string TnpRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {
   const auto& m = settings_.model;
   const Device device = job_->device();
   std::string text =
       find_max_batch ? fmt::format("largest batch that fits: {}\n", settings_.batch) : std::string();
   text +=
       fmt::format("tnp on {} ({}), {}{}\n", device.name(), device.info().name, name_of(settings_.precision()),
-                  device.is_cuda() ? graph ? ", one captured graph a step" : ", eager" : "");
+                  device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
   text +=
       fmt::format("  model     {} parameters: {} blocks, d {}, {} heads of {}, d_ff {}, {} components{}\n",
                   format_count(double(plan::count_parameters(m))), m.layers, m.d_model, m.heads,

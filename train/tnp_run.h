@@ -28,7 +28,7 @@ class TnpRecipe : public Recipe {
   const TrainingSettings& training() const override { return settings_; }
   DType dtype() const override { return settings_.model.dtype; }
   nlohmann::json facts() const override { return {{"evaluation", {{"tasks", eval_tasks}}}}; }
-  std::string header(const RunFolder& run, bool graph, int64_t first_step) override;
+  std::string header(const RunFolder& run, bool captured, int64_t first_step) override;
   void report(const RunFolder& run, const TrainResult& result) override;
   nlohmann::json throughput(const TrainResult& result) const override;
   std::string conclusion(const RunFolder& run, const TrainResult& result) const override;

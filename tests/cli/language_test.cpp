@@ -170,6 +170,10 @@ TEST(TrainLanguageRuns, StoppedEarlyWithAveragesEndsTheSameHoweverOftenItIsInter
   const Outcome again = run(at, "train llama --quiet --resume runs/cut --device cpu");
   EXPECT_EQ(again.code, 1);
   EXPECT_TRUE(holds_all(again.err, "has ended after step|--patience")) << again.err;
+  const Outcome once =
+      run(at, "train llama --quiet --resume runs/cut --device cpu --steps 5000 --eval-every 0");
+  EXPECT_EQ(once.code, 2);
+  EXPECT_TRUE(holds_all(once.err, "--patience: without --eval-every")) << once.err;
   // Stopped after it had ended, but before its export and page: it does these.
   const std::string page = "runs/cut/report.html", weights = "runs/cut/model/model.safetensors";
   ASSERT_TRUE(fs::exists(at / page)) << "the refusal took the page away";

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "io/safetensors.h"
 #include "tests/cli/command.h"
 
 // `tessera train bert --task mlm` as a user meets it: from text to an encoder that fine-tuning takes.
@@ -23,6 +25,25 @@ std::string mlm_text() {
     text +=
         "line " + std::to_string(i * i % 97) + " says that the film is " + (i % 3 ? "good" : "bad") + "\n";
   return text;
+}
+
+/// As runs of language models do.
+TEST(TrainMlm, TellsOfExactStepsThatWereCheap) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  said(at, "train bert --task mlm --text t.txt --steps 1 --name m" + kSmallMlm);
+  const std::string file = (at / "runs/m/model/model.safetensors").string(),
+                    zeroed = "bert.encoder.layer.0.output.dense.weight";
+  std::map<std::string, Tensor> weights = io::load_safetensors(file);
+  ASSERT_TRUE(weights.contains(zeroed));
+  weights.at(zeroed).fill(0);  // its factors are singular
+  io::save_safetensors(file, weights);
+  const std::string out =
+      said(at,
+           "train bert --task mlm --text t.txt --model runs/m/model --form low_rank --rank "
+           "4 --optimizer loro --loro-every 1 --loro-singular cheap --steps 1 --batch-size "
+           "4 --max-length 24 --device cpu --quiet --name l");
+  EXPECT_TRUE(holds_all(out, "loro: 1 of |exact steps of a matrix were cheap ones instead")) << out;
 }
 
 TEST(TrainMlm, PretrainsAnEncoderThatFineTuningTakes) {

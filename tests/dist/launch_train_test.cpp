@@ -117,6 +117,20 @@ TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
   EXPECT_TRUE(checkpoint(folder, "z2", 12) == checkpoint(folder, "alone", 12));
 }
 
+/// Each rank takes the gradients that columns are chosen by whole, in whatever way the run has its own.
+TEST(LaunchTrain, ColumnsChosenByGradientAreThoseOfOneRank) {
+  const Folder folder;
+  write_text(folder, 3000);
+  const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
+                           " --form lost --rank 2 --column-share 0.2 --columns gradient --accumulate 2 "
+                           "--order global --steps 2 --name ";
+  EXPECT_EQ(train(folder, 1, line + "alone").end.code, 0);
+  EXPECT_EQ(train(folder, 2, line + "spread --zero 2 --bucket-mb 0.001").end.code, 0);
+  const std::string alone = checkpoint(folder, "alone", 2);
+  EXPECT_FALSE(alone.empty());
+  EXPECT_TRUE(checkpoint(folder, "spread", 2) == alone);
+}
+
 TEST(LaunchTrain, StatesInBf16HaveTheSameBitsOnAnyNumberOfRanks) {
   const Folder folder;
   write_text(folder, 3000);

@@ -396,7 +396,8 @@ TEST(Groups, TheFirstThatFitsDecides) {
 TEST(Groups, OneThatFitsNoParameterIsAnErrorUnlessItIsOptional) {
   std::vector<nn::NamedParameter> list;
   for (uint64_t i = 0; i < 7; ++i)
-    list.push_back({"blocks." + std::to_string(i) + ".weight", new_parameter(i, {2}, DType::f32, Device::cpu())});
+    list.push_back(
+        {"blocks." + std::to_string(i) + ".weight", new_parameter(i, {2}, DType::f32, Device::cpu())});
   const auto make = [&](const Group& group) { AdamW(list, {.groups = {{.contains = "weight"}, group}}); };
   expect_error([&] { make({.contains = "block.", .lr_scale = 0}); },
                {"AdamW: groups[1] (contains \"block.\")", "none of the 7 parameters (blocks.0.weight, ",
