@@ -122,7 +122,7 @@ std::optional<pretrained::SparseOptions> SparseFlags::options(const std::string&
   if (prefill && !has_gates) throw UsageError("--gate-prefill: there are no gates that it could apply to");
   if (mode == "off" || (mode.empty() && !has_gates && !is_sparse)) return {};
   options.mode = pretrained::parse_sparse_mode(mode.empty() ? "required" : mode);
-  if (prefill) options.prefill = *prefill;
+  if (prefill) options.prefill = prefill;
   return options;
 }
 
