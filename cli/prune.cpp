@@ -378,7 +378,7 @@ void add_choice_flags(CLI::App& command, PruneArgs& args) {
 void add_gate_flags(CLI::App& command, PruneArgs& args) {
   command.add_option("--gates", args.gates,
                      "Gate-aware pruning: the remaining weights compensate for the inputs that these gates "
-                     "drop;\ncalibration of the dense model (tessera calibrate), or file of gates");
+                     "drop; calibration of the dense model (tessera calibrate), or file of gates");
   add_activation_sparsity(command, args.activation, "Share of the inputs that these gates drop");
   command
       .add_option(

@@ -51,7 +51,7 @@ void add_report(CLI::App& app, Action& action) {
   command->add_option("runs", args->runs, "Run folders")->required();
   command->add_option(
       "--by", args->by,
-      "Group runs by this setting, such as model.dtype; those without it are one group;\ndefault: one group "
+      "Group runs by this setting, such as model.dtype; those without it are one group; default: one group "
       "per run");
   command->add_option("--last", args->last, "Number of last steps to average for the final loss")
       ->check(kDecimal)
