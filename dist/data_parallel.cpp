@@ -311,7 +311,7 @@ DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
                            const DataParallelOptions& options) {
   if (world.size() == 1) {
     const bool completes = optimizer.missing() == optim::MissingGrad::zero;
-    alone_ = std::make_shared<Alone>(optimizer.parameters(), completes);
+    alone_ = std::make_shared<Alone>(Alone{.parameters = optimizer.parameters(), .completes = completes});
     if (completes)
       optimizer.on_gradients([alone = alone_](const Tensor& gradients) {
         const NoTape off;
