@@ -124,10 +124,10 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
   add_weight_sparsity(*command, args->weight_sparsity,
                       "Share of the random weights that is set to 0, smallest first; --activation-sparsity: "
-                      "share of\nthe inputs of each layer, by a threshold from random tokens");
+                      "share of the inputs of each layer, by a threshold from random tokens");
   command->add_option("--rows", args->rows,
                       "Models of a --shape to time one after the other, a,b,c: dense, composed, FORMAT:W or "
-                      "FORMAT:W:X\n(shares of zero weights and of inputs left out); the table adds the time "
+                      "FORMAT:W:X (shares of zero weights and of inputs left out); the table adds the time "
                       "per layer");
   command->add_option("--prompt-tokens", args->prompts, "Prompt lengths in tokens, a,b,c");
   command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")

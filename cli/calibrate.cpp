@@ -21,8 +21,8 @@ void GateFlags::add_to(CLI::App& command) {
   command
       .add_option(
           "--rule", rule,
-          "Threshold for a share s of the inputs: symmetric (the quantile 0.5 + s/2 of x,\nas in TEAL) or "
-          "magnitude (the quantile s of |x|); default: symmetric, or\nmagnitude with --scale column-norm")
+          "Threshold for a share s of the inputs: symmetric (the quantile 0.5 + s/2 of x, as in TEAL) or "
+          "magnitude (the quantile s of |x|); default: symmetric, or magnitude with --scale column-norm")
       ->check(CLI::IsMember({"symmetric", "magnitude"}));
   command
       .add_option("--scale", scale,

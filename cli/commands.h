@@ -51,6 +51,11 @@ class UsageError : public std::runtime_error {
 /// value should be are errors.
 void be_strict(CLI::App& app);
 
+/// Adds --text, files that are read, and --any-bytes.
+void add_text_files(CLI::App& command, std::vector<std::string>& files, bool& any_bytes);
+/// Adds a required tokenizer, of what io::Tokenizer::load takes: the flag or the positional `name`.
+CLI::Option* add_tokenizer_path(CLI::App& command, const char* name, std::string& path);
+
 /// Adds --any-bytes, the way around io::check_text. Returns the option, for its group.
 CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes);
 /// Prints how many bytes of the texts were not UTF-8, if any.

@@ -20,6 +20,17 @@ CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes) {
                           "Accept files that are not UTF-8; each invalid byte sequence becomes U+FFFD");
 }
 
+void add_text_files(CLI::App& command, std::vector<std::string>& files, bool& any_bytes) {
+  command.add_option("--text", files, "Text files")->required();
+  add_any_bytes(command, any_bytes);
+}
+
+CLI::Option* add_tokenizer_path(CLI::App& command, const char* name, std::string& path) {
+  return command
+      .add_option(name, path, "tokenizer.json, vocabulary file, .model file, or a directory with one")
+      ->required();
+}
+
 void tell_invalid(uint64_t invalid, uint64_t bytes) {
   if (invalid > 0)
     train::tell(fmt::format(

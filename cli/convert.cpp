@@ -80,7 +80,7 @@ void add_convert(CLI::App& app, Action& action) {
   command.footer(
       "Pickled code in .bin and .pt files is never executed. With a config.json of gpt2, opt, llama, "
       "mistral, qwen2, qwen3,\nphi3, arcee, bert or roberta the names are checked and translated to those of "
-      "transformers; the tokenizer's files are copied.");
+      "transformers; the tokenizer's files\nare copied.");
   command.add_option("FROM", args->from, "Hugging Face model directory, or weights file")->required();
   command.add_option("TO", args->to, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--dtype", args->dtype, "Dtype of floating tensors; default: unchanged")
@@ -88,7 +88,7 @@ void add_convert(CLI::App& app, Action& action) {
   command
       .add_option("--format", args->format,
                   "Compressed format for the linear layers in the blocks of a pruned model; "
-                  "dense-columns:\nfor gates only; dense: decompress, bit for bit")
+                  "dense-columns: for gates only; dense: decompress, bit for bit")
       ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns", "dense"}));
   command.add_option(
       "--gates", args->gates,

@@ -105,11 +105,8 @@ void add_data(CLI::App& app, Action& action) {
   auto* tokenize =
       command->add_subcommand("tokenize", "Tokenize text files into shards; each file is a document");
   auto args = std::make_shared<TokenizeArgs>();
-  tokenize->add_option("--text", args->text, "Text files")->required();
-  tokenize
-      ->add_option("--tokenizer", args->tokenizer,
-                   "tokenizer.json, vocabulary file, .model file, or a directory with one")
-      ->required();
+  add_text_files(*tokenize, args->text, args->options.any_bytes);
+  add_tokenizer_path(*tokenize, "--tokenizer", args->tokenizer);
   tokenize->add_option("--out", args->out, "Directory for the shards; created if it does not exist")
       ->required();
   tokenize
@@ -128,7 +125,6 @@ void add_data(CLI::App& app, Action& action) {
                    "Tokens of a shard after which the next one begins; no document is split")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  add_any_bytes(*tokenize, args->options.any_bytes);
   tokenize
       ->add_option("--workers", args->options.workers, "Number of threads; the result does not depend on it")
       ->check(kDecimal)

@@ -1,12 +1,30 @@
 #include "cli/explain.h"
 
 #include <algorithm>
+#include <sstream>
 #include <string_view>
 
 #include "runtime/error.h"
 
 namespace tessera::cli {
 namespace {
+
+constexpr size_t kColumn = 36, kWidth = 120;  // of the flags and of a whole line
+
+/// The text in lines that fit next to the flags.
+std::string wrapped(const std::string& text) {
+  constexpr size_t kRoom = kWidth - kColumn;
+  std::string lines;
+  size_t line = 0;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    const bool fits = line + 1 + word.size() <= kRoom;
+    if (line > 0) lines += fits ? ' ' : '\n';
+    lines += word;
+    line = line > 0 && fits ? line + 1 + word.size() : word.size();
+  }
+  return lines;
+}
 
 class CompactHelp : public CLI::Formatter {
  public:
@@ -26,6 +44,15 @@ class CompactHelp : public CLI::Formatter {
     const bool has_short = !option->get_snames().empty();
     return is_positional || has_short ? Formatter::make_option_name(option, is_positional)
                                       : option->get_name();
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return wrapped(Formatter::make_option_desc(option));
+  }
+  std::string make_subcommand(const CLI::App* command) const override {
+    std::ostringstream line;
+    CLI::detail::format_help(line, command->get_display_name(true), wrapped(command->get_description()),
+                             column_width_);
+    return line.str();
   }
   std::string make_usage(const CLI::App* app, std::string name) const override {
     return Formatter::make_usage(app, name) + "\n";
@@ -83,7 +110,7 @@ std::string unknown_word(const CLI::App& at, const std::string& word) {
 
 std::shared_ptr<CLI::Formatter> compact_help() {
   auto help = std::make_shared<CompactHelp>();
-  help->column_width(36);
+  help->column_width(kColumn);
   return help;
 }
 

@@ -36,7 +36,7 @@ struct GenerateArgs {
   std::optional<double> griffin;
   int64_t most_tokens = 256, samples = 1;
   models::Sampling sampling;
-  bool greedy = false, ignore_end = false;
+  bool greedy = false, ignore_end = false, any_bytes = false;
   uint64_t seed = 0;
 };
 
@@ -120,7 +120,11 @@ class Writer {
 
 std::vector<std::string> read_prompts(const GenerateArgs& args) {
   if (!args.prompts.empty()) return args.prompts;
-  if (!args.file.empty() && args.file != "-") return {io::read_text(args.file, kLargestPrompt)};
+  if (!args.file.empty() && args.file != "-") {
+    const std::string text = io::read_text(args.file, kLargestPrompt, args.any_bytes);
+    tell_invalid(io::invalid_bytes(text), text.size());
+    return {text};
+  }
   return {{std::istreambuf_iterator<char>(std::cin), {}}};
 }
 
@@ -303,7 +307,9 @@ void add_generate(CLI::App& app, Action& action) {
                        "standard input")
           ->check(kMayBeEmpty)
           ->allow_extra_args(false);
-  command->add_option("--prompt-file", args->file, "Text file, or - for standard input")->excludes(prompt);
+  auto* const file = command->add_option("--prompt-file", args->file, "Text file, or - for standard input")
+                         ->excludes(prompt);
+  add_any_bytes(*command, args->any_bytes)->needs(file);
   command->add_option("--max-tokens", args->most_tokens, "Maximum number of new tokens per text")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));

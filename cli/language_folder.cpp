@@ -8,6 +8,17 @@
 #include "train/progress.h"
 
 namespace tessera::cli {
+namespace {
+
+/// Whether the run trained several seeds, each of which has a folder of its own there.
+bool has_seeds(const std::string& run) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(run, ignored))
+    if (entry.path().filename().string().starts_with("seed-") && entry.is_directory(ignored)) return true;
+  return false;
+}
+
+}  // namespace
 
 std::string language_folder(const std::string& folder) {
   namespace fs = std::filesystem;
@@ -16,6 +27,9 @@ std::string language_folder(const std::string& folder) {
   for (const fs::path& path : {fs::path(folder), fs::path(folder) / "model"})
     if (fs::is_regular_file(path / "config.json", ignored)) return path.string();
   const bool is_run = fs::is_regular_file(fs::path(folder) / "run.json", ignored);
+  check(!is_run || !has_seeds(folder), "model: ", folder,
+        " is a run of several seeds, each with a model of its own; name the folder of one, ", folder,
+        "/seed-*");
   fail_at(Site::here(), "model: ", folder, is_run ? " is a run without an export" : " has no config.json",
           is_run ? "; a run writes its model when it has finished (fine-tuning with --save-model)"
                  : "; expected a Hugging Face model directory, or the folder of a finished run");

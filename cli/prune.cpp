@@ -98,8 +98,9 @@ void read_options(PruneArgs& args) {
   }
 }
 
-/// What a flag of another score, update or allocation says would have no effect.
-void check_effects(const CLI::App& command, const PruneOptions& options) {
+/// What a flag of another score, update or allocation says, or of texts that are not there, would have no
+/// effect.
+void check_effects(const CLI::App& command, const PruneOptions& options, const CalibrationFlags& texts) {
   const auto only = [&](const std::vector<const char*>& flags, bool has_effect, const char* of) {
     if (!has_effect) refuse_given(command, flags, fmt::format("is for {}; leave it out", of));
   };
@@ -111,6 +112,15 @@ void check_effects(const CLI::App& command, const PruneOptions& options) {
   only({"--damping"}, by_hessian || obs || admm, "--method sparsegpt and --update obs or admm");
   only({"--iterations", "--rho"}, admm, "--update admm");
   only({"--true-sequential"}, options.needs_samples(), "methods and updates that read samples");
+  if (options.needs_samples() && !texts.has_text()) return;  // an error of its own
+  only({"--samples", "--seed", "--validation"}, texts.has_text(),
+       "--text and --data, of which none is given");
+  only({"--any-bytes"}, !texts.text.empty() || !texts.eval_text.empty(),
+       "--text and --eval-text, of which none is given");
+  only({"--length", "--batch-size"}, texts.has_text() || texts.has_evaluation(),
+       "--text, --data and --eval-text, of which none is given");
+  only({"--eval-windows"}, texts.has_evaluation(),
+       "the perplexity, of which there is none without --eval-text or --validation");
 }
 
 std::string describe_method(const PruneOptions& options) {
@@ -335,7 +345,7 @@ Result prune_and_save(PruneArgs& args, Work& work) {
 int prune(const CLI::App& command, PruneArgs args) {
   read_gates(args);
   read_options(args);
-  check_effects(command, args.options);
+  check_effects(command, args.options, args.texts);
   const std::unique_ptr<Work> work = prepare(args);
   const InterruptGuard interrupts("\ntessera: stopping; finished blocks are kept\n");
   const std::string plan =
@@ -378,7 +388,7 @@ void add_choice_flags(CLI::App& command, PruneArgs& args) {
 void add_gate_flags(CLI::App& command, PruneArgs& args) {
   command.add_option("--gates", args.gates,
                      "Gate-aware pruning: the remaining weights compensate for the inputs that these gates "
-                     "drop;\ncalibration of the dense model (tessera calibrate), or file of gates");
+                     "drop; calibration of the dense model (tessera calibrate), or file of gates");
   add_activation_sparsity(command, args.activation, "Share of the inputs that these gates drop");
   command
       .add_option(

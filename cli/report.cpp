@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "cli/commands.h"
 #include "runtime/error.h"
 #include "train/runs_report.h"
@@ -14,6 +16,26 @@ struct ReportArgs {
   bool check = false;
 };
 
+/// Throws unless the final losses of the group can be told from those of another one.
+void check_tells_noise(const train::RunGroup& group) {
+  for (size_t i = 0; i < group.runs.size(); ++i)
+    if (!std::isfinite(group.final_loss[i]))
+      throw UsageError(
+          fmt::format("report: --check: {} diverged: its final loss is not finite, so that it cannot be "
+                      "compared; leave it out",
+                      group.runs[i].path().string()));
+  if (group.runs.size() < 2)
+    throw UsageError(
+        fmt::format("report: --check: \"{}\" is one run, which does not tell the noise over runs; give "
+                    "at least two of each group",
+                    group.name));
+  if (!train::tells_noise(group.final_loss))
+    throw UsageError(
+        fmt::format("report: --check: the runs of \"{}\" have equal final losses, as repeats of one "
+                    "run, which do not tell the noise over runs; give runs of different seeds",
+                    group.name));
+}
+
 int run_report(const ReportArgs& args) {
   check_replaceable(args.out);
   check_not_input(args.out, args.runs);
@@ -24,17 +46,8 @@ int run_report(const ReportArgs& args) {
   if (args.check && groups.size() < 2)
     throw UsageError(fmt::format("report: --check compares two groups or more; --by {} makes {}",
                                  args.by.empty() ? "<nothing>" : args.by, groups.size()));
-  for (const train::RunGroup& group : groups)
-    if (args.check && group.runs.size() < 2)
-      throw UsageError(
-          fmt::format("report: --check: \"{}\" is one run, which does not tell the noise over runs; give "
-                      "at least two of each group",
-                      group.name));
-    else if (args.check && !train::tells_noise(group.final_loss))
-      throw UsageError(
-          fmt::format("report: --check: the runs of \"{}\" have equal final losses, as repeats of one "
-                      "run, which do not tell the noise over runs; give runs of different seeds",
-                      group.name));
+  if (args.check)
+    for (const train::RunGroup& group : groups) check_tells_noise(group);
   if (const std::string why = train::incomparable(groups); args.check && !why.empty())
     throw UsageError("report: --check: " + why + "; give runs of one tokenizer and length");
   fmt::print("{}", train::format_groups(groups));
@@ -51,7 +64,7 @@ void add_report(CLI::App& app, Action& action) {
   command->add_option("runs", args->runs, "Run folders")->required();
   command->add_option(
       "--by", args->by,
-      "Group runs by this setting, such as model.dtype; those without it are one group;\ndefault: one group "
+      "Group runs by this setting, such as model.dtype; those without it are one group; default: one group "
       "per run");
   command->add_option("--last", args->last, "Number of last steps to average for the final loss")
       ->check(kDecimal)

@@ -35,8 +35,8 @@ void SparseFlags::add_to(CLI::App& command) {
   command
       .add_option(
           "--sparse", mode,
-          "Sparse execution of compressed or gated linear layers: all, else an error (required);\nwhere "
-          "faster, printed per layer (auto); none (off). Default: required for a compressed\nmodel or a gate")
+          "Sparse execution of compressed or gated linear layers: all, else an error (required); where "
+          "faster, printed per layer (auto); none (off). Default: required for a compressed model or a gate")
       ->check(CLI::IsMember({"required", "auto", "off"}));
   auto* const one = command
                         .add_option("--gate-threshold", threshold,
@@ -45,14 +45,14 @@ void SparseFlags::add_to(CLI::App& command) {
                         ->check(CLI::Range(0.0, 1e30));
   command
       .add_option("--gates", gates,
-                  "Calibration (tessera calibrate), or file with a threshold per linear layer; default:\nthe "
+                  "Calibration (tessera calibrate), or file with a threshold per linear layer; default: the "
                   "calibration in the model's directory, if a sparsity is given")
       ->excludes(one);
   add_activation_sparsity(command, activation, "Share of the inputs that the calibrated gates drop");
   command
       .add_option("--total", total,
                   "Total sparsity 1 - (1 - s1)(1 - s2), with s1 of the compressed weights and s2 of the "
-                  "inputs; instead\nof --activation-sparsity")
+                  "inputs; instead of --activation-sparsity")
       ->check(kFinite)
       ->check(CLI::Range(0.0, 1.0));
   command
@@ -63,7 +63,7 @@ void SparseFlags::add_to(CLI::App& command) {
   command
       .add_option("--gate-prefill", prefill,
                   "Share of a prompt's tokens, counted from the end, that gates apply to; default: "
-                  "the\ncalibration's, else 1")
+                  "the calibration's, else 1")
       ->check(kFinite)
       ->check(CLI::Range(0.0, 1.0));
 }
@@ -122,7 +122,7 @@ std::optional<pretrained::SparseOptions> SparseFlags::options(const std::string&
   if (prefill && !has_gates) throw UsageError("--gate-prefill: there are no gates that it could apply to");
   if (mode == "off" || (mode.empty() && !has_gates && !is_sparse)) return {};
   options.mode = pretrained::parse_sparse_mode(mode.empty() ? "required" : mode);
-  if (prefill) options.prefill = *prefill;
+  if (prefill) options.prefill = prefill;
   return options;
 }
 

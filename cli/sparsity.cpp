@@ -282,7 +282,7 @@ void add_page(CLI::App& group, Action& action) {
   command->add_option("result", args->result, "Directory with sparsity.sqlite")->required();
   command->add_option("--out", args->out,
                       "Page to write; default: sparsity.html in that directory, sweep.html for a sweep, "
-                      "quality.html\nfor the quality of models");
+                      "quality.html for the quality of models");
   command->footer("Example: tessera sparsity page runs/patterns");
   command->callback([&action, args] { action = [args] { return run_page(*args); }; });
 }

@@ -68,7 +68,7 @@ void add_sparsity_import(CLI::App& group, Action& action) {
   auto args = std::make_shared<ImportArgs>();
   command
       ->add_option("inputs", args->inputs,
-                   "Files layer{N}-{component}-{i}-{j}-{sparsity}.pt or .npy, folders of them,\npruned model "
+                   "Files layer{N}-{component}-{i}-{j}-{sparsity}.pt or .npy, folders of them, pruned model "
                    "directories, files of masks")
       ->required();
   command->add_option("--model", args->model, "Hugging Face model directory of the dense model")->required();

@@ -14,14 +14,14 @@ void SplitFlags::add_to(CLI::App& command) {
   command.add_option("--method", method, "Pruning score; the weights with the lowest scores are dropped")
       ->check(CLI::IsMember({"magnitude", "wanda", "ria", "sparsegpt"}));
   command.add_option("--gate-aware", gate_aware,
-                     "Gate-aware pruning, as prune --gates: off, on, or off,on to measure both kinds;\nneeds "
+                     "Gate-aware pruning, as prune --gates: off, on, or off,on to measure both kinds; needs "
                      "--method sparsegpt");
   texts.samples.count = 16;
   texts.add_to(command);
   command
       .add_option(
           "--stride", stride,
-          "Tokens between the starts of perplexity windows; each predicts that many tokens, its\nlast ones. "
+          "Tokens between the starts of perplexity windows; each predicts that many tokens, its last ones. "
           "0: disjoint windows. Default: a fifth of the length, as TEAL's 512 of 2560")
       ->check(whole(0, 1 << 24));
   gates.add_to(command);

@@ -16,13 +16,13 @@ void TensorParallelFlags::add_to(CLI::App& command) {
   command
       .add_option("--tensor-parallel", ranks,
                   "Share heads, hidden features and vocabulary of a llama out over this many ranks, as many "
-                  "as the launcher\nhas started: tessera launch -n 2 -- ...")
+                  "as the launcher has started: tessera launch -n 2 -- ...")
       ->check(whole(1, ops::kMostRanks));
   command
       .add_option(
           "--rank-exchange", exchange,
           "How the shares of a token are summed on GPUs: by kernels that write to each other's "
-          "memory (peer),\nor by the communicator (NCCL); default: peer where the GPUs reach each other")
+          "memory (peer), or by the communicator (NCCL); default: peer where the GPUs reach each other")
       ->check(CLI::IsMember({"communicator", "peer"}))
       ->default_str("");
 }

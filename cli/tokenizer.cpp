@@ -166,8 +166,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
   auto* train =
       command->add_subcommand("train", "Train a tokenizer.json on text; the same text gives the same file");
   auto args = std::make_shared<TrainArgs>();
-  train->add_option("--text", args->text, "Text files")->required();
-  add_any_bytes(*train, args->any_bytes);
+  add_text_files(*train, args->text, args->any_bytes);
   train->add_option("--out", args->out, "The tokenizer.json to write")->required();
   train->add_option("--kind", args->kind, "Kind of tokenizer: bpe (byte-level), character or byte")
       ->check(CLI::IsMember({"bpe", "character", "byte"}));
@@ -189,9 +188,7 @@ void add_tokenizer(CLI::App& app, Action& action) {
   const auto add = [&](const char* name, const char* what) {
     auto* sub = command->add_subcommand(name, what);
     auto code = std::make_shared<CodeArgs>();
-    sub->add_option("tokenizer", code->tokenizer,
-                    "tokenizer.json, vocabulary file, .model file, or a directory with one")
-        ->required();
+    add_tokenizer_path(*sub, "tokenizer", code->tokenizer);
     return std::make_pair(sub, code);
   };
   {

@@ -299,9 +299,26 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   std::function<void(int64_t, int64_t)> complete;
 };
 
+/// One rank: nothing is sent, but what finishes the gradients before that is called.
+struct DataParallel::Alone {
+  const std::vector<nn::NamedParameter> parameters;
+  bool completes;          // the optimizer waits for that in step()
+  bool has_hooks = false;  // hooks on the parameters' gradients are installed
+  std::function<void(int64_t, int64_t)> complete = {};
+};
+
 DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
                            const DataParallelOptions& options) {
-  if (world.size() == 1) return;
+  if (world.size() == 1) {
+    const bool completes = optimizer.missing() == optim::MissingGrad::zero;
+    alone_ = std::make_shared<Alone>(Alone{.parameters = optimizer.parameters(), .completes = completes});
+    if (completes)
+      optimizer.on_gradients([alone = alone_](const Tensor& gradients) {
+        const NoTape off;
+        if (const auto complete = std::exchange(alone->complete, nullptr)) complete(0, gradients.count());
+      });
+    return;
+  }
   const Device device = optimizer.gradients().device();
   const comm::Communicator data = world.data(device);
   check_same_parameters(optimizer, world);
@@ -329,7 +346,22 @@ DataParallel::DataParallel(optim::Optimizer& optimizer, const World& world,
 DataParallel::~DataParallel() = default;
 
 void DataParallel::overlap(std::function<void(int64_t begin, int64_t end)> complete) {
-  if (!state_) return;
+  if (!state_) {
+    alone_->complete = std::move(complete);
+    if (!alone_->complete) return;
+    check(alone_->completes, "data parallel: overlap() with a function that completes gradients, which ",
+          "MissingGrad::skip does not allow; take MissingGrad::zero");
+    // A pass that throws cancels it.
+    if (!std::exchange(alone_->has_hooks, true))
+      for (const nn::NamedParameter& parameter : alone_->parameters)
+        on_grad(parameter.tensor, [alone = std::weak_ptr(alone_)](const Tensor&) {
+          if (const auto here = alone.lock(); here && here->complete)
+            if_pass_throws(here.get(), [alone] {
+              if (const auto still = alone.lock()) still->complete = nullptr;
+            });
+        });
+    return;
+  }
   // Gradients of parameters with a hook arrive one by one, at a cost: install hooks only for overlap().
   if (!std::exchange(state_->has_hooks, true))
     for (size_t i = 0; i < state_->parameters.size(); ++i)

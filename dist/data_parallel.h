@@ -37,7 +37,7 @@ struct DataParallelOptions {
 /// the same number of steps. The constructor broadcasts rank 0's weights (if that changes any, masters are
 /// reset to the weights; moments stay each rank's own). Weights stay bitwise equal, since the sums are
 /// (comm::Communicator). If a gradient is not finite on one rank, all ranks skip that step. On one rank it
-/// does nothing.
+/// only calls the `complete` of overlap().
 ///
 /// With a second line, communication overlaps with the backward pass:
 ///
@@ -57,7 +57,8 @@ class DataParallel {
 
   /// Call before the last backward pass of a step: each bucket is sent as soon as all of its gradients, and
   /// all buckets before it, are final. All ranks call it, or none. `complete(begin, end)`, if given, is
-  /// called for each bucket before it is sent, to finish those elements of gradients().
+  /// called for each bucket before it is sent, to finish those elements of gradients(); on one rank in
+  /// step(), for all of them.
   ///
   /// A gradient that arrives after its bucket was sent, in a further pass, makes that pass throw. The
   /// gradients of the step are lost then: step() throws, and all passes of the step must be repeated.
@@ -89,7 +90,9 @@ class DataParallel {
 
  private:
   struct State;
+  struct Alone;
   std::shared_ptr<State> state_;  // null on one rank
+  std::shared_ptr<Alone> alone_;  // null on several
 };
 
 /// The micro-batches of a step that one rank computes: `count` of them, `stride` apart.

@@ -246,8 +246,12 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
   check(options.mode != SparseMode::off, "make_sparse: the mode is off; then there is nothing to do");
   check(!options.threshold || !options.gates,
         "make_sparse: a threshold for all gates and gates; expected one of them");
-  check(options.prefill >= 0 && options.prefill <= 1, "make_sparse: gates for a share of ", options.prefill,
+  const bool has_gates = options.threshold || options.gates;
+  const double prefill = options.prefill.value_or(1);
+  check(prefill >= 0 && prefill <= 1, "make_sparse: gates for a share of ", prefill,
         " of a text; expected 0 to 1");
+  check(!options.prefill || has_gates, "make_sparse: a prefill of ", prefill,
+        " without gates; give gates or a threshold too");
   const std::vector<Layer> layers = layers_in_blocks(model);
   if (options.gates) {
     const bool is_compressed =
@@ -263,7 +267,6 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
       modules.insert(modules.end(), layer.modules.begin(), layer.modules.end());
     check_gates(*options.gates, modules, fingerprint);
   }
-  const bool has_gates = options.threshold || options.gates;
   if (options.mode == SparseMode::required) check_required(layers, options);
   std::vector<SparseModule> all;
   for (const Layer& layer : layers) {
@@ -279,7 +282,7 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
     nn::Compressed* const compressed = std::get_if<nn::Compressed>(&form);
     check(compressed != nullptr, "make_sparse: layer ", layer.modules[0].name, " is ", nn::name_of(form),
           "; expected a dense or a compressed one");
-    compressed->prefill = options.prefill;
+    compressed->prefill = prefill;
     for (size_t i = 0; i < layer.modules.size(); ++i)
       compressed->parts.at(i).gate = gate_of(options, layer.modules[i].name, compressed->parts[i].weight);
     decide(layer, model.config.dtype, options, all);

@@ -47,7 +47,7 @@ struct SparseOptions {
   std::optional<Gates> gates = {};       // or each with its own
   int64_t tokens = 1;                    // of a step: texts of a batch
   bool whole_texts = false;              // instead of steps: on a GPU the variant "gemm"
-  double prefill = 1;                    // of the gates: nn::Compressed::prefill
+  std::optional<double> prefill = {};    // of the gates: nn::Compressed::prefill, else 1
 };
 
 /// Checks what can be checked before anything is loaded; throws as make_sparse does.

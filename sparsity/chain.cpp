@@ -84,11 +84,17 @@ SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, con
         read_calibration(options.calibration.empty() ? folder : options.calibration);
     const auto chosen =
         options_of(calibration, *options.activation_sparsity, options.greedy && !calibration.greedy.empty());
-    sparse.gates = chosen.gates, sparse.prefill = chosen.prefill;
+    sparse.gates = chosen.gates;
+    if (!sparse.prefill) sparse.prefill = chosen.prefill;
+  } else {
+    check(options.calibration.empty(), "load: the calibration ", options.calibration, " for ", folder,
+          " without activation_sparsity; say which share of the inputs its gates leave out");
   }
   const bool off = sparse.mode == pretrained::SparseMode::off, has_gates = sparse.gates || sparse.threshold;
   check(!off || !has_gates, "load: gates for ", folder,
         " in the mode off, in which all layers are dense; leave one of the two out");
+  check(!sparse.prefill || has_gates, "load: sparse.prefill ", sparse.prefill.value_or(1), " for ", folder,
+        " without gates; give activation_sparsity, sparse.gates or sparse.threshold too");
   const auto config = pretrained::read_config(folder).model;
   const pretrained::LoadOptions load{.dtype = options.dtype};
   const bool compressed = pretrained::is_sparse_folder(folder);

@@ -34,10 +34,11 @@ pretrained::SparseConversion convert(const std::string& from, const std::string&
 
 struct LoadOptions {
   /// Share of the inputs that gates leave out, by the calibration in `calibration`, or, if that is empty, in
-  /// the model's folder. Nothing: the gates of `sparse`, if any; an error together with them.
+  /// the model's folder; for the prompt's tokens of sparse.prefill, else of the calibration's. Nothing: the
+  /// gates of `sparse`, if any; an error together with them.
   std::optional<double> activation_sparsity = {};
-  std::string calibration = "";
-  bool greedy = true;  // the calibration's greedy distribution, if it has one
+  std::string calibration = "";  // an error without activation_sparsity
+  bool greedy = true;            // the calibration's greedy distribution, if it has one
   pretrained::SparseOptions sparse = {};
   std::optional<DType> dtype = {};
 };

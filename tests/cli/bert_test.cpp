@@ -73,6 +73,10 @@ TEST(TrainBert, BeginsWithTheModelOfARun) {
   const Outcome none = run(at, some + "d --model runs/without/seed-0" + rest);
   EXPECT_EQ(none.code, 1);
   EXPECT_TRUE(holds_all(none.err, "runs/without/seed-0 is a run without an export")) << none.err;
+  const Outcome seeds = run(at, some + "d --model runs/a" + rest);
+  EXPECT_EQ(seeds.code, 1);
+  EXPECT_TRUE(holds_all(seeds.err, "runs/a is a run of several seeds|name the folder of one, runs/a/seed-*"))
+      << seeds.err;
 }
 
 TEST(TrainBert, SeveralSeedsEndInOneTableAndOneFolder) {

@@ -104,6 +104,12 @@ TEST(Generate, APromptComesFromAFileToo) {
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
   at.put("p", "abc");
   EXPECT_EQ(made(at, "--prompt-file p --greedy")["texts"], made(at, "--prompt abc --greedy")["texts"]);
+  // The way around that the message names is there.
+  at.put("bytes", std::string("a\0b\xFF", 4));
+  const Outcome refused = run(at, "generate --device cpu --model m --prompt-file bytes");
+  EXPECT_TRUE(holds_all(refused.err, "bytes is a binary file|--any-bytes")) << refused.err;
+  const auto taken = made(at, "--prompt-file bytes --any-bytes --greedy");
+  EXPECT_EQ(taken["texts"][0]["prompt"].get<std::string>().substr(0, 3), std::string("a\0b", 3));
 }
 
 TEST(Generate, EndsAtEndTokensStopTextsAndTheLastPosition) {

@@ -157,6 +157,23 @@ TEST(OpRun, KeepsTheDTypeAndTakesAttributes) {
   }
 }
 
+/// The help of the command and of its subcommands at every depth.
+void expect_help_within(const Workplace& workplace, const std::string& command, size_t width) {
+  const std::string help = said(workplace, command + " --help");
+  bool of_subcommands = false;
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_LE(line.size(), width) << command << ": " << line;
+    if (of_subcommands && line.starts_with("  ") && line[2] != ' ')
+      expect_help_within(workplace, command + " " + line.substr(2, line.find(' ', 2) - 2), width);
+    of_subcommands = line == "Subcommands:" || (of_subcommands && line.starts_with("  "));
+  }
+}
+
+TEST(Help, LinesOfAllCommandsFitAScreen) {
+  expect_help_within(Workplace(), "", 120);
+}
+
 // ---- doctor and plan ----
 
 TEST(Help, OfGptNamesNoFlagOfLlamaAsItsOwn) {

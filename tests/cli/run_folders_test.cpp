@@ -149,6 +149,33 @@ TEST(Runs, AFolderThatCannotBeMadeIsNamed) {
   EXPECT_EQ(workplace.files(), std::vector<std::string>{"file"});
 }
 
+TEST(Runs, ADivergedOneIsNamedByTheCheckOfAReport) {
+  const Workplace at;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    const std::string seed = name;
+    const bool diverges = seed == "c" || seed == "d";
+    const Outcome outcome =
+        run(at, "train tnp --quiet --steps 2 --name " + seed + " --seed " + std::to_string(seed[0]) + kTiny);
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    if (!diverges) continue;
+    std::string lines = at.get("runs/" + seed + "/metrics.jsonl");
+    for (size_t at_loss = lines.find("\"loss\":"); at_loss != std::string::npos;
+         at_loss = lines.find("\"loss\":", at_loss + 1)) {
+      const size_t value = at_loss + 7;
+      lines.replace(value, lines.find_first_of(",}", value) - value, "null");
+    }
+    at.put("runs/" + seed + "/metrics.jsonl", lines);
+    json settings = json::parse(at.get("runs/" + seed + "/run.json"));
+    settings["job"]["lr"] = 7;
+    at.put("runs/" + seed + "/run.json", settings.dump());
+  }
+  const std::string all = "report runs/a runs/b runs/c runs/d --by lr";
+  EXPECT_EQ(run(at, all).code, 0);
+  const Outcome checked = run(at, all + " --check");
+  EXPECT_EQ(checked.code, 2) << checked.out;
+  EXPECT_TRUE(holds_all(checked.err, "report: --check: runs/c diverged|leave it out")) << checked.err;
+}
+
 TEST(Runs, ADatabaseThatIsNoneIsNamed) {
   const Workplace workplace;
   workplace.put("runs/runs.sqlite", std::string(4096, 'x'));

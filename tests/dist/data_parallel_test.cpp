@@ -55,7 +55,7 @@ std::vector<std::vector<float>> trained_weights(const World& world, uint64_t see
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     for (int k = 0; k < share.count; ++k) {
-      const bool overlaps = bucket_mb > 0 && world.size() > 1 && k + 1 == share.count;
+      const bool overlaps = bucket_mb > 0 && k + 1 == share.count;
       if (overlaps) reduce.overlap([&](int64_t begin, int64_t end) { tree.finish(share.count, begin, end); });
       Tape tape;
       tape.backward(
@@ -78,6 +78,7 @@ TEST(DataParallel, TheSameBitsOnAnyNumberOfRanks) {
 
 TEST(DataParallel, TheSameBitsBesideTheBackwardPassInBucketsOfAnySize) {
   const auto alone = trained_weights(World(), 1);
+  EXPECT_EQ(trained_weights(World(), 1, 8, 2.0), alone);
   for (const int ranks : {2, 4, 8})
     for (const double bucket_mb : {1e-6, 1e-4, 2.0})
       comm::run_threads(ranks, [&](comm::Communicator& c) {
@@ -242,6 +243,26 @@ TEST(DataParallel, APassThatThrowsOnAllRanksLeavesTheNextStepRight) {
     EXPECT_EQ(weights_after_failure(world, Retry::with_overlap), expected);
     EXPECT_EQ(weights_after_failure(world, Retry::without_overlap), expected);
   });
+}
+
+TEST(DataParallel, OneRankAloneCompletesInStepUnlessThePassThrew) {
+  SmallNet net(3);
+  optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+  const World alone;
+  DataParallel reduce(optimizer, alone);
+  std::vector<std::pair<int64_t, int64_t>> completed;
+  const auto complete = [&](int64_t begin, int64_t end) { completed.emplace_back(begin, end); };
+  reduce.overlap(complete);
+  pass_of(net, alone, 0, true);
+  pass_of(net, alone, 0, false);
+  optimizer.step();
+  EXPECT_TRUE(completed.empty());
+  optimizer.zero_grad();
+  reduce.overlap(complete);
+  pass_of(net, alone, 1, false);
+  EXPECT_TRUE(completed.empty());
+  optimizer.step();
+  EXPECT_EQ(completed, (std::vector<std::pair<int64_t, int64_t>>{{0, optimizer.gradients().count()}}));
 }
 
 TEST(DataParallel, APassThatThrowsOnOneRankAfterItSentGradientsEndsAll) {

@@ -5,6 +5,7 @@
 
 #include "io/file.h"
 #include "models/generate.h"
+#include "nn/form.h"
 #include "pretrained/load.h"
 #include "report/run_table.h"
 #include "sparsity/chain.h"
@@ -180,6 +181,31 @@ TEST(Splits, LoadTakesGatesFromOnePlace) {
   EXPECT_TRUE(throws([&] { load(folder / "s", rng, kCpu, both); }, "sparse.gates for"));
   both.activation_sparsity.reset();
   EXPECT_EQ(load(folder / "s", rng, kCpu, both).layers.size(), 14u);
+  EXPECT_TRUE(throws([&] { load(folder / "s", rng, kCpu, {.calibration = folder / "s"}); },
+                     "without activation_sparsity; say which share"));
+}
+
+TEST(Splits, LoadTakesThePrefillThatIsAskedFor) {
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  sparsify(small_chain(folder, text), folder / "s");
+  Rng rng(1);
+  const auto prefill = [&](const LoadOptions& options) {
+    auto loaded = std::get<models::Llama>(load(folder / "s", rng, kCpu, options).model);
+    return std::get<nn::Compressed>(loaded.blocks.at(0).mlp.down.form).prefill;
+  };
+  const double calibrated = read_calibration(folder / "s").prefill;
+  EXPECT_NE(calibrated, 0.75);
+  EXPECT_EQ(prefill({.activation_sparsity = 0.375}), calibrated);
+  EXPECT_EQ(prefill({.activation_sparsity = 0.375, .sparse = {.prefill = 0.75}}), 0.75);
+  EXPECT_EQ(prefill({.activation_sparsity = 0.375, .sparse = {.prefill = 1}}), 1);
+  EXPECT_EQ(prefill({.sparse = {.threshold = 0.1}}), 1);
+  EXPECT_TRUE(throws([&] { load(folder / "s", rng, kCpu, {.sparse = {.prefill = 0.75}}); },
+                     "load: sparse.prefill 0.75 for"));
+  SparseLanguageModel open = load(folder / "s", rng, kCpu);
+  EXPECT_TRUE(throws(
+      [&] { pretrained::make_sparse(std::get<models::Llama>(open.model), {.prefill = 0.75}, folder / "s"); },
+      "make_sparse: a prefill of 0.75 without gates"));
 }
 
 TEST(Splits, GateAwareOnesHaveZerosAndGates) {
