@@ -149,7 +149,12 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   args->parallel.add_to(*command);
   add_device(*command, args->device);
   add_json(*command, args->json);
-  command->callback([&action, args] { action = [args] { return bench_decode(*args); }; });
+  command->callback([&action, args, command] {
+    action = [args, command] {
+      check_sampling(*command, args->sampling);
+      return bench_decode(*args);
+    };
+  });
 }
 
 }  // namespace tessera::cli

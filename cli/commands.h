@@ -85,6 +85,8 @@ CLI::Option* add_device(CLI::App& command, std::string& device);
 
 /// Adds --temperature, --top-k and --top-p; returns the first.
 CLI::Option* add_sampling(CLI::App& command, ops::Sampling& sampling);
+/// Throws UsageError for --top-k and --top-p if the most likely token is taken (a temperature of 0).
+void check_sampling(const CLI::App& command, const ops::Sampling& sampling);
 
 /// "M=10000,N=1000" to sizes. Throws UsageError on anything else, on a size below 0 and on a name given
 /// twice.

@@ -227,6 +227,12 @@ CLI::Option* add_sampling(CLI::App& command, ops::Sampling& sampling) {
   return temperature;
 }
 
+void check_sampling(const CLI::App& command, const ops::Sampling& sampling) {
+  if (sampling.temperature == 0)
+    refuse_given(command, {"--top-k", "--top-p"},
+                 "is for sampling, and with a temperature of 0 the most likely token is taken; leave it out");
+}
+
 void PrecisionFlag::add_to(CLI::App& command) {
   command
       .add_option("--precision", text_,

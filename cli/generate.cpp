@@ -274,12 +274,13 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
   return signal ? 128 + signal : 0;
 }
 
-int run_generate(const GenerateArgs& args) {
+int run_generate(const CLI::App& command, const GenerateArgs& args) {
   models::GenerateOptions options{.most_tokens = args.most_tokens,
                                   .sampling = args.sampling,
                                   .seed = args.seed,
                                   .graph = parse_switches(args.graph, "--graph") == std::vector{true}};
   if (args.greedy) options.sampling.temperature = 0;
+  check_sampling(command, options.sampling);
   if (args.samples > 1 && args.prompts.size() > 1)
     throw UsageError("--samples: expected one prompt; several --prompt give one text each");
   if (!args.json.empty()) {
@@ -334,7 +335,8 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--graph", args->graph, "Replay one CUDA graph per token")
       ->check(CLI::IsMember({"on", "off"}));
   command->add_option("--json", args->json, "Write texts, tokens and times to this JSON file");
-  command->callback([&action, args] { action = [args] { return run_generate(*args); }; });
+  command->callback(
+      [&action, args, command] { action = [args, command] { return run_generate(*command, *args); }; });
 }
 
 }  // namespace tessera::cli

@@ -42,7 +42,8 @@ std::vector<std::string> command_of(const std::vector<std::string>& words) {
         "launch: \"" + words[0] +
         "\" does not run on several ranks; expected train, generate, eval ppl, bench step, bench "
         "decode, bench collective, doctor --links, or a program of your own with its path, such "
-        "as ./my_program");
+        "as ./my_program" +
+        (words[0] == "tessera" ? "; leave \"tessera\" out after --" : ""));
   std::vector<std::string> command = words;
   command.insert(command.begin(), own_program());
   return command;

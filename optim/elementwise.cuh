@@ -12,7 +12,7 @@
 /// of each f32 stream (gradient, states, master or weight) and 8 of a 16-bit one; ragged ends of rows and
 /// unaligned weights go one by one. AdamW in f32 reads 16 bytes per element and writes 12; with a 16-bit
 /// weight next to its master it writes 14; with bf16 states and no master it reads 10 and writes 6. About 15
-/// FLOPs an element, and with bf16 states a quarter of a Philox block, some 20 instructions: bound by memory.
+/// FLOPs an element, and with bf16 states a quarter of a Philox block, some 15 instructions: bound by memory.
 /// Two blocks of 512 threads a processor with one piece each in flight (64 KiB) are enough; short chunks are
 /// better than long ones, for the streams of blocks that run side by side then stay close together in memory
 /// (docs/ops/optim.md has the table).

@@ -14,7 +14,7 @@ struct Uint4 {
   uint32_t word[4];
 };
 
-/// The whole product. On a GPU one instruction: from a product of two u64 the compiler makes another addition.
+/// The whole product. On a GPU one instruction; a product of two u64 is compiled with an addition more.
 TESSERA_HD uint64_t wide_product(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   uint64_t product;

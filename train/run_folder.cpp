@@ -59,6 +59,8 @@ RunFolder RunFolder::open(const fs::path& path) {
   std::error_code code;
   const bool is_run = fs::is_regular_file(path / "run.json", code);
   check(is_run || code != std::errc::permission_denied, "run folder ", path.string(), ": ", code.message());
+  check(is_run || !fs::is_regular_file(path, code), "run folder ", path.string(),
+        ": it is a file; name the folder of a run (runs/...)");
   check(is_run, "run folder ", path.string(),
         ": it holds no run.json; name the folder of a run (runs/...), or start the run again if it was "
         "killed before it had written one");

@@ -182,6 +182,9 @@ TEST(Runs, ADatabaseThatIsNoneIsNamed) {
   const Outcome outcome = run(workplace, "train tnp --steps 1" + kTiny);
   EXPECT_EQ(outcome.code, 0) << outcome.err;  // the run is worth more than its row
   EXPECT_TRUE(holds_all(outcome.err, "warning|runs.sqlite|not a database")) << outcome.err;
+  const Outcome report = run(workplace, "report runs/runs.sqlite");  // as runs/* names it
+  EXPECT_EQ(report.code, 1);
+  EXPECT_TRUE(holds_all(report.err, "runs/runs.sqlite: it is a file")) << report.err;
 }
 
 TEST(Runs, WhatDoesNotFitIntoMemoryIsSaid) {

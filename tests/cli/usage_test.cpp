@@ -418,6 +418,9 @@ constexpr BadLine kBadLines[] = {
     // generation
     {"generate --model m --prompt a --seed -1", "--seed|-1 not in range"},
     {"bench sweep relu --seed -1", "--seed|-1 not in range"},
+    {"generate --model m --prompt a --greedy --top-k 3", "--top-k is for sampling"},
+    {"generate --model m --prompt a --temperature 0 --top-p 0.5", "--top-p is for sampling"},
+    {"bench decode --top-k 3", "--top-k is for sampling"},
     {"generate --model m --prompt a --top-p 0", "--top-p|0: expected more than 0 and at most 1"},
     {"generate --model m --prompt a --top-p 1.5", "--top-p|1.5: expected more than 0 and at most 1"},
     {"generate --model m --prompt a --top-p nan", "--top-p|nan is not finite"},
