@@ -24,9 +24,6 @@ namespace tessera::comm {
 
 namespace {
 
-/// Bytes of the receive buffer of a rank, divided equally among the other ranks; a rank that owns more
-/// elements of a range receives them in several rounds.
-constexpr size_t kReceived = size_t{64} << 20;
 /// Parts of a range, and the slots of the receive buffer, start at multiples of this many elements.
 constexpr int64_t kElements = 256;
 

@@ -13,14 +13,18 @@ namespace tessera::comm {
 /// additions take SMs. Compute kernels that run at the same time keep their SMs, where NCCL's kernels hold
 /// some as long as the links are busy.
 ///
-/// Each rank owns a part of a range. It receives the other ranks' values of that part in a 64 MiB
-/// buffer, adds them, and writes the sums to the other ranks' tensors. Bitwise equal to
+/// Each rank owns a part of a range. It receives the other ranks' values of that part in a buffer of
+/// kReceived bytes, adds them, and writes the sums to the other ranks' tensors. Bitwise equal to
 /// Communicator::all_reduce.
 ///
 /// Calls are issued to the device's stream (runtime/stream_scope.h) and can be captured. All ranks must make
 /// the same calls in the same order. Construction and destruction are collective.
 class PeerSums {
  public:
+  /// Bytes of the receive buffer of a rank, divided equally among the other ranks; a rank that owns more
+  /// elements of a range receives them in several rounds.
+  static constexpr size_t kReceived = size_t{64} << 20;
+
   /// Why the ranks cannot add up tensors on their devices this way, the same text on all of them; "" if they
   /// can. All ranks call it. `host` takes the CPU.
   static std::string lacks(const Communicator& host, Device device);

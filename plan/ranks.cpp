@@ -5,13 +5,13 @@
 #include <cmath>
 #include <numeric>
 
+#include "comm/peer_sums.h"
 #include "models/tnp.h"
 
 namespace tessera::plan {
 namespace {
 
-constexpr size_t kSlots = 3;                    // optim::GradientRing::kSlots
-constexpr double kReceived = double(64 << 20);  // what comm::PeerSums sets aside for the other ranks' values
+constexpr size_t kSlots = 3;  // optim::GradientRing::kSlots
 
 /// Bytes of buckets of gradients that are `whole` together, in the order in which they travel
 /// (optim::buckets_of).
@@ -69,7 +69,7 @@ RankPlan plan_ranks(const Memory& memory, double flops, const ArenaSizes& sizes,
   plan.compute = options.compute > 0 ? options.compute : passes * flops / options.rate;
   const double alone = plan.compute;
   if (options.ranks == 1) return plan;
-  if (options.copies && !spreads) plan.memory.transient += kReceived;
+  if (options.copies && !spreads) plan.memory.transient += comm::PeerSums::kReceived;
 
   const double summed = gradients * (spreads ? passes : 1);
   plan.sent = spreads_states ? around * (summed + memory.parameters) : 2 * around * summed;

@@ -4,6 +4,8 @@
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 
 #include "tests/cli/command.h"
 #include "tests/place.h"
@@ -251,6 +253,35 @@ TEST(Study, FilesAreReadAsToml) {
              kTinyFlags + "[[arm]] # first\nname = \"x\\u0031\"\n");
   EXPECT_TRUE(
       holds_all(said(at, "study run s.toml --list"), "x1,lr-1e-3,seed-1|x1,lr-0.10,seed-2|--lr 0.10 "));
+}
+
+/// The names in cli/study_file.cpp are those of the runs.
+TEST(Study, TakesAllThatRunsLogAsItsMetric) {
+  const Workplace at;
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += "word" + std::to_string(i * i % 17) + (i % 9 ? " " : ".\n");
+  at.put("t.txt", text);
+  said(at, "train tnp --steps 2 --eval-every 1 --quiet --name tnp" + kTiny);
+  said(at,
+       "train llama --text t.txt --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 --batch-size 2 "
+       "--steps "
+       "2 --eval-every 1 --ffn relu2 --activation-l1 0.01 --sparse24 naive --weights-24 attn --device cpu "
+       "--quiet --name llama");
+  for (const std::string command : {"tnp", "llama"}) {
+    std::set<std::string> logged;
+    std::istringstream lines(at.get("runs/" + command + "/metrics.jsonl"));
+    for (std::string line; std::getline(lines, line);)
+      for (const auto& [name, value] : json::parse(line).items()) logged.insert(name);
+    logged.erase("step");
+    EXPECT_GE(logged.size(), command == "tnp" ? 12u : 21u);
+    for (const std::string& name : logged) {
+      at.put("m.toml", "command = \"" + command + "\"\nseeds = [1]\nmetric = \"" + name +
+                           "\"\n[flags]\nsteps = 2\n" + (command == "llama" ? "text = \"t.txt\"\n" : "") +
+                           "[[arm]]\nname = \"x\"\n");
+      const Outcome outcome = run(at, "study run m.toml --list");
+      EXPECT_EQ(outcome.code, 0) << name << ": " << outcome.err;
+    }
+  }
 }
 
 TEST(Study, FoldersAndCommandsThatAreWrong) {

@@ -1,4 +1,5 @@
 #if defined(TESSERA_PROGRAM)
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/prctl.h>
@@ -6,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <fstream>
 #include <functional>
@@ -80,37 +82,59 @@ class AdoptsOrphans {
   AdoptsOrphans(const AdoptsOrphans&) = delete;
 };
 
+/// Reads until the text came; false if the pipe's last writer is gone before.
+bool came(int pipe, const std::string& text) {
+  std::string all;
+  for (char some[256]; all.find(text) == std::string::npos;) {
+    const ssize_t count = ::read(pipe, some, sizeof some);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    all.append(some, size_t(count));
+  }
+  return true;
+}
+
 TEST(LaunchFaults, TheProgramsOfScriptsEndWithALauncherThatIsKilled) {
   const Folder folder;
   const AdoptsOrphans adopts;
-  // They would end by themselves, later.
+  // The programs tell of their steps through a pipe that is not the launcher's. They would
+  // end by themselves, later.
+  std::string line = run_flags(folder, " --m 4 --batch-size 2 --steps 20000 --log-every 1");
+  line.erase(line.find("--quiet "), std::string("--quiet ").size());
   std::string program;
-  for (const std::string& word :
-       test::tessera(run_flags(folder, " --m 4 --batch-size 2 --steps 20000 --log-every 1")))
-    program += word + " ";
-  const std::string script = program + "& echo $! >" + (folder / "pid-") + "$RANK; wait";
+  for (const std::string& word : test::tessera(line)) program += word + " ";
+  const std::string script = program + "2>&9 & echo $! >" + (folder / "pid-") + "$RANK; wait";
   std::vector<std::string> command =
       test::tessera("launch -n 2 --logs " + folder / "ranks" + " -- /bin/sh -c");
   command.push_back(script);
   std::vector<char*> arguments;
   for (std::string& word : command) arguments.push_back(word.data());
   arguments.push_back(nullptr);
+  int pipe[2];
+  ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, pipe[1], 9);
   pid_t launcher = 0;
-  ASSERT_EQ(::posix_spawn(&launcher, arguments[0], nullptr, nullptr, arguments.data(), environ), 0);
-  int status = 0;
-  while (folder.get("runs/fault/metrics.jsonl").empty() && ::waitpid(launcher, &status, WNOHANG) == 0)
-    ::usleep(1000);
-  ASSERT_FALSE(folder.get("runs/fault/metrics.jsonl").empty()) << log_of(folder, 0);
+  const int failed = ::posix_spawn(&launcher, arguments[0], &actions, nullptr, arguments.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::close(pipe[1]);
+  ASSERT_EQ(failed, 0);
+  const bool trains = came(pipe[0], "step 1/");
   ::kill(launcher, SIGKILL);
+  int status = 0;
   // The launcher, the scripts, which become this process's children with its end, and then their programs.
   std::map<pid_t, int> ended;
   for (pid_t pid; (pid = ::waitpid(-1, &status, 0)) > 0;) ended[pid] = status;
-  for (const char* const rank : {"0", "1"}) {
-    const auto found = ended.find(std::stoi(folder.get(std::string("pid-") + rank)));
-    ASSERT_NE(found, ended.end()) << rank;
-    EXPECT_TRUE(WIFSIGNALED(found->second) && WTERMSIG(found->second) == SIGKILL)
-        << "rank " << rank << " ended by itself";
-  }
+  ::close(pipe[0]);
+  ASSERT_TRUE(trains) << log_of(folder, 0);
+  // Of a program that ended before its script, the script alone knows how.
+  for (const char* const rank : {"0", "1"})
+    if (const auto found = ended.find(std::stoi(folder.get(std::string("pid-") + rank)));
+        found != ended.end())
+      EXPECT_TRUE(WIFSIGNALED(found->second) && WTERMSIG(found->second) == SIGKILL)
+          << "rank " << rank << " ended by itself";
+  EXPECT_EQ(folder.get("runs/fault/report.html"), "") << "the run has finished";
 }
 
 TEST(LaunchFaults, AFullDiskOnRankZeroIsTheCauseOnAll) {
