@@ -270,8 +270,10 @@ TEST(Study, TakesAllThatRunsLogAsItsMetric) {
   for (const std::string command : {"tnp", "llama"}) {
     std::set<std::string> logged;
     std::istringstream lines(at.get("runs/" + command + "/metrics.jsonl"));
-    for (std::string line; std::getline(lines, line);)
-      for (const auto& [name, value] : json::parse(line).items()) logged.insert(name);
+    for (std::string line; std::getline(lines, line);) {
+      const json values = json::parse(line);
+      for (const auto& [name, value] : values.items()) logged.insert(name);
+    }
     logged.erase("step");
     EXPECT_GE(logged.size(), command == "tnp" ? 12u : 21u);
     for (const std::string& name : logged) {
