@@ -17,14 +17,16 @@
 namespace tessera::train {
 namespace {
 
+constexpr int kHandled[] = {SIGINT, SIGTERM, SIGHUP};  // by InterruptGuard
+
 /// Holds back the signals that InterruptGuard handles, so that none arrives between a look at
-/// signal_received() and the beginning of a wait.
+/// signal_received() and the beginning of a wait, nor in a new process that still has our handlers.
 class HeldSignals {
  public:
   HeldSignals() {
     sigset_t held;
     sigemptyset(&held);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&held, signal);
+    for (const int signal : kHandled) sigaddset(&held, signal);
     pthread_sigmask(SIG_BLOCK, &held, &before_);
   }
   ~HeldSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -57,11 +59,29 @@ struct Start {
   }
 };
 
-/// The new process, from the fork to the program. Only functions that are safe after a fork.
+/// Where SIGCHLD is ignored, as some programs leave it to those that they start, the system drops how a
+/// process ended.
+void keep_ends() {
+  struct sigaction action {};
+  ::sigaction(SIGCHLD, nullptr, &action);
+  if (action.sa_handler != SIG_IGN && (action.sa_flags & SA_NOCLDWAIT) == 0) return;
+  if (action.sa_handler == SIG_IGN) action.sa_handler = SIG_DFL;
+  action.sa_flags &= ~SA_NOCLDWAIT;
+  ::sigaction(SIGCHLD, &action, nullptr);
+}
+
+/// The new process, from the fork to the program. Only functions that are safe after a fork. Signals are held
+/// back until it no longer has the handlers of this process: they would take one that asks it to end for one
+/// of this process's, and the program would never learn of it.
 [[noreturn]] void become(const Start& start, int in, int log, pid_t parent) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(128 + SIGTERM);  // it ended before that
+  for (const int signal : kHandled) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) ::signal(signal, SIG_DFL);
+  }
   sigset_t none;
   sigemptyset(&none);
   pthread_sigmask(SIG_SETMASK, &none, nullptr);
@@ -84,6 +104,8 @@ ChildProcess::ChildProcess(const std::string& program, const std::vector<std::st
   int ends[2] = {-1, -1};
   const bool ready = in >= 0 && out >= 0 && ::pipe2(ends, O_CLOEXEC) == 0;
   if (ready) {
+    keep_ends();
+    const HeldSignals held;
     const pid_t parent = ::getpid();
     id_ = ::fork();
     if (id_ == 0) {
@@ -102,7 +124,7 @@ ChildProcess::ChildProcess(const std::string& program, const std::vector<std::st
 ChildProcess::~ChildProcess() {
   if (id_ > 0) {
     ask_to_end(SIGTERM);
-    collect(*this);
+    while (::waitpid(id_, nullptr, 0) < 0 && errno == EINTR) continue;
   }
   if (alive_ >= 0) ::close(alive_);
 }
