@@ -47,6 +47,7 @@ double beta_share(double x, double y, double a, double b) {
 }  // namespace
 
 Spread spread_of(const std::vector<double>& values) {
+  if (!values.empty() && !tells_noise(values)) return {values.front(), 0};  // their sum is rounded
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());
   double squares = 0;
   for (const double value : values) squares += (value - mean) * (value - mean);
@@ -84,14 +85,25 @@ Interval interval_of(const std::vector<double>& values) {
   const double freedom = double(values.size() - 1),
                error = spread.deviation / std::sqrt(double(values.size()));
   result.half = student_quantile(0.975, freedom) * error;
-  result.p = error > 0 ? student_tail(spread.mean / error, freedom) : spread.mean == 0 ? 1 : 0;
+  result.p = error > 0          ? student_tail(spread.mean / error, freedom)
+             : spread.mean == 0 ? 1
+                                : std::numeric_limits<double>::quiet_NaN();
   return result;
 }
 
 Interval paired_difference(const std::vector<double>& a, const std::vector<double>& b) {
   check(a.size() == b.size(), "statistics: ", a.size(), " values cannot be paired with ", b.size());
   std::vector<double> differences;
-  for (size_t i = 0; i < a.size(); ++i) differences.push_back(a[i] - b[i]);
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    differences.push_back(a[i] - b[i]);
+    largest = std::max({largest, std::abs(a[i]), std::abs(b[i])});
+  }
+  // Scores of few examples are shares that a few operations have rounded.
+  const double rounding = 16 * std::numeric_limits<double>::epsilon() * largest;
+  if (differences.empty()) return interval_of(differences);  // throws
+  if (const auto [least, most] = std::ranges::minmax(differences); most - least <= rounding)
+    std::ranges::fill(differences, std::abs(least) <= rounding && std::abs(most) <= rounding ? 0 : least);
   return interval_of(differences);
 }
 

@@ -21,8 +21,8 @@ double student_tail(double t, double freedom);
 double student_quantile(double p, double freedom);
 
 /// The mean of a sample with its 95 % interval mean +- half, and the p-value of the mean being 0 (two-sided
-/// t-test). One value tells nothing about the noise: `half` is infinite and p is NaN. If all values are
-/// equal, `half` is 0 and p is 0, or 1 if they are 0.
+/// t-test). One value tells nothing about the noise: `half` is infinite and p is NaN. Values that are all
+/// equal do not tell it either: `half` is 0, and p is NaN, or 1 if they are 0.
 struct Interval {
   int64_t n = 0;
   double mean = 0, deviation = 0, half = 0, p = 0;
@@ -31,7 +31,7 @@ struct Interval {
 };
 /// Of one value or more.
 Interval interval_of(const std::vector<double>& values);
-/// Of the differences a[i] - b[i] (the paired t-test).
+/// Of the differences a[i] - b[i] (the paired t-test). Those that differ by rounding alone are equal.
 Interval paired_difference(const std::vector<double>& a, const std::vector<double>& b);
 
 /// Whether a sample tells the noise: of one value, or of values that are all equal, as those of one run that

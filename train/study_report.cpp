@@ -61,7 +61,9 @@ Table comparisons_table(const StudyResults& results) {
   for (const auto& family : results.families)
     for (const Comparison& c : family) {
       const Interval none{.mean = kAbsent, .half = kAbsent, .p = kAbsent};
-      const Interval d = c.difference.value_or(none), t = c.steps_to_target.value_or(none);
+      Interval d = c.difference.value_or(none);
+      if (std::isnan(d.p)) d.half = kAbsent;
+      const Interval t = c.steps_to_target.value_or(none);
       table.rows.push_back({c.over_tasks ? "mean of all" : c.task, c.rate, int64_t(c.best_rate), c.arm,
                             int64_t(c.seeds.size()), c.score.mean, c.score.deviation, c.score.half, d.mean,
                             d.low(), d.high(), d.p, c.p_holm, c.verdict(results.plan.higher), c.target,
@@ -101,7 +103,7 @@ std::string mean_text(const Interval& interval) {
 
 std::string difference_text(const Comparison& c) {
   if (!c.difference) return "";
-  if (c.difference->n == 1) return signed_text(c.difference->mean);
+  if (std::isnan(c.difference->p)) return signed_text(c.difference->mean);  // the seeds tell no noise
   return fmt::format("{} [{}, {}]", signed_text(c.difference->mean), signed_text(c.difference->low()),
                      signed_text(c.difference->high()));
 }
@@ -298,7 +300,8 @@ void write_page(const fs::path& path, const StudyResults& results) {
       fmt::format("The score is {} at the last evaluation of a run; {} is better. Bars and +- are 95 % "
                   "intervals of the mean over the seeds (Student's t). Differences are paired by seed with "
                   "the arm {}, with 95 % intervals; p-values are of paired t-tests, after Holm's correction "
-                  "over the arms of a table. One seed tells nothing about the noise.",
+                  "over the arms of a table. One seed tells nothing about the noise, nor do differences "
+                  "that are all equal.",
                   results.plan.metric, results.plan.higher ? "higher" : "lower", results.plan.baseline));
   page.paragraph(
       "Step times are medians of steps during which no other cell ran; training time is steps times step "

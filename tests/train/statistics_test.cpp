@@ -62,9 +62,23 @@ TEST(Statistics, AnIntervalOfOneValueOrOfEqualOnes) {
   EXPECT_TRUE(std::isnan(one.p));
   const Interval equal = interval_of({2, 2, 2});
   EXPECT_EQ(equal.half, 0);
-  EXPECT_EQ(equal.p, 0);
+  EXPECT_TRUE(std::isnan(equal.p));
+  EXPECT_EQ(interval_of({0.1, 0.1, 0.1}).mean, 0.1);  // their sum is rounded
+  EXPECT_EQ(interval_of({0.1, 0.1, 0.1}).half, 0);
   EXPECT_EQ(paired_difference({1, 2}, {1, 2}).p, 1);
   EXPECT_THROW(interval_of({}), Error);
+}
+
+// Of scores of few examples: each difference is a tenth, rounded otherwise, which is no noise.
+TEST(Statistics, EqualDifferencesTellNoNoiseHoweverTheyAreRounded) {
+  const std::vector<double> a = {0.7, 0.4, 0.1}, b = {0.6, 0.3, 0.0};
+  ASSERT_NE(a[0] - b[0], a[1] - b[1]);
+  const Interval d = paired_difference(a, b);
+  EXPECT_NEAR(d.mean, 0.1, 1e-15);
+  EXPECT_EQ(d.deviation, 0);
+  EXPECT_TRUE(std::isnan(d.p));
+  EXPECT_EQ(paired_difference({0.1 + 0.2, 0.4}, {0.3, 0.4}).p, 1);  // 4e-17 and 0
+  EXPECT_LT(paired_difference({1, 1}, {0.5, 0.5 + 1e-9}).p, 1e-8);  // small, but no rounding
 }
 
 // By hand: sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1 are 0.04, 0.06, 0.06, 0.04; none below the one

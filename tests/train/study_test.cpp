@@ -121,6 +121,24 @@ TEST(StudyResults, DifferencesArePairedBySeed) {
     EXPECT_NE(text.find(part), std::string::npos) << part << text;
 }
 
+// Both arms of a task of few examples may answer the same way with every seed: 2 of 10 and 3 of 10 right.
+TEST(StudyResults, EqualDifferencesOfFewSeedsAreNoEvidence) {
+  const TemporaryFolder root;
+  StudyPlan plan = small_plan();
+  plan.seeds = {1, 2};
+  const StudyResults results = collect_study(
+      fake_study(root / "s", plan,
+                 {{"dense,seed-1", 0.2}, {"dense,seed-2", 0.2}, {"half,seed-1", 0.3}, {"half,seed-2", 0.3}}));
+  const Comparison& half = results.families.front()[1];
+  EXPECT_EQ(half.difference->n, 2);
+  EXPECT_EQ(half.verdict(true), "-");
+  const std::string text = format_study(results);
+  EXPECT_NE(text.find("0.3000 +- 0.0000  +0.1000  "), std::string::npos) << text;
+  write_study_report(root / "s", results);
+  EXPECT_NE(get(root / "s/comparisons.csv").find(",,,,,-,"), std::string::npos)
+      << get(root / "s/comparisons.csv");
+}
+
 TEST(StudyResults, ArmsThatAreMeasuredOnOtherTextAreNotCompared) {
   const TemporaryFolder root;
   StudyPlan plan = small_plan();
