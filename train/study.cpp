@@ -225,8 +225,10 @@ StudyCell timing_cell(const StudyPlan& plan, const std::string& arm, const std::
     if (cell.arm != arm || cell.task != task) continue;
     StudyCell timed = cell;
     timed.name = joined({arm, task, "timing"});
+    // Of the whole run: they may leave none of so few steps, or time others than most of the run's are.
     for (const char* const flag :
-         {"--epochs", "--minutes", "--eval-every", "--save-every", "--patience", "--warmup"})
+         {"--epochs", "--minutes", "--eval-every", "--save-every", "--log-every", "--patience", "--warmup",
+          "--schedule", "--restarts", "--restart-warmup", "--dense-first", "--dense-last"})
       timed.flags.erase(flag);
     timed.flags["--steps"] = {std::to_string(steps)};
     return timed;

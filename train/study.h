@@ -63,7 +63,8 @@ struct StudyCell {
 /// Seed by seed, and the arms of a seed one after the other: what is compared runs close in time.
 std::vector<StudyCell> cells_of(const StudyPlan& plan);
 /// A run of `steps` steps of the arm on the task, for its step time: the first cell of them without
-/// evaluations and saved checkpoints along the way.
+/// evaluations and saved checkpoints along the way, and without what counts the steps of the whole run, such
+/// as --dense-first.
 StudyCell timing_cell(const StudyPlan& plan, const std::string& arm, const std::string& task, int64_t steps);
 /// The arguments of `tessera` that begin a cell's run in `runs`, or continue the one there.
 std::vector<std::string> arguments_of(const StudyPlan& plan, const StudyCell& cell,

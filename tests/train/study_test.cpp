@@ -78,6 +78,19 @@ TEST(StudyPlan, CellsAreSeedBySeedWithTheArmsSideBySide) {
   EXPECT_EQ(to_json(same), to_json(plan));
 }
 
+// They may not fit into so few steps, or make them other ones than most of the run's.
+TEST(StudyPlan, ARunForStepTimesHasNoFlagsThatCountTheStepsOfTheWholeRun) {
+  StudyPlan plan = small_plan();
+  plan.arms[1].flags = {{"--ffn", {"relu2"}}};
+  const StudyFlags wanted = timing_cell(plan, "half", "", 30).flags;
+  EXPECT_EQ(wanted.at("--steps"), std::vector<std::string>{"30"});
+  for (const char* const flag : {"--dense-first", "--dense-last", "--restarts", "--restart-warmup",
+                                 "--warmup", "--log-every", "--eval-every"})
+    plan.flags[flag] = {"40"};
+  plan.flags["--schedule"] = {"cosine_restarts"};
+  EXPECT_EQ(timing_cell(plan, "half", "", 30).flags, wanted);
+}
+
 TEST(StudyResults, DifferencesArePairedBySeed) {
   const TemporaryFolder root;
   StudyPlan plan = small_plan();
