@@ -295,7 +295,7 @@ class GlueReader {
         return *value;
       };
       const std::string* const label = object.find("label");
-      const bool labelled = label && *label != "-1";
+      const bool labelled = label && *label != "-1" && *label != "-1.0";  // scores are floats
       add(get(columns_.json_first), columns_.json_second ? std::string_view(get(columns_.json_second)) : "",
           labelled ? std::optional<std::string_view>(*label) : std::nullopt);
     }

@@ -82,9 +82,9 @@ double accuracy(std::span<const double> predictions, std::span<const double> lab
 double f1(std::span<const double> predictions, std::span<const double> labels);
 /// Of two classes; 0 if a row or column of the table is empty, as scikit-learn has it.
 double matthews(std::span<const double> predictions, std::span<const double> labels);
-/// NaN if one side is constant.
+/// NaN if one side is constant, or a value is NaN.
 double pearson(std::span<const double> predictions, std::span<const double> labels);
-/// Pearson of the ranks; equal values share the mean of theirs.
+/// Pearson of the ranks; equal values share the mean of theirs. NaN likewise.
 double spearman(std::span<const double> predictions, std::span<const double> labels);
 
 /// The task's metrics by name, and last "score", their mean: what the benchmark averages.

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <numeric>
 
 #include "datasets/glue.h"
@@ -9,6 +11,8 @@ namespace tessera::datasets {
 namespace {
 
 using Values = std::span<const double>;
+
+constexpr double kUndefined = std::numeric_limits<double>::quiet_NaN();
 
 void check_sizes(const char* metric, Values predictions, Values labels) {
   check(predictions.size() == labels.size() && !labels.empty(), "glue: ", metric, " of ", predictions.size(),
@@ -29,6 +33,14 @@ Table table_of(const char* metric, Values predictions, Values labels) {
     (p && t ? table.both : p ? table.only_predicted : t ? table.only_there : table.neither) += 1;
   }
   return table;
+}
+
+bool is_constant(Values values) {
+  return std::ranges::adjacent_find(values, std::ranges::not_equal_to()) == values.end();
+}
+
+bool has_nan(Values values) {
+  return std::ranges::any_of(values, [](double value) { return std::isnan(value); });
 }
 
 /// Ranks from 1; equal values share the mean of theirs.
@@ -68,6 +80,8 @@ double matthews(Values predictions, Values labels) {
 
 double pearson(Values predictions, Values labels) {
   check_sizes("the Pearson correlation", predictions, labels);
+  // Where the mean is rounded, equal values differ from it.
+  if (is_constant(predictions) || is_constant(labels)) return kUndefined;
   const auto n = double(labels.size());
   const double mean_p = std::accumulate(predictions.begin(), predictions.end(), 0.0) / n,
                mean_t = std::accumulate(labels.begin(), labels.end(), 0.0) / n;
@@ -81,6 +95,7 @@ double pearson(Values predictions, Values labels) {
 
 double spearman(Values predictions, Values labels) {
   check_sizes("the Spearman correlation", predictions, labels);
+  if (has_nan(predictions) || has_nan(labels)) return kUndefined;  // they have no order
   return pearson(ranks_of(predictions), ranks_of(labels));
 }
 

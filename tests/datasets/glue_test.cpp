@@ -82,6 +82,10 @@ TEST(Glue, ReadsJsonLines) {
   EXPECT_EQ(pair.second(1), "D");
   EXPECT_EQ(pair.label(1), 1);
   EXPECT_FALSE(parse(GlueTask::sst2, "{\"sentence\":\"a\",\"label\":-1}", true, "x.jsonl").has_labels());
+  // The scores of STS-B are floats there, its missing ones too.
+  EXPECT_FALSE(
+      parse(GlueTask::stsb, "{\"sentence1\":\"a\",\"sentence2\":\"b\",\"label\":-1.0}", true, "x.jsonl")
+          .has_labels());
   EXPECT_DOUBLE_EQ(
       parse(GlueTask::stsb, "{\"sentence1\":\"a\",\"sentence2\":\"b\",\"label\":2.5}", false, "x.jsonl")
           .label(0),
@@ -179,6 +183,16 @@ TEST(GlueMetrics, ByHand) {
   const std::vector<double> tied = {1, 5, 5, 9};
   EXPECT_NEAR(spearman(tied, x), 4.5 / std::sqrt(4.5 * 5), 1e-15);
   EXPECT_TRUE(std::isnan(pearson(x, std::vector<double>(4, 1.0))));
+  // The mean of ten times 0.1 is not 0.1.
+  const std::vector<double> same(10, 0.1);
+  EXPECT_TRUE(std::isnan(pearson(same, same)));
+  // Of a model that has diverged.
+  std::vector<double> some(40, 1.0);
+  for (size_t i = 0; i < some.size(); i += 3) some[i] = std::nan("");
+  std::vector<double> counted(40);
+  for (size_t i = 0; i < counted.size(); ++i) counted[i] = double(i);
+  EXPECT_TRUE(std::isnan(spearman(some, counted)));
+  EXPECT_TRUE(std::isnan(spearman(std::vector<double>(40, std::nan("")), counted)));
   const auto both = glue_metrics(GlueTask::mrpc, p, t);
   ASSERT_EQ(both.size(), 3u);
   EXPECT_EQ(both[2].first, "score");
