@@ -12,6 +12,7 @@
 #include "io/file.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
+#include "train/language_job.h"
 
 namespace tessera::train {
 
@@ -294,6 +295,7 @@ StudyFolder StudyFolder::begin(const fs::path& path, const StudyPlan& plan) {
     folder.read();
     folder.plan_ = plan;
     folder.check_cells();
+    folder.check_ended();
   }
   folder.write();
   return folder;
@@ -337,6 +339,22 @@ void StudyFolder::check_cells() const {
   }
 }
 
+/// That no cell of a killed call still runs: until it has saved, it holds the folder that it is continued in.
+void StudyFolder::check_ended() const {
+  std::error_code ignored;
+  for (const auto& [name, record] : records_)
+    for (const fs::path& run : {cells() / name, timing() / name}) {
+      if (record.status != CellStatus::begun || !fs::is_directory(run, ignored)) continue;
+      try {
+        const FolderLock free(run);
+      } catch (const Error&) {
+        fail_at(Site::here(), "study: ", run.string(),
+                " is still written to by a run that an earlier call of the study began; give the command "
+                "again once it has ended");
+      }
+    }
+}
+
 void StudyFolder::write() const {
   json cells = json::object();
   for (const auto& [name, record] : records_) cells[name] = json_of(record);
@@ -366,7 +384,12 @@ bool is_complete(const fs::path& run) {
   std::error_code ignored;
   for (const char* const needed : {"run.json", "report.html", "checkpoints"})
     if (!fs::exists(run / needed, ignored)) return false;
-  const json job = RunFolder::open(run).settings().value("job", json::object());
+  const RunFolder folder = RunFolder::open(run);
+  const json settings = folder.settings(), options = settings.value("options", json());
+  if (const json patience = options.is_object() ? options.value("patience", json()) : json();
+      patience.is_number_integer() && patience > 0 && best_evaluation(folder).since >= patience)
+    return true;  // it ended early
+  const json job = settings.value("job", json::object());
   const auto newest = io::CheckpointFolder((run / "checkpoints").string()).latest();
   return newest.step && job.is_object() && job.value("steps", json()) == *newest.step;
 }

@@ -86,8 +86,8 @@ struct CellRecord {
 class StudyFolder {
  public:
   /// A new folder, or the one that an earlier call of the same study left; held for this process while the
-  /// object lives. Throws if it is something else or held by another process, or if a cell that has begun
-  /// there is not in the plan or ran with other flags.
+  /// object lives. Throws if it is something else or held by another process, if a cell that has begun there
+  /// is not in the plan or ran with other flags, or if one still runs for a call that was killed.
   static StudyFolder begin(const std::filesystem::path& path, const StudyPlan& plan);
   /// One that is there.
   static StudyFolder open(const std::filesystem::path& path);
@@ -108,6 +108,7 @@ class StudyFolder {
   StudyFolder(std::filesystem::path path, StudyPlan plan) : path_(std::move(path)), plan_(std::move(plan)) {}
   void read();
   void check_cells() const;
+  void check_ended() const;
   void write() const;
 
   std::filesystem::path path_;
@@ -116,7 +117,8 @@ class StudyFolder {
   std::optional<FolderLock> lock_;
 };
 
-/// Whether the run in the folder has nothing left to do: its last step is saved and its page is there.
+/// Whether the run in the folder has nothing left to do: its page is there, and its last step is saved or it
+/// has ended early (--patience).
 bool is_complete(const std::filesystem::path& run);
 
 }  // namespace tessera::train

@@ -243,6 +243,47 @@ TEST(StudyRun, ACrashIsThatOfOneCell) {
   EXPECT_EQ(StudyFolder::open(root / "s").record_of(cell).reason, folder.record_of(cell).reason);
 }
 
+// The study was killed, and its last cell still saves: that cell would fail by the lock of its folder.
+TEST(StudyRun, ACellThatStillRunsForAKilledStudyIsWaitedFor) {
+  const TemporaryFolder root;
+  const StudyPlan plan = small_plan();
+  const StudyCell cell = cells_of(plan)[1];
+  {
+    StudyFolder folder = StudyFolder::begin(root / "s", plan);
+    fake_run(folder.cells(), cell.name, 0.1, 0.2);
+    folder.set(cell, {.status = CellStatus::begun, .reason = {}, .attempts = 1, .flags = cell.flags});
+  }
+  const std::string before = get(root / "s/study.json");
+  {
+    const FolderLock held(root / "s/cells" / cell.name);
+    expect_parts(message_of([&] { StudyFolder::begin(root / "s", plan); }),
+                 {"half,seed-1", "an earlier call of the study", "once it has ended"});
+  }
+  EXPECT_EQ(get(root / "s/study.json"), before);
+  EXPECT_EQ(message_of([&] { StudyFolder::begin(root / "s", plan); }), "");
+}
+
+// A study that was killed before it could note the end of its cell; --patience ended that one.
+TEST(StudyRun, ACellThatEndedEarlyIsFinished) {
+  const TemporaryFolder root;
+  StudyPlan plan = small_plan();
+  plan.arms.resize(1), plan.seeds = {1}, plan.metric = "eval_nll", plan.higher = false;
+  StudyFolder folder = StudyFolder::begin(root / "s", plan);
+  const StudyCell cell = cells_of(plan).front();
+  const RunFolder run = RunFolder::create(folder.cells(), cell.name);
+  run.write_settings({{"model", "gpt"}, {"job", {{"steps", 40}}}, {"options", {{"patience", 2}}}});
+  for (const int64_t step : {10, 20, 30})
+    run.append({step, {{"loss", 1}, {"ms_per_step", 1}, {"eval_nll", 1 + 0.1 * double(step)}}});
+  folder.set(cell, {.status = CellStatus::begun, .reason = {}, .attempts = 1, .flags = cell.flags});
+  const StudyRequest request{.program = program_of(root / "program", "exit 1")};
+  EXPECT_EQ(run_study(folder, request).failed, 1);  // it has not written its page
+  put(run.path() / "report.html", "page");
+  folder.set(cell, {.status = CellStatus::begun, .reason = {}, .attempts = 1, .flags = cell.flags});
+  const StudyEnd end = run_study(folder, request);
+  EXPECT_EQ(end.finished, 1);
+  EXPECT_EQ(end.failed, 0);
+}
+
 TEST(StudyRun, TheReasonIsTheLastErrorOfTheLog) {
   const TemporaryFolder root;
   StudyPlan plan = small_plan();
