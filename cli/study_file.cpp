@@ -161,19 +161,29 @@ bool is_a_loss(const std::string& metric) {
                              [&](const char* part) { return metric.find(part) != std::string::npos; });
 }
 
+/// What the runs of `train bert` do, by --task wherever the file has it.
+struct BertRuns {
+  bool pretrains = false, tunes = false;
+
+  explicit BertRuns(const train::StudyPlan& plan) {
+    look(plan.flags);
+    for (const train::StudyPart& part : plan.arms) look(part.flags);
+    for (const train::StudyPart& part : plan.tasks) look(part.flags);
+  }
+
+ private:
+  void look(const train::StudyFlags& flags) {
+    const auto task = flags.find("--task");
+    if (task != flags.end()) (task->second == std::vector<std::string>{"mlm"} ? pretrains : tunes) = true;
+  }
+};
+
 /// The values of the command's evaluations in metrics.jsonl, as tnp_job.cpp, language_training.cpp,
 /// mlm_job.cpp and glue_job.cpp name them.
 std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
   if (plan.command == "tnp") return {"eval_nll", "eval_optimal_nll", "eval_gap", "eval_gap_error"};
   if (plan.command != "bert") return {"eval_nll", "eval_perplexity", "eval_bits_per_byte", "eval_gap"};
-  bool pretrains = false, tunes = false;
-  const auto look = [&](const train::StudyFlags& flags) {
-    const auto task = flags.find("--task");
-    if (task != flags.end()) (task->second == std::vector<std::string>{"mlm"} ? pretrains : tunes) = true;
-  };
-  look(plan.flags);
-  for (const train::StudyPart& part : plan.arms) look(part.flags);
-  for (const train::StudyPart& part : plan.tasks) look(part.flags);
+  const auto [pretrains, tunes] = BertRuns(plan);
   std::vector<std::string> names;
   if (pretrains) names = {"eval_nll", "eval_accuracy"};
   if (pretrains && !tunes) return names;
@@ -219,9 +229,8 @@ void check_metric(const train::StudyPlan& plan, const std::string& path) {
 /// Fills in what the file does not say.
 void complete(train::StudyPlan& plan, const std::string& path, bool has_direction) {
   if (plan.title.empty()) plan.title = std::filesystem::path(path).stem().string();
-  const auto task = plan.flags.find("--task");
-  const bool scored =
-      plan.command == "bert" && (task == plan.flags.end() || task->second != std::vector<std::string>{"mlm"});
+  const BertRuns bert(plan);
+  const bool scored = plan.command == "bert" && (bert.tunes || !bert.pretrains);
   if (plan.metric.empty()) plan.metric = scored ? "eval_score" : "eval_nll";
   if (!has_direction) plan.higher = !is_a_loss(plan.metric);
   if (plan.baseline.empty() && !plan.arms.empty()) plan.baseline = plan.arms.front().name;

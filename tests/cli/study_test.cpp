@@ -187,6 +187,19 @@ TEST(Study, SeveralSeedsOfBertAreCellsOfOneSeed) {
   EXPECT_EQ(comparisons[0].at("seeds"), 2);
 }
 
+TEST(Study, PretrainingIsMeasuredByItsLossWhereverTheTaskStands) {
+  const Workplace at;
+  at.put("t.txt", "some text");
+  const std::string head = "command = \"bert\"\nseeds = [1]\n[flags]\ntext = \"t.txt\"\nscratch = true\n";
+  for (const char* const parts :
+       {"task = \"mlm\"\n[[arm]]\nname = \"x\"\n", "[[arm]]\nname = \"x\"\ntask = \"mlm\"\n",
+        "[[task]]\nname = \"mlm\"\ntask = \"mlm\"\n[[arm]]\nname = \"x\"\n"}) {
+    at.put("s.toml", head + parts);
+    const Outcome outcome = run(at, "study run s.toml --list");
+    EXPECT_EQ(outcome.code, 0) << parts << outcome.err;
+  }
+}
+
 TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   const Workplace at;
   const std::string flags = kTinyFlags + "steps = 4\n", arms = kArms;
