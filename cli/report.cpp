@@ -49,7 +49,7 @@ int run_report(const ReportArgs& args) {
   if (args.check)
     for (const train::RunGroup& group : groups) check_tells_noise(group);
   if (const std::string why = train::incomparable(groups); args.check && !why.empty())
-    throw UsageError("report: --check: " + why + "; give runs of one tokenizer and length");
+    throw UsageError("report: --check: " + why + "; give runs that agree in that");
   fmt::print("{}", train::format_groups(groups));
   train::write_runs_report(args.out, groups, options);
   fmt::print("{}\n", args.out);

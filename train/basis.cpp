@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "train/mlm_run.h"
 
@@ -21,12 +22,23 @@ constexpr size_t kShown = 12;
 Basis basis_of(const json& run, const std::string& metric) {
   Basis basis;
   const json model = run.value("model", json());
-  const bool masked = is_mlm_run(run);
-  if (model != "gpt" && model != "llama" && !masked) return basis;
+  const bool masked = is_mlm_run(run), tnp = model == "tnp";
+  if (model != "gpt" && model != "llama" && !masked && !tnp) return basis;
   const auto add = [&](const std::string& name, const json& value) {
     if (!value.is_null()) basis[name] = value.is_string() ? value.get<std::string>() : value.dump();
   };
   const json job = run.value("job", json::object()), evaluation = run.value("evaluation", json::object());
+  if (tnp) {
+    if (metric != "loss" && !metric.starts_with("eval_")) return basis;  // of steps, such as their time
+    if (job.is_object())
+      for (const auto& [name, key] : {std::pair("prior", "prior"),
+                                      {"features", "model.features"},
+                                      {"context points", "context"},
+                                      {"target points", "targets"}})
+        add(name, job.value(key, json()));
+    if (metric != "loss" && evaluation.is_object()) add("evaluated tasks", evaluation.value("tasks", json()));
+    return basis;
+  }
   const bool per_byte = metric.ends_with("_per_byte");
   if (job.is_object() && !per_byte) add("tokenizer", job.value("fingerprint", json()));
   if (metric == "loss") {

@@ -77,6 +77,23 @@ TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
       std::string::npos);
 }
 
+TEST(RunsReport, LossesOfTnpsOnOtherTasksAreNotCompared) {
+  const TemporaryFolder folder;
+  std::vector<RunFolder> runs;
+  for (const char* const prior : {"linear", "rbf", "linear", "rbf"}) {
+    runs.push_back(make_run(folder.path(), prior, "f32", 1 + 0.01 * double(runs.size())));
+    runs.back().write_settings({{"model", "tnp"}, {"job", {{"prior", prior}, {"context", 8}}}});
+  }
+  const auto groups = group_runs(runs, {.by = "prior", .last = 20});
+  const std::string text = format_groups(groups);
+  EXPECT_NE(text.find("final loss (nats per point): not compared, since they differ in prior (linear, rbf): "
+                      "linear and rbf"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("linear - rbf"), std::string::npos) << text;
+  EXPECT_NE(incomparable(groups).find("differ in prior"), std::string::npos);
+}
+
 TEST(RunsReport, RunsWithoutTheSettingAreAGroup) {
   const TemporaryFolder folder;
   const RunFolder adamw = make_run(folder.path(), "a", "f32", 1),

@@ -181,6 +181,23 @@ TEST(StudyResults, ArmsThatAreMeasuredOnOtherTextAreNotCompared) {
       << text;
 }
 
+TEST(StudyResults, ArmsOnOtherTasksOfATnpAreComparedInTheirTimesOnly) {
+  const TemporaryFolder root;
+  for (const bool loss : {true, false}) {
+    StudyPlan plan = small_plan();
+    plan.metric = loss ? "eval_nll" : "ms_per_step", plan.higher = false, plan.seeds = {1, 2};
+    StudyFolder folder = StudyFolder::begin(root / (loss ? "loss" : "time"), plan);
+    for (const StudyCell& cell : cells_of(plan)) {
+      const RunFolder run = RunFolder::create(folder.cells(), cell.name);
+      run.write_settings({{"model", "tnp"}, {"job", {{"context", cell.arm == "half" ? 32 : 64}}}});
+      run.append({40, {{"loss", 1}, {"eval_nll", double(cell.seed)}, {"ms_per_step", double(cell.seed)}}});
+      folder.set(cell, {.status = CellStatus::finished, .reason = {}, .attempts = 1, .flags = cell.flags});
+    }
+    const Comparison half = collect_study(folder).families.front()[1];
+    EXPECT_EQ(half.incomparable, loss ? "context points (64, 32)" : "");
+  }
+}
+
 TEST(StudyResults, TheBestRateIsOfEachArmAndTheMeanIsOverAllTasks) {
   const TemporaryFolder root;
   StudyPlan plan = small_plan();
