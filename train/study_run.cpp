@@ -72,11 +72,13 @@ class StudyRun {
 
   bool stops() const { return end_.signal != 0 || end_.out_of_time || !end_.refused.empty(); }
 
-  /// Also notes that of a cell whose end the process that started it did not live to see.
+  /// Also notes that of a cell whose end the process that started it did not live to see, or that a signal
+  /// met after its last step: to continue it is an error.
   bool is_finished(const fs::path& runs, const StudyCell& cell) {
     CellRecord record = folder_.record_of(cell);
-    if (record.status == CellStatus::begun && is_complete(runs / cell.name)) {
-      record.status = CellStatus::finished;
+    if (record.status != CellStatus::pending && record.status != CellStatus::finished &&
+        is_complete(runs / cell.name)) {
+      record.status = CellStatus::finished, record.reason.clear();
       folder_.set(cell, record);
     }
     return record.status == CellStatus::finished && StudyFolder::run_of(runs, cell).has_value();
@@ -159,9 +161,9 @@ class StudyRun {
     running_.erase(running_.begin() + ptrdiff_t(index));
     CellRecord record = folder_.record_of(done.cell);
     const bool stopped = end.code == 128 + SIGINT || end.code == 128 + SIGTERM || end.code == 128 + SIGHUP;
-    record.status = end.code == 0 ? CellStatus::finished
-                    : stopped     ? CellStatus::interrupted
-                                  : CellStatus::failed;
+    record.status = end.code == 0 || (stopped && is_complete(runs / done.cell.name)) ? CellStatus::finished
+                    : stopped                                                        ? CellStatus::interrupted
+                                                                                     : CellStatus::failed;
     if (record.status == CellStatus::failed) record.reason = reason_of(end, folder_.log_of(done.cell));
     folder_.set(done.cell, record);
     const bool timing = runs == folder_.timing();

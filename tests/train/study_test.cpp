@@ -261,7 +261,7 @@ TEST(StudyRun, ACrashIsThatOfOneCell) {
 }
 
 // The study was killed, and its last cell still saves: that cell would fail by the lock of its folder.
-TEST(StudyRun, ACellThatStillRunsForAKilledStudyIsWaitedFor) {
+TEST(StudyRun, DoesNotBeginWhileACellOfAKilledCallRuns) {
   const TemporaryFolder root;
   const StudyPlan plan = small_plan();
   const StudyCell cell = cells_of(plan)[1];
@@ -299,6 +299,32 @@ TEST(StudyRun, ACellThatEndedEarlyIsFinished) {
   const StudyEnd end = run_study(folder, request);
   EXPECT_EQ(end.finished, 1);
   EXPECT_EQ(end.failed, 0);
+}
+
+// Its run says that it has finished, and fails if it is to be continued.
+TEST(StudyRun, ACellThatIsStoppedAfterItsEndIsFinished) {
+  const TemporaryFolder root;
+  StudyPlan plan = small_plan();
+  plan.arms.resize(1), plan.seeds = {1}, plan.metric = "eval_nll", plan.higher = false;
+  StudyFolder folder = StudyFolder::begin(root / "s", plan);
+  const std::string at_its_end =
+      std::string(kMakeRun) +
+      "echo '{\"model\": \"gpt\", \"options\": {\"patience\": 1}}' > \"$runs/$name/run.json\"\n"
+      "echo '{\"step\": 4, \"loss\": 1, \"eval_nll\": 1}' > \"$runs/$name/metrics.jsonl\"\n"
+      "echo '{\"step\": 8, \"loss\": 1, \"eval_nll\": 2}' >> \"$runs/$name/metrics.jsonl\"\n"
+      "mkdir \"$runs/$name/checkpoints\"\ntouch \"$runs/$name/report.html\"\nkill -TERM $$\n";
+  const StudyEnd end = run_study(folder, {.program = program_of(root / "program", at_its_end)});
+  EXPECT_EQ(end.signal, SIGTERM);
+  EXPECT_EQ(end.finished, 1);
+  const StudyCell cell = cells_of(plan).front();
+  for (const CellStatus noted :
+       {CellStatus::interrupted, CellStatus::failed}) {  // by a call that did not look
+    folder.set(cell, {.status = noted, .reason = "r", .attempts = 1, .flags = cell.flags});
+    const StudyEnd again = run_study(folder, {.program = program_of(root / "program", "exit 1")});
+    EXPECT_EQ(again.finished, 1);
+    EXPECT_EQ(again.failed, 0);
+    EXPECT_EQ(folder.record_of(cell).reason, "");
+  }
 }
 
 TEST(StudyRun, TheReasonIsTheLastErrorOfTheLog) {
