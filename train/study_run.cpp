@@ -87,13 +87,14 @@ class StudyRun {
   /// Of arms that have results.
   std::vector<StudyCell> missing_timings() {
     std::vector<StudyCell> missing;
-    std::set<std::string> known;
+    std::set<std::pair<std::string, std::string>> known;
     for (const StudyCell& cell : cells_of(folder_.plan())) {
       if (folder_.record_of(cell).status != CellStatus::finished) continue;
+      // What follows goes through all cells: once per arm and task, not for each of them.
+      if (!known.insert({cell.arm, cell.task}).second || !lacks_step_time(folder_, cell.arm, cell.task))
+        continue;
       const StudyCell timed = timing_cell(folder_.plan(), cell.arm, cell.task, request_.timing_steps);
-      if (known.insert(timed.name).second && lacks_step_time(folder_, cell.arm, cell.task) &&
-          !is_finished(folder_.timing(), timed))
-        missing.push_back(timed);
+      if (!is_finished(folder_.timing(), timed)) missing.push_back(timed);
     }
     return missing;
   }
