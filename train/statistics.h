@@ -15,7 +15,7 @@ struct Spread {
 Spread spread_of(const std::vector<double>& values);
 
 /// P(|T| > |t|) of Student's t distribution with `freedom` > 0 degrees of freedom, which need not be whole;
-/// relative error below 1e-12. 0 for an infinite t.
+/// relative error below 1e-12 up to 100 degrees of freedom, 1e-8 up to a million. 0 for an infinite t.
 double student_tail(double t, double freedom);
 /// The t with P(T <= t) = p, 0 < p < 1.
 double student_quantile(double p, double freedom);
