@@ -135,7 +135,7 @@ std::vector<std::string> header_of(const std::vector<RunGroup>& groups, std::vec
 
 /// For each pair of groups a sentence per metric. Among three groups and more, single runs are not compared.
 /// Runs of different bases are not compared either, which one sentence says for all pairs of a metric that
-/// differ in the same facts.
+/// differ in the same facts. A final loss that is not finite has no mean, which a sentence per group says.
 std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
   std::vector<std::string> lines;
   std::map<std::string, std::string> refused;  // the groups, by metric and facts
@@ -172,6 +172,15 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
   for (size_t a = 0; a < groups.size(); ++a)
     for (size_t b = a + 1; b < groups.size(); ++b) compare(groups[a], groups[b]);
   for (const auto& [why, which] : refused) lines.push_back(why + which);
+  for (const RunGroup& group : groups) {
+    const auto diverged =
+        std::ranges::count_if(group.final_loss, [](double loss) { return !std::isfinite(loss); });
+    if (diverged > 0)
+      lines.push_back(fmt::format("{}: not compared, since {} diverged", metrics_of(groups).front().name,
+                                  group.runs.size() == 1 ? group.name
+                                                         : fmt::format("{} of the {} runs of {}", diverged,
+                                                                       group.runs.size(), group.name)));
+  }
   return lines;
 }
 

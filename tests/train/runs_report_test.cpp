@@ -77,6 +77,21 @@ TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
       std::string::npos);
 }
 
+TEST(RunsReport, SaysWhichRunsDiverged) {
+  const TemporaryFolder folder;
+  std::vector<RunFolder> runs;
+  for (const double end : {1.0, 1.1, 1.2}) {
+    runs.push_back(make_run(folder.path(), "a", "f32", end));
+    runs.push_back(make_run(folder.path(), "b", "bf16", end));
+  }
+  runs.back().append({61, {{"loss", std::nan("")}}});
+  const std::string text = format_groups(group_runs(runs, {.by = "model.dtype", .last = 20}));
+  EXPECT_NE(text.find("final loss (nats per point): not compared, since 1 of the 3 runs of bf16 diverged\n"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("runs of f32 diverged"), std::string::npos) << text;
+}
+
 TEST(RunsReport, LossesOfTnpsOnOtherTasksAreNotCompared) {
   const TemporaryFolder folder;
   std::vector<RunFolder> runs;
