@@ -279,25 +279,26 @@ const char* name_of(CellStatus status) {
 StudyFolder StudyFolder::begin(const fs::path& path, const StudyPlan& plan) {
   plan.validate();
   StudyFolder folder(path, plan);
-  std::error_code code;
-  const bool begun = fs::exists(path / "study.json", code);
-  check(begun || !fs::exists(path, code) || (fs::is_directory(path, code) && fs::is_empty(path, code)),
-        "study: ", path.string(),
-        " is there and holds no study.json: it is no study's folder, or another call is just making it; "
-        "give --out another one, or try again");
-  for (const fs::path& made : {folder.cells(), path / "logs"}) {
+  const auto make = [](const fs::path& made) {
+    std::error_code code;
     fs::create_directories(made, code);
     check(!code, "study: ", made.string(), ": ", code.message(),
           "; give --out a folder that can be written to");
-  }
+  };
+  make(path);
   folder.lock_.emplace(path);
+  std::error_code code;
+  const bool begun = fs::exists(path / "study.json", code);
+  check(begun || fs::is_empty(path, code), "study: ", path.string(),
+        " is there and holds no study.json: it is no study's folder; give --out another one");
   if (begun) {
     folder.read();
     folder.plan_ = plan;
     folder.check_cells();
     folder.check_ended();
   }
-  folder.write();
+  folder.write();  // first of all: without it a folder that is not empty is no study's
+  make(folder.cells()), make(path / "logs");
   return folder;
 }
 

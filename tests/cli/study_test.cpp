@@ -321,7 +321,7 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
        {"study run s.toml --gpus 0,,1", 2, "--gpus"},
        {"study run s.toml --minutes nan", 2, "--minutes"},
        {"study run s.toml --minutes -1", 2, "--minutes"},
-       {"study run s.toml --out full", 1, "full|holds no study.json|another call is just making it|--out"},
+       {"study run s.toml --out full", 1, "full|holds no study.json|--out"},
        {"study run s.toml --out full/file", 1, "full/file|--out"},
        {"study run s.toml --out /proc/none/x", 1, "/proc/none|--out"},
        {"study run other.toml --out a", 1, "a has the run adamw,seed-1|another study's folder"},

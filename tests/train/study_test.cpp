@@ -1,6 +1,7 @@
 #include "train/study.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <csignal>
@@ -89,6 +90,21 @@ TEST(StudyPlan, ARunForStepTimesHasNoFlagsThatCountTheStepsOfTheWholeRun) {
     plan.flags[flag] = {"40"};
   plan.flags["--schedule"] = {"cosine_restarts"};
   EXPECT_EQ(timing_cell(plan, "half", "", 30).flags, wanted);
+}
+
+// As on a full disk: the next call must not take what it left for something else's folder.
+TEST(StudyFolder, ACallThatCannotWriteLeavesAFolderThatCanBeUsed) {
+  const TemporaryFolder root;
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit nothing { 0, before.rlim_max };
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &nothing), 0);
+  const std::string refused = message_of([&] { StudyFolder::begin(root / "s", small_plan()); });
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, signal_before);
+  EXPECT_NE(refused, "");
+  EXPECT_EQ(message_of([&] { StudyFolder::begin(root / "s", small_plan()); }), "");
 }
 
 TEST(StudyResults, DifferencesArePairedBySeed) {
