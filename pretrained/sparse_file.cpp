@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kVersion = "1";
+constexpr const char* kVersion = "2";
 constexpr const char* kArrays[] = {"values", "bitmaps", "gaps", "offsets", "info"};
 
 constexpr std::string_view kWeightEnd = ".weight";
@@ -115,7 +115,8 @@ SparseLayer layer_of(const std::string& path, const std::string& name, const jso
 SparseFile::SparseFile(const std::string& folder) : file_(folder + "/" + kSparseFile) {
   const std::string& version = metadata_of(file_, "tessera_sparse");
   check(version == kVersion, "sparse weights: ", path(), " has version ", io::shown(version),
-        " of the format; this program reads version ", kVersion);
+        " of the format; this program reads version ", kVersion,
+        "; compress the model again (tessera convert)");
   fingerprint_ = metadata_of(file_, "fingerprint");
   for (const char* const key : {"layers", "checksums"}) metadata_of(file_, key);
   check(metadata_of(file_, "checksum") == checksum_of(file_.metadata()), "sparse weights: ", path(),

@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(kSellWarps* kWarp)
   // Rows of the tile are the slice's, in order of their length: each goes to its own place.
   const int first = group_column * width, columns = min(width, args.in - first);
   for (int slot = warp; slot < int(kSliceRows); slot += kSellWarps) {
-    const int64_t word = group * (kGroupRows / 4) + slice * (kSliceRows / 4) + slot / 4;
+    const int64_t word =
+        int64_t(args.first_group_row + group_row) * (kGroupRows / 4) + slice * (kSliceRows / 4) + slot / 4;
     const int to_row = group_row * int(kGroupRows) + int(uint32_t(args.info[word]) >> slot % 4 * 8 & 0xFF);
     if (to_row >= args.rows) continue;
     T* const to = args.to + to_row * args.stride + first;

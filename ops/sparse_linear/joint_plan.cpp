@@ -53,7 +53,7 @@ JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int 
   plan.steps = int(ceil_of(parts, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)));
   plan.per_unit = 640;  // 32 lanes with 16 bytes of values and 4 of distances
   const int64_t x_bytes = shape.tokens == 1 ? 4 : 2 * shape.tokens;
-  plan.shared = shape.groups * plan.steps * ((width + 8) * x_bytes + shape.tokens * kTileRows * 4);
+  plan.shared = shape.groups * (plan.steps * (width + 8) * x_bytes + shape.tokens * kTileRows * 4);
   const int64_t warps = tiles * (swiglu ? 2 : 1) * parts * sell_delta4::kSlices;
   plan.early = int(kEarlyBytes / plan.per_unit / std::max<int64_t>(1, warps));
   if (plan.shared > kMostShared) plan.lacks = "x and sums that fit into the shared memory of a block";

@@ -25,7 +25,7 @@ struct JointShape {
 inline constexpr JointShape kSellShapes[] = {
     {1, 1, 8, 2, false}, {1, 1, 4, 4, false}, {2, 2, 8, 1, false}, {2, 2, 4, 2, false},
     {4, 2, 4, 1, false}, {4, 1, 4, 3, false}, {8, 1, 4, 3, false},  //
-    {1, 2, 4, 2, true},  {2, 2, 4, 2, true},  {4, 2, 4, 1, true},  {8, 2, 4, 1, true}};
+    {1, 2, 4, 2, true},  {2, 2, 3, 2, true},  {4, 2, 4, 1, true},  {8, 2, 4, 1, true}};
 inline constexpr JointShape kColumnShapes[] = {{1, 2, 6, 2, false}, {2, 2, 3, 2, false},
                                                {4, 2, 4, 1, false}, {8, 1, 8, 1, false},  //
                                                {1, 2, 5, 2, true},  {4, 2, 4, 1, true}};

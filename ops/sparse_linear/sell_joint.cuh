@@ -12,9 +12,8 @@
 /// One wave. The cluster of a tile has as many blocks as all clusters fit on the GPU at once (joint_plan.h),
 /// and a block takes several parts of the columns where that is fewer than there are parts.
 ///
-/// No barrier between a group's parts: its x of all parts is loaded at once, and each part has sums of its
-/// own, since the rows of a slice differ from part to part. They are added in the order of the parts, then of
-/// the groups, then of the cluster's blocks.
+/// No barrier between a group's parts: its x of all parts is loaded at once, and a lane goes on with its row
+/// from part to part. Then the sums of the groups are added, in order, and those of the cluster's blocks.
 ///
 /// Before griddepcontrol.wait: for a constant weight (SparseWeight::constant), its offsets are read, its
 /// first chunks are loaded and the next ones prefetched into L2, so that memory is busy while earlier kernels
@@ -59,11 +58,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   // Parts first_part ... first_part + parts - 1 of the columns.
   const int first_part = kSwiglu ? rank * args.steps : (rank * kGroups + group) * args.steps,
             parts = max(0, min(args.steps, args.x.parts - first_part));
-  // (kGroups, steps): x, then sums
+  // x of (kGroups, steps), then the sums of the groups
   const uint32_t x_bytes = uint32_t(args.x.width + 8) * Shape::kBytes;
   char* const inputs = memory + uint32_t(group * args.steps) * x_bytes;
   float* const all_sums = reinterpret_cast<float*>(memory + uint32_t(kGroups * args.steps) * x_bytes);
-  float* const sums = all_sums + group * args.steps * kTokens * kWindow;
 
   // Where the chunks of this slice begin: lane p has those of the group's part p.
   const int64_t first_slice = (int64_t(window) * args.x.parts + first_part) * 8 + slice;
@@ -102,12 +100,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   for (int p = 0; p < parts; ++p)
     load_inputs<T, Shape>(inputs + uint32_t(p) * x_bytes, args.x, weight.gate, first_part + p, thread);
   __syncthreads();
+  const int row = int(weight.rows[(int64_t(window) * 8 + slice) * 8 + lane / 4] >> lane % 4 * 8 & 0xFF);
+  float sum[kTokens] = {};
   for (int p = 0; p < parts; ++p) {
     if (p > 0) open(p);
-    const int row = int(weight.rows[(first_slice + p * 8) * 8 + lane / 4] >> lane % 4 * 8 & 0xFF);
     uint32_t place = gpu::shared_address(inputs + uint32_t(p) * x_bytes);
     const uint32_t end = place + uint32_t(args.x.width) * Shape::kBytes;
-    float sum[kTokens] = {};
     for (int c = 0; c < chunks; c += kAhead) {
 #pragma unroll
       for (int a = 0; a < kAhead; ++a) {
@@ -119,29 +117,21 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         if (next < chunks) ahead[a].load(values + next * kWarp, gaps + next * kWarp);
       }
     }
+  }
+  constexpr int kCount = kTokens * kWindow;
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) sums[(p * kTokens + t) * kWindow + row] = sum[t];
-  }
-  // A group without so many parts adds zeros.
-  for (int p = parts; p < args.steps; ++p)
-    for (int i = thread; i < kTokens * kWindow; i += kWindow) sums[p * kTokens * kWindow + i] = 0;
+  for (int t = 0; t < kTokens; ++t) all_sums[group * kCount + t * kWindow + row] = sum[t];
   __syncthreads();
-
-  // The sums of a group, or of all, into the first part's: (tokens, 256).
-  const int added = (kSwiglu ? 1 : kGroups) * args.steps, sides = kSwiglu ? 2 : 1, count = kTokens * kWindow;
-  for (int i = int(threadIdx.x); i < sides * count; i += Shape::kThreads) {
-    float* const at = all_sums + i / count * args.steps * count + i % count;
-    float sum = *at;
-    for (int p = 1; p < added; ++p) sum += at[p * count];
-    *at = sum;
-  }
+  if constexpr (kGroups > 1 && !kSwiglu)
+    for (int i = int(threadIdx.x); i < kCount; i += Shape::kThreads)
+#pragma unroll
+      for (int g = 1; g < kGroups; ++g) all_sums[i] += all_sums[g * kCount + i];
   const Output<T> to = pick(args.weights, kSwiglu ? 0 : w).to;
   visit_in_cluster(args.x.tokens * kWindow, args.blocks, [&](int i) {
     const int output = window * kWindow + i % kWindow;
     if (output >= to.out) return;
     float value = add_blocks(all_sums + i, args.blocks);
-    if constexpr (kSwiglu)
-      value = swiglu_value(value, add_blocks(all_sums + args.steps * count + i, args.blocks));
+    if constexpr (kSwiglu) value = swiglu_value(value, add_blocks(all_sums + kCount + i, args.blocks));
     to.store(i / kWindow, output, value);
   });
 }

@@ -59,12 +59,12 @@ decltype(auto) with_bits(DType dtype, F&& f) {
 template <class T, class Visit>
 void for_each_entry(const SparseWeight& weight, int64_t group, Visit&& visit) {
   using namespace sell_delta4;
-  const int64_t row = group / weight.group_columns() * kGroupRows,
+  const int64_t window = group / weight.group_columns(), row = window * kGroupRows,
                 first = group % weight.group_columns() * width_of(weight.in);
   const T* const values = static_cast<const T*>(weight.values.raw());
   const uint32_t* const gaps = reinterpret_cast<const uint32_t*>(weight.gaps.data<int32_t>());
   const int32_t* const offsets = weight.offsets.data<int32_t>() + group * kSlices;
-  const uint32_t* const rows = reinterpret_cast<const uint32_t*>(weight.info.data<int32_t>()) + group * 64;
+  const uint32_t* const rows = reinterpret_cast<const uint32_t*>(weight.info.data<int32_t>()) + window * 64;
   for (int64_t slot = 0; slot < kGroupRows; ++slot) {
     const int64_t slice = slot / kSliceRows, lane = slot % kSliceRows,
                   r = rows[slot / 4] >> slot % 4 * 8 & 0xFF;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <span>
 
 #include "ops/sparse_linear/sparse_walk_internal.h"
 #include "ops/variant.h"
@@ -205,10 +206,10 @@ class SellEncoder {
     const Device cpu = Device::cpu();
     const int64_t groups = made_.groups(), parts = made_.group_columns();
     made_.offsets = Tensor::zeros({groups * kSlices + 1}, DType::i32, cpu);
-    made_.info = Tensor::zeros({groups * kGroupRows / 4}, DType::i32, cpu);
+    made_.info = Tensor::zeros({made_.group_rows() * kGroupRows / 4}, DType::i32, cpu);
     std::vector<int64_t> stored(size_t(made_.group_rows()), 0);
     parallel_for(made_.group_rows(), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin * parts; g < end * parts; ++g) stored[size_t(g / parts)] += sort_group(g);
+      for (int64_t window = begin; window < end; ++window) stored[size_t(window)] = sort_window(window);
     });
     made_.stored = std::accumulate(stored.begin(), stored.end(), int64_t{0});
     int32_t* const offsets = made_.offsets.template data<int32_t>();
@@ -243,30 +244,37 @@ class SellEncoder {
     }
   }
 
-  /// The order of a group's rows, and the chunks of its slices at offsets[slice + 1]. Returns its elements.
-  int64_t sort_group(int64_t group) {
-    std::array<int64_t, kGroupRows> entries{}, order{};
+  /// The order of a window's rows, and the chunks of its slices at offsets[slice + 1]. Returns its elements.
+  int64_t sort_window(int64_t window) {
+    const int64_t parts = made_.group_columns();
+    std::vector<std::array<int64_t, kGroupRows>> entries(size_t(parts), std::array<int64_t, kGroupRows>{});
+    std::array<int64_t, kGroupRows> all{}, order{};
     int64_t stored = 0;
-    for (int64_t r = 0; r < kGroupRows; ++r)
-      for_each(group, r, [&](int64_t, Bits value) {
-        ++entries[size_t(r)];
-        stored += value != 0;
-      });
+    for (int64_t part = 0; part < parts; ++part)
+      for (int64_t r = 0; r < kGroupRows; ++r)
+        for_each(window * parts + part, r, [&](int64_t, Bits value) {
+          ++entries[size_t(part)][size_t(r)], ++all[size_t(r)];
+          stored += value != 0;
+        });
     std::iota(order.begin(), order.end(), 0);
-    std::ranges::stable_sort(order, std::greater<>(), [&](int64_t r) { return entries[size_t(r)]; });
-    int32_t* const info = made_.info.template data<int32_t>() + group * kGroupRows / 4;
+    std::ranges::stable_sort(order, std::greater<>(), [&](int64_t r) { return all[size_t(r)]; });
+    int32_t* const info = made_.info.template data<int32_t>() + window * kGroupRows / 4;
     for (int64_t slot = 0; slot < kGroupRows; ++slot)
       info[slot / 4] = int32_t(uint32_t(info[slot / 4]) | uint32_t(order[size_t(slot)]) << slot % 4 * 8);
-    int32_t* const chunks = made_.offsets.template data<int32_t>() + group * kSlices + 1;
-    for (int64_t slice = 0; slice < kSlices; ++slice)
-      chunks[slice] = int32_t((entries[size_t(order[size_t(slice * kSliceRows)])] + kEntries - 1) / kEntries);
+    int32_t* const chunks = made_.offsets.template data<int32_t>() + window * parts * kSlices + 1;
+    for (int64_t slice = 0; slice < parts * kSlices; ++slice) {
+      const std::span<const int64_t> rows(order.data() + slice % kSlices * kSliceRows, size_t(kSliceRows));
+      int64_t most = 0;
+      for (const int64_t r : rows) most = std::max(most, entries[size_t(slice / kSlices)][size_t(r)]);
+      chunks[slice] = int32_t((most + kEntries - 1) / kEntries);
+    }
     return stored;
   }
 
   void write_group(int64_t group) const {
     const int32_t* const offsets = made_.offsets.template data<int32_t>() + group * kSlices;
-    const uint32_t* const info =
-        reinterpret_cast<const uint32_t*>(made_.info.template data<int32_t>()) + group * kGroupRows / 4;
+    const uint32_t* const info = reinterpret_cast<const uint32_t*>(made_.info.template data<int32_t>()) +
+                                 group / made_.group_columns() * kGroupRows / 4;
     Bits* const values = static_cast<Bits*>(made_.values.raw());
     uint32_t* const gaps = reinterpret_cast<uint32_t*>(made_.gaps.template data<int32_t>());
     for (int64_t slot = 0; slot < kGroupRows; ++slot) {
@@ -381,7 +389,7 @@ uint64_t allowed_bits(const SparseWeight& weight, int64_t group, int64_t bitmap)
 void validate_slices(const SparseWeight& weight, const std::string& name) {
   const int64_t groups = weight.groups(), parts = weight.group_columns(), slices = groups * kSlices;
   check_array(name, "offsets", weight.offsets, DType::i32, slices + 1);
-  check_array(name, "info", weight.info, DType::i32, groups * kGroupRows / 4);
+  check_array(name, "info", weight.info, DType::i32, weight.group_rows() * kGroupRows / 4);
   const int32_t* const offsets = weight.offsets.data<int32_t>();
   check(offsets[0] == 0, name, ": the chunks of the first slice start at ", offsets[0], "; expected 0");
   for (int64_t s = 0; s < slices; ++s)
@@ -389,16 +397,21 @@ void validate_slices(const SparseWeight& weight, const std::string& name) {
           " to ", offsets[s + 1]);
   check_array(name, "values", weight.values, weight.dtype(), offsets[slices] * kChunk);
   check_array(name, "gaps", weight.gaps, DType::i32, offsets[slices] * kSliceRows);
-  int64_t stored = 0;
-  for (int64_t g = 0; g < groups; ++g) {
+  for (int64_t window = 0; window < weight.group_rows(); ++window) {
     const uint32_t* const info =
-        reinterpret_cast<const uint32_t*>(weight.info.data<int32_t>()) + g * kGroupRows / 4;
+        reinterpret_cast<const uint32_t*>(weight.info.data<int32_t>()) + window * kGroupRows / 4;
+    const int64_t there = std::min(kGroupRows, weight.out - window * kGroupRows);
     std::array<bool, kGroupRows> seen{};
     for (int64_t slot = 0; slot < kGroupRows; ++slot) {
       const uint32_t row = info[slot / 4] >> slot % 4 * 8 & 0xFF;
-      check(!seen[row], name, ": 'info' has row ", row, " of group ", g, " twice");
+      check(!seen[row], name, ": 'info' has row ", row, " of window ", window, " twice");
+      check((row < there) == (slot < there), name, ": 'info' has row ", row, " of window ", window,
+            " in place ", slot, "; expected the ", there, " rows that there are before others");
       seen[row] = true;
     }
+  }
+  int64_t stored = 0;
+  for (int64_t g = 0; g < groups; ++g) {
     const int64_t end = std::min(weight.in, (g % parts + 1) * width_of(weight.in));
     with_bits(weight.dtype(), [&]<class Bits>() {
       for_each_entry<Bits>(weight, g, [&](int64_t r, int64_t c, int64_t gap, Bits value) {

@@ -45,12 +45,12 @@ inline constexpr int64_t kGroupRows = 256, kGroupColumns = 64, kBitmaps = 256, k
 inline constexpr int kCountBits = 9;
 }  // namespace tiled_cbc
 namespace sell_delta4 {
-/// A group is kGroupRows rows of one part of the columns (parts_of(in) parts of width_of(in) columns, the
-/// last one shorter). Its rows, sorted by their number of entries, the longest first and ties in order, are
-/// cut into slices of 32. A slice is a run of chunks: 8 entries of each of its rows, row by row. An entry is
-/// a value and the number of columns (0 to 15) between it and the entry before it in its row, or the part's
-/// first column. Where more columns lie between two elements, entries of value 0 and distance 15 do; a row
-/// that is shorter than the slice ends with entries of value 0 and distance 0.
+/// A window is kGroupRows rows. Sorted by their number of entries, the longest first and ties in order, they
+/// are cut into slices of 32. A group is a window in one part of the columns (parts_of(in) parts of
+/// width_of(in) columns, the last one shorter); in it a slice is a run of chunks: 8 entries of each of its
+/// rows, row by row. An entry is a value and the number of columns (0 to 15) between it and the entry before
+/// it in its row, or the part's first column. Where more columns lie between two elements, entries of value 0
+/// and distance 15 do; a row that is shorter than the slice ends with entries of value 0 and distance 0.
 inline constexpr int64_t kGroupRows = 256, kSliceRows = 32, kSlices = 8, kEntries = 8, kMostGap = 15;
 inline constexpr int64_t kChunk = kSliceRows * kEntries, kMostParts = 8, kLeastWidth = 128, kMostWidth = 1408;
 /// 1, 2, 4 or a multiple of 8, such that parts have some hundred columns.
@@ -79,8 +79,8 @@ inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a mul
 /// offsets   i32 [groups + 1]: where a group's values start; sell_delta4 [groups * 8 + 1]: where a slice's
 ///           chunks start
 /// info      i32; tca_bme [groups * 4]: where the values of a median start in its group; tiled_cbc [groups *
-///           64]: where those of a column start in its group << 9 | how many there are; sell_delta4 [groups *
-///           64]: the rows in the group of the slices' lanes, 8 bits each, the first in the lowest
+///           64]: where those of a column start in its group << 9 | how many there are; sell_delta4 [windows
+///           * 64]: the rows in the window of its slices' lanes, 8 bits each, the first in the lowest
 ///
 /// constant Whether no kernel in flight on the weight's GPU writes the arrays, and none will while others
 /// read them. A kernel launched with programmatic dependent launch starts before the preceding kernels end,

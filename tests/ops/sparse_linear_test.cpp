@@ -161,10 +161,11 @@ TEST(SparseLinearWeight, LaysSellDelta4OutSliceBySlice) {
   const SparseWeight weight = compress(matrix, SparseFormat::sell_delta4);
   EXPECT_EQ(weight.stored, 15);
   EXPECT_EQ(weight.groups(), 4);
-  // The longest rows first: 200 with 10 entries, 7 with 9, 3 with 4, then the others in order.
+  // The longest rows first: 200 with 10 entries, 7 with 9, 3 with 4, 40 with one, then the others in order.
   const std::vector<int32_t> info = weight.info.to_vector<int32_t>();
-  EXPECT_EQ(uint32_t(info[0]), 200u | 7u << 8 | 3u << 16 | 0u << 24);
-  EXPECT_EQ(uint32_t(info[1]), 1u | 2u << 8 | 4u << 16 | 5u << 24);
+  ASSERT_EQ(info.size(), 2u * 64);
+  EXPECT_EQ(uint32_t(info[0]), 200u | 7u << 8 | 3u << 16 | 40u << 24);
+  EXPECT_EQ(uint32_t(info[1]), 0u | 1u << 8 | 2u << 16 | 4u << 24);
   std::vector<int32_t> offsets{0};
   for (const auto& [slices, chunks] : {std::pair{8, 2}, {8, 1}, {8, 0}, {8, 2}})
     for (int s = 0; s < slices; ++s) offsets.push_back(offsets.back() + (s == 0 ? chunks : 0));
@@ -185,7 +186,7 @@ TEST(SparseLinearWeight, LaysSellDelta4OutSliceBySlice) {
   EXPECT_EQ(values[256 + 8], 13);
   EXPECT_EQ((std::vector<float>(values.begin() + 16, values.begin() + 21)),
             (std::vector<float>{1, 2, 0, 3, 0}));
-  EXPECT_EQ(values[2 * 256], 20);
+  EXPECT_EQ(values[2 * 256 + 3 * 8], 20);
 }
 
 TEST(SparseLinearWeight, RefusesSlicesThatDoNotFitTogether) {
@@ -200,8 +201,15 @@ TEST(SparseLinearWeight, RefusesSlicesThatDoNotFitTogether) {
   broken("first slice start", [](SparseWeight& w) { w.offsets.data<int32_t>()[0] = 1; });
   broken("offsets descend", [](SparseWeight& w) { w.offsets.data<int32_t>()[3] = -1; });
   broken("'info' has row", [](SparseWeight& w) { w.info.data<int32_t>()[0] = w.info.data<int32_t>()[1]; });
+  broken("in place 3; expected the 4 rows", [](SparseWeight& w) {  // of the second window
+    int32_t& first = w.info.data<int32_t>()[64];
+    int32_t& second = w.info.data<int32_t>()[65];
+    const int32_t last = first >> 24 & 0xFF, other = second & 0xFF;
+    first = int32_t(uint32_t(first & 0xFFFFFF) | uint32_t(other) << 24);
+    second = (second & ~0xFF) | last;
+  });
   broken("outside its part", [](SparseWeight& w) { w.gaps.data<int32_t>()[0] = -1; });
-  broken("outside its part", [](SparseWeight& w) { w.out = 259; });
+  broken("expected the 3 rows that there are", [](SparseWeight& w) { w.out = 259; });
   broken("'values' is", [](SparseWeight& w) { w.values = w.values.slice(0, 0, 256); });
   broken("'gaps' is", [](SparseWeight& w) { w.gaps = w.gaps.slice(0, 0, 32); });
   broken("'gaps' is missing", [](SparseWeight& w) { w.gaps = Tensor(); });
