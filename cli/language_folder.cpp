@@ -49,15 +49,15 @@ LanguageModel load_model(const std::string& path, const pretrained::Config& conf
                   : LanguageModel(pretrained::load_gpt(path, rng, device, options));
 }
 
-/// The layers run by themselves then: says so where a step would have been one kernel.
+/// Says so where a step would have been one kernel.
 void tell_persistent(const std::vector<pretrained::SparseModule>& modules, const LanguageModel& model,
                      Device device) {
-  if (!device.is_cuda() || !std::holds_alternative<models::Llama>(model)) return;
-  for (const pretrained::SparseModule& module : modules)
-    if (module.is_sparse)
-      return train::tell(fmt::format(
-          "tessera: each step runs operator by operator, not as one persistent kernel: {} is {}\n",
-          module.name, module.format));
+  const auto* const llama = std::get_if<models::Llama>(&model);
+  if (!device.is_cuda() || !llama || std::ranges::none_of(modules, &pretrained::SparseModule::is_sparse))
+    return;
+  if (const std::string lacks = llama->persistent_lacks(llama->make_cache(1, 1)); !lacks.empty())
+    train::tell(fmt::format(
+        "tessera: each step runs operator by operator, not as one persistent kernel: {}\n", lacks));
 }
 
 /// transformers believes config.json, so its user gets another model.

@@ -2,6 +2,7 @@
 
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "nn/attention.h"
@@ -26,7 +27,7 @@ struct DecoderBlock {
 
 /// A step of generation of one text through all blocks as one kernel (ops::decoder_layers, whose persistent
 /// variant reads the weights of the blocks themselves). It computes neither biases nor norms of q and k, and
-/// linear layers only while they are dense and not observed.
+/// linear layers only while they are not observed and all of them dense, or all compressed without gates.
 class DecoderLayers {
  public:
   /// Refers to the blocks' tensors and to the cache. `path` is where the blocks are in the model: "blocks".
@@ -39,7 +40,7 @@ class DecoderLayers {
   Tensor operator()(const Tensor& x, const Tensor& table) const;
 
  private:
-  std::vector<ops::DecoderLayer> layers_;
+  std::variant<std::vector<ops::DecoderLayer>, std::vector<ops::SparseDecoderLayer>> layers_;
   std::string lacks_;
   Tensor lengths_;
   double eps_ = 0;

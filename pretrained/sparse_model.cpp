@@ -287,6 +287,12 @@ std::vector<SparseModule> equip(Model& model, const SparseOptions& options, cons
       compressed->parts.at(i).gate = gate_of(options, layer.modules[i].name, compressed->parts[i].weight);
     decide(layer, model.config.dtype, options, all);
   }
+  if constexpr (std::is_same_v<Model, models::Llama>) {
+    const std::string* const forced = ops::ForceVariant::forced("decoder_layers");
+    if (options.tokens == 1 && !options.whole_texts && !(forced && *forced == "composed") &&
+        model.persistent_lacks(model.make_cache(1, 1)).empty())
+      for (SparseModule& module : all) module.variant = "persistent";
+  }
   return all;
 }
 

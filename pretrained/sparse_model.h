@@ -59,7 +59,7 @@ struct SparseModule {
   bool is_sparse = false;
   std::string reason;   // why it is sparse or dense
   std::string format;   // "tca-bme"; "dense"
-  std::string variant;  // "bitmap"; "cpu", "dense"
+  std::string variant;  // "bitmap"; "cpu", "dense"; "persistent": part of one kernel for all layers of a step
   uint64_t bytes = 0, dense_bytes = 0;
   double sparsity = 0;  // of the stored weight
   ops::Gate gate;

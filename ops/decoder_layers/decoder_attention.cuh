@@ -5,10 +5,10 @@
 #include "ops/decoder_layers/decoder_ring.cuh"
 #include "ops/rope/rope_rotate.cuh"
 
-/// The attention phase of decoder_layers_sm90.cu. A unit is one key head, up to 4 of its query heads, and one
-/// split of the keys. Its warps take batches of 8 (D = 128) or 16 (D = 64) keys with their values from their
-/// rings, which began to load them during the qkv GEMV; the key and value of the new token come from that
-/// GEMV. With several splits the block that finishes last adds the partial results in the order of the
+/// The attention phase of decoder_layers_sm90.cuh. A unit is one key head, up to 4 of its query heads, and
+/// one split of the keys. Its warps take batches of 8 (D = 128) or 16 (D = 64) keys with their values from
+/// their rings, which began to load them during the qkv GEMV; the key and value of the new token come from
+/// that GEMV. With several splits the block that finishes last adds the partial results in the order of the
 /// splits.
 
 namespace tessera::ops::decoder {
@@ -25,7 +25,8 @@ struct AttentionShared {
 
 /// Element i of a rotated head, from its f32 projection. `angles`: cosines, then sines, of the position.
 template <class T>
-__device__ __forceinline__ float rotated(const Args<T>& args, const float* head, const float* angles, int i) {
+__device__ __forceinline__ float rotated(const Shared<T>& args, const float* head, const float* angles,
+                                         int i) {
   const int half = args.rotary / 2;
   if (i >= args.rotary) return __ldcg(head + i);
   const int pair = i < half ? i : i - half;
@@ -170,10 +171,10 @@ class WarpAttention {
 };
 
 /// Computes one unit. `angles`: those of the new token's position.
-template <class T, int kDim>
-__device__ __forceinline__ void attend(const Args<T>& args, const Layer<T>& layer, Ring<T, kDim>& ring,
-                                       AttentionShared<T, kDim>& shared, const float* angles, int& ticket,
-                                       int unit) {
+template <class Weights, int kDim, class T = typename Weights::T>
+__device__ __forceinline__ void attend(const Args<Weights>& args, const Layer<Weights>& layer,
+                                       Ring<Weights, kDim>& ring, AttentionShared<T, kDim>& shared,
+                                       const float* angles, int& ticket, int unit) {
   constexpr int kBatch = Keys<kDim>::kBatch;
   const Keys<kDim> own(args, unit);
   const int group = args.heads / args.kv_heads, first_head = own.kv * group + own.tile * kGroup;
@@ -209,7 +210,7 @@ __device__ __forceinline__ void attend(const Args<T>& args, const Layer<T>& laye
   bool newest = own.end == own.length && warp == batches % kWarps;
   for (int j = own.begin + warp * kBatch; j < own.stored || newest; j += Keys<kDim>::kKeysPerStep) {
     if (j < own.stored) {
-      const T* const tile = ring.wait();
+      const T* const tile = reinterpret_cast<const T*>(ring.wait());
       found.add(tile, tile + kColumns, min(kBatch, own.stored - j), args.scale);
       gpu::fence_async_shared();
       ring.refill(args);

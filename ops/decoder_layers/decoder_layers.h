@@ -2,23 +2,29 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
+#include "ops/sparse_linear/sparse_weight.h"
 #include "tensor/tensor.h"
 
 namespace tessera::ops {
 
 /// Weights and cache of one decoder layer with d features, H query heads and Hk key heads of D elements, and
 /// F hidden features. All of one floating dtype.
-struct DecoderLayer {
+template <class Weight>
+struct DecoderLayerOf {
   Tensor norm1;   // [d]
-  Tensor qkv;     // [(H + 2 Hk) D, d]: query heads, key heads, value heads
-  Tensor out;     // [d, H D]
+  Weight qkv;     // [(H + 2 Hk) D, d]: query heads, key heads, value heads
+  Weight out;     // [d, H D]
   Tensor norm2;   // [d]
-  Tensor up;      // [2 F, d]: gate rows, then up rows
-  Tensor down;    // [d, F]
+  Weight up;      // [2 F, d]: gate rows, then up rows
+  Weight down;    // [d, F]
   Tensor keys;    // [1, capacity, Hk, D], written in place
   Tensor values;  // likewise
 };
+using DecoderLayer = DecoderLayerOf<Tensor>;
+/// With compressed weights, each in parts: its rows, from the top. `up` has two of F rows, gate and up.
+using SparseDecoderLayer = DecoderLayerOf<std::vector<SparseWeight>>;
 
 /// One new token through consecutive LLaMA layers (Touvron et al., arXiv:2302.13971), as a step of
 /// generation needs it:
@@ -35,14 +41,18 @@ struct DecoderLayer {
 /// on any device and in any floating dtype. "persistent" is one CUDA kernel for all layers, for bf16 and f16
 /// on sm_90: it is bound by reading each weight once, and is chosen where it can run
 /// (`persistent_lacks`). There the residual stream and the sums of all GEMVs stay f32; what enters a GEMV,
-/// and q, k and v, are rounded to the dtype once.
+/// and q, k and v, are rounded to the dtype once. Compressed weights must be sell_delta4 for it, of
+/// which it reads 2.5 bytes per stored element; "composed" runs ops::sparse_linear in any format.
 ///
 /// A length outside 1 ... min(capacity, P) throws on the CPU; on CUDA y is NaN and no cache is written.
 /// Inference only: throws if a gradient would be needed. Deterministic.
 Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
                       const Tensor& lengths, double eps);
+Tensor decoder_layers(const Tensor& x, std::span<const SparseDecoderLayer> layers, const Tensor& table,
+                      const Tensor& lengths, double eps);
 
 /// What the variant "persistent" needs and these layers lack, or an empty string.
 std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor& table);
+std::string persistent_lacks(std::span<const SparseDecoderLayer> layers, const Tensor& table);
 
 }  // namespace tessera::ops

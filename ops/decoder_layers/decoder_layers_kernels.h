@@ -9,13 +9,14 @@
 namespace tessera::ops::decoder {
 
 /// Limits of the persistent kernel: they size its shared memory, its registers and its parameters.
-inline constexpr int64_t kMaxLayers = 256;
+inline constexpr int64_t kMaxDenseLayers = 256, kMaxSellLayers = 120;
 inline constexpr int64_t kMaxModelWidth = 8192;  // d: a block keeps the residual stream in registers
 inline constexpr int64_t kMaxWidth = 16384;      // of the input of any GEMM: it lies in shared memory
 
+template <class Layer>
 struct Problem {
   Tensor y, x;  // [1, d]
-  std::span<const DecoderLayer> layers;
+  std::span<const Layer> layers;
   Tensor table;    // [P, R], rows
   Tensor lengths;  // [1]
   double eps;
@@ -24,6 +25,7 @@ struct Problem {
 /// Names of the variants: "persistent" and "composed".
 std::vector<std::string> variants();
 /// Variant "persistent". Only if persistent_lacks() is empty.
-void decoder_layers_cuda(const Problem& problem);
+void decoder_layers_cuda(const Problem<DecoderLayer>& problem);
+void decoder_layers_cuda(const Problem<SparseDecoderLayer>& problem);
 
 }  // namespace tessera::ops::decoder

@@ -32,12 +32,171 @@ std::vector<Case> decoder_layers_cases() {
           {.dims = decoder_layers_dims(4096, 1032, 32, 8, 128, 128, 700), .gradcheck = false}};
 }
 
+/// Calls decoder_layers as often as attribute "layers" says with copies of `layer`, each with a cache of its
+/// own.
+template <class Layer>
+std::vector<Tensor> run_layers(const Layer& layer, const Tensor& x, const Tensor& table, const Tensor& past,
+                               const Attrs& attrs) {
+  std::vector<Layer> layers;
+  for (int64_t i = 0; i < attrs.integer("layers"); ++i) {
+    layers.push_back(layer);
+    layers.back().keys = layer.keys.detach().clone(), layers.back().values = layer.values.detach().clone();
+  }
+  const Tensor length = past.detach().to(DType::i32).clone();
+  advance(length, 1);
+  const Tensor y = decoder_layers(x.detach(), std::span<const Layer>(layers),
+                                  table.detach().to(sum_dtype(x.dtype())), length, attrs.number("eps"));
+  return {y, layers.back().keys, layers.back().values};
+}
+
+/// What both operators share: attributes, outputs, variants, tolerances.
+OpSpec decoder_spec(const char* name, const char* summary) {
+  OpSpec spec;
+  spec.name = name;
+  spec.summary = summary;
+  spec.attrs = {{"eps", 1e-5, "added to the mean square in both norms"},
+                {"layers", int64_t{1}, "how often the layer is applied, each time with its own cache"}};
+  spec.outputs = {{"y", "[1, d]", false},
+                  {"keys", "[1, capacity, Hk, D], of the last layer", false},
+                  {"values", "[1, capacity, Hk, D], of the last layer", false}};
+  spec.variants = decoder::variants();
+  spec.variant_dtypes = {{DType::bf16, DType::f16}, {}};
+  spec.tolerance_factor_f32 = 8;
+  spec.tolerance_factor = 3;
+  spec.tolerance_reason = "as linear in f32; in 16 bits as decode_attention, whose P is rounded elsewhere";
+  return spec;
+}
+
+/// Weights are scaled so that the residual stream stays of the size of x.
+InputCase weight_case(int64_t rows, int64_t columns, double density = 1) {
+  return {.shape = {rows, columns}, .scale = 1 / std::sqrt(double(columns) * density), .density = density};
+}
+
+// ---- sparse_decoder_layers ----
+
+enum SparseInput : size_t { kX, kNorm1, kNorm2, kKeys, kValues, kTable, kPast, kMatrices };
+constexpr const char* kMatrixNames[] = {"q", "k", "v", "out", "gate", "up", "down"};
+constexpr size_t kMatrixCount = std::size(kMatrixNames), kArrays = 4, kFirstArray = kMatrices + kMatrixCount;
+
+std::vector<Tensor> run_sparse(const std::vector<Tensor>& in, const Attrs& attrs) {
+  std::vector<SparseWeight> weights;
+  for (size_t i = 0; i < kMatrixCount; ++i) {
+    const Tensor* const arrays = &in[kFirstArray + i * kArrays];
+    weights.push_back({.format = SparseFormat::sell_delta4,
+                       .out = in[kMatrices + i].size(0),
+                       .in = in[kMatrices + i].size(1),
+                       .values = arrays[0],
+                       .gaps = arrays[1],
+                       .offsets = arrays[2],
+                       .info = arrays[3]});
+  }
+  const SparseDecoderLayer layer{.norm1 = in[kNorm1].detach(),
+                                 .qkv = {weights[0], weights[1], weights[2]},
+                                 .out = {weights[3]},
+                                 .norm2 = in[kNorm2].detach(),
+                                 .up = {weights[4], weights[5]},
+                                 .down = {weights[6]},
+                                 .keys = in[kKeys],
+                                 .values = in[kValues]};
+  return run_layers(layer, in[kX], in[kTable], in[kPast], attrs);
+}
+
+Problem sparse_problem(const Dims& dims, const Attrs& attrs) {
+  const int64_t d = dims.at("d"), f = dims.at("F"), h = dims.at("H"), hk = dims.at("Hk"), e = dims.at("D"),
+                capacity = dims.at("capacity");
+  const Shape cache{1, capacity, hk, e};
+  const double density = double(dims.at("density")) / 100, layers = double(attrs.integer("layers")),
+               stored = density * double(d) * double((h + 2 * hk) * e + h * e + 3 * f);
+  std::vector<InputCase> inputs = {{.shape = {1, d}},
+                                   {.shape = {d}, .fill = Fill::positive},
+                                   {.shape = {d}, .fill = Fill::positive},
+                                   {.shape = cache},
+                                   {.shape = cache},
+                                   {.shape = {capacity, dims.at("R")}},
+                                   {.shape = {1}, .fill = Fill::index, .high = capacity},
+                                   weight_case(h * e, d, density),
+                                   weight_case(hk * e, d, density),
+                                   weight_case(hk * e, d, density),
+                                   weight_case(d, h * e, density),
+                                   weight_case(f, d, density),
+                                   weight_case(f, d, density),
+                                   weight_case(d, f, density)};
+  inputs.resize(kFirstArray + kMatrixCount * kArrays);
+  return {.inputs = std::move(inputs),
+          .forward_flops = layers * (2 * stored + 4 * double(capacity * h * e)),
+          .forward_elements = layers * (stored + 2 * double(cache.count())),
+          .forward_bytes = layers * stored / 2};  // distances of 4 bits
+}
+
+Case sparse_case(int64_t density, Dims dims, int64_t layers = 1) {
+  dims["density"] = density;
+  return {.dims = std::move(dims), .attrs = {{"layers", layers}}, .gradcheck = false};
+}
+
+OpSpec sparse_decoder_spec() {
+  OpSpec spec = decoder_spec(
+      "sparse_decoder_layers",
+      "one token through a LLaMA layer whose weights are compressed (sell-delta4), over a cache");
+  spec.inputs = {{"x", "[1, d]", false, false},
+                 {"norm1", "[d]", false, false},
+                 {"norm2", "[d]", false, false},
+                 {"keys", "[1, capacity, Hk, D]", false, false},
+                 {"values", "[1, capacity, Hk, D]", false, false},
+                 {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
+                 {"past", "[1]: tokens before the new one", false, false, index_dtypes()}};
+  constexpr const char* kShapes[] = {"[H D, d]", "[Hk D, d]", "[Hk D, d]", "[d, H D]",
+                                     "[F, d]",   "[F, d]",    "[d, F]"};
+  for (size_t i = 0; i < kMatrixCount; ++i)
+    spec.inputs.push_back({.name = kMatrixNames[i],
+                           .shape = std::string(kShapes[i]) + ": only its shape is used",
+                           .differentiable = false});
+  for (const std::string name : kMatrixNames) {
+    const auto add = [&](const char* array, const char* shape, std::vector<DType> dtypes = {}) {
+      spec.inputs.push_back({.name = name + "_" + array,
+                             .shape = shape,
+                             .differentiable = false,
+                             .dtypes = std::move(dtypes),
+                             .from = {name}});
+    };
+    add("values", "[chunks * 256]");
+    add("gaps", "[chunks * 32]", {DType::i32});
+    add("offsets", "[groups * 8 + 1]", {DType::i32});
+    add("info", "[groups * 64]", {DType::i32});
+  }
+  spec.cpu_dtypes = {DType::f32, DType::bf16, DType::f16};
+  spec.cuda_dtypes = {DType::bf16, DType::f16};
+  spec.run = run_sparse;
+  spec.derive = [](const std::vector<Tensor>& in, const Attrs&) {
+    std::vector<Tensor> arrays;
+    for (size_t i = 0; i < kMatrixCount; ++i) {
+      const SparseWeight weight = compress(in[kMatrices + i], SparseFormat::sell_delta4);
+      for (const Tensor& array : {weight.values, weight.gaps, weight.offsets, weight.info})
+        arrays.push_back(array);
+    }
+    return arrays;
+  };
+  spec.problem = sparse_problem;
+  const auto dims = decoder_layers_dims;
+  spec.cases = {
+      sparse_case(60, dims(8, 16, 2, 1, 8, 4, 3)), sparse_case(50, dims(64, 40, 2, 2, 64, 64, 5)),
+      sparse_case(100, dims(72, 88, 4, 1, 64, 32, 70)),
+      sparse_case(3, dims(64, 40, 3, 1, 128, 128, 33), 3),  // slices without entries, long distances
+      sparse_case(0, dims(64, 40, 2, 1, 64, 64, 9)), sparse_case(50, dims(256, 696, 8, 8, 64, 64, 300), 2),
+      sparse_case(40, dims(72, 88, 4, 1, 64, 32, 2600)),
+      // Windows that several blocks share, and blocks with tiles of several windows.
+      sparse_case(50, dims(1032, 2056, 8, 2, 128, 128, 70)),
+      sparse_case(50, dims(2048, 520, 16, 4, 128, 128, 40)),
+      sparse_case(30, dims(256, 11272, 4, 1, 64, 64, 40))};
+  spec.benches = {sparse_case(50, dims(4096, 11008, 32, 32, 128, 128, 32), 4),
+                  sparse_case(50, dims(4096, 14336, 32, 8, 128, 128, 2112), 4)};
+  return spec;
+}
+
 }  // namespace
 
 std::vector<OpSpec> decoder_layers_specs() {
-  OpSpec spec;
-  spec.name = "decoder_layers";
-  spec.summary = "one token through a LLaMA layer, over a cache with a length on the device";
+  OpSpec spec = decoder_spec("decoder_layers",
+                             "one token through a LLaMA layer, over a cache with a length on the device");
   spec.inputs = {{"x", "[1, d]", false, false},
                  {"norm1", "[d]", false, false},
                  {"qkv", "[(H + 2 Hk) D, d]", false, false},
@@ -49,32 +208,16 @@ std::vector<OpSpec> decoder_layers_specs() {
                  {"values", "[1, capacity, Hk, D]", false, false},
                  {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
                  {"past", "[1]: tokens before the new one", false, false, index_dtypes()}};
-  spec.attrs = {{"eps", 1e-5, "added to the mean square in both norms"},
-                {"layers", int64_t{1}, "how often the layer is applied, each time with its own cache"}};
-  spec.outputs = {{"y", "[1, d]", false},
-                  {"keys", "[1, capacity, Hk, D], of the last layer", false},
-                  {"values", "[1, capacity, Hk, D], of the last layer", false}};
-  spec.variants = decoder::variants();
-  spec.variant_dtypes = {{DType::bf16, DType::f16}, {}};
-  spec.tolerance_factor_f32 = 8;
-  spec.tolerance_factor = 3;
-  spec.tolerance_reason = "as linear in f32; in 16 bits as decode_attention, whose P is rounded elsewhere";
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
-    std::vector<DecoderLayer> layers;
-    for (int64_t layer = 0; layer < attrs.integer("layers"); ++layer)
-      layers.push_back({.norm1 = in[1].detach(),
-                        .qkv = in[2].detach(),
-                        .out = in[3].detach(),
-                        .norm2 = in[4].detach(),
-                        .up = in[5].detach(),
-                        .down = in[6].detach(),
-                        .keys = in[7].detach().clone(),
-                        .values = in[8].detach().clone()});
-    const Tensor length = in[10].detach().to(DType::i32).clone();
-    advance(length, 1);
-    const Tensor y = decoder_layers(in[0].detach(), layers, in[9].detach().to(sum_dtype(in[0].dtype())),
-                                    length, attrs.number("eps"));
-    return std::vector{y, layers.back().keys, layers.back().values};
+    const DecoderLayer layer{.norm1 = in[1].detach(),
+                             .qkv = in[2].detach(),
+                             .out = in[3].detach(),
+                             .norm2 = in[4].detach(),
+                             .up = in[5].detach(),
+                             .down = in[6].detach(),
+                             .keys = in[7],
+                             .values = in[8]};
+    return run_layers(layer, in[0], in[9], in[10], attrs);
   };
   spec.problem = [](const Dims& dims, const Attrs& attrs) {
     const int64_t d = dims.at("d"), f = dims.at("F"), h = dims.at("H"), hk = dims.at("Hk"), e = dims.at("D"),
@@ -82,17 +225,13 @@ std::vector<OpSpec> decoder_layers_specs() {
     const Shape cache{1, capacity, hk, e};
     const double weights = double(d) * double((h + 2 * hk) * e + h * e + 3 * f);
     const double layers = double(attrs.integer("layers"));
-    // Weights are scaled so that the residual stream stays of the size of x.
-    const auto weight = [](int64_t rows, int64_t columns) {
-      return InputCase{.shape = {rows, columns}, .scale = 1 / std::sqrt(double(columns))};
-    };
     return Problem{.inputs = {{.shape = {1, d}},
                               {.shape = {d}, .fill = Fill::positive},
-                              weight((h + 2 * hk) * e, d),
-                              weight(d, h * e),
+                              weight_case((h + 2 * hk) * e, d),
+                              weight_case(d, h * e),
                               {.shape = {d}, .fill = Fill::positive},
-                              weight(2 * f, d),
-                              weight(d, f),
+                              weight_case(2 * f, d),
+                              weight_case(d, f),
                               {.shape = cache},
                               {.shape = cache},
                               {.shape = {capacity, dims.at("R")}},
@@ -105,7 +244,7 @@ std::vector<OpSpec> decoder_layers_specs() {
       {.dims = decoder_layers_dims(4096, 11008, 32, 32, 128, 128, 32), .attrs = {{"layers", int64_t{4}}}},
       {.dims = decoder_layers_dims(4096, 11008, 32, 32, 128, 128, 2112), .attrs = {{"layers", int64_t{4}}}},
       {.dims = decoder_layers_dims(4096, 14336, 32, 8, 128, 128, 2112), .attrs = {{"layers", int64_t{4}}}}};
-  return {std::move(spec)};
+  return {std::move(spec), sparse_decoder_spec()};
 }
 
 }  // namespace tessera::ops

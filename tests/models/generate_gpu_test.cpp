@@ -11,6 +11,8 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/variant.h"
 #include "runtime/capture.h"
+#include "tensor/random.h"
+#include "tests/models/compressed.h"
 
 namespace tessera::models {
 namespace {
@@ -228,6 +230,60 @@ TEST(GenerateOnGpu, ThePersistentDecoderGivesTheLogitsOfItsOperators) {
         // some 20 roundings of half an ulp, which add up like a random walk.
         EXPECT_LE(worst, 8 * epsilon(dtype) * largest) << dtype << " d " << sizes.d << " step " << i;
       }
+    }
+}
+
+/// Zeros a share of the weights of all layers in the blocks.
+void prune(Llama& model, double share, Rng& rng) {
+  nn::for_each_linear(
+      model.blocks,
+      [&](const std::string&, nn::Linear& layer) {
+        const Tensor chance = Tensor::empty(layer.weight.shape(), DType::f32, Device::cpu());
+        fill_uniform(chance, 0, 1, rng);
+        std::vector<float> values = layer.weight.detach().to(DType::f32).to(Device::cpu()).to_vector<float>();
+        const std::vector<float> drawn = chance.to_vector<float>();
+        for (size_t i = 0; i < values.size(); ++i)
+          if (drawn[i] < share) values[i] = 0;
+        layer.weight.detach().copy_from(Tensor::from(values, layer.weight.shape()).to(layer.weight.dtype()));
+      },
+      "blocks");
+}
+
+TEST(GenerateOnGpu, ThePersistentDecoderOfCompressedLayersGivesTheLogitsOfItsOperators) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  if (Device::cuda().info().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
+  struct Sizes {
+    int64_t d, f, heads, kv_heads, head, prompt;
+    double share;
+  };
+  Rng rng(3);
+  for (const Sizes& sizes : {Sizes{64, 104, 4, 2, 64, 60, 0.5}, Sizes{256, 2200, 8, 1, 128, 600, 0.9},
+                             Sizes{1536, 4096, 12, 12, 128, 126, 0.6}})
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      LlamaConfig config = wide_llama(dtype);
+      config.positions = 1024;
+      config.rope = {};
+      config.d_model = sizes.d, config.d_ff = sizes.f, config.heads = sizes.heads;
+      config.kv_heads = sizes.kv_heads, config.head = sizes.head, config.layers = 3;
+      config.init_deviation = 1 / std::sqrt(double(sizes.d) * (1 - sizes.share));
+      Llama model(config, rng, Device::cuda());
+      prune(model, sizes.share, rng);
+      const auto dense = stepped_logits(model, sizes.prompt, 8, "persistent");
+      compress_blocks(model, ops::SparseFormat::sell_delta4);
+      EXPECT_STREQ(model.step_variant(model.make_cache(1, 64)), "persistent");
+      const auto composed = stepped_logits(model, sizes.prompt, 8, "composed");
+      const auto persistent = stepped_logits(model, sizes.prompt, 8, "persistent");
+      EXPECT_EQ(persistent, stepped_logits(model, sizes.prompt, 8, "persistent"));  // bit for bit
+      for (size_t i = 0; i < composed.size(); ++i)
+        for (const auto& expected : {composed[i], dense[i]}) {
+          double largest = 0, worst = 0;
+          for (size_t v = 0; v < expected.size(); ++v) {
+            largest = std::max(largest, std::abs(double(expected[v])));
+            worst = std::max(worst, std::abs(double(expected[v]) - double(persistent[i][v])));
+          }
+          // As in the test of dense layers.
+          EXPECT_LE(worst, 8 * epsilon(dtype) * largest) << dtype << " d " << sizes.d << " step " << i;
+        }
     }
 }
 

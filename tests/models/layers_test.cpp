@@ -8,6 +8,7 @@
 #include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
 #include "tests/errors.h"
+#include "tests/models/compressed.h"
 #include "tests/models/small_models.h"
 
 /// What holds for the linear layers of every model: none of them can be left out by a form, an observer or
@@ -169,6 +170,29 @@ TEST(LayersOfModels, ThePersistentDecoderSaysWhichLayerPreventsIt) {
             }),
             "decoder_layers: cannot run these blocks as one kernel: blocks.1.mlp.down is scaled; run the "
             "blocks one after the other");
+}
+
+TEST(LayersOfModels, ThePersistentDecoderTakesCompressedLayersAllOrNone) {
+  Rng rng(3);
+  LlamaConfig config = small_llama();
+  config.dtype = DType::f32;
+  Llama model(config, rng, kCpu);
+  const nn::KvCache cache = model.make_cache(1, 5);
+  const auto lacks = [&] { return model.persistent_lacks(cache); };
+  nn::Linear &down = model.blocks[1].mlp.down, &qkv = model.blocks[0].attention.qkv,
+             &up = model.blocks[1].mlp.up;
+  compress(down, {down.out}, ops::SparseFormat::sell_delta4);
+  EXPECT_EQ(lacks(), "blocks.1.mlp.down is compressed");
+  compress(qkv, {qkv.out}, ops::SparseFormat::sell_delta4);
+  EXPECT_EQ(lacks(), "blocks.0.attention.out is dense");
+  compress_blocks(model, ops::SparseFormat::sell_delta4);
+  EXPECT_EQ(lacks(), "the kernel needs a GPU of compute capability 9.0");
+  ops::Gate& gate = std::get<nn::Compressed>(up.form).parts[1].gate;
+  gate = {.kind = ops::Gate::Kind::threshold, .threshold = 0.1};
+  EXPECT_EQ(lacks(), "blocks.1.mlp.up is gated");
+  gate = {};
+  std::get<nn::Compressed>(up.form).parts.resize(1);
+  EXPECT_EQ(lacks(), "blocks.1.mlp.up is not compressed as gate and up");
 }
 
 TEST(LayersOfModels, AnObserverSeesWhatMakesEveryWeightGradient) {
