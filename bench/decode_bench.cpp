@@ -287,14 +287,15 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
 
 DecodeRow parse_decode_row(const std::string& text) {
   DecodeRow row{.text = text};
-  row.composed = text == "composed";
-  if (row.composed || text == "dense") return row;
+  row.composed = text == "composed" || text.starts_with("composed:");
+  if (text == "composed" || text == "dense") return row;
   std::vector<std::string> parts{""};
   for (const char c : text)
     if (c == ':')
       parts.emplace_back();
     else
       parts.back() += c;
+  if (row.composed) parts.erase(parts.begin());
   const auto share = [&](const std::string& given) {
     char* end = nullptr;
     const double value = std::strtod(given.c_str(), &end);
@@ -304,7 +305,7 @@ DecodeRow parse_decode_row(const std::string& text) {
   };
   check(parts.size() == 2 || parts.size() == 3, "decode: row \"", text,
         "\": expected dense, composed, FORMAT:W or FORMAT:W:X, such as sell-delta4:0.5 or "
-        "dense-columns:0:0.75");
+        "dense-columns:0:0.75, or composed: before a format");
   row.sparse.format = ops::parse_sparse_format(parts[0]);
   row.sparse.weight_sparsity = share(parts[1]);
   if (parts.size() == 3) row.sparse.activation_sparsity = share(parts[2]);

@@ -15,8 +15,9 @@ namespace tessera::bench {
 /// A model to time next to others in one run:
 ///   dense        as it is: one persistent kernel per step where that can be
 ///   composed     the same weights, one operator after the other
-///   FORMAT:W     compressed, a share W of its weights 0 (0 to 1)
+///   FORMAT:W     compressed, a share W of its weights 0 (0 to 1); sell-delta4 in one kernel, too
 ///   FORMAT:W:X   the same under gates that leave out a share X of the inputs
+///   composed:FORMAT:W   the same, one operator after the other
 struct DecodeRow {
   std::string text;
   DecodeSparse sparse = {};

@@ -127,8 +127,8 @@ void add_bench_decode(CLI::App& bench, Action& action) {
                       "share of the inputs of each layer, by a threshold from random tokens");
   command->add_option("--rows", args->rows,
                       "Models of a --shape to time one after the other, a,b,c: dense, composed, FORMAT:W or "
-                      "FORMAT:W:X (shares of zero weights and of inputs left out); the table adds the time "
-                      "per layer");
+                      "FORMAT:W:X (shares of zero weights and of inputs left out), or composed: before "
+                      "these; the table adds the time per layer");
   command->add_option("--prompt-tokens", args->prompts, "Prompt lengths in tokens, a,b,c");
   command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")
       ->check(kDecimal)

@@ -109,6 +109,11 @@ TEST(DecodeBench, SaysWhatIsWrongWithARow) {
   EXPECT_NE(message("sell-delta4:").find("is no share"), std::string::npos);
   EXPECT_EQ(message("composed"), "");
   EXPECT_EQ(parse_decode_row("tiled-cbc:0.25:0.5").sparse.activation_sparsity, 0.5);
+  EXPECT_FALSE(parse_decode_row("sell-delta4:0.5").composed);
+  const DecodeRow composed = parse_decode_row("composed:sell-delta4:0.5");
+  EXPECT_TRUE(composed.composed);
+  EXPECT_EQ(composed.sparse.weight_sparsity, 0.5);
+  EXPECT_NE(message("composed:sell-delta4").find("expected dense, composed"), std::string::npos);
 }
 
 TEST(DecodeBench, NamesTheShapesThatItHas) {
