@@ -5,6 +5,7 @@
 #include "runtime/allocator.h"
 #include "runtime/call_site.h"
 #include "runtime/capture.h"
+#include "runtime/child_status.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/gaussian.h"

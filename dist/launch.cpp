@@ -27,6 +27,7 @@
 
 #include "comm/socket.h"
 #include "comm/status.h"
+#include "runtime/child_status.h"
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 
@@ -524,6 +525,7 @@ LaunchEnd launch(const LaunchOptions& options) {
   std::filesystem::create_directories(options.logs, error);
   check(!error, "launch: --logs ", options.logs, ": ", error.message());
   const std::string token = token_of(options);
+  keep_child_status();
   const Signals signals;
   const OrphanReaper reaper;
   LaunchEnd end;

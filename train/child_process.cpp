@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstring>
 
+#include "runtime/child_status.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 
@@ -59,17 +60,6 @@ struct Start {
   }
 };
 
-/// Where SIGCHLD is ignored, as some programs leave it to those that they start, the system drops how a
-/// process ended.
-void keep_ends() {
-  struct sigaction action {};
-  ::sigaction(SIGCHLD, nullptr, &action);
-  if (action.sa_handler != SIG_IGN && (action.sa_flags & SA_NOCLDWAIT) == 0) return;
-  if (action.sa_handler == SIG_IGN) action.sa_handler = SIG_DFL;
-  action.sa_flags &= ~SA_NOCLDWAIT;
-  ::sigaction(SIGCHLD, &action, nullptr);
-}
-
 /// The new process, from the fork to the program. Only functions that are safe after a fork. Signals are held
 /// back until it no longer has the handlers of this process: they would take one that asks it to end for one
 /// of this process's, and the program would never learn of it.
@@ -104,7 +94,7 @@ ChildProcess::ChildProcess(const std::string& program, const std::vector<std::st
   int ends[2] = {-1, -1};
   const bool ready = in >= 0 && out >= 0 && ::pipe2(ends, O_CLOEXEC) == 0;
   if (ready) {
-    keep_ends();
+    keep_child_status();
     const HeldSignals held;
     const pid_t parent = ::getpid();
     id_ = ::fork();

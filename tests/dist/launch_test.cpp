@@ -198,6 +198,19 @@ TEST(Launch, PassesOnSignalsThatAnotherThreadTakes) {
   EXPECT_EQ(launch(options).code, 7);
 }
 
+// As `trap '' CHLD` of a shell and some launchers leave it to the programs that they start: the ranks' ends
+// were waited for for ever.
+TEST(Launch, TellsHowRanksEndWhereTheEndsOfProcessesAreIgnored) {
+  const Folder folder;
+  struct sigaction before {};
+  ::sigaction(SIGCHLD, nullptr, &before);
+  ::signal(SIGCHLD, SIG_IGN);
+  const Said said = launched(folder, {.ranks = 2, .command = shell("exit 3")});
+  ::sigaction(SIGCHLD, &before, nullptr);
+  EXPECT_EQ(said.end.code, 3);
+  expect_parts(said.end.cause, {"ended with status 3"});
+}
+
 TEST(Launch, WhatCannotBeIsRefused) {
   const auto refuses = [](const LaunchOptions& options, std::initializer_list<const char*> parts) {
     const Folder folder;
