@@ -18,6 +18,10 @@ GlueItems::GlueItems(const GlueData& data, const io::Tokenizer& tokenizer, const
   check(options.packed || pad.has_value(), "glue: ", tokenizer.path(),
         " has no padding token; use packed batches");
   pad_ = pad.value_or(0);
+  const size_t special = (info_->is_pair ? tokenizer.encode_pair("", "") : tokenizer.encode("")).ids.size();
+  check(uint64_t(options.max_length) > special, "glue: max_length (--max-length) is ", options.max_length,
+        "; the ", special, " special tokens around a ", info_->is_pair ? "pair" : "text",
+        " and a token of text need ", special + 1);
   for (int64_t i = 0; i < data.size(); ++i) {
     check_interrupt();
     // One more than allowed tells whether the text was cut.

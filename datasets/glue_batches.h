@@ -34,7 +34,8 @@ struct GlueBatchOptions {
 /// The examples of a file, tokenized once.
 class GlueItems {
  public:
-  /// Throws if `pad_to` is below max_length, or the tokenizer has no padding token and padding is needed.
+  /// Throws if `pad_to` is below max_length, max_length leaves no room for text next to the special tokens,
+  /// or the tokenizer has no padding token and padding is needed.
   GlueItems(const GlueData& data, const io::Tokenizer& tokenizer, const GlueBatchOptions& options = {});
   int64_t size() const { return int64_t(labels_.size()); }
   GlueBatch batch(std::span<const int64_t> indices) const;

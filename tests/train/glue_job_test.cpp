@@ -462,6 +462,22 @@ TEST(GlueTokenizer, FramesPairsAsBertDoes) {
             train_glue_tokenizer(GlueTask::rte, made.folder.path().string(), 500));
 }
 
+TEST(GlueSet, RefusesALengthThatLeavesNoRoomForText) {
+  const MadeTask pairs(GlueTask::rte, 8, 4), texts(GlueTask::sst2, 8, 4);
+  const auto refused = [](const MadeTask& made, GlueTask task, int64_t length) {
+    return message_of([&] { made.set(task, length); });
+  };
+  EXPECT_NE(refused(pairs, GlueTask::rte, 1)
+                .find("(--max-length) is 1; the 3 special tokens around a pair and "
+                      "a token of text need 4"),
+            std::string::npos);
+  EXPECT_NE(refused(pairs, GlueTask::rte, 3), "");
+  EXPECT_EQ(refused(pairs, GlueTask::rte, 4), "");
+  EXPECT_NE(refused(texts, GlueTask::sst2, 2).find("around a text and a token of text need 3"),
+            std::string::npos);
+  EXPECT_EQ(refused(texts, GlueTask::sst2, 3), "");
+}
+
 TEST(GlueSubmission, IsWhatTheServerTakes) {
   using datasets::glue_submission;
   const std::vector<double> classes = {1, 0};
