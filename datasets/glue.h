@@ -76,13 +76,14 @@ class GlueData {
   int64_t left_out_ = 0;
 };
 
-/// Metrics, each over n >= 1 predictions and labels; throw if their numbers differ or there are none.
+/// Metrics, each over n >= 1 predictions and labels; NaN if a prediction is NaN, as those of a model that has
+/// diverged. Throw if their numbers differ or there are none.
 double accuracy(std::span<const double> predictions, std::span<const double> labels);
 /// Of class 1; 0 if it is neither predicted nor there.
 double f1(std::span<const double> predictions, std::span<const double> labels);
 /// Of two classes; 0 if a row or column of the table is empty, as scikit-learn has it.
 double matthews(std::span<const double> predictions, std::span<const double> labels);
-/// NaN if one side is constant, or a value is NaN.
+/// NaN also if one side is constant, or a label is NaN.
 double pearson(std::span<const double> predictions, std::span<const double> labels);
 /// Pearson of the ranks; equal values share the mean of theirs. NaN likewise.
 double spearman(std::span<const double> predictions, std::span<const double> labels);

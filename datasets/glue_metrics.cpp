@@ -60,18 +60,21 @@ std::vector<double> ranks_of(Values values) {
 
 double accuracy(Values predictions, Values labels) {
   check_sizes("accuracy", predictions, labels);
+  if (has_nan(predictions)) return kUndefined;
   double right = 0;
   for (size_t i = 0; i < labels.size(); ++i) right += predictions[i] == labels[i] ? 1 : 0;
   return right / double(labels.size());
 }
 
 double f1(Values predictions, Values labels) {
+  if (has_nan(predictions)) return kUndefined;
   const Table t = table_of("F1", predictions, labels);
   const double sum = 2 * t.both + t.only_predicted + t.only_there;
   return sum == 0 ? 0 : 2 * t.both / sum;
 }
 
 double matthews(Values predictions, Values labels) {
+  if (has_nan(predictions)) return kUndefined;
   const Table t = table_of("the Matthews correlation", predictions, labels);
   const double product = (t.both + t.only_predicted) * (t.both + t.only_there) *
                          (t.neither + t.only_predicted) * (t.neither + t.only_there);

@@ -443,7 +443,9 @@ GluePredictions predict_glue(GlueJob& job, const datasets::GlueItems& items) {
         result.values.push_back(*begin);
         loss += (*begin - label) * (*begin - label);
       } else {
-        result.values.push_back(double(best - begin));
+        // NaN is above no other value, so that the first class would be the largest.
+        const bool is_nan = std::any_of(begin, end, [](double logit) { return std::isnan(logit); });
+        result.values.push_back(is_nan ? std::numeric_limits<double>::quiet_NaN() : double(best - begin));
         double sum = 0;
         for (auto at = begin; at != end; ++at) sum += std::exp(*at - *best);
         loss += *best + std::log(sum) - begin[ptrdiff_t(label)];

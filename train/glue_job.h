@@ -125,7 +125,7 @@ class GlueJob : public Job {
   std::filesystem::path probes_, row_log_;  // files of the run
 };
 
-/// Classes or scores that the model gives to the texts, in their order, without dropout.
+/// Classes or scores that the model gives to the texts, in their order, without dropout; NaN if a logit is.
 struct GluePredictions {
   std::vector<double> values;
   double loss = 0;  // mean over the texts: cross-entropy in nats, or squared error; NaN without labels

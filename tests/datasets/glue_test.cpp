@@ -193,6 +193,10 @@ TEST(GlueMetrics, ByHand) {
   for (size_t i = 0; i < counted.size(); ++i) counted[i] = double(i);
   EXPECT_TRUE(std::isnan(spearman(some, counted)));
   EXPECT_TRUE(std::isnan(spearman(std::vector<double>(40, std::nan("")), counted)));
+  std::vector<double> lost = p;
+  lost[1] = std::nan("");
+  for (const GlueTask task : {GlueTask::sst2, GlueTask::mrpc, GlueTask::cola})
+    for (const auto& [name, value] : glue_metrics(task, lost, t)) EXPECT_TRUE(std::isnan(value)) << name;
   const auto both = glue_metrics(GlueTask::mrpc, p, t);
   ASSERT_EQ(both.size(), 3u);
   EXPECT_EQ(both[2].first, "score");

@@ -478,6 +478,19 @@ TEST(GlueSet, RefusesALengthThatLeavesNoRoomForText) {
   EXPECT_EQ(refused(texts, GlueTask::sst2, 3), "");
 }
 
+// The first class was taken for the largest logit, so that the accuracy looked like another.
+TEST(GlueJob, LogitsOfNaNAreNoClass) {
+  const MadeTask made(GlueTask::sst2, 8, 6);
+  const GlueSet set = made.set(GlueTask::sst2);
+  GlueJob job(small_glue_job(made, "sst2"), Device::cpu(), &set);
+  for (const nn::NamedParameter& parameter : nn::parameters(job.model()))
+    parameter.tensor.detach().fill(std::nan(""));
+  for (const double value : predict_glue(job, set.dev.front().items).values) EXPECT_TRUE(std::isnan(value));
+  const Values values = evaluate_glue(job, set);
+  for (const char* name : {"eval_accuracy", "eval_score", "eval_loss"})
+    EXPECT_TRUE(std::isnan(values.at(name))) << name;
+}
+
 TEST(GlueSubmission, IsWhatTheServerTakes) {
   using datasets::glue_submission;
   const std::vector<double> classes = {1, 0};
