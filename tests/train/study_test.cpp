@@ -36,7 +36,8 @@ void fake_run(const fs::path& runs, const std::string& name, double first, doubl
   const RunFolder run = RunFolder::create(runs, name);
   run.write_settings({{"model", "tnp"}, {"gpu", "none"}, {"job", {{"steps", 40}}}});
   run.append({1, {{"loss", 2}, {"ms_per_step", 900}}});
-  run.append({20, {{"loss", 1.5}, {"ms_per_step", 10}, {"eval_score", first}}});
+  run.append(
+      {20, {{"loss", 1.5}, {"ms_per_step", 10}, {"eval_score", first}, {"exposed_communication_ms", 2}}});
   run.append({40, {{"loss", 1}, {"ms_per_step", 30}, {"eval_score", last}}});
 }
 
@@ -166,6 +167,17 @@ TEST(StudyResults, EqualDifferencesOfFewSeedsAreNoEvidence) {
   write_study_report(root / "s", results);
   EXPECT_NE(get(root / "s/comparisons.csv").find(",,,,,-,"), std::string::npos)
       << get(root / "s/comparisons.csv");
+}
+
+// The same plan gives the same curves.csv, on several ranks too.
+TEST(StudyResults, CurvesHaveNoTimes) {
+  const TemporaryFolder root;
+  write_study_report(root / "s",
+                     collect_study(fake_study(root / "s", small_plan(), {{"dense,seed-1", 0.2}})));
+  const std::string curves = get(root / "s/curves.csv");
+  EXPECT_NE(curves.find("eval_score"), std::string::npos) << curves;
+  for (const char* time : {"ms_per_step", "exposed_communication_ms"})
+    EXPECT_EQ(curves.find(time), std::string::npos) << curves;
 }
 
 TEST(StudyResults, ArmsThatAreMeasuredOnOtherTextAreNotCompared) {
