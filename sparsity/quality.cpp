@@ -221,6 +221,10 @@ std::map<std::string, ModelScore> least_of(const Quality& quality, const std::st
 
 }  // namespace
 
+bool has_interval(const train::Interval& interval) {
+  return interval.n > 1 && !std::isnan(interval.p);
+}
+
 Quality read_quality(const std::vector<std::string>& paths) {
   check(!paths.empty(), "quality: no files of results");
   Quality all = read_one(paths.front());
@@ -296,6 +300,7 @@ std::string ClaimResult::verdict() const {
     return claim.alike            ? "one model cannot tell"
            : difference->mean < 0 ? "held in one model"
                                   : "not held in one model";
+  if (!has_interval(*difference)) return "noise unknown";
   const bool below = difference->high()<0, above = difference->low()> 0;
   if (claim.alike) return below || above ? "differ" : "not told apart";
   return below ? "held" : above ? "refuted" : "not told apart";

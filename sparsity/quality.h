@@ -54,13 +54,16 @@ struct QualityArm {
   std::optional<train::Interval> accuracy, accuracy_above_dense;
 };
 
+/// Whether the values tell how large the noise is: those of one model do not, nor do equal ones.
+bool has_interval(const train::Interval& interval);
+
 struct ClaimResult {
   QualityClaim claim;
   /// Loss of `lower` minus that of `than`, paired by model; nothing: no model has all arms.
   std::optional<train::Interval> difference;
-  /// "held", "refuted" or "not told apart" by the 95 % interval ("differ" for alike ones that do); of one
-  /// model, which has no interval, "held in one model" or "not held in one model", of alike arms "one model
-  /// cannot tell".
+  /// "held", "refuted" or "not told apart" by the 95 % interval ("differ" for alike ones that do); "noise
+  /// unknown" if the difference is the same in all models and not 0; of one model, which has no interval,
+  /// "held in one model" or "not held in one model", of alike arms "one model cannot tell".
   std::string verdict() const;
 };
 

@@ -39,7 +39,7 @@ TableCell cell_of(const std::optional<double>& value) {
   return value ? TableCell(*value) : TableCell();
 }
 TableCell half_of(const std::optional<train::Interval>& interval) {
-  return interval && interval->n > 1 ? TableCell(interval->half) : TableCell();
+  return interval && has_interval(*interval) ? TableCell(interval->half) : TableCell();
 }
 TableCell mean_of(const std::optional<train::Interval>& interval) {
   return interval ? TableCell(interval->mean) : TableCell();
@@ -88,24 +88,24 @@ std::string bytes_of(const Quality& quality) {
 
 /// Perplexity: the geometric mean over the models, with its interval.
 std::string perplexity_text(const train::Interval& nats) {
-  if (nats.n == 1) return fmt::format("{:.3f}", std::exp(nats.mean));
+  if (!has_interval(nats)) return fmt::format("{:.3f}", std::exp(nats.mean));
   return fmt::format("{:.3f} [{:.3f}, {:.3f}]", std::exp(nats.mean), std::exp(nats.low()),
                      std::exp(nats.high()));
 }
 std::string difference_text(const std::optional<train::Interval>& difference) {
   if (!difference) return "";
-  if (difference->n == 1) return fmt::format("{:+.4f}", difference->mean);
+  if (!has_interval(*difference)) return fmt::format("{:+.4f}", difference->mean);
   return fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", difference->mean, difference->low(), difference->high());
 }
 std::string percent_text(const std::optional<train::Interval>& accuracy) {
   if (!accuracy) return "";
-  if (accuracy->n == 1) return fmt::format("{:.1f}", 100 * accuracy->mean);
+  if (!has_interval(*accuracy)) return fmt::format("{:.1f}", 100 * accuracy->mean);
   return fmt::format("{:.1f} [{:.1f}, {:.1f}]", 100 * accuracy->mean, 100 * accuracy->low(),
                      100 * accuracy->high());
 }
 std::string points_text(const std::optional<train::Interval>& difference) {
   if (!difference) return "";
-  if (difference->n == 1) return fmt::format("{:+.1f}", 100 * difference->mean);
+  if (!has_interval(*difference)) return fmt::format("{:+.1f}", 100 * difference->mean);
   return fmt::format("{:+.1f} [{:+.1f}, {:+.1f}]", 100 * difference->mean, 100 * difference->low(),
                      100 * difference->high());
 }
@@ -144,7 +144,8 @@ std::string models_text(const Quality& quality) {
   return fmt::format(
       "{} models. Perplexities are geometric means over the models; in brackets 95 % intervals over the "
       "models "
-      "(Student's t), of differences paired by model. Calibration seeds are averaged within a model.",
+      "(Student's t), of differences paired by model; values that are equal in all models have none, since "
+      "they do not tell the noise. Calibration seeds are averaged within a model.",
       quality.models.size());
 }
 
@@ -160,7 +161,9 @@ void add_bars(report::Page& page, const Quality& quality, const std::vector<Qual
               const std::string& task) {
   std::vector<std::string> names, answered;
   std::vector<double> losses, halves, accuracies, accuracy_halves;
-  const auto bar = [](const train::Interval& interval) { return interval.n > 1 ? interval.half : 0.0; };
+  const auto bar = [](const train::Interval& interval) {
+    return has_interval(interval) ? interval.half : 0.0;
+  };
   for (const QualityArm& arm : arms) {
     if (arm.task != task && arm.arm != quality.baseline) continue;
     names.push_back(arm.arm), losses.push_back(arm.nats.mean), halves.push_back(bar(arm.nats));

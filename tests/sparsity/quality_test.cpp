@@ -69,7 +69,7 @@ TEST(Quality, DifferencesArePairedByModel) {
   const TemporaryFolder folder;
   // The models differ by 3 nats, which is more than any arm; what an arm adds differs little.
   const Quality quality =
-      read(folder, {model("a", 1, 0.1, 0.5), model("bb", 4, 0.2, 0.6), model("ccc", 2, 0.3, 0.7)});
+      read(folder, {model("a", 1, 0.1, 0.5), model("bb", 4, 0.2, 0.65), model("ccc", 2, 0.3, 0.65)});
   const std::vector<QualityArm> arms = quality.arms();
   ASSERT_EQ(arms.size(), 3u);
   const QualityArm& wanda = arm_of(arms, "wanda");
@@ -94,6 +94,20 @@ TEST(Quality, NoiseIsNotAnOrder) {
   const Quality quality = read(folder, {model("a", 1, 0.1, 0.2), model("bb", 1, 0.2, 0.1)});
   EXPECT_EQ(quality.results()[0].verdict(), "not told apart");
   EXPECT_EQ(quality.results()[2].verdict(), "not told apart");
+}
+
+// An interval of width 0 would exclude 0 however small the difference is.
+TEST(Quality, EqualDifferencesDoNotTellTheNoise) {
+  const TemporaryFolder folder;
+  const Quality quality =
+      read(folder, {model("a", 1, 0.25, 0.5), model("bb", 4, 0.25, 0.5), model("ccc", 2, 0.25, 0.5)});
+  for (const size_t claim : {0, 1, 2, 3}) EXPECT_EQ(quality.results()[claim].verdict(), "noise unknown");
+  const std::string text = quality_markdown(quality);
+  EXPECT_NE(text.find("| +0.2500 |"), std::string::npos) << text;
+  EXPECT_EQ(text.find("[+"), std::string::npos) << text;
+  EXPECT_EQ(text.find("[-"), std::string::npos) << text;
+  const Quality same = read(folder, {model("a", 1, 0.5, 0.5), model("bb", 4, 0.5, 0.5)});
+  EXPECT_EQ(same.results()[0].verdict(), "not told apart");
 }
 
 TEST(Quality, OneModelHasNoIntervals) {
@@ -126,7 +140,7 @@ TEST(Quality, TheDatabaseHoldsAllOfIt) {
   const TemporaryFolder folder;
   json first = model("a", 1, 0.1, 0.5);
   first["cells"][1]["counted"] = 0.4;
-  const Quality quality = read(folder, {first, model("bb", 4, 0.2, 0.6)});
+  const Quality quality = read(folder, {first, model("bb", 4, 0.2, 0.65)});
   const std::string out = folder / "out";
   write_quality(quality, out);
   const std::string bytes = io::read_file(out + "/" + kPatternsFile, 1 << 24);
