@@ -140,11 +140,12 @@ int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRe
       fmt::print("interrupted; the progress is saved. To continue:\n  {}\n", resume);
     return 128 + end.signal;
   }
-  if (!leads) return 0;
-  const fs::path page = group.write_results(end, request.device, flags.json);
-  fmt::print("\n{}report: {}\n", train::format_seeds(end.results),
-             fs::absolute(page).lexically_normal().string());
-  return 0;
+  if (leads) {
+    const fs::path page = group.write_results(end, request.device, flags.json);
+    fmt::print("\n{}report: {}\n", train::format_seeds(end.results),
+               fs::absolute(page).lexically_normal().string());
+  }
+  return end.results.diverged.empty() ? 0 : 1;
 }
 
 int run_glue(BertFlags& flags, const RunFlags& run, const CLI::App& command) {

@@ -377,6 +377,7 @@ fs::path GlueGroup::write_results(const SeedsEnd& end, Device device, const std:
                   {"run", folder_->path().string()},
                   {"seeds", count_},
                   {"metrics", to_json(end.results)}};
+  summary["diverged"] = end.results.diverged;
   io::write_file((folder_->path() / "summary.json").string(), io::json_text(summary, 2) + "\n");
   if (file.empty()) return page;
   // The times are those of this call, so the folder's summary has none.

@@ -1,5 +1,6 @@
 #include "train/seeds.h"
 
+#include <exception>
 #include <utility>
 
 #include "comm/deadline.h"
@@ -99,6 +100,8 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
   };
   SeedsEnd end;
   std::vector<RunFolder> runs;
+  std::vector<std::string> diverged;
+  std::exception_ptr first_diverged;
   try {
     for (uint64_t seed = group.first_seed; seed < group.first_seed + uint64_t(group.count); ++seed) {
       try {
@@ -107,17 +110,25 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
       } catch (const Interrupted& interrupted) {
         if (seed == group.first_seed && !request.name.empty()) throw;  // nothing is there that could go on
         end.signal = interrupted.signal();
+      } catch (const Diverged& error) {
+        if (request.world && request.world->size() > 1) throw;  // the other ranks were told to end
+        if (!first_diverged) first_diverged = std::current_exception();
+        diverged.push_back(group.folder_of(seed).filename().string());
+        tell("tessera: " + diverged.back() + " diverged: " + error.message() + "\n");
+        continue;
       }
       end.signal = agreed(request.world, end.signal);
       if (end.signal != 0) return record("interrupted"), end;
       runs.push_back(RunFolder::open(group.folder_of(seed)));
     }
+    if (runs.empty()) std::rethrow_exception(first_diverged);
   } catch (...) {
     if (begun) record("failed");
     throw;
   }
   end.results = collect_seeds(runs);
-  record("finished", figures_of(group, end.results));
+  end.results.diverged = diverged;
+  record(diverged.empty() ? "finished" : "failed", figures_of(group, end.results));
   return end;
 }
 

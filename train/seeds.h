@@ -36,15 +36,17 @@ struct SeedGroup {
 struct SeedsEnd {
   int signal = 0;                    // that interrupted them; 0: all have finished
   bool in_run = false;               // it came within a run, which has its RunEnd
-  SeedResults results;               // if all have finished
+  SeedResults results;               // unless they were interrupted
   std::vector<TrainResult> trained;  // of the seeds that this call trained
 };
 
 /// Trains the seeds that are not done, one after the other, and completes those that are; `request`: of each,
 /// but for its folder. The group has its own row in runs.sqlite next to its folder. On several ranks all
 /// of them call this and train each seed together; rank 0 says which, completes and records, so the others
-/// get no results and `ended` is not called there. Throws Interrupted if there is nothing yet that could go
-/// on.
+/// get no results and `ended` is not called there. A seed that diverges does not keep the later ones from
+/// running: the results name it, and a call that resumes the group tries it again; if every seed has, the
+/// first one's Diverged is thrown. On several ranks it ends the job, as every error of a rank does. Throws
+/// Interrupted if there is nothing yet that could go on.
 SeedsEnd run_seeds(const SeedGroup& group, RunRequest request);
 
 }  // namespace tessera::train

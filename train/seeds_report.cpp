@@ -48,6 +48,15 @@ std::vector<std::string> header_of(const SeedResults& results) {
   return header;
 }
 
+/// "seed-1, seed-3 diverged, and are in no mean"; "" if none did.
+std::string diverged_line(const SeedResults& results) {
+  std::string text;
+  for (const std::string& name : results.diverged) text += (text.empty() ? "" : ", ") + name;
+  if (text.empty()) return text;
+  return text +
+         (results.diverged.size() == 1 ? " diverged, and is in no mean" : " diverged, and are in no mean");
+}
+
 void add_settings(report::Page& page, const Settings& settings) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& [name, value] : settings) rows.push_back({name, value});
@@ -86,7 +95,7 @@ void add_courses(report::Page& page, const SeedResults& results) {
 }  // namespace
 
 SeedResults collect_seeds(const std::vector<RunFolder>& runs) {
-  SeedResults results{runs, {}, {}};
+  SeedResults results{.runs = runs, .metrics = {}, .values = {}, .diverged = {}};
   for (const RunFolder& run : runs) {
     std::map<std::string, double> last;
     for (const StepRecord& record : run.metrics())
@@ -121,6 +130,7 @@ std::string format_seeds(const SeedResults& results) {
   };
   line(header_of(results));
   for (const auto& row : table_of(results)) line(row);
+  if (const std::string diverged = diverged_line(results); !diverged.empty()) text += diverged + "\n";
   return text;
 }
 
@@ -131,6 +141,7 @@ void write_seeds_report(const std::filesystem::path& path, const std::string& ti
       fmt::format("{} seeds; each number is the last evaluation of its run. Error bars and +- are "
                   "the standard deviation over the seeds.",
                   results.runs.size()));
+  if (const std::string diverged = diverged_line(results); !diverged.empty()) page.paragraph(diverged + ".");
   page.table(header_of(results), table_of(results));
   std::vector<std::string> labels;
   std::vector<double> means, deviations;

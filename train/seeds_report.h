@@ -17,13 +17,15 @@ struct SeedResults {
   std::vector<RunFolder> runs;
   std::vector<std::string> metrics;                   // "eval_accuracy", ..., "loss"; in all runs
   std::map<std::string, std::vector<double>> values;  // of each metric, in the order of the runs
+  std::vector<std::string> diverged;                  // names of runs that have no results
 };
 /// Throws, naming the run, if one has logged no evaluation.
 SeedResults collect_seeds(const std::vector<RunFolder>& runs);
 
 /// {"eval_accuracy": {"mean", "deviation", "values"}, ...}; the deviation is the sample's, with n - 1.
 nlohmann::json to_json(const SeedResults& results);
-/// A line a metric: each seed's value, then mean +- standard deviation.
+/// A line per metric: each seed's value, then mean +- standard deviation; and one that names the seeds that
+/// diverged.
 std::string format_seeds(const SeedResults& results);
 
 /// Settings, the table, metrics with error bars, the course of the evaluations with error bars, and the loss

@@ -19,6 +19,8 @@ namespace {
 
 /// Marks the record of a step whose evaluation was still missing when the run was stopped or killed.
 constexpr const char* kUnevaluated = "unevaluated";
+/// Marks the record of a step at which the run ended because of its skipped steps.
+constexpr const char* kDiverged = "diverged";
 
 /// What the trainer still has to decide after a step.
 struct Moment {
@@ -173,6 +175,7 @@ class Trainer {
     if (now.due.evaluate) now.record.values[kUnevaluated] = 1;  // until it is done
     if (!now.due.log && now.stop) now.record.values["interrupted"] = 1;
     const bool diverged = skips_.fatal_row() >= options_.most_skips || (!counted && !std::isfinite(loss));
+    if (diverged) now.record.values[kDiverged] = 1;
     if (diverged && (now.due.log || now.stop)) log_.write(now.record);
     if (const std::string warning = skips_.warning(now.done); !warning.empty() && leads()) {
       progress_.finish();
@@ -180,16 +183,18 @@ class Trainer {
     }
     if (skips_.fatal_row() >= options_.most_skips) {
       save(now.done);  // the weights are sound: what led to them is not lost
-      fail_at(Site::here(), skips_.complaint(now.done, saved_text()));
+      throw Diverged(skips_.complaint(now.done, saved_text()), __FILE__, __LINE__);
     }
     if (!counted) check_loss(now.done, loss);
   }
 
   /// For an optimizer that does not skip steps without a finite gradient.
   void check_loss(int64_t step, double loss) const {
-    check(std::isfinite(loss), "training: the loss of step ", step,
-          " is not finite, and this optimizer does not skip such a step. ", saved_text(),
-          "; try a lower learning rate, or --check-finite to find the operator");
+    if (std::isfinite(loss)) return;
+    throw Diverged("training: the loss of step " + std::to_string(step) +
+                       " is not finite, and this optimizer does not skip such a step. " + saved_text() +
+                       "; try a lower learning rate, or --check-finite to find the operator",
+                   __FILE__, __LINE__);
   }
 
   std::string saved_text() const {
@@ -227,10 +232,11 @@ class Trainer {
     const bool lost = skips_.row() > 1 || std::ranges::any_of(result_.evaluation, [](const auto& value) {
                         return !std::isfinite(value.second);
                       });
-    check(!now.due.last || now.stop || std::isfinite(result_.loss) || !lost,
-          "training: the loss of the last step (", now.done,
-          ") is not finite, the run has diverged; try a lower learning rate, or --check-finite to find the "
-          "operator");
+    if (!now.due.last || now.stop || std::isfinite(result_.loss) || !lost) return;
+    throw Diverged("training: the loss of the last step (" + std::to_string(now.done) +
+                       ") is not finite, the run has diverged; try a lower learning rate, or --check-finite "
+                       "to find the operator",
+                   __FILE__, __LINE__);
   }
 
   void sample(Moment& now) {
@@ -299,6 +305,11 @@ class Trainer {
     if (!records.empty() && records.back().step == first_step_) record = records.back();
     if (const auto loss = record.values.find("loss"); loss != record.values.end())
       result_.loss = loss->second;
+    if (over && record.values.contains(kDiverged))
+      throw Diverged("training: the run has diverged, up to its last step (" + std::to_string(first_step_) +
+                         "); try a lower learning rate, or a larger --steps, which goes on from the weights "
+                         "before the steps that were skipped",
+                     __FILE__, __LINE__);
     const bool pending = record.values.erase(kUnevaluated) > 0;
     if (info_.evaluates && (pending || over)) result_.evaluation = job_.evaluate();
     if (info_.evaluates && pending) {

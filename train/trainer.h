@@ -52,6 +52,12 @@ struct TrainerOptions {
 
 enum class Outcome { finished, interrupted };
 
+/// Thrown by train() if the training has diverged: a loss or gradients that are not finite.
+class Diverged : public Error {
+ public:
+  using Error::Error;
+};
+
 struct TrainResult {
   Outcome outcome = Outcome::finished;
   int signal = 0;                            // that interrupted it
@@ -69,9 +75,9 @@ struct TrainResult {
 /// step, with a checkpoint. An evaluation or sample that throws Interrupted is given up, and recorded as
 /// missing; the run that is resumed there does it first, so that the curve does not depend on the
 /// interruption. A gradient norm that is not finite leaves the weights as they are and lowers the loss scale,
-/// if the optimizer has one; a logged step throws if at least `most_skips` such steps in a row have ended at
-/// it, as far as logged steps tell, and no checkpoint is written of that state. An optimizer that does not
-/// skip such steps (OptimizerRef::counted) ends the run at the first logged loss that is not finite.
+/// if the optimizer has one; a logged step throws Diverged if at least `most_skips` such steps in a row have
+/// ended at it, as far as logged steps tell, and no checkpoint is written of that state. An optimizer that
+/// does not skip such steps (OptimizerRef::counted) ends the run at the first logged loss that is not finite.
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, int64_t first_step,
                   Progress& progress);
 
