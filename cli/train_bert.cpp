@@ -145,6 +145,7 @@ int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRe
     fmt::print("\n{}report: {}\n", train::format_seeds(end.results),
                fs::absolute(page).lexically_normal().string());
   }
+  ignore_signals();
   return end.results.diverged.empty() ? 0 : 1;
 }
 

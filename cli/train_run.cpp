@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -154,6 +155,10 @@ void print_end(train::Recipe& recipe, const train::RunEnd& end, const std::strin
              fs::absolute(end.folder.path() / "report.html").lexically_normal().string());
 }
 
+void ignore_signals() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+}
+
 int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& command,
               const train::SettingList& settings) {
   check_run_flags(flags, command);
@@ -169,7 +174,9 @@ int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& comm
   };
   const train::RunEnd end = train::run_recipe(recipe, request);
   if (world.leads()) print_end(recipe, end, resume_command(recipe.name(), end.folder.path(), flags));
-  return end.result.outcome == train::Outcome::interrupted ? 128 + end.result.signal : 0;
+  if (end.result.outcome == train::Outcome::interrupted) return 128 + end.result.signal;
+  ignore_signals();
+  return 0;
 }
 
 }  // namespace tessera::cli

@@ -53,7 +53,11 @@ InterruptGuard::InterruptGuard(const char* notice) {
 
 InterruptGuard::~InterruptGuard() {
   if (--g_guards > 0) return;
-  for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &g_former[i], nullptr);
+  for (size_t i = 0; i < std::size(kSignals); ++i) {
+    struct sigaction now {};
+    sigaction(kSignals[i], nullptr, &now);
+    if (now.sa_handler == on_signal) sigaction(kSignals[i], &g_former[i], nullptr);
+  }
 }
 
 void InterruptGuard::set_notice(const char* notice) {

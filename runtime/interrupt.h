@@ -17,7 +17,7 @@ class Interrupted : public Error {
 /// For the lifetime of the guard, SIGINT, SIGTERM and (unless ignored, as by nohup) SIGHUP request an orderly
 /// stop instead of killing the process: loops finish their step, save and return, or call check_interrupt().
 /// A second signal kills the process. Nested guards do nothing; the outermost one restores the previous
-/// handlers. Not thread-safe.
+/// handlers, where no others have been set since. Not thread-safe.
 class InterruptGuard {
  public:
   /// `notice`: written to the standard error by the handler itself when the first signal arrives, so that it

@@ -300,6 +300,20 @@ TEST(InterruptedPreparation, LeavesNoFolder) {
   EXPECT_EQ(workplace.files(), (std::vector<std::string>{"a.txt", "runs"}));
 }
 
+// Where its output shows the page the process has only its memory to free: to resume such a run is an error.
+TEST(InterruptedEnd, OfARunThatIsCompleteChangesNothing) {
+  const Workplace workplace;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    const std::string name = "r" + std::to_string(signal);
+    Process process(workplace, words_of("train tnp --steps 2" + kLogged + " --name " + name));
+    wait_for(process, [&] { return process.out().find("report:") != std::string::npos; });
+    process.send(signal), process.send(signal);
+    const Outcome end = process.wait();
+    EXPECT_EQ(end.code, 0) << end.signal << end.out << end.err;
+    EXPECT_TRUE(fs::exists(workplace / ("runs/" + name + "/report.html")));
+  }
+}
+
 struct Damage {
   const char* name;
   std::string (*apply)(std::string bytes);

@@ -25,6 +25,15 @@ TEST(InterruptGuard, GivesTheFormerHandlersBack) {
   std::signal(SIGINT, SIG_DFL);
 }
 
+TEST(InterruptGuard, LeavesHandlersThatWereSetSince) {
+  {
+    const InterruptGuard guard;
+    std::signal(SIGINT, SIG_IGN);
+  }
+  EXPECT_EQ(std::signal(SIGINT, SIG_DFL), SIG_IGN);
+  EXPECT_EQ(std::signal(SIGTERM, SIG_DFL), SIG_DFL);
+}
+
 TEST(InterruptGuard, OneWithinAnotherChangesNothing) {
   const InterruptGuard outer;
   std::raise(SIGTERM);
