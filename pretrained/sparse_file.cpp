@@ -18,6 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kVersion = "2";
+constexpr const char* kVersionBefore = "1";  // its sell_delta4 sorted each column part's rows by themselves
 constexpr const char* kArrays[] = {"values", "bitmaps", "gaps", "offsets", "info"};
 
 constexpr std::string_view kWeightEnd = ".weight";
@@ -114,15 +115,23 @@ SparseLayer layer_of(const std::string& path, const std::string& name, const jso
 
 SparseFile::SparseFile(const std::string& folder) : file_(folder + "/" + kSparseFile) {
   const std::string& version = metadata_of(file_, "tessera_sparse");
-  check(version == kVersion, "sparse weights: ", path(), " has version ", io::shown(version),
-        " of the format; this program reads version ", kVersion,
+  check(version == kVersion || version == kVersionBefore, "sparse weights: ", path(), " has version ",
+        io::shown(version), " of the format; this program reads versions ", kVersionBefore, " and ", kVersion,
         "; compress the model again (tessera convert)");
   fingerprint_ = metadata_of(file_, "fingerprint");
   for (const char* const key : {"layers", "checksums"}) metadata_of(file_, key);
   check(metadata_of(file_, "checksum") == checksum_of(file_.metadata()), "sparse weights: ", path(),
         ": the metadata do not agree with their checksum; the file is damaged, convert the model again");
   const json layers = object_of(file_, "layers"), checksums = object_of(file_, "checksums");
-  for (const auto& [name, fields] : layers.items()) layers_.emplace(name, layer_of(path(), name, fields));
+  for (const auto& [name, fields] : layers.items()) {
+    layers_.emplace(name, layer_of(path(), name, fields));
+    check(
+        version == kVersion || layers_.at(name).format != ops::SparseFormat::sell_delta4,
+        "sparse weights: ", path(), ": layer '", io::shown(name), "' is sell-delta4 of version ", version,
+        " of the format, which version ", kVersion,
+        " stores differently; compress the dense model again (tessera convert), which the program that wrote "
+        "the file gives back with convert --format dense");
+  }
   for (const auto& [name, sum] : checksums.items()) {
     check(sum.is_string(), "sparse weights: ", path(), ": the checksum of '", io::shown(name),
           "' is no text");

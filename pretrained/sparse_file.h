@@ -17,7 +17,7 @@
 /// A tensor that is not compressed has its name in transformers. The weight of module M is the arrays of
 /// ops::SparseWeight, "M.weight.values", "M.weight.bitmaps", "M.weight.gaps", "M.weight.offsets",
 /// "M.weight.info", always of [out, in]. The file's metadata are
-///   tessera_sparse  the version of the format, 1
+///   tessera_sparse  the version of the format: 2; 1 is read, too, unless it has sell_delta4
 ///   layers          JSON: module -> {"format", "shape": [out, in], "stored", "most"}
 ///   checksums       JSON: tensor -> XXH3 of its elements
 ///   fingerprint     that of the dense model, with its zeros (pretrained/fingerprint.h)

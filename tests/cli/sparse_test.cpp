@@ -211,8 +211,8 @@ TEST(SparseCommands, RefuseDamagedFiles) {
     bytes.replace(found, from.size(), to);
   };
   put_broken(at,
-             [&](std::string& bytes) { replace(bytes, "tessera_sparse\":\"1\"", "tessera_sparse\":\"2\""); });
-  refused("version 2");
+             [&](std::string& bytes) { replace(bytes, "tessera_sparse\":\"2\"", "tessera_sparse\":\"3\""); });
+  refused("has version 3|reads versions 1 and 2");
   put_broken(at, [&](std::string& bytes) { replace(bytes, "tessera_sparse", "tessera_spurse"); });
   refused("has no 'tessera_sparse'");
   put_broken(at, [&](std::string& bytes) { replace(bytes, "\\\"stored\\\":", "\\\"stared\\\":"); });

@@ -4,10 +4,12 @@
 #include <cstring>
 
 #include "autograd/tape.h"
+#include "io/checksum.h"
 #include "models/generate.h"
 #include "nn/observe.h"
 #include "pretrained/fingerprint.h"
 #include "pretrained/sparse_model.h"
+#include "tests/errors.h"
 #include "tests/io/files.h"
 #include "tests/models/small_models.h"
 #include "tests/tensors.h"
@@ -94,6 +96,41 @@ TEST(SparseModels, OfEveryKindGiveTheLogitsOfTheDenseOnes) {
       EXPECT_NE(message_of([&] { save(sparse, at / "again"); }).find("compressed"), std::string::npos);
     }
   });
+}
+
+// Version 2 stores sell_delta4 alone differently.
+TEST(SparseModels, OfVersionOneAreReadButForSellDelta4) {
+  Rng rng(3);
+  models::GptConfig config = models::small_gpt(models::GptFamily::gpt2);
+  config.dtype = DType::f32;
+  models::Gpt model(config, rng, kCpu);
+  prune(model);
+  for (const ops::SparseFormat format : kFormats) {
+    const TemporaryFolder at;
+    save(model, at / "dense");
+    convert_sparse(at / "dense", at / "sparse", format);
+    const std::string path = at / "sparse/sparse.safetensors";
+    io::NamedTensors tensors;
+    io::Metadata metadata;
+    {
+      const io::SafetensorsFile file(path);
+      for (const io::SafetensorsEntry& entry : file.entries())
+        tensors.emplace_back(entry.name, file.load(entry.name).clone());
+      metadata = file.metadata();
+    }
+    EXPECT_EQ(metadata.at("tessera_sparse"), "2");
+    metadata["tessera_sparse"] = "1";
+    io::Xxh3 sum;
+    for (const char* const key : {"tessera_sparse", "layers", "checksums", "fingerprint"})
+      sum.add(metadata.at(key) + "\n");
+    metadata["checksum"] = sum.digits();
+    io::save_safetensors(path, tensors, metadata);
+    const std::string error = message_of([&] { convert_dense(at / "sparse", at / "back"); });
+    if (format == ops::SparseFormat::sell_delta4)
+      EXPECT_NE(error.find("is sell-delta4 of version 1"), std::string::npos) << error;
+    else
+      EXPECT_EQ(error, "") << name_of(format);
+  }
 }
 
 TEST(SparseModels, GenerateTheTextOfTheDenseOnes) {
