@@ -12,8 +12,7 @@
 /// vector is in shared memory in 16 bits. Sums are added over the warps, in order, when a block has done all
 /// its slices of the phase.
 ///
-/// What pads a row has value 0 and multiplies up to 8 inputs past its part: an infinite input makes more
-/// outputs NaN than in other variants.
+/// What pads a row multiplies up to 8 inputs past its part, not zeros as in sell.cuh.
 
 namespace tessera::ops::decoder {
 namespace {

@@ -6,6 +6,9 @@
 /// a slice, of which a chunk holds 8 entries. The distances of a chunk are added up in bytes, all eight in
 /// five instructions; a dot product of bytes (dp4a) adds one of the sums to the lane's place in x, so an
 /// entry costs little more than four instructions: place, x from shared memory, conversion, multiply-add.
+///
+/// Entries that fill distances and rows have value 0 and are multiplied like others: where x is infinite or
+/// NaN in a column that they lie in, the row becomes NaN though its weight there is 0.
 
 namespace tessera::ops::sparse {
 

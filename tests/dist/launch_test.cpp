@@ -198,7 +198,7 @@ TEST(Launch, PassesOnSignalsThatAnotherThreadTakes) {
   EXPECT_EQ(launch(options).code, 7);
 }
 
-// As `trap '' CHLD` of a shell and some launchers leave it to the programs that they start: the ranks' ends
+// As some launchers leave it to the programs that they start: the ranks' ends
 // were waited for for ever.
 TEST(Launch, TellsHowRanksEndWhereTheEndsOfProcessesAreIgnored) {
   const Folder folder;

@@ -23,7 +23,7 @@ TEST(ChildProcess, TellsHowItEnded) {
   EXPECT_EQ(end_of_shell(root, "kill -TERM $$").code, 128 + SIGTERM);
 }
 
-// As `trap '' CHLD` of a shell and some launchers leave it to the programs that they start.
+// As some launchers leave it to the programs that they start.
 TEST(ChildProcess, TellsHowItEndedWhereTheEndsOfProcessesAreIgnored) {
   const TemporaryFolder root;
   struct sigaction before {};
