@@ -131,7 +131,7 @@ TEST(Study, InterruptedKilledOrOutOfTimeItGoesOnToTheSameBytes) {
   // The cell that ran then ends by itself (it gets SIGTERM); its folder is free once it has.
   Outcome outcome;
   do outcome = run(at, "study run s.toml --out parts");
-  while (holds_all(outcome.err, "another process is writing in it"));
+  while (holds_all(outcome.err, "is still written to by a run that an earlier call of the study began"));
   expect_success(outcome);
   expect_same_results(at, "whole", "parts");
 }
