@@ -14,6 +14,8 @@ void for_each_matrix(const SparseDecoderLayer& layer, Visit&& visit) {
 template <class T, int kDim>
 void run_sell(const Problem<SparseDecoderLayer>& p) {
   using Weights = SellWeights<T>;
+  static_assert(kWarps == kSellWarps && sizeof(AttentionShared<T, kDim>) <= size_t(kSellAttentionBytes) &&
+                kSmallBytes <= size_t(kSellOtherBytes));
   const Device device = p.x.device();
   const SparseDecoderLayer& first = p.layers[0];
   const SellDecoderPlan plan = plan_sell_decoder(first, device.multiprocessors());

@@ -6,10 +6,8 @@
 namespace tessera::ops::decoder {
 namespace {
 
-constexpr int64_t kSharedBytes = 227 * 1024;    // of a block, sm_90
-constexpr int64_t kAttentionBytes = 20 * 1024;  // of shared memory, at most; in place of the input vector
-constexpr int64_t kOtherBytes = 1280;           // barriers, angles
-constexpr int64_t kWarps = 8;
+constexpr int64_t kSharedBytes = 227 * 1024;  // of a block, sm_90
+constexpr int64_t kWarps = kSellWarps;
 constexpr int kMostStages = 3;
 
 }  // namespace
@@ -40,9 +38,9 @@ SellDecoderPlan plan_sell_decoder(const SparseDecoderLayer& layer, int blocks) {
     plan.vector_bytes =
         std::max(plan.vector_bytes, (int64_t(gemv.parts) * gemv.width + sell_delta4::kEntries) * 2);
   }
-  plan.vector_bytes = (std::max(plan.vector_bytes, kAttentionBytes) + 127) / 128 * 128;
+  plan.vector_bytes = (std::max(plan.vector_bytes, kSellAttentionBytes) + 127) / 128 * 128;
   plan.sum_bytes = int64_t(most) * kWarps * sell_delta4::kSliceRows * 4;
-  const int64_t left = kSharedBytes - kOtherBytes - plan.vector_bytes - plan.sum_bytes;
+  const int64_t left = kSharedBytes - kSellOtherBytes - plan.vector_bytes - plan.sum_bytes;
   plan.stages = int(std::clamp<int64_t>(left / (kWarps * kSellStageBytes), 0, kMostStages));
   return plan;
 }

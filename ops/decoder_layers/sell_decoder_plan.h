@@ -9,6 +9,11 @@
 
 namespace tessera::ops::decoder {
 
+// What the plan takes the kernel to need, which asserts it (decoder_layers_sell_sm90.cu).
+inline constexpr int kSellWarps = 8;                       // of a block
+inline constexpr int64_t kSellAttentionBytes = 20 * 1024;  // of shared memory, in place of the input vector
+inline constexpr int64_t kSellOtherBytes = 1280;           // of shared memory: barriers, angles
+
 inline constexpr int kSellMatrices = 7;       // q, k, v; out; gate, up; down
 inline constexpr int kGemvs = 4;              // qkv, out, gate and up, down
 inline constexpr int kSellStageBytes = 7808;  // 12 chunks of 640 bytes and a note, in steps of 128
