@@ -36,8 +36,8 @@ class SlicedRows {
   void choose(const Tensor& dy);
   /// The chosen rows of x [..., C], in index order: [N, C]; rows from the count on are zero.
   Tensor take(const Tensor& x) const;
-  /// The same of what keep gave.
-  Tensor take_kept(const Tensor& kept) const { return is_known() ? kept : take(kept); }
+  /// The same of what keep gave, which is x itself where all rows are multiplied.
+  Tensor take_kept(const Tensor& kept) const { return is_known() && !all_ ? kept : take(kept); }
   /// The chosen rows of dy, times their scales.
   Tensor take_scaled(const Tensor& dy) const;
   /// Hands dy_rows weight, with zeros in the other rows, to input number `input` of the entry, of shape

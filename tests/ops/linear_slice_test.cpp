@@ -272,6 +272,29 @@ TEST(LinearSlice, InputsOfAnyRankAndThoseThatOthersRead) {
   }
 }
 
+// Of all rows too, which no mode gathers.
+TEST(LinearSlice, RowsOfAnyRankAreThoseOfTheMatrix) {
+  for (const Operator& op : all_operators(6))
+    for (const SelectMode mode : kModes)
+      for (const WeightGrad kind : kKinds)
+        for (const int64_t n : {3, 6}) {
+          const auto gradients_of = [&](const Shape& leading) {
+            Operator other = op;
+            for (Tensor& input : other.inputs)  // x and the residual; no weight has 6 rows
+              if (input.rank() == 2 && input.size(0) == 6)
+                input = input.reshape(leading.inserted(leading.rank(), input.size(1)));
+            const Tensor dy = normal({6, op.out}, 8).reshape(leading.inserted(leading.rank(), op.out));
+            Rng rng(5);
+            const Slice slice = slice_of(mode, kind, n, rng);
+            return gradients(other, dy, &slice);
+          };
+          const auto matrix = gradients_of({6}), batch = gradients_of({2, 3});
+          for (size_t i = 0; i < matrix.size(); ++i)
+            EXPECT_EQ(values_if_defined(batch[i]), values_if_defined(matrix[i]))
+                << op.name << " " << name_of(mode) << " " << name_of(kind) << " " << n << " input " << i;
+        }
+}
+
 TEST(LinearSlice, TheMlpsInputMayBeItsResidual) {
   const Tensor x0 = normal({6, 4}, 1), up = normal({7, 4}, 2), down = normal({4, 7}, 3),
                dy = normal({6, 4}, 4);
