@@ -61,12 +61,12 @@ Tensor DropBP::pass_residual(Tensor y, const Tensor& residual) {
 }
 
 double DropBP::flops_of(const SelfAttention& attention, int64_t tokens) {
-  const double weights = double(attention.qkv.weight.count() + attention.out.weight.count());
-  return 2 * weights + 4 * double(tokens) * double(attention.heads * attention.head);
+  const double products = 4 * double(tokens) * double(attention.heads * attention.head);
+  return attention.qkv.flops(1) + attention.out.flops(1) + products;
 }
 
 double DropBP::flops_of(const Mlp& mlp) {
-  return 2 * double(mlp.up.weight.count() + mlp.down.weight.count());
+  return mlp.up.flops(1) + mlp.down.flops(1);
 }
 
 void DropBP::set_rates(std::vector<double> rates) {

@@ -38,7 +38,8 @@ class DropBP {
  public:
   struct Branch {
     std::string name;  // in fields(): "blocks.3.attention"
-    double flops = 0;  // of its forward pass, per token
+    /// Of its forward pass, per token, with its layers in the forms that they have when the object is made.
+    double flops = 0;
   };
 
   /// `tokens` of a text: attention's FLOPs grow with them.

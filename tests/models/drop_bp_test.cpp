@@ -9,6 +9,7 @@
 #include "models/bert.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "nn/low_rank.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "runtime/allocator.h"
@@ -145,6 +146,21 @@ TEST(DropBP, FindsTheBranchesOfEveryModel) {
   EXPECT_EQ(of_bert.branches()[2].flops, 8 * 8 * 8 + 4 * 8 * 10);  // 8 h^2 + 4 h s
   EXPECT_EQ(of_bert.branches()[3].name, "blocks.1.mlp");
   EXPECT_EQ(of_bert.branches()[3].flops, 4 * 8 * 16);
+}
+
+// Layers of factors have no dense weight to count.
+TEST(DropBP, CountsTheFlopsOfFactors) {
+  Rng rng(6);
+  models::Bert bert({.vocabulary = 11, .positions = 8, .d_model = 8, .d_ff = 16, .heads = 2, .layers = 1},
+                    rng, kCpu);
+  auto& block = bert.blocks[0];
+  for (Linear* const layer : {&block.attention.out, &block.mlp.up, &block.mlp.down})
+    factorize(*layer, {layer->out}, {.kind = FactorKind::low_rank, .rank = 2}, rng);
+  factorize(block.attention.qkv, {8, 8, 8}, {.kind = FactorKind::low_rank, .rank = 2}, rng);
+  const DropBP drops(bert, 10);
+  const double attention = drops.branches()[0].flops, network = drops.branches()[1].flops;
+  EXPECT_EQ(attention, 2 * (3 * 2 * (8 + 8) + 2 * (8 + 8)) + 4 * 8 * 10);
+  EXPECT_EQ(network, 2 * 2 * 2 * (8 + 16));
 }
 
 TEST(DropBP, ALanguageModelTrainsThroughTheStreamThatIsLeft) {
