@@ -65,6 +65,21 @@ ops::AttentionOptions operator_options(const AttendOptions& options) {
   return made;
 }
 
+int64_t kv_heads_of(const SelfAttentionOptions& options) {
+  return options.kv_heads ? options.kv_heads : options.heads;
+}
+
+/// The size of a head. Throws unless the numbers go together.
+int64_t head_size(int64_t d, const SelfAttentionOptions& options) {
+  const int64_t heads = options.heads, kv_heads = kv_heads_of(options), head = options.head;
+  check(heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0, "self attention: ", heads, " heads and ",
+        kv_heads, " kv_heads; expected a multiple of the kv_heads, 1 or more");
+  check(head >= 0, "self attention: heads of ", head, " features; expected 1 or more, or 0 for d / heads");
+  check(head > 0 || d % heads == 0, "self attention: d ", d, " is not a multiple of the number of heads ",
+        heads, "; give the size of a head");
+  return head ? head : d / heads;
+}
+
 void check_heads(const Tensor& q, const Tensor& k) {
   check(k.size(1) >= 1 && q.size(1) % k.size(1) == 0, "attend: ", q.size(1),
         " query heads are not a multiple of ", k.size(1), " key heads");
@@ -109,16 +124,14 @@ const Tensor& AttentionPass::valid_rows() const {
 }
 
 SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
-    : qkv(d,
-          (options.heads + 2 * (options.kv_heads ? options.kv_heads : options.heads)) *
-              (options.head ? options.head : d / options.heads),
-          rng, device, {.bias = options.bias, .dtype = options.dtype, .init = Init::zeros}),
-      out(options.heads * (options.head ? options.head : d / options.heads), d, rng, device,
+    : qkv(d, (options.heads + 2 * kv_heads_of(options)) * head_size(d, options), rng, device,
+          {.bias = options.bias, .dtype = options.dtype, .init = Init::zeros}),
+      out(options.heads * head_size(d, options), d, rng, device,
           {.bias = options.out_bias, .dtype = options.dtype, .init = Init::zeros}),
       dropout(options.dropout, rng),
       heads(options.heads),
-      kv_heads(options.kv_heads ? options.kv_heads : options.heads),
-      head(options.head ? options.head : d / options.heads),
+      kv_heads(kv_heads_of(options)),
+      head(head_size(d, options)),
       causal(options.causal) {
   if (!options.qk_norm_eps) return;
   const RmsNormOptions norm{.eps = *options.qk_norm_eps, .dtype = options.dtype};

@@ -88,7 +88,8 @@ struct SelfAttentionOptions {
 /// the key heads', then the value heads': [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names.
 /// With qk_norm_eps each head of q and of k is normalised (one weight for all heads of q, one for those of k:
 /// Dehghani et al., arXiv:2302.05442, section 2) before positions rotate it.
-/// Weights and biases start as zeros: a model draws its own.
+/// Weights and biases start as zeros: a model draws its own. Throws unless heads is a multiple of kv_heads,
+/// and d one of heads where the size of a head is not given.
 struct SelfAttention {
   static constexpr const char* kKind = "SelfAttention";
 

@@ -94,6 +94,18 @@ TEST(Attend, LengthsOnTheDevice) {
   EXPECT_NE(attend(q, k, v, some, {}).to_vector<double>(), some_dropped);
 }
 
+TEST(SelfAttention, HeadsThatDoNotDivideTheWidth) {
+  Rng rng(1);
+  const auto make = [&](const SelfAttentionOptions& options) {
+    return SelfAttention(8, options, rng, Device::cpu());
+  };
+  expect_error([&] { make({.heads = 0}); }, {"self attention: 0 heads"});
+  expect_error([&] { make({.heads = 3}); }, {"self attention: d 8", "number of heads 3"});
+  expect_error([&] { make({.heads = 4, .kv_heads = 3}); }, {"self attention: 4 heads and 3 kv_heads"});
+  expect_error([&] { make({.heads = 4, .head = -2}); }, {"self attention: heads of -2 features"});
+  EXPECT_EQ(make({.heads = 3, .head = 5}).out.in, 15);
+}
+
 TEST(SelfAttention, LayersShareTheStarts) {
   Rng rng(1);
   SelfAttention layer(8, {.heads = 2, .kv_heads = 1, .causal = true, .dtype = DType::f64}, rng,
