@@ -12,7 +12,7 @@ namespace tessera::ops {
 /// top_k largest are kept (0: all), then the fewest of these, largest first, whose probabilities add up to
 /// top_p or more (Holtzman et al., arXiv:1904.09751, section 3.1), then one is drawn by its probability: the
 /// first, in the order of tokens, at which the sum of probabilities exceeds the random number. Equal logits
-/// rank by their index. temperature 0 takes the largest logit: greedy.
+/// rank by their index. temperature 0 takes the largest logit: greedy. Logits of +inf share all probability.
 ///
 /// Probabilities are whole multiples of 2^-40 of the largest (sample_math.h), so that their sums have no
 /// order: the same logits and the same random number give the same token on every device. A token less

@@ -22,8 +22,9 @@ TESSERA_HD uint32_t logit_rank(float logit) {
 }
 inline constexpr uint32_t kRankOfNothing = 0x007FFFFFu;  // of -inf
 
-/// round(2^40 e^((logit - top) / temperature)) for logit <= top.
+/// round(2^40 e^((logit - top) / temperature)) for logit <= top; infinite ones leave nothing to others.
 TESSERA_HD uint64_t logit_weight(float logit, float top, double temperature) {
+  if (logit == top) return uint64_t(1) << kWeightBits;  // +inf has no difference to itself
   const double x = (double(logit) - double(top)) / temperature;
   if (!(x > -30)) return 0;  // e^-30 < 2^-42
   constexpr double kLog2E = 0x1.71547652b82fep+0;

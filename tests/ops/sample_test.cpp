@@ -23,6 +23,8 @@ TEST(SampleWeight, IsTheExponentialToHalfAUnit) {
   EXPECT_EQ(logit_weight(3.5f, 3.5f, 0.1), uint64_t{1} << 40);
   EXPECT_EQ(logit_weight(-INFINITY, 0, 1), 0u);
   EXPECT_EQ(logit_weight(-3e38f, 3e38f, 1e-300), 0u);
+  EXPECT_EQ(logit_weight(INFINITY, INFINITY, 0.1), uint64_t{1} << 40);
+  EXPECT_EQ(logit_weight(3e38f, INFINITY, 1), 0u);
 }
 
 TEST(SampleWeight, RanksAsFloatsCompare) {
@@ -39,6 +41,17 @@ TEST(SampleWeight, PlacesAreProductsOf128Bits) {
   for (const uint64_t b : bits)
     for (const uint64_t total : totals)
       EXPECT_EQ(place_of(b, total), uint64_t((static_cast<unsigned __int128>(b) * total) >> 53));
+}
+
+TEST(Sample, InfiniteLogitsShareAllProbability) {
+  const std::vector<float> logits{1, INFINITY, 2, INFINITY, -INFINITY};
+  for (const Sampling& sampling :
+       {Sampling{}, Sampling{.temperature = 0.1}, Sampling{.top_k = 3}, Sampling{.top_p = 0.9}}) {
+    EXPECT_EQ(sample(logits, sampling, 0.49), 1);
+    EXPECT_EQ(sample(logits, sampling, 0.51), 3);
+  }
+  EXPECT_EQ(sample(logits, {.temperature = 0}, 0.9), 1);
+  EXPECT_EQ(sample(logits, {.top_p = 0.5}, 0.9), 1);
 }
 
 TEST(Choices, FollowTheHostAndCount) {
