@@ -1,5 +1,6 @@
 #include "nn/lm_head.h"
 
+#include "nn/low_rank.h"
 #include "nn/observe.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -9,6 +10,10 @@ namespace tessera::nn {
 LmHead::LmHead(int64_t d, int64_t vocabulary, Rng& rng, Device device, LmHeadOptions options)
     : out(d, vocabulary, rng, device,
           {.bias = options.bias, .dtype = options.dtype, .init = options.init, .tied = options.tied}) {}
+
+bool LmHead::tied() const {
+  return !out.weight.defined() && !factors_of(out.form) && !std::holds_alternative<Compressed>(out.form);
+}
 
 Tensor LmHead::operator()(const Tensor& x, const Embedding& token, Site site) const {
   const LayerCall call(*this, site);

@@ -19,7 +19,8 @@ struct LmHead {
   static constexpr const char* kKind = "LmHead";
 
   LmHead(int64_t d, int64_t vocabulary, Rng& rng, Device device, LmHeadOptions options = {});
-  bool tied() const { return !out.weight.defined(); }
+  /// Whether its weight is the token embedding's: a layer of factors or of compressed parts has its own.
+  bool tied() const;
   /// [N, d] -> logits [N, V].
   Tensor operator()(const Tensor& x, const Embedding& token, Site site = Site::here()) const;
   /// Mean cross-entropy of x [N, d] and targets [N], -100 where none is to be predicted. Dense and not

@@ -6,8 +6,10 @@
 #include <set>
 
 #include "autograd/tape.h"
+#include "nn/lm_head.h"
 #include "nn/mlp.h"
 #include "nn/summary.h"
+#include "ops/cross_entropy/cross_entropy.h"
 #include "ops/linear/linear.h"
 #include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
@@ -247,6 +249,19 @@ TEST(LowRank, OfEitherLayerOfAnMlpIsComputed) {
     factorize(mlp.down, {6}, options_of(FactorKind::low_rank, 6), rng);
     expect_near(mlp(x), before, 1e-10);
   }
+}
+
+// An LM head without a dense weight is not a tied one.
+TEST(LowRank, OfAnLmHeadIsItsOwnWeight) {
+  Rng rng(1);
+  LmHead head(7, 6, rng, kCpu, {.bias = true, .dtype = DType::f64});
+  const Embedding token(6, 7, rng, kCpu, {.dtype = DType::f64});
+  factorize(head.out, {6}, options_of(FactorKind::low_rank, 2), rng);
+  EXPECT_FALSE(head.tied());
+  const Tensor x = random({3, 7}, 2), logits = ops::linear(x, merged_weight(head.out), head.out.bias);
+  expect_near(head(x, token), logits);
+  const Tensor targets = Tensor::from(std::vector<int64_t>{5, -100, 0}, {3});
+  expect_near(head.loss(x, targets, token), ops::cross_entropy(logits, targets));
 }
 
 TEST(LowRank, SaysWhatIsWrong) {
