@@ -71,7 +71,8 @@ void add_report(CLI::App& app, Action& action) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   command->add_option("--out", args->out, "HTML page to write");
   command->add_flag("--check", args->check,
-                    "Exit with status 1 if the final losses of two groups differ beyond the noise");
+                    "Exit with status 1 if the final losses of two groups differ beyond the noise (Welch's "
+                    "t-test at 95 %, with Holm's correction for the number of pairs)");
   command->callback([&action, args] { action = [args] { return run_report(*args); }; });
 }
 

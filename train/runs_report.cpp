@@ -133,6 +133,44 @@ std::vector<std::string> header_of(const std::vector<RunGroup>& groups, std::vec
   return first;
 }
 
+/// Two groups whose means of a metric can be compared.
+struct Pair {
+  const RunGroup *first, *second;
+  const Metric* metric;
+  Difference d;
+  double
+      p_holm;  // the p-value after the correction over `tested` pairs of the metric; NaN: noise is not told
+  int64_t tested;
+  bool beyond() const { return p_holm < kLevel; }
+};
+
+/// Corrects the pairs of each metric for being tested together.
+void correct(std::vector<Pair>& pairs, const std::vector<Metric>& metrics) {
+  for (const Metric& metric : metrics) {
+    std::vector<double> p;
+    for (const Pair& pair : pairs)
+      if (pair.metric == &metric) p.push_back(pair.d.p);
+    const std::vector<double> corrected = holm(p);
+    const int64_t tested = std::ranges::count_if(p, [](double value) { return !std::isnan(value); });
+    size_t i = 0;
+    for (Pair& pair : pairs)
+      if (pair.metric == &metric) pair.p_holm = corrected[i++], pair.tested = tested;
+  }
+}
+
+std::string verdict_of(const Pair& pair) {
+  if ((pair.first->*pair.metric->values).size() < 2 || (pair.second->*pair.metric->values).size() < 2)
+    return "a group of one run does not tell the noise";
+  if (std::isnan(pair.p_holm)) return "a group of runs with equal values does not tell the noise";
+  const std::string noise = fmt::format("{:.4f}, 95 %", pair.d.noise);
+  return fmt::format("{} the noise over runs ({})", pair.beyond() ? "beyond" : "within",
+                     pair.tested == 1
+                         ? noise
+                         : fmt::format("p = {:.2g} after Holm's correction for {} pairs; of this "
+                                       "pair alone {}",
+                                       pair.p_holm, pair.tested, noise));
+}
+
 /// For each pair of groups a sentence per metric. Among three groups and more, single runs are not compared.
 /// Runs of different bases are not compared either, which one sentence says for all pairs of a metric that
 /// differ in the same facts. A final loss that is not finite has no mean, which a sentence per group says.
@@ -144,8 +182,10 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
         refused[fmt::format("{}: not compared, since they differ in {}: ", metric.name, facts)];
     text += (text.empty() ? "" : "; ") + which;
   };
+  const std::vector<Metric> metrics = metrics_of(groups);
+  std::vector<Pair> pairs;
   const auto compare = [&](const RunGroup& first, const RunGroup& second) {
-    for (const Metric& metric : metrics_of(groups)) {
+    for (const Metric& metric : metrics) {
       const auto &a = first.*metric.values, &b = second.*metric.values;
       if (std::isnan(spread_of(a).mean) || std::isnan(spread_of(b).mean)) continue;
       if (!differing(metric, {&first}).empty() || !differing(metric, {&second}).empty()) continue;
@@ -153,30 +193,29 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
         refuse(metric, facts, first.name + " and " + second.name);
         continue;
       }
-      const Difference d = welch(a, b);
       const bool single = a.size() < 2 || b.size() < 2;
       if (single && groups.size() > 2) continue;
-      const std::string verdict = single ? "a group of one run does not tell the noise"
-                                  : std::isinf(d.noise)
-                                      ? "a group of runs with equal values does not tell the noise"
-                                      : fmt::format("{} the noise over runs ({:.4f}, 95 %)",
-                                                    d.within() ? "within" : "beyond", d.noise);
-      lines.push_back(fmt::format("{}: {} - {} = {:.4f}, {}", metric.name, first.name, second.name,
-                                  d.difference, verdict));
+      const Difference d = welch(a, b);
+      pairs.push_back(
+          {.first = &first, .second = &second, .metric = &metric, .d = d, .p_holm = d.p, .tested = 1});
     }
   };
   for (const RunGroup& group : groups)
-    for (const Metric& metric : metrics_of(groups))
+    for (const Metric& metric : metrics)
       if (const std::string facts = differing(metric, {&group}); !facts.empty())
         refuse(metric, facts, "the runs of " + group.name);
   for (size_t a = 0; a < groups.size(); ++a)
     for (size_t b = a + 1; b < groups.size(); ++b) compare(groups[a], groups[b]);
+  correct(pairs, metrics);
+  for (const Pair& pair : pairs)
+    lines.push_back(fmt::format("{}: {} - {} = {:.4f}, {}", pair.metric->name, pair.first->name,
+                                pair.second->name, pair.d.difference, verdict_of(pair)));
   for (const auto& [why, which] : refused) lines.push_back(why + which);
   for (const RunGroup& group : groups) {
     const auto diverged =
         std::ranges::count_if(group.final_loss, [](double loss) { return !std::isfinite(loss); });
     if (diverged > 0)
-      lines.push_back(fmt::format("{}: not compared, since {} diverged", metrics_of(groups).front().name,
+      lines.push_back(fmt::format("{}: not compared, since {} diverged", metrics.front().name,
                                   group.runs.size() == 1 ? group.name
                                                          : fmt::format("{} of the {} runs of {}", diverged,
                                                                        group.runs.size(), group.name)));
@@ -304,12 +343,11 @@ std::string incomparable(const std::vector<RunGroup>& groups) {
 }
 
 bool agree(const std::vector<RunGroup>& groups) {
+  std::vector<double> p;
   for (size_t a = 0; a < groups.size(); ++a)
     for (size_t b = a + 1; b < groups.size(); ++b)
-      if (const Difference d = welch(groups[a].final_loss, groups[b].final_loss);
-          !d.within() && !std::isinf(d.noise))
-        return false;
-  return true;
+      p.push_back(welch(groups[a].final_loss, groups[b].final_loss).p);
+  return std::ranges::none_of(holm(p), [](double corrected) { return corrected < kLevel; });
 }
 
 std::string format_groups(const std::vector<RunGroup>& groups) {

@@ -58,12 +58,13 @@ report::Series loss_curve(const RunFolder& run, const std::string& name, int col
 /// Why the final losses of the runs cannot be compared: "..., which differ in tokenizer"; "" if they can.
 std::string incomparable(const std::vector<RunGroup>& groups);
 
-/// Whether the final losses of no two groups differ beyond the noise; incomparable() must be "".
+/// Whether the final losses of no two groups differ beyond the noise, by Welch's t-tests of all pairs after
+/// Holm's correction for their number; incomparable() must be "".
 bool agree(const std::vector<RunGroup>& groups);
 
 /// The table of the groups as text: a line per group and for each pair of groups whether they differ beyond
-/// the noise. Figures of different bases are neither averaged nor compared, and a line says so; held-out bits
-/// per byte have a column where tokenizers differ.
+/// the noise, each figure's pairs tested together as agree() does. Figures of different bases are neither
+/// averaged nor compared, and a line says so; held-out bits per byte have a column where tokenizers differ.
 std::string format_groups(const std::vector<RunGroup>& groups);
 
 void write_runs_report(const std::filesystem::path& path, const std::vector<RunGroup>& groups,

@@ -114,13 +114,15 @@ bool tells_noise(const std::vector<double>& values) {
 Difference welch(const std::vector<double>& a, const std::vector<double>& b) {
   check(!a.empty() && !b.empty(), "welch: an empty sample");
   const Spread of_a = spread_of(a), of_b = spread_of(b);
-  Difference result{of_a.mean - of_b.mean, std::numeric_limits<double>::infinity()};
+  Difference result{of_a.mean - of_b.mean, std::numeric_limits<double>::infinity(),
+                    std::numeric_limits<double>::quiet_NaN()};
   if (!tells_noise(a) || !tells_noise(b)) return result;
   const double error_a = of_a.deviation * of_a.deviation / double(a.size()),
                error_b = of_b.deviation * of_b.deviation / double(b.size()), both = error_a + error_b;
   const double freedom =
       both * both / (error_a * error_a / double(a.size() - 1) + error_b * error_b / double(b.size() - 1));
   result.noise = student_quantile(0.975, freedom) * std::sqrt(both);
+  result.p = student_tail(result.difference / std::sqrt(both), freedom);
   return result;
 }
 

@@ -38,12 +38,11 @@ Interval paired_difference(const std::vector<double>& a, const std::vector<doubl
 /// was repeated, it does not.
 bool tells_noise(const std::vector<double>& values);
 
-/// The difference of the means of two samples, and the half width of its 95 % interval by Welch's t-test (B.
-/// L. Welch, Biometrika 34, 1947): variances may differ, runs are independent. Where a sample
-/// does not tell the noise it is infinite, and nothing is within it.
+/// The difference of the means of two samples, the half width of its 95 % interval and the p-value of it
+/// being 0, by Welch's t-test (B. L. Welch, Biometrika 34, 1947): variances may differ, runs are independent.
+/// Where a sample does not tell the noise, `noise` is infinite and p is NaN.
 struct Difference {
-  double difference = 0, noise = 0;
-  bool within() const { return noise - noise == 0 && difference <= noise && -difference <= noise; }
+  double difference = 0, noise = 0, p = 0;
 };
 Difference welch(const std::vector<double>& a, const std::vector<double>& b);
 
@@ -51,5 +50,9 @@ Difference welch(const std::vector<double>& a, const std::vector<double>& b);
 /// order given: the probability of a wrong rejection among all is at most the level. NaN stays, and does not
 /// count as a test.
 std::vector<double> holm(const std::vector<double>& p);
+
+/// The level of all tests here: what a p-value, corrected where several are tested together, must be below
+/// for a difference to be beyond the noise.
+inline constexpr double kLevel = 0.05;
 
 }  // namespace tessera::train

@@ -254,7 +254,7 @@ std::string Comparison::verdict(bool higher) const {
   if (is_baseline) return "baseline";
   if (!incomparable.empty()) return "not compared";
   if (!difference || std::isnan(p_holm)) return "-";
-  if (p_holm >= 0.05) return "not told apart";
+  if (p_holm >= kLevel) return "not told apart";
   return (difference->mean > 0) == higher ? "better" : "worse";
 }
 

@@ -77,6 +77,31 @@ TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
       std::string::npos);
 }
 
+// Ends of a and b differ by 0.05 +- 0.0453, which is beyond the noise of that pair alone (p = 0.037) and not
+// of three pairs tested together; a difference of 0.07 (p = 0.0127) is.
+TEST(RunsReport, CorrectsForTheNumberOfPairs) {
+  const TemporaryFolder folder;
+  const auto groups_of = [&](std::initializer_list<std::pair<const char*, double>> shifts) {
+    std::vector<RunFolder> runs;
+    for (const auto& [dtype, shift] : shifts)
+      for (const double end : {1.00, 1.02, 1.04})
+        runs.push_back(make_run(folder.path(), dtype, dtype, end + shift, false));
+    return group_runs(runs, {.by = "model.dtype", .last = 20});
+  };
+  const auto two = groups_of({{"a", 0}, {"b", 0.05}});
+  EXPECT_FALSE(agree(two));
+  EXPECT_NE(format_groups(two).find("a - b = -0.0500, beyond the noise over runs (0.0453, 95 %)"),
+            std::string::npos)
+      << format_groups(two);
+  const auto three = groups_of({{"a", 0}, {"b", 0.05}, {"c", 0.025}});
+  EXPECT_TRUE(agree(three));
+  EXPECT_NE(format_groups(three).find("a - b = -0.0500, within the noise over runs (p = 0.11 after Holm's "
+                                      "correction for 3 pairs; of this pair alone 0.0453, 95 %)"),
+            std::string::npos)
+      << format_groups(three);
+  EXPECT_FALSE(agree(groups_of({{"a", 0}, {"b", 0.07}, {"c", 0.035}})));
+}
+
 TEST(RunsReport, SaysWhichRunsDiverged) {
   const TemporaryFolder folder;
   std::vector<RunFolder> runs;

@@ -99,12 +99,14 @@ TEST(Statistics, WelchsTestIsThatOfScipy) {
   const Difference d = welch({1, 2, 3, 4, 5}, {2, 4, 6, 8, 10});
   EXPECT_DOUBLE_EQ(d.difference, -3);
   EXPECT_NEAR(d.noise, 3.887741643736975, 1e-12);
-  EXPECT_TRUE(d.within());
-  EXPECT_FALSE(welch({1, 1.1, 0.9}, {2, 2.1, 1.9}).within());
-  EXPECT_FALSE(welch({1}, {1}).within());  // nothing is known of the noise
+  EXPECT_NEAR(d.p, 0.10753119493062718, 1e-12);
+  EXPECT_LT(welch({1, 1.1, 0.9}, {2, 2.1, 1.9}).p, 0.001);
+  EXPECT_TRUE(std::isnan(welch({1}, {1}).p));  // nothing is known of the noise
   // Nor of repeats, also where their mean is rounded.
-  for (const std::vector<double>& other : {std::vector<double>{0.1, 0.1, 0.1}, {0.2, 0.2, 0.2}, {1, 2, 3}})
+  for (const std::vector<double>& other : {std::vector<double>{0.1, 0.1, 0.1}, {0.2, 0.2, 0.2}, {1, 2, 3}}) {
     EXPECT_TRUE(std::isinf(welch({0.1, 0.1, 0.1}, other).noise));
+    EXPECT_TRUE(std::isnan(welch({0.1, 0.1, 0.1}, other).p));
+  }
   EXPECT_THROW(welch({}, {1}), Error);
 }
 
