@@ -378,6 +378,7 @@ fs::path GlueGroup::write_results(const SeedsEnd& end, Device device, const std:
                   {"seeds", count_},
                   {"metrics", to_json(end.results)}};
   summary["diverged"] = end.results.diverged;
+  summary["resumed_after_divergence"] = end.results.resumed;
   io::write_file((folder_->path() / "summary.json").string(), io::json_text(summary, 2) + "\n");
   if (file.empty()) return page;
   // The times are those of this call, so the folder's summary has none.

@@ -1,6 +1,7 @@
 #include "train/seeds.h"
 
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "comm/deadline.h"
@@ -20,6 +21,17 @@ bool is_done(const fs::path& path, int64_t steps) {
   if (newest.step.value_or(0) < steps) return false;
   const auto records = RunFolder::open(path).metrics();
   return !records.empty() && records.back().step >= steps && records.back().values.contains("eval_score");
+}
+
+/// The entry of run.json that says that a seed has diverged, which stays when the run is resumed: the step of
+/// its last record by then.
+constexpr const char* kDiverged = "diverged";
+
+void mark_diverged(const RunFolder& run) {
+  const std::vector<StepRecord> records = run.metrics();
+  nlohmann::json settings = run.settings();
+  settings[kDiverged] = records.empty() ? 0 : records.back().step;
+  run.write_settings(settings);
 }
 
 int signal_of(const RunEnd& end) {
@@ -114,6 +126,7 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
         if (request.world && request.world->size() > 1) throw;  // the other ranks were told to end
         if (!first_diverged) first_diverged = std::current_exception();
         diverged.push_back(group.folder_of(seed).filename().string());
+        mark_diverged(RunFolder::open(group.folder_of(seed)));
         tell("tessera: " + diverged.back() + " diverged: " + error.message() + "\n");
         continue;
       }
@@ -128,6 +141,8 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
   }
   end.results = collect_seeds(runs);
   end.results.diverged = diverged;
+  for (const RunFolder& run : runs)
+    if (run.settings().contains(kDiverged)) end.results.resumed.push_back(run.path().filename().string());
   record(diverged.empty() ? "finished" : "failed", figures_of(group, end.results));
   return end;
 }

@@ -45,8 +45,9 @@ struct SeedsEnd {
 /// of them call this and train each seed together; rank 0 says which, completes and records, so the others
 /// get no results and `ended` is not called there. A seed that diverges does not keep the later ones from
 /// running: the results name it, and a call that resumes the group goes on with it from its newest
-/// checkpoint; if every seed has, the first one's Diverged is thrown. On several ranks it ends the job, as
-/// every error of a rank does. Throws Interrupted if there is nothing yet that could go on.
+/// checkpoint, after which the results name it as resumed; if every seed has, the first one's Diverged is
+/// thrown. On several ranks it ends the job, as every error of a rank does. Throws Interrupted if there is
+/// nothing yet that could go on.
 SeedsEnd run_seeds(const SeedGroup& group, RunRequest request);
 
 }  // namespace tessera::train

@@ -1,6 +1,7 @@
 #include "train/seeds_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -48,13 +49,19 @@ std::vector<std::string> header_of(const SeedResults& results) {
   return header;
 }
 
-/// "seed-1, seed-3 diverged, and are in no mean"; "" if none did.
-std::string diverged_line(const SeedResults& results) {
-  std::string text;
-  for (const std::string& name : results.diverged) text += (text.empty() ? "" : ", ") + name;
-  if (text.empty()) return text;
-  return text +
-         (results.diverged.size() == 1 ? " diverged, and is in no mean" : " diverged, and are in no mean");
+/// "seed-1, seed-3 diverged, and are in no mean", and the like of those that were resumed; none if none did.
+std::vector<std::string> diverged_lines(const SeedResults& results) {
+  std::vector<std::string> lines;
+  const auto add = [&](const std::vector<std::string>& names, const char* one, const char* several) {
+    if (!names.empty())
+      lines.push_back(fmt::format("{} {}", fmt::join(names, ", "), names.size() == 1 ? one : several));
+  };
+  add(results.diverged, "diverged, and is in no mean", "diverged, and are in no mean");
+  add(results.resumed,
+      "had diverged and went on from its last checkpoint when it was resumed; its values count in the means",
+      "had diverged and went on from their last checkpoints when they were resumed; their values count in "
+      "the means");
+  return lines;
 }
 
 void add_settings(report::Page& page, const Settings& settings) {
@@ -95,7 +102,7 @@ void add_courses(report::Page& page, const SeedResults& results) {
 }  // namespace
 
 SeedResults collect_seeds(const std::vector<RunFolder>& runs) {
-  SeedResults results{.runs = runs, .metrics = {}, .values = {}, .diverged = {}};
+  SeedResults results{.runs = runs, .metrics = {}, .values = {}, .diverged = {}, .resumed = {}};
   for (const RunFolder& run : runs) {
     std::map<std::string, double> last;
     for (const StepRecord& record : run.metrics())
@@ -130,7 +137,7 @@ std::string format_seeds(const SeedResults& results) {
   };
   line(header_of(results));
   for (const auto& row : table_of(results)) line(row);
-  if (const std::string diverged = diverged_line(results); !diverged.empty()) text += diverged + "\n";
+  for (const std::string& line : diverged_lines(results)) text += line + "\n";
   return text;
 }
 
@@ -141,7 +148,7 @@ void write_seeds_report(const std::filesystem::path& path, const std::string& ti
       fmt::format("{} seeds; each number is the last evaluation of its run. Error bars and +- are "
                   "the standard deviation over the seeds.",
                   results.runs.size()));
-  if (const std::string diverged = diverged_line(results); !diverged.empty()) page.paragraph(diverged + ".");
+  for (const std::string& line : diverged_lines(results)) page.paragraph(line + ".");
   page.table(header_of(results), table_of(results));
   std::vector<std::string> labels;
   std::vector<double> means, deviations;

@@ -100,6 +100,25 @@ TEST(Seeds, OneThatDivergesDoesNotKeepTheLaterOnesFromRunning) {
   }
 }
 
+// Resumed when its gradients are finite again: its values are those of a run that skipped steps.
+TEST(Seeds, OneThatDivergedAndWentOnIsNamed) {
+  const TemporaryFolder root;
+  const SeedsEnd before = run_seeds(group_in(root, {5}), quiet_request());
+  EXPECT_EQ(before.results.diverged, std::vector<std::string>{"seed-5"});
+  EXPECT_TRUE(before.results.resumed.empty());
+  SeedGroup group = group_in(root, {});
+  group.steps = 12;
+  group.make = [](uint64_t) { return std::make_unique<ZeroFitRecipe>(false, 12); };
+  const SeedsEnd end = run_seeds(group, quiet_request());
+  EXPECT_TRUE(end.results.diverged.empty());
+  ASSERT_EQ(end.results.runs.size(), 3u);
+  EXPECT_EQ(end.results.resumed, std::vector<std::string>{"seed-5"});
+  const char* const said = "seed-5 had diverged and went on from its last checkpoint when it was resumed";
+  EXPECT_NE(format_seeds(end.results).find(said), std::string::npos) << format_seeds(end.results);
+  write_seeds_report(root / "page.html", "Seeds", end.results, {});
+  EXPECT_NE(get(root / "page.html").find(said), std::string::npos);
+}
+
 TEST(Seeds, WhereAllDivergeIsTheFirstOnesError) {
   const TemporaryFolder root;
   const SeedGroup group = group_in(root, {4, 5, 6});
