@@ -219,6 +219,7 @@ int calibrate(CalibrateArgs args) {
         language.model);
   }
   sparsity::save_calibration(calibration, args.out);
+  ignore_signals();
   if (args.json) {
     fmt::print("{}\n", report_of(calibration, measured, dense).dump(2));
     return 0;

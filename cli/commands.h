@@ -63,6 +63,9 @@ void tell_invalid(uint64_t invalid, uint64_t bytes);
 
 /// Message of the InterruptGuard in commands that write their result only at the end.
 extern const char* const kGivingUp;
+/// For a command that has written its results, before it returns: a signal that comes while the process frees
+/// its memory does not change the exit status, since there is nothing left to stop or to resume.
+void ignore_signals();
 
 /// Refuses nan and inf, which the number parser would take.
 extern const CLI::Validator kFinite;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 
 #include "cli/commands.h"
@@ -14,6 +15,10 @@
 namespace tessera::cli {
 
 const char* const kGivingUp = "\ntessera: stopping; partial output is removed\n";
+
+void ignore_signals() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+}
 
 CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes) {
   return command.add_flag("--any-bytes", any_bytes,

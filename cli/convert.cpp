@@ -36,6 +36,7 @@ void print_layers(const pretrained::SparseConversion& done) {
 int compress(const ConvertArgs& args, std::optional<DType> dtype, const pretrained::ConfigOptions& config) {
   const auto done = sparsity::convert(args.from, args.to, ops::parse_sparse_format(args.format),
                                       {.dtype = dtype, .calibration = args.gates, .config = config});
+  ignore_signals();
   print_layers(done);
   if (done.negative_zeros > 0) fmt::print("{} weights of -0 became 0\n", done.negative_zeros);
   fmt::print("{} layers as {} in {}: {:.1f} MB, {:.1f} MB dense ({:.2f}x); fingerprint {}\n",
@@ -63,6 +64,7 @@ int convert(const ConvertArgs& args, const train::Given& given) {
   const pretrained::Conversion done =
       args.format == "dense" ? pretrained::convert_dense(args.from, args.to, options.shard_bytes, config)
                              : pretrained::convert(args.from, args.to, options, config);
+  ignore_signals();
   fmt::print("{} tensors, {:.1f} MB in {}\n", done.tensors, double(done.bytes) / 1e6, args.to);
   constexpr size_t kShown = 10;
   for (size_t i = 0; i < std::min(kShown, done.ignored.size()); ++i)

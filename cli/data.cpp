@@ -41,6 +41,7 @@ int run_tokenize(const TokenizeArgs& args) {
   // The tokenizer stays with its tokens: training on them needs it for decoding.
   train::copy_tokenizer(args.tokenizer, files.path());
   files.publish();
+  ignore_signals();
   tell_invalid(done.invalid, done.bytes);
   if (args.options.validation > 0 && done.validation.tokens == 0)
     train::tell(fmt::format(

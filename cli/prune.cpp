@@ -364,6 +364,7 @@ int prune(const CLI::App& command, PruneArgs args) {
   const auto begin = std::chrono::steady_clock::now();
   auto [pruned, report] = prune_and_save(args, *work);
   blocks.remove_blocks();
+  ignore_signals();
   if (!args.json) {
     print_result(args, pruned, report);
     return 0;

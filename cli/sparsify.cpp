@@ -155,6 +155,7 @@ int sparsify(SparsifyArgs args) {
   options.how.totals = totals;
   if (!args.how.dtype.empty()) options.file_dtype = parse_dtype(args.how.dtype);
   const sparsity::Sparsified done = sparsity::sparsify(options, args.out);
+  ignore_signals();
   if (args.json)
     fmt::print("{}\n", report_of(done, args.out, *prepared->tokenizer).dump(2));
   else

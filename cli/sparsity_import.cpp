@@ -27,6 +27,7 @@ int run_import(const ImportArgs& args) {
   check_not_input(args.out, {args.model});
   const sparsity::Imported imported = sparsity::import_masks(args.inputs, args.model, args.options);
   sparsity::save_masks(args.out, imported.masks);
+  ignore_signals();
   sparsity::Pruned pruned{.matrices = {}, .masks = imported.masks};
   for (const auto& [name, mask] : imported.masks.layers)
     pruned.matrices.push_back(

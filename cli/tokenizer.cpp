@@ -60,6 +60,7 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
   size_t tokens = 0;
   for (const std::string& text : texts) tokens += tokenizer.encode(text).ids.size();
   io::write_file(args.out, json);
+  ignore_signals();
   tell_invalid(invalid, bytes);
   fmt::print("{}: {} tokens", args.out, tokenizer.token_count());
   if (tokens > 0)

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -153,10 +152,6 @@ void print_end(train::Recipe& recipe, const train::RunEnd& end, const std::strin
   const optim::Optimizer* const optimizer = recipe.job().trained_by().counted();
   fmt::print("{}{}report: {}\n", optimizer ? optimizer->report() : "", recipe.conclusion(end.folder, result),
              fs::absolute(end.folder.path() / "report.html").lexically_normal().string());
-}
-
-void ignore_signals() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
 }
 
 int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& command,

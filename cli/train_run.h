@@ -52,10 +52,6 @@ std::string resume_command(const std::string& model, const std::filesystem::path
 /// Prints the result of a run, or the command that continues it.
 void print_end(train::Recipe& recipe, const train::RunEnd& end, const std::string& resume);
 
-/// For a command that has written its results, before it returns: a signal that comes while the process frees
-/// its memory does not change the exit status, since there is nothing left to resume.
-void ignore_signals();
-
 /// From the parsed command line to the exit code. `settings`: those of the model.
 int run_train(train::Recipe& recipe, const RunFlags& flags, const CLI::App& command,
               const train::SettingList& settings);

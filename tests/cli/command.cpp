@@ -115,6 +115,12 @@ std::string Process::out() const {
   return read_all(out_);
 }
 
+bool Process::waiting() const {
+  const std::string state = read_all("/proc/" + std::to_string(id_) + "/stat");  // "<id> (<name>) S ..."
+  const size_t name = state.rfind(") ");
+  return name != std::string::npos && state.compare(name + 2, 1, "S") == 0;
+}
+
 bool Process::await_stop() {
   siginfo_t info{};
   while (::waitid(P_PID, id_t(id_), &info, WSTOPPED | WEXITED | WNOWAIT) < 0)

@@ -52,6 +52,8 @@ class Process {
   bool running();
   /// What it has written to its standard output so far.
   std::string out() const;
+  /// Whether its main thread waits for something.
+  bool waiting() const;
   /// After SIGSTOP: waits until the process is stopped. Returns false if it has ended instead.
   bool await_stop();
   Outcome wait();

@@ -1,5 +1,8 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <nlohmann/json.hpp>
@@ -224,6 +227,40 @@ TEST(PruneCommand, GoesOnAfterASignal) {
   for (const char* file : {"masks.safetensors", "model.safetensors", "pruning.json"})
     EXPECT_EQ(at.get(std::string("p/") + file), at.get(std::string("whole/") + file)) << file;
   EXPECT_FALSE(fs::exists(at / "p.partial"));
+}
+
+// A pipe without space keeps the command from ending: it has written its folder then, and waits to print. One
+// signal, since a second one may come before the command has returned from writing.
+void expect_output_in_spite_of(int signal, const Workplace& at, const std::string& command,
+                               const std::string& file) {
+  const std::string pipe = (at / ("pipe-of-" + fs::path(file).parent_path().string())).string();
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int end = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK);
+  ASSERT_GE(end, 0);
+  std::string bytes(1 << 16, ' ');
+  while (::write(end, bytes.data(), bytes.size()) > 0 || ::write(end, bytes.data(), 1) > 0) continue;
+  Process process(at, words_of(command), pipe);
+  wait_for(process, [&] { return fs::exists(at / file) && process.waiting(); });
+  process.send(signal);
+  while (process.running())
+    if (::read(end, bytes.data(), bytes.size()) < 0) wait_a_little();
+  ::close(end);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 0) << command << ": signal " << outcome.signal << " " << outcome.err;
+}
+
+TEST(WrittenFolder, AnswersForTheCommandWhateverSignalComes) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  at.put("t", prune_text());
+  expect_output_in_spite_of(SIGTERM, at, std::string(kPrune) + "--json --eval-windows 2 --out p",
+                            "p/pruning.json");
+  expect_output_in_spite_of(SIGINT, at, "convert m c", "c/model.safetensors");
+  expect_output_in_spite_of(
+      SIGHUP, at,
+      "calibrate --device cpu --model m --text t --length 16 --samples 8 --eval-windows "
+      "2 --allocation uniform --out g",
+      "g/calibration.json");
 }
 
 TEST(PruneCommand, KeepsFinishedBlocksAfterAnError) {
