@@ -40,11 +40,6 @@ constexpr Format kFormats[] = {
     {"\xFE\xFF", "UTF-16", kConvert},
 };
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what, std::string_view next_step) {
-  fail_at(Site::here(), "read: ", path, " is ", what, ", not UTF-8 text; ", next_step,
-          " (--any-bytes takes it as it is, each invalid byte sequence as U+FFFD)");
-}
-
 /// Without a mark at the start: every other byte of Latin text is 0.
 bool looks_like_utf16(std::string_view content) {
   const std::string_view start = content.substr(0, 4096);
@@ -67,30 +62,44 @@ uint64_t invalid_bytes(std::string_view content) {
   return invalid;
 }
 
-void check_text(const std::string& path, std::string_view content) {
+namespace {
+
+/// What the content of a file that is no text is instead, and what to do; "" for a text.
+std::string refusal(std::string_view content) {
+  const auto told = [](const std::string& what, std::string_view next_step) {
+    return " is " + what + ", not UTF-8 text; " + std::string(next_step);
+  };
   for (const Format& format : kFormats)
     // "BZh" and "PAR1" could begin a text; what follows there cannot.
     if (content.starts_with(format.start) && (unicode::valid_prefix(content) < content.size() ||
                                               content.find('\0') != content.npos || format.start == "%PDF-"))
-      refuse(path, std::string(format.name), format.next_step);
+      return told(std::string(format.name), format.next_step);
   if (const size_t nul = content.find('\0'); nul != content.npos) {
-    if (looks_like_utf16(content)) refuse(path, "UTF-16 by its zero bytes", kConvert);
-    refuse(path, "a binary file (a NUL byte at offset " + std::to_string(nul) + ")", kExtract);
+    if (looks_like_utf16(content)) return told("UTF-16 by its zero bytes", kConvert);
+    return told("a binary file (a NUL byte at offset " + std::to_string(nul) + ")", kExtract);
   }
   const size_t first = unicode::valid_prefix(content);
-  if (first == content.size()) return;
+  if (first == content.size()) return "";
   const uint64_t invalid = invalid_bytes(content.substr(first));
-  if (1000 * invalid > content.size())
-    refuse(path,
-           "in another encoding, or binary (" + std::to_string(invalid) + " of " +
-               std::to_string(content.size()) + " bytes are not UTF-8, the first at offset " +
-               std::to_string(first) + ")",
-           "convert it first, as with iconv -f LATIN1 -t UTF-8");
+  if (1000 * invalid <= content.size()) return "";
+  return told("in another encoding, or binary (" + std::to_string(invalid) + " of " +
+                  std::to_string(content.size()) + " bytes are not UTF-8, the first at offset " +
+                  std::to_string(first) + ")",
+              "convert it first, as with iconv -f LATIN1 -t UTF-8");
+}
+
+}  // namespace
+
+void check_text(const std::string& path, std::string_view content) {
+  const std::string why = refusal(content);
+  check(why.empty(), "read: ", path, why);
 }
 
 std::string read_text(const std::string& path, uint64_t limit, bool any_bytes) {
   std::string content = read_file(path, limit);
-  if (!any_bytes) check_text(path, content);
+  const std::string why = any_bytes ? "" : refusal(content);
+  check(why.empty(), "read: ", path, why,
+        " (--any-bytes takes it as it is, each invalid byte sequence as U+FFFD)");
   return content;
 }
 

@@ -9,7 +9,7 @@
 
 namespace tessera::io {
 
-/// The whole of a text file. Throws as read_file does and, unless `any_bytes`, as check_text does.
+/// The whole of a text file. Throws as read_file does and, unless `any_bytes` (--any-bytes), as check_text.
 std::string read_text(const std::string& path, uint64_t limit, bool any_bytes = false);
 
 /// Throws, saying what the content of the file `path` is instead and what to do: one of the known compressed

@@ -46,7 +46,8 @@ double wilson(const Accuracy& accuracy, double sign) {
 }  // namespace
 
 std::vector<ChoiceItem> read_choices(const std::string& path) {
-  const std::string text = io::read_text(path, kLargestItems);
+  const std::string text = io::read_file(path, kLargestItems);
+  io::check_text(path, text);
   std::vector<ChoiceItem> items;
   int64_t number = 0;
   for (size_t begin = 0; begin < text.size();) {

@@ -399,11 +399,15 @@ TEST(ChoiceCommand, AModelThatKnowsNothingIsAtChance) {
   EXPECT_TRUE(
       holds_all(said(at, "eval choice f --device cpu --model m --items 4"), "items|4|chance|within chance"));
   at.put("bad", "{\"context\": \"a\"}\n");
-  expect_failures(at, {{"eval choice bad --device cpu --model m", 1, "bad: line 1|choices"},
-                       {"eval choice absent --device cpu --model m", 1, "absent"},
-                       {"eval choice f --device cpu --model absent", 1, "absent"},
-                       {"eval choice f --device cpu --model m --predictions f", 1, "is the input"},
-                       {"eval choice --model m", 2, "FILE"}});
+  at.put("zeros", std::string(16, '\0'));
+  EXPECT_EQ(run(at, "eval choice zeros --device cpu --model m").err.find("--any-bytes"), std::string::npos);
+  expect_failures(at,
+                  {{"eval choice bad --device cpu --model m", 1, "bad: line 1|choices"},
+                   {"eval choice zeros --device cpu --model m", 1, "zeros is a binary file|extract its text"},
+                   {"eval choice absent --device cpu --model m", 1, "absent"},
+                   {"eval choice f --device cpu --model absent", 1, "absent"},
+                   {"eval choice f --device cpu --model m --predictions f", 1, "is the input"},
+                   {"eval choice --model m", 2, "FILE"}});
 }
 
 }  // namespace
