@@ -87,6 +87,24 @@ bool Group::fits(const nn::NamedParameter& parameter) const {
 
 namespace {
 
+bool is_scale(double value) {
+  return value >= 0 && std::isfinite(value);
+}
+
+/// A rate below 0 would move weights up the gradient; NaN would make them NaN, though no gradient is.
+void check_scales(const std::string& name, const std::vector<Group>& groups,
+                  const std::vector<RuleUse>& rules) {
+  for (const RuleUse& use : rules)
+    check(is_scale(use.lr_scale), name, ": lr_scale of the rule ", use.rule->name(), " is ", use.lr_scale,
+          "; it must be finite and not negative");
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const double decay = groups[g].weight_decay.value_or(0);
+    check(is_scale(groups[g].lr_scale) && is_scale(decay), name, ": groups[", g, "] (contains \"",
+          groups[g].contains, "\") has lr_scale = ", groups[g].lr_scale, " and weight_decay = ", decay,
+          "; they must be finite and not negative");
+  }
+}
+
 /// A group that fits nothing changes nothing: a misspelt name would go unnoticed.
 void check_groups(const std::string& name, const std::vector<Group>& groups,
                   const std::vector<nn::NamedParameter>& parameters) {
@@ -113,6 +131,7 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
                        const std::vector<RuleUse>& rules) {
   Buffers& buffers = *state_->buffers;
   const std::string& name = buffers.name;
+  check_scales(name, options.groups, rules);
   std::vector<double> lr_scales, decay;
   std::vector<std::vector<size_t>> members(rules.size());
   std::map<const GradState*, std::string> given;

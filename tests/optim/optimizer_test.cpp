@@ -6,6 +6,7 @@
 
 #include "gradients.h"
 #include "optim/adamw.h"
+#include "optim/muon.h"
 #include "optim/sgd.h"
 #include "runtime/capture.h"
 #include "tests/errors.h"
@@ -406,6 +407,20 @@ TEST(Groups, OneThatFitsNoParameterIsAnErrorUnlessItIsOptional) {
                {"groups[1] (contains \"blocks.0\", and a function of its own)"});
   make({.contains = "block.", .lr_scale = 0, .optional = true});
   make({.contains = "blocks.6"});  // the first group that fits decides, and this one fits, too
+}
+
+TEST(Groups, ScalesAreFiniteAndNotNegative) {
+  const std::vector<nn::NamedParameter> list = {{"w", new_parameter(1, {2, 2}, DType::f32, Device::cpu())}};
+  const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+  for (const double bad : {-1.0, nan, infinity}) {
+    expect_error([&] { AdamW(list, {.groups = {{.lr_scale = bad}}}); },
+                 {"AdamW: groups[0] (contains \"\") has lr_scale = ", "finite and not negative"});
+    expect_error([&] { Sgd(list, {.groups = {{.contains = "w", .weight_decay = bad}}}); },
+                 {"Sgd: groups[0] (contains \"w\")", "weight_decay = ", "finite and not negative"});
+    expect_error([&] { Muon(list, {.adamw_lr_scale = bad}); },
+                 {"Muon: lr_scale of the rule adamw is ", "finite and not negative"});
+  }
+  AdamW(list, {.groups = {{.lr_scale = 0, .weight_decay = 0}}});
 }
 
 TEST(Optimizer, WeightsLoadedFromOutsideBecomeTheMasters) {
