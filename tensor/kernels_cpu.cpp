@@ -22,7 +22,12 @@ void copy_cpu(const Tensor& y, const Tensor& x) {
         To* const to = out + offsets[0];
         const From* const from = in + offsets[1];
         if (strides[0] == 1 && strides[1] == 1) {
-          for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
+          if constexpr (std::is_same_v<From, f16> && std::is_same_v<To, float>)
+            widen(to, from, n);
+          else if constexpr (std::is_same_v<From, float> && std::is_same_v<To, f16>)
+            narrow(to, from, n);
+          else
+            for (int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
         } else {
           for (int64_t i = 0; i < n; ++i) to[i * strides[0]] = convert<To>(from[i * strides[1]]);
         }

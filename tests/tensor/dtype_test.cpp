@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
 #include <vector>
+
+#include "tensor/convert.h"
+#include "tensor/tensor.h"
 
 /// The small floats against a reference that knows only their definition: every value a format has, by ldexp,
 /// and rounding as a search for the nearest of them, ties to the even pattern.
@@ -204,6 +208,41 @@ TEST(DType, NamesSizesAndErrors) {
   EXPECT_THROW(dispatch_floating(DType::i64, "test", [&]<class T>() {}), Error);
   EXPECT_THROW(dispatch_floating_cuda(DType::f64, "test", [&]<class T>() {}), Error);
   EXPECT_THROW(dispatch_index(DType::f32, "test", [&]<class T>() {}), Error);
+}
+
+// Rows may be converted by instructions of the CPU, which treat NaN otherwise. Lengths that are no multiple
+// of their lanes, and places that are not aligned.
+TEST(ConvertedRows, OfF16HaveTheBitsOfEachElement) {
+  constexpr int64_t kCount = 1 << 16;
+  std::vector<f16> all(kCount);
+  for (int64_t i = 0; i < kCount; ++i) all[size_t(i)].bits = uint16_t(i);
+  for (const int64_t n : {kCount, kCount - 3}) {
+    std::vector<float> wide(kCount, -1);
+    widen(wide.data(), all.data() + (kCount - n), n);
+    for (int64_t i = 0; i < n; ++i)
+      ASSERT_EQ(std::bit_cast<uint32_t>(wide[size_t(i)]),
+                std::bit_cast<uint32_t>(float(all[size_t(i + kCount - n)])))
+          << i;
+  }
+  const Tensor cast = Tensor::from(all, {kCount}).to(DType::f32);
+  EXPECT_EQ(std::bit_cast<uint32_t>(cast.data<float>()[0x7C01]), 0x7F802000u);  // a signalling NaN
+
+  std::vector<float> values;
+  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 4099)
+    values.push_back(std::bit_cast<float>(uint32_t(bits)));
+  for (uint32_t top = 0; top < 1u << 16; ++top)  // ties of f16, infinity and numbers that become it
+    for (const uint32_t low : {0u, 0x1000u, 0xFFFu, 0xF000u})
+      values.push_back(std::bit_cast<float>((top << 16) + low));
+  const auto count = int64_t(values.size());
+  std::vector<f16> rounded(values.size());
+  narrow(rounded.data(), values.data() + 1, count - 1);
+  for (int64_t i = 1; i < count; ++i)
+    ASSERT_EQ(rounded[size_t(i - 1)].bits, f16(values[size_t(i)]).bits) << values[size_t(i)];
+  narrow(rounded.data(), values.data(), 5, 2);
+  widen(values.data(), rounded.data(), 5, 2);
+  EXPECT_EQ(values[4], float(rounded[8]));
+  widen(values.data(), all.data() + 0x3C00, 3, 0);
+  EXPECT_EQ(values[2], 1);
 }
 
 }  // namespace
