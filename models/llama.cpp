@@ -51,6 +51,9 @@ void LlamaConfig::validate() const {
         head_size(), " elements are ", rotary(), "; positions rotate pairs, so it must be an even number");
   check(heads % kv_heads == 0, name, ": ", heads, " heads are not a multiple of ", kv_heads, " kv_heads");
   check(window >= 0, name, ": window is ", window, "; expected 0 (none) or more");
+  check(full_layers == 0 || (window > 0 && full_layers > 0 && full_layers < layers), name,
+        ": full_layers is ", full_layers, " of ", layers, " layers with a window of ", window,
+        "; expected 0, or some but not all layers of a model with a window");
   rope.validate();
   if (rope.scaling == ops::RopeScaling::longrope)
     for (const int64_t length : {rope.trained_length, rope.trained_length + 1})
@@ -63,7 +66,9 @@ void LlamaConfig::validate() const {
       {"an MLP without gate", !gated && !is_llama && !is_arcee},
       {"a gated MLP", gated && is_arcee},
       {"partial_rotary below 1", partial_rotary != 1 && family != LlamaFamily::phi3},
-      {"a sliding window", window > 0 && (is_llama || is_arcee)}};
+      {"a sliding window", window > 0 && (is_llama || is_arcee)},
+      {"layers without the window",
+       full_layers > 0 && family != LlamaFamily::qwen2 && family != LlamaFamily::qwen3}};
   for (const auto& [setting, foreign] : settings)
     check(!foreign, name, ": there is no ", name, " with ", setting);
 }

@@ -53,6 +53,9 @@ struct LlamaConfig {
   /// Keys that a token sees, its own included; 0: all. Attention here has no window, so longer texts are
   /// refused. Not in llama and arcee.
   int64_t window = 0;
+  /// Number of first layers without the window, less than `layers`; qwen2 and qwen3. It is for config.json:
+  /// texts that are no longer than the window see all keys in every layer.
+  int64_t full_layers = 0;
   ops::Activation activation = ops::Activation::silu;
   bool gated = true;
   bool attention_bias = false;  // of q, k, v and the output projection; llama, qwen3 and arcee
@@ -67,8 +70,9 @@ struct LlamaConfig {
     visit("family", family), visit("vocabulary", vocabulary), visit("positions", positions);
     visit("d_model", d_model), visit("d_ff", d_ff), visit("heads", heads), visit("kv_heads", kv_heads);
     visit("head", head), visit("layers", layers), visit("eps", eps), visit("rope", rope);
-    visit("partial_rotary", partial_rotary), visit("window", window), visit("activation", activation);
-    visit("gated", gated), visit("attention_bias", attention_bias), visit("mlp_bias", mlp_bias);
+    visit("partial_rotary", partial_rotary), visit("window", window);
+    visit("full_layers", full_layers), visit("activation", activation), visit("gated", gated);
+    visit("attention_bias", attention_bias), visit("mlp_bias", mlp_bias);
     visit("embedding_dropout", embedding_dropout), visit("attention_dropout", attention_dropout);
     visit("residual_dropout", residual_dropout), visit("tied", tied);
     visit("init_deviation", init_deviation), visit("dtype", dtype);

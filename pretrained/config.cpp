@@ -257,11 +257,12 @@ int64_t window(ConfigReader& reader, int64_t fallback) {
   return reader.is_null("sliding_window") ? 0 : reader.integer("sliding_window", fallback);
 }
 
-/// The same for qwen2 and qwen3, where only some layers may have it. A text has to fit into it in any case.
-int64_t qwen_window(ConfigReader& reader, int64_t layers) {
+/// The same for qwen2 and qwen3, where the first layers may lack it. A text has to fit into it in any case.
+void read_qwen_window(ConfigReader& reader, LlamaConfig& c) {
+  const int64_t layers = c.layers;
   const bool used = reader.flag("use_sliding_window", false);
-  const int64_t size = window(reader, 4096), first = reader.integer("max_window_layers", 28);
-  bool slides = first < layers;
+  const int64_t size = window(reader, 4096);
+  int64_t first = std::min(std::max<int64_t>(reader.integer("max_window_layers", 28), 0), layers);
   if (const json* const types = reader.any("layer_types")) {
     const auto is = [](const char* name) { return [name](const json& type) { return type == name; }; };
     const bool known = types->is_array() && int64_t(types->size()) == layers &&
@@ -270,11 +271,18 @@ int64_t qwen_window(ConfigReader& reader, int64_t layers) {
                        });
     check(known, reader.where(), ": layer_types is ", types->dump().substr(0, 60), "; expected ", layers,
           " times \"full_attention\" or \"sliding_attention\"");
-    slides = std::any_of(types->begin(), types->end(), is("sliding_attention"));
-    check(!slides || (used && size > 0), reader.where(), ": layer_types has \"sliding_attention\", but ",
+    const auto sliding = std::find_if(types->begin(), types->end(), is("sliding_attention"));
+    first = sliding - types->begin();
+    check(first == layers || (used && size > 0), reader.where(),
+          ": layer_types has \"sliding_attention\", but ",
           used ? "there is no sliding_window" : "use_sliding_window is false");
+    check(std::find_if(sliding, types->end(), is("full_attention")) == types->end(), reader.where(),
+          ": layer_types has \"full_attention\" after \"sliding_attention\"; only a window from some layer "
+          "on is "
+          "supported");
   }
-  return used && slides ? size : 0;
+  if (!used || size == 0 || first == layers) return;
+  c.window = size, c.full_layers = first;
 }
 
 /// The config.json of any LlamaFamily. An absent field has the family's default in transformers.
@@ -316,7 +324,7 @@ LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::
     c.attention_bias = reader.flag("attention_bias", false);
   if (family == LlamaFamily::mistral) c.window = window(reader, 4096);
   if (family == LlamaFamily::qwen2 || family == LlamaFamily::qwen3) {
-    c.window = qwen_window(reader, c.layers);
+    read_qwen_window(reader, c);
     reader.expect("use_mrope", false, "a token has one position");
   }
   if (is_phi3) {
@@ -548,7 +556,8 @@ std::string config_text(const LlamaConfig& c) {
   if (!c.gated && !is_arcee) text["gated_mlp"] = false;
   if (!is_llama && !is_arcee) text["sliding_window"] = c.window > 0 ? json(c.window) : json(nullptr);
   if (c.family == LlamaFamily::qwen2 || c.family == LlamaFamily::qwen3)
-    text.update({{"use_sliding_window", c.window > 0}, {"max_window_layers", c.window > 0 ? 0 : c.layers}});
+    text.update({{"use_sliding_window", c.window > 0},
+                 {"max_window_layers", c.window > 0 ? c.full_layers : c.layers}});
   if (is_phi3)
     text.update({{"partial_rotary_factor", c.partial_rotary},
                  {"embd_pdrop", c.embedding_dropout},

@@ -244,6 +244,10 @@ TEST(Llama, AFamilyHasNoSettingsOfAnother) {
             "arcee: there is no arcee with a gated MLP");
   EXPECT_EQ(error(LlamaFamily::llama, [](auto& c) { c.window = 4; }),
             "llama: there is no llama with a sliding window");
+  EXPECT_EQ(error(LlamaFamily::mistral, [](auto& c) { c.window = 4, c.full_layers = 1; }),
+            "mistral: there is no mistral with layers without the window");
+  EXPECT_EQ(error(LlamaFamily::qwen3, [](auto& c) { c.window = 4, c.full_layers = c.layers; }).substr(0, 26),
+            "qwen3: full_layers is 2 of");
   EXPECT_EQ(error(LlamaFamily::mistral, [](auto& c) { c.partial_rotary = 0.7; }),
             "mistral: there is no mistral with partial_rotary below 1");
   EXPECT_EQ(

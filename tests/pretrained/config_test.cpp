@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 namespace tessera::pretrained {
 namespace {
 
@@ -117,9 +119,10 @@ TEST(Config, LlamasFamiliesHaveDefaultsOfTheirOwn) {
 }
 
 TEST(Config, AWindowOfQwenIsOnlyOneThatIsUsed) {
-  const auto window = [](const std::string& fields) {
-    return llama(parse_config("c", with("qwen2", R"("num_hidden_layers": 2, )" + fields))).window;
+  const auto read = [](const std::string& fields) {
+    return llama(parse_config("c", with("qwen2", R"("num_hidden_layers": 2, )" + fields)));
   };
+  const auto window = [&](const std::string& fields) { return read(fields).window; };
   EXPECT_EQ(window(R"("sliding_window": 100)"), 0);
   EXPECT_EQ(window(R"("sliding_window": 100, "use_sliding_window": false)"), 0);
   EXPECT_EQ(window(R"("sliding_window": 100, "use_sliding_window": true)"), 0);  // from layer 28 on
@@ -129,6 +132,17 @@ TEST(Config, AWindowOfQwenIsOnlyOneThatIsUsed) {
   EXPECT_EQ(window(R"("layer_types": ["full_attention", "full_attention"])"), 0);
   EXPECT_EQ(window(R"("layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": true)"),
             4096);
+  EXPECT_EQ(window(R"("sliding_window": 0, "use_sliding_window": true, "max_window_layers": 1)"), 0);
+  // The first layers without it are kept for the file that is written.
+  for (const auto& [fields, full_layers] :
+       {std::pair(R"("sliding_window": 100, "use_sliding_window": true, "max_window_layers": 1)", 1),
+        {R"("layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": true)", 1},
+        {R"("layer_types": ["sliding_attention", "sliding_attention"], "use_sliding_window": true)", 0}}) {
+    const models::LlamaConfig config = read(fields);
+    EXPECT_EQ(config.full_layers, full_layers) << fields;
+    EXPECT_EQ(nlohmann::json::parse(config_text(config))["max_window_layers"], full_layers) << fields;
+    EXPECT_EQ(llama(parse_config("c", config_text(config))).full_layers, full_layers) << fields;
+  }
 }
 
 TEST(Config, ReadsPhi3sRopeAsItsFilesHaveIt) {
@@ -300,6 +314,10 @@ TEST(Config, RefusesWhatItCannotCompute) {
       {"a window that is not used",
        with("qwen2", R"("num_hidden_layers": 1, "layer_types": ["sliding_attention"])"),
        "layer_types has \"sliding_attention\", but use_sliding_window is false"},
+      {"a window of the first layers alone",
+       with("qwen2", R"("num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+                        "use_sliding_window": true)"),
+       "layer_types has \"full_attention\" after \"sliding_attention\"; only a window from some layer on"},
       {"a window without size", with("qwen2", R"("num_hidden_layers": 1, "layer_types": ["sliding_attention"],
                         "use_sliding_window": true, "sliding_window": null)"),
        "layer_types has \"sliding_attention\", but there is no sliding_window"},
@@ -424,6 +442,7 @@ TEST(Config, WhatIsWrittenReadsBackTheSame) {
                                  .head = 8,
                                  .layers = 2,
                                  .window = family == LlamaFamily::llama ? 0 : window,
+                                 .full_layers = family == LlamaFamily::qwen3 && window > 0 ? 1 : 0,
                                  .attention_bias = family == LlamaFamily::qwen3 && window > 0,
                                  .tied = window > 0,
                                  .dtype = DType::f16};
