@@ -60,7 +60,7 @@ struct TokenizerFile {
 };
 
 /// What the files next to a vocabulary say about it: tokenizer_config.json, special_tokens_map.json (for
-/// roles that the first leaves out) and added_tokens.json. A tokenizer.json has all but the roles in itself.
+/// roles that the first leaves out) and added_tokens.json.
 struct TokenizerConfig {
   std::string path;                                  // of tokenizer_config.json, for messages
   nlohmann::json fields = nlohmann::json::object();  // {} if there is no file
@@ -78,6 +78,10 @@ TokenizerConfig read_tokenizer_config(const std::string& folder);
 void parse_vocab_json(TokenizerFile& file, std::string_view text);
 /// A tokenizer.json.
 TokenizerFile parse_tokenizer_json(const std::string& path, std::string_view text);
+/// Adds the tokens of `config` that a tokenizer.json lacks, as transformers 5 does: those with a role, too,
+/// also where the vocabulary has them. A token that the vocabulary lacks gets the next free number, whatever
+/// number `config` has for it; one that is listed with other flags than in the file takes those.
+void add_configured_tokens(TokenizerFile& file, const TokenizerConfig& config);
 /// The pair vocab.json and merges.txt; RoBERTa's if it has <s>, </s>, <pad>, <unk> and <mask> (unless
 /// `config` says GPT2Tokenizer), else GPT-2's, with bos_token in front where `config` says add_bos_token
 /// (OPT).

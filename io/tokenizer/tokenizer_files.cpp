@@ -40,6 +40,11 @@ void add_tokens(TokenizerFile& file, const TokenizerConfig& config) {
   }
 }
 
+bool have_same_flags(const AddedToken& a, const AddedToken& b) {
+  return a.special == b.special && a.single_word == b.single_word && a.lstrip == b.lstrip &&
+         a.rstrip == b.rstrip && a.normalized == b.normalized;
+}
+
 /// The number of the token with a role; throws if `config` has no such token or the vocabulary lacks it.
 int32_t token_of_role(const TokenizerFile& file, const TokenizerConfig& config, const char* flag,
                       const char* role) {
@@ -58,6 +63,34 @@ AddedToken special_token(const Vocabulary& vocabulary, const std::string& conten
 }
 
 }  // namespace
+
+void add_configured_tokens(TokenizerFile& file, const TokenizerConfig& config) {
+  const auto added = [&](const std::string& text) {
+    return std::ranges::find_if(file.added, [&](const AddedToken& token) { return token.content == text; });
+  };
+  // Numbers beyond all others keep the roles' order after what is listed.
+  int32_t later = kMostTokens;
+  const auto find = [&](const std::string& text) {
+    if (added(text) != file.added.end()) return -1;
+    const int32_t known = file.vocabulary.find(text);
+    return known >= 0 ? known : later++;
+  };
+  int64_t next = file.vocabulary.end();
+  for (const AddedToken& token : file.added) next = std::max(next, int64_t{token.id} + 1);
+  for (AddedToken& token : config.added_tokens(find)) {
+    if (token.content.empty()) continue;
+    if (const auto there = added(token.content); there != file.added.end()) {
+      token.id = there->id;
+      if (!have_same_flags(token, *there)) *there = token;
+      continue;
+    }
+    const int32_t known = file.vocabulary.find(token.content);
+    if (known < 0)
+      check(next < kMostTokens, "tokenizer: ", config.path, ": more than ", kMostTokens, " tokens");
+    token.id = known >= 0 ? known : int32_t(next++);
+    file.added.push_back(token);
+  }
+}
 
 nlohmann::json frame_processor(int32_t before, int32_t after) {
   json single = json::array(), pair = json::array(), special = json::object();

@@ -235,7 +235,9 @@ Tokenizer Tokenizer::load(const std::string& path) {
   std::shared_ptr<Core> core;
   if (is_folder ? has_file(folder, "tokenizer.json") : name.ends_with(".json") && name != "vocab.json") {
     const std::string file = is_folder ? beside("tokenizer.json") : path;
-    core = build(parse_tokenizer_json(file, read(file)));
+    TokenizerFile parsed = parse_tokenizer_json(file, read(file));
+    add_configured_tokens(parsed, config());
+    core = build(std::move(parsed));
   } else if (is_folder ? has_pair(folder) : name == "vocab.json" || name == "merges.txt") {
     const std::string vocab = beside("vocab.json"), merges = beside("merges.txt");
     core = build(parse_vocab_and_merges(vocab, read(vocab), merges, read(merges), config()));

@@ -246,7 +246,34 @@ TEST(Tokenizer, ARoleThatTheConfigNamesIsNotGuessed) {
     {"id": 1, "content": "<|endoftext|>", "special": true}]})");
   EXPECT_EQ(Tokenizer::load(folder.path()).special().eos, std::optional(1));
   put_raw(folder / "tokenizer_config.json", R"({"eos_token": "<|end|>"})");  // which is not in the file
-  EXPECT_EQ(Tokenizer::load(folder.path()).special().eos, std::nullopt);
+  EXPECT_EQ(Tokenizer::load(folder.path()).special().eos, std::optional(2));
+}
+
+// Numbers and flags are those of transformers 5.24.
+TEST(Tokenizer, OfOneFileHasTheTokensOfItsConfigToo) {
+  const TemporaryFolder folder;
+  put_raw(folder / "tokenizer.json",
+          R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [
+    {"id": 2, "content": "<e>", "special": true}]})");
+  const Tokenizer bare = Tokenizer::load(folder.path());
+  EXPECT_EQ(bare.vocab_size(), 3);
+  put_raw(folder / "tokenizer_config.json",
+          R"({"pad_token": "<p>", "eos_token": "b", "added_tokens_decoder": {
+    "9": {"content": "<x>", "lstrip": true, "special": true}, "7": {"content": "<y>"},
+    "2": {"content": "<e>", "rstrip": true, "special": true}}, "extra_special_tokens": ["<z>"]})");
+  const Tokenizer whole = Tokenizer::load(folder.path());
+  EXPECT_EQ(whole.encode("a <x><y>b<e>  a<p><z>").ids, (Ids{0, 4, 3, 1, 2, 0, 5, 6}));
+  EXPECT_EQ(whole.decode(Ids{0, 4, 3, 1, 2, 0, 5, 6}), "a <y> a");
+  EXPECT_EQ(whole.special().pad, std::optional(5));
+  EXPECT_EQ(whole.special().eos, std::optional(1));
+  EXPECT_NE(whole.fingerprint(), bare.fingerprint());
+  // Old folders list them elsewhere; what the file has already changes nothing.
+  put_raw(folder / "tokenizer_config.json", R"({"eos_token": "<e>"})");
+  EXPECT_EQ(Tokenizer::load(folder.path()).fingerprint(), bare.fingerprint());
+  put_raw(folder / "added_tokens.json", R"({"<n>": 8, "<m>": 5})");
+  const Tokenizer old = Tokenizer::load(folder.path());
+  EXPECT_EQ(old.encode("a<n><m>").ids, (Ids{0, 4, 3}));
+  EXPECT_FALSE(old.is_special(3));
 }
 
 TEST(Tokenizer, SentencePieceHasTheTokensOfItsConfig) {
