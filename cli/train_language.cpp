@@ -23,6 +23,13 @@ class LanguageCommand : public train::LanguageRecipe {
   void check_options(const train::TrainerOptions& options) const override {
     if (watch.patience > 0 && options.eval_every == 0)
       throw UsageError("--patience: without --eval-every there is one evaluation, at the end");
+    if (watch.sample_tokens == 0 && !of_samples_.empty())
+      throw UsageError(of_samples_ + ": with --sample-tokens 0 there are no samples");
+  }
+
+  void resume(const std::string& path, const nlohmann::json& run, const train::Given& given) override {
+    note_samples(given);
+    LanguageRecipe::resume(path, run, given);
   }
 
   void begin(const train::Given& given, Device device) override {
@@ -45,9 +52,7 @@ class LanguageCommand : public train::LanguageRecipe {
     for (const char* size : {"--size", "--layers", "--d-model", "--n-head", "--kv-heads", "--head-dim",
                              "--type", "--d-ff", "--ffn", "--ffn-ratio", "--tied", "--untied", "--dropout"})
       together("--model", size, "the model directory defines the model");
-    for (const char* of_samples : {"--sample-prompt", "--sample-every"})
-      if (watch.sample_tokens == 0 && given.contains(of_samples))
-        throw UsageError(std::string(of_samples) + ": with --sample-tokens 0 there are no samples");
+    note_samples(given);
     note_evaluation(given);
     text = flags.text, epochs = flags.epochs, minutes = flags.minutes;
     if (!flags.settings().data.empty()) check_kept_text("--data", fs::absolute(flags.settings().data));
@@ -67,6 +72,14 @@ class LanguageCommand : public train::LanguageRecipe {
     settings_.start = fs::absolute(path).lexically_normal().string();
     settings_.validate();
   }
+
+ private:
+  void note_samples(const train::Given& given) {
+    for (const char* const flag : {"--sample-prompt", "--sample-every"})
+      if (of_samples_.empty() && given.contains(flag)) of_samples_ = flag;
+  }
+
+  std::string of_samples_;  // the first given flag that has no effect without samples
 };
 
 }  // namespace

@@ -390,6 +390,23 @@ TEST(TrainLanguageRuns, EvaluationsOfOtherTextAreNotMixed) {
   EXPECT_EQ(json::parse(at.get("runs/a/run.json")).at("evaluation"), settings.at("evaluation"));
 }
 
+// As where the run begins; samples that are turned on again are another matter.
+TEST(TrainLanguageRuns, FlagsOfSamplesAreRefusedByARunThatGoesOnWithoutSamples) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(
+      run(at,
+          "train gpt --text a.txt --device cpu --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 "
+          "--batch 2 --quiet --steps 2 --sample-tokens 0 --name a"));
+  const std::string resume = "train gpt --device cpu --quiet --resume runs/a --steps 4 ";
+  for (const std::string flag : {"--sample-prompt", "--sample-every"}) {
+    const Outcome outcome = run(at, resume + flag + " 1");
+    EXPECT_EQ(outcome.code, 2) << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.err, flag + "|with --sample-tokens 0 there are no samples")) << outcome.err;
+  }
+  expect_success(run(at, resume + "--sample-every 1 --sample-tokens 4"));
+}
+
 TEST(TrainLanguageRuns, BeforeItsFirstEvaluationARunMayTakeAnother) {
   const Workplace at;
   put_texts(at);
