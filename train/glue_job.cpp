@@ -161,14 +161,15 @@ GlueSettings glue_settings_from_json(const json& in) {
 
 namespace {
 
-models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device,
+models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device, bool restored,
                         pretrained::LoadReport& report) {
   const MemoryTag tag("parameters");
   models::Bert model = settings.model.empty()
                            ? models::Bert(settings.bert, rng, device)
                            : load_bert_as(settings.bert, settings.model, rng, device, &report);
   if (settings.factors.factorizes())
-    settings.factors.apply(pretrained::linear_modules(model), rng, {.has_weights = !settings.model.empty()});
+    settings.factors.apply(pretrained::linear_modules(model), rng,
+                           {.has_weights = !settings.model.empty(), .restored = restored});
   if (settings.trained != "all")
     nn::freeze(model, [biases = settings.trained == "biases"](const std::string& name) {
       return !name.starts_with("classifier.") && !(biases && name.ends_with(".bias"));
@@ -178,12 +179,12 @@ models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device,
 
 }  // namespace
 
-GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set)
+GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set, bool restored)
     : Job(device),
       settings_(settings),
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
       slice_rng_(seed_for(RandomPurpose::row_choice, settings.seed)),
-      model_(make_model(settings, rng_, device, loaded_)),
+      model_(make_model(settings, rng_, device, restored, loaded_)),
       optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype, 0.999, {},
                                          structure_of(pretrained::linear_modules(model_)))),
       set_(set) {

@@ -72,8 +72,9 @@ class GlueJob : public Job {
  public:
   /// Loads the weights of settings.model; the rest is drawn by the seed. `set`: the data of training and
   /// evaluation, which must outlive the job; without it there are no batches, and load() brings them from
-  /// elsewhere. Throws if the folder's model is not that of the settings.
-  GlueJob(const GlueSettings& settings, Device device, const GlueSet* set = nullptr);
+  /// elsewhere. `restored`: a checkpoint is restored afterwards, so factors are not computed. Throws if the
+  /// folder's model is not that of the settings.
+  GlueJob(const GlueSettings& settings, Device device, const GlueSet* set = nullptr, bool restored = false);
   const GlueSettings& settings() const { return settings_; }
   models::Bert& model() { return model_; }
   /// How the names of settings.model's file were used; empty for random weights.

@@ -417,8 +417,9 @@ void GlueRecipe::spread(const optim::Sharding& sharding) {
   settings_.sharding = sharding;
 }
 
-void GlueRecipe::prepare(const RunFolder&, Device device, bool) {
-  job_.emplace(settings_, device, &group_.set());
+void GlueRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
+  const bool restored = resumed && !io::CheckpointFolder(run.checkpoints().string()).steps().empty();
+  job_.emplace(settings_, device, &group_.set(), restored);
 }
 
 std::string GlueRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {

@@ -149,13 +149,14 @@ models::BertBatch masked_bert_batch(const MaskedBatch& batch, const models::Bert
 
 namespace {
 
-models::Bert make_mlm_model(const MlmSettings& settings, Rng& rng, Device device,
-                            const std::string& weights) {
+models::Bert make_mlm_model(const MlmSettings& settings, Rng& rng, Device device, const std::string& weights,
+                            bool restored) {
   const MemoryTag tag("parameters");
   models::Bert model = weights.empty() ? models::Bert(settings.bert, rng, device)
                                        : load_bert_as(settings.bert, weights, rng, device);
   if (settings.factors.factorizes())
-    settings.factors.apply(pretrained::linear_modules(model), rng, {.has_weights = !weights.empty()});
+    settings.factors.apply(pretrained::linear_modules(model), rng,
+                           {.has_weights = !weights.empty(), .restored = restored});
   return model;
 }
 
@@ -177,12 +178,12 @@ constexpr uint64_t kEvaluationSeed = 0;
 }  // namespace
 
 MlmJob::MlmJob(const MlmSettings& settings, Device device, const LanguageData& data, int64_t eval_tokens,
-               const std::string& weights)
+               const std::string& weights, bool restored)
     : Job(device),
       settings_(settings),
       data_(data),
       rng_(seed_for(RandomPurpose::initialisation, settings.seed)),
-      model_(make_mlm_model(settings, rng_, device, weights)),
+      model_(make_mlm_model(settings, rng_, device, weights, restored)),
       optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype, 0.999, {},
                                          structure_of(pretrained::linear_modules(model_)))),
       masking_(data.tokenizer(), settings.mask),

@@ -83,10 +83,11 @@ class Masking {
 class MlmJob : public Job {
  public:
   /// `weights`: folder whose weights the model begins with, "" for drawn ones. `data` must outlive the job;
-  /// at most `eval_tokens` of its validation part are evaluated. Throws unless the training part has as many
-  /// sequences as a batch takes.
+  /// at most `eval_tokens` of its validation part are evaluated. `restored`: a checkpoint is restored
+  /// afterwards, so factors are not computed. Throws unless the training part has as many sequences as a
+  /// batch takes.
   MlmJob(const MlmSettings& settings, Device device, const LanguageData& data, int64_t eval_tokens,
-         const std::string& weights);
+         const std::string& weights, bool restored = false);
   const MlmSettings& settings() const { return settings_; }
   const models::Bert& model() const { return model_; }
   /// Tokens of the sequences of an evaluation.

@@ -106,7 +106,8 @@ void MlmRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
         fingerprint, "; the run's had ", settings_.fingerprint);
   if (!resumed) set_steps();
   const bool restart = !resumed || io::CheckpointFolder(run.checkpoints().string()).steps().empty();
-  job_.emplace(settings_, device, *data_, options_.eval_tokens, restart ? settings_.model : std::string());
+  job_.emplace(settings_, device, *data_, options_.eval_tokens, restart ? settings_.model : std::string(),
+               !restart);
 }
 
 /// Shards and tokenizer in the run's folder, or the tokenizer alone if the shards lie elsewhere.

@@ -70,6 +70,30 @@ TEST(GlueSettings, ComesBackFromJsonExactly) {
   EXPECT_EQ(back.bert.dtype, DType::bf16);
 }
 
+// A decomposition takes minutes in a large model, and the checkpoint's numbers replace it.
+TEST(GlueJob, OfACheckpointDoesNotComputeFactors) {
+  const MadeTask made(GlueTask::sst2, 20, 8);
+  GlueSettings settings = small_glue_job(made, "sst2");
+  settings.factors.form = "low_rank", settings.factors.rank = 4;
+  const auto factors_of = [](GlueJob& job) {
+    std::vector<std::vector<float>> values;
+    for (const nn::NamedParameter& parameter : nn::parameters(job.model()))
+      if (parameter.name.find(".form.") != std::string::npos)
+        values.push_back(parameter.tensor.detach().to(DType::f32).to_vector<float>());
+    return values;
+  };
+  GlueJob first(settings, Device::cpu()), second(settings, Device::cpu(), nullptr, true);
+  const auto made_factors = factors_of(first);
+  ASSERT_FALSE(made_factors.empty());
+  for (const std::vector<float>& values : factors_of(second))
+    EXPECT_EQ(values, std::vector<float>(values.size(), 0));
+  const RunFolder run = RunFolder::create(made.folder.path(), "run");
+  const io::CheckpointFolder checkpoints(run.checkpoints().string());
+  checkpoints.save(3, first.checkpoint(3));
+  EXPECT_EQ(second.restore(checkpoints.latest().file), 3);
+  EXPECT_EQ(factors_of(second), made_factors);
+}
+
 TEST(GlueSettings, EverySettingMustBeThereAndOfItsType) {
   const MadeTask made(GlueTask::sst2, 8, 4);
   const json good = to_json(small_glue_job(made, "sst2"));
