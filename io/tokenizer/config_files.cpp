@@ -62,9 +62,9 @@ TokenizerConfig read_tokenizer_config(const std::string& folder) {
   config.path = (at / "tokenizer_config.json").string();
   config.fields = read_object(config.path);
   config.added = read_object(at / "added_tokens.json");
+  if (config.fields.contains("added_tokens_decoder")) return config;
   const nlohmann::json map = read_object(at / "special_tokens_map.json");
-  for (const auto& [key, value] : map.items())
-    if (!config.fields.contains(key)) config.fields[key] = value;
+  for (const auto& [key, value] : map.items()) config.fields[key] = value;
   return config;
 }
 

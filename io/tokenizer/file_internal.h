@@ -59,8 +59,9 @@ struct TokenizerFile {
   bool has_vocabulary = false;
 };
 
-/// What the files next to a vocabulary say about it: tokenizer_config.json, special_tokens_map.json (for
-/// roles that the first leaves out) and added_tokens.json.
+/// What the files next to a vocabulary say about it, as transformers reads them: tokenizer_config.json, and
+/// unless it lists its added tokens (added_tokens_decoder), also special_tokens_map.json, which takes
+/// precedence, and added_tokens.json.
 struct TokenizerConfig {
   std::string path;                                  // of tokenizer_config.json, for messages
   nlohmann::json fields = nlohmann::json::object();  // {} if there is no file

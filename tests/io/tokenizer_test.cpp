@@ -220,7 +220,8 @@ TEST(Tokenizer, OldPairHasTheTokensOfItsConfig) {
   EXPECT_EQ(opt.encode("Hi</s>x").ids, joined({{end}, hi, {end}, x}));
   EXPECT_EQ(opt.encode("Hi<call>x<pad>").ids, joined({{end}, hi, {added}, x, {pad}}));
   EXPECT_EQ(opt.encode("Hi", {.special = false}).ids, hi);
-  EXPECT_EQ(opt.special().eos, std::optional(end));
+  EXPECT_EQ(opt.special().bos, std::optional(end));
+  EXPECT_EQ(opt.special().eos, std::optional(pad));  // special_tokens_map.json takes precedence
   EXPECT_EQ(opt.special().pad, std::optional(pad));
   EXPECT_TRUE(opt.is_special(pad));
   EXPECT_FALSE(opt.is_special(added));
@@ -267,6 +268,9 @@ TEST(Tokenizer, OfOneFileHasTheTokensOfItsConfigToo) {
   EXPECT_EQ(whole.special().pad, std::optional(5));
   EXPECT_EQ(whole.special().eos, std::optional(1));
   EXPECT_NE(whole.fingerprint(), bare.fingerprint());
+  put_raw(folder / "special_tokens_map.json", R"({"eos_token": "a", "mask_token": "<m>"})");
+  EXPECT_EQ(Tokenizer::load(folder.path()).fingerprint(), whole.fingerprint());  // for lists of old folders
+  put_raw(folder / "special_tokens_map.json", "{}");
   // Old folders list them elsewhere; what the file has already changes nothing.
   put_raw(folder / "tokenizer_config.json", R"({"eos_token": "<e>"})");
   EXPECT_EQ(Tokenizer::load(folder.path()).fingerprint(), bare.fingerprint());
