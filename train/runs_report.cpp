@@ -138,8 +138,7 @@ struct Pair {
   const RunGroup *first, *second;
   const Metric* metric;
   Difference d;
-  double
-      p_holm;  // the p-value after the correction over `tested` pairs of the metric; NaN: noise is not told
+  double p_holm;  // corrected over the `tested` pairs of the metric; NaN: the noise is not told
   int64_t tested;
   bool beyond() const { return p_holm < kLevel; }
 };
