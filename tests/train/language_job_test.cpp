@@ -11,6 +11,7 @@
 #include "datasets/ngram.h"
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
+#include "io/tokenizer/train.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
@@ -203,8 +204,11 @@ TEST(LanguageData, RefusesShardsOfAnotherTokenizer) {
 
 TEST(LanguageData, RefusesATokenizerWithAnotherEndToken) {
   const TemporaryFolder root;
-  small_data(root);
-  put(root / "data/tokenizer_config.json", R"({"eos_token": "a"})");
+  put(root / "t.json", io::byte_tokenizer({"<|endoftext|>", "<end>"}));
+  std::ofstream(root / "a.txt") << some_text(60);
+  write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = (root / "t.json").string()},
+                      (root / "data").string());
+  put(root / "data/tokenizer_config.json", R"({"eos_token": "<end>"})");
   const std::string error = message_of([&] { small_data(root); });
   EXPECT_NE(error.find("end with token 0"), std::string::npos) << error;
   EXPECT_NE(error.find("tokenizer.json is " +
