@@ -5,6 +5,7 @@
 
 #include "autograd/tape.h"
 #include "ops/dropout/dropout.h"
+#include "ops/pointwise/pointwise.h"
 #include "ops/variant.h"
 #include "report/facts.h"
 #include "tensor/random.h"
@@ -85,7 +86,9 @@ Tensor random_input(const ops::OpSpec& op, size_t number, const ops::InputCase& 
   } else {
     fill_normal(x, 0.0, input.scale, rng);
   }
-  if (input.density < 1 && is_floating(drawn)) x = ops::dropout(x, 1 - input.density, rng);
+  // Dropout makes -0 of what was negative, which formats of sparse weights store: + 0 makes it 0.
+  if (input.density < 1 && is_floating(drawn))
+    x = ops::add(ops::dropout(x, 1 - input.density, rng), Tensor::zeros(input.shape, drawn, device));
   return x.to(dtype);
 }
 

@@ -31,6 +31,35 @@ __device__ __forceinline__ Weight pick(const Weight (&weights)[kJointWeights], i
   return weight;
 }
 
+/// A sell_delta4 weight of a launch; its windows are tiles first_tile and following.
+template <class T>
+struct SellWeight {
+  Output<T> to;
+  const uint4* values;
+  const uint32_t *gaps, *rows;
+  const int32_t* offsets;
+  DeviceGate gate;
+  int first_tile;
+  bool constant;
+};
+
+/// `kept` holds what the launch reads beyond the call's tensors.
+template <class T>
+SellWeight<T> sell_weight_of(const SparsePartCall& part, const Tensor& x, int first_tile,
+                             std::vector<Tensor>& kept) {
+  const SparseWeight& weight = part.weight;
+  const auto words = [](const Tensor& array) { return static_cast<const uint32_t*>(array.raw()); };
+  const Tensor residual = kept.emplace_back(dense_rows(part.residual));
+  return {.to = output_of<T>(part, residual),
+          .values = static_cast<const uint4*>(weight.values.raw()),
+          .gaps = words(weight.gaps),
+          .rows = words(weight.info),
+          .offsets = weight.offsets.template data<int32_t>(),
+          .gate = device_gate(part.gate, x, kept.emplace_back()),
+          .first_tile = first_tile,
+          .constant = weight.constant};
+}
+
 /// Calls run(parts) for runs of at most kJointWeights parts that are not empty.
 template <class Run>
 void for_each_launch(const SparseCall& call, Run&& run) {

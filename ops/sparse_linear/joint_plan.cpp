@@ -73,6 +73,22 @@ JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, i
   return plan;
 }
 
+SellMmaPlan plan_sell_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors) {
+  SellMmaPlan plan{.windows = int(windows)};
+  plan.tokens = tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
+  plan.token_tiles = int(ceil_of(tokens, plan.tokens));
+  plan.blocks = int(std::min<int64_t>(kMostCluster, sell_delta4::parts_of(in)));
+  plan.teams = int(std::clamp<int64_t>(multiprocessors / plan.blocks, 1, windows * plan.token_tiles));
+  if (tokens > kSellMmaTokens) plan.lacks = "at most 64 tokens";
+  return plan;
+}
+
+std::string describe(const SellMmaPlan& plan) {
+  return text_of(plan.windows, " windows of 256 outputs, ", plan.token_tiles, " x ", plan.tokens, " tokens, ",
+                 plan.teams, " teams of ", plan.blocks, " blocks, ", plan.rounds(),
+                 plan.rounds() == 1 ? " round" : " rounds");
+}
+
 std::string describe(const JointPlan& plan, const JointShape& shape, int multiprocessors) {
   const int64_t blocks = int64_t(plan.tiles) * plan.blocks,
                 resident = std::min<int64_t>(blocks, int64_t(multiprocessors) * shape.per_sm);

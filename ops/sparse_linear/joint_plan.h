@@ -66,6 +66,18 @@ constexpr int clusters_that_fit(int multiprocessors, int per_sm, int blocks) {
 JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors);
 JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors);
 
+/// One launch of variant "sell_mma": teams of `blocks` blocks, one block per SM, take windows times tiles of
+/// `tokens` tokens in turn.
+struct SellMmaPlan {
+  int windows = 0, tokens = 0, token_tiles = 0, blocks = 1, teams = 0;
+  const char* lacks = "";
+  int rounds() const { return (windows * token_tiles + teams - 1) / teams; }
+};
+inline constexpr int64_t kSellMmaTokens = 64;  // more are decompressed: its time grows with every 32
+SellMmaPlan plan_sell_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors);
+/// "48 windows of 256 outputs, 1 x 32 tokens, 16 teams of 8 blocks, 3 rounds"
+std::string describe(const SellMmaPlan& plan);
+
 /// "43 tiles of 256 outputs of gate and up, 172 blocks of 512 threads in clusters of 4, one wave (59 clusters
 /// fit), 52 KB per SM on the way"
 std::string describe(const JointPlan& plan, const JointShape& shape, int multiprocessors);

@@ -28,7 +28,6 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
   explain("sell_joint", plan, kSellShapes[plan.shape], device);
   dispatch_floating_cuda(x.dtype(), "sparse_linear", [&]<class T>() {
     if constexpr (sizeof(T) == 2) {
-      const auto words = [](const Tensor& array) { return static_cast<const uint32_t*>(array.raw()); };
       std::vector<Tensor> kept;  // until the launch is issued
       SellJointArgs<T> args{.weights = {},
                             .x = inputs_of<T>(x, parts[0].weight),
@@ -38,19 +37,8 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
                             .early = plan.early};
       int tiles = 0;
       for (size_t i = 0; i < parts.size(); ++i) {
-        const SparsePartCall& part = parts[i];
-        const SparseWeight& weight = part.weight;
-        kept.push_back(dense_rows(part.residual));
-        kept.emplace_back();
-        args.weights[i] = {.to = output_of<T>(part, kept[kept.size() - 2]),
-                           .values = static_cast<const uint4*>(weight.values.raw()),
-                           .gaps = words(weight.gaps),
-                           .rows = words(weight.info),
-                           .offsets = weight.offsets.template data<int32_t>(),
-                           .gate = device_gate(part.gate, x, kept.back()),
-                           .first_tile = tiles,
-                           .constant = weight.constant};
-        tiles += int(weight.group_rows());
+        args.weights[i] = sell_weight_of<T>(parts[i], x, tiles, kept);
+        tiles += int(parts[i].weight.group_rows());
       }
       [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
         ((plan.shape == int(kIndex) ? launch<T, int(kIndex)>(device, plan, args) : void()), ...);

@@ -22,17 +22,6 @@
 namespace tessera::ops::sparse {
 
 template <class T>
-struct SellWeight {
-  Output<T> to;
-  const uint4* values;
-  const uint32_t *gaps, *rows;
-  const int32_t* offsets;
-  DeviceGate gate;
-  int first_tile;
-  bool constant;
-};
-
-template <class T>
 struct SellJointArgs {
   SellWeight<T> weights[kJointWeights];
   SellInputs<T> x;

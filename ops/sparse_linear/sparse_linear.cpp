@@ -52,6 +52,20 @@ template <class Problem>
 Estimate joint_estimate(const Problem&, const Gpu&) {
   return Estimate::preferred();
 }
+/// With more tokens than these the loads of x bound "sell_joint", and tensor cores are faster
+/// (docs/ops/sparse_linear.md).
+constexpr int64_t kFewTokens = 4;
+const SparseProblem& sparse_problem(const SparseProblem& p) {
+  return p;
+}
+template <class Call>
+const SparseProblem& sparse_problem(const Call& call) {
+  return call.problem;
+}
+template <class Problem>
+Estimate few_tokens_estimate(const Problem& p, const Gpu&) {
+  return sparse_problem(p).tokens <= kFewTokens ? Estimate::preferred() : Estimate::otherwise();
+}
 
 void run_gemm(const SparseCall& call);
 
@@ -63,7 +77,7 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
        if constexpr (kCuda) sparse_columns_joint_cuda(call);
      }},
     {"sell_joint", [](const SparseProblem& p, const Gpu& gpu) { return lacks_sell_plan(p, gpu, false); },
-     joint_estimate<SparseProblem>,
+     few_tokens_estimate<SparseProblem>,
      [](const SparseCall& call) {
        if constexpr (kCuda) sparse_sell_joint_cuda(call);
      }},
@@ -90,6 +104,17 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      is_preferred<SparseProblem>,
      [](const SparseCall& call) {
        if constexpr (kCuda) for_each_part(call, sparse_bitmap_cuda);
+     }},
+    {"sell_mma",
+     [](const SparseProblem& p, const Gpu& gpu) {
+       if (p.in == 0) return Reason("inputs");
+       const Reason lacks = lacks_format(p, gpu, SparseFormat::sell_delta4, sparse::kSellMmaTokens);
+       return lacks.empty() ? sparse::plan_sell_mma(p.tiles, p.in, p.tokens, gpu.multiprocessors).lacks
+                            : lacks;
+     },
+     is_preferred<SparseProblem>,
+     [](const SparseCall& call) {
+       if constexpr (kCuda) sparse_sell_mma_cuda(call);
      }},
     {"sell",
      [](const SparseProblem& p, const Gpu& gpu) {
@@ -196,7 +221,7 @@ std::vector<std::string> sparse_linear_variants() {
 
 int64_t most_sparse_tokens(SparseFormat format) {
   return format == SparseFormat::tca_bme       ? kBitmapTokens
-         : format == SparseFormat::sell_delta4 ? kSellTokens
+         : format == SparseFormat::sell_delta4 ? sparse::kSellMmaTokens
                                                : kColumnTokens;
 }
 
@@ -299,7 +324,7 @@ constexpr Variant<SwigluCall, Tensor(const SwigluCall&)> kSwigluVariants[] = {
        Reason lacks = one_format(call);
        return lacks.empty() ? lacks_sell_plan(call.problem, gpu, true) : lacks;
      },
-     joint_estimate<SwigluCall>,
+     few_tokens_estimate<SwigluCall>,
      [](const SwigluCall& call) {
        return run_together(call, [](const SparseCall& one) {
          if constexpr (kCuda) sparse_sell_swiglu_cuda(one);

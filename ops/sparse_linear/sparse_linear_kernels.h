@@ -52,6 +52,7 @@ void sparse_sell_cuda(const SparsePartCall& call);
 /// Up to four parts per launch (joint_plan.h).
 void sparse_columns_joint_cuda(const SparseCall& call);
 void sparse_sell_joint_cuda(const SparseCall& call);
+void sparse_sell_mma_cuda(const SparseCall& call);
 /// y [T, F] = silu(gate) up of two parts of F outputs, without bias and residual, in one launch. Rounded
 /// once: gate and up stay f32.
 void sparse_columns_swiglu_cuda(const SparseCall& call);

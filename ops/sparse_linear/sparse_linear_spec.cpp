@@ -122,6 +122,8 @@ std::vector<Case> sparse_linear_cases() {
         add(size, format, "threshold", {"bias", "residual"}, Placement::pitched, parts, parts == 5);
     add({1, 300, 12000, 50}, format, "threshold", {"bias", "residual"}, Placement::pitched, 1, true);
     add({2, 90, 13000, 40}, format, "none", {}, Placement::pitched, 1, true);
+    add({12, 4500, 1030, 50}, format, "none", {"residual"}, Placement::pitched, 2, true);
+    add({40, 300, 11500, 50}, format, "top_k", {"bias"}, Placement::pitched, 3, true);
   }
   return cases;
 }

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -126,6 +127,90 @@ TEST(SparseLinearPlan, AsksAheadForNoMoreThanAThirdOfTheL2) {
     }
   // 4096 x 4096 at 50 % zeros has some 33 chunks per warp and part: most of them.
   EXPECT_EQ(plan_sell(16, 4096, 1, false, kSms).early, 25);
+}
+
+// ---- tensor cores ----
+
+TEST(SparseLinearPlan, GivesTensorCoresOneBlockPerMultiprocessor) {
+  struct Expected {
+    const char* what;
+    int64_t windows, in, tokens;
+    int of_tokens, token_tiles, blocks, teams, rounds;
+  };
+  for (const Expected& e : {Expected{"7B q, k, v", 48, 4096, 32, 32, 1, 8, 16, 3},
+                            {"7B o", 16, 4096, 8, 8, 1, 8, 16, 1},
+                            {"7B gate, up", 86, 4096, 9, 16, 1, 8, 16, 6},
+                            {"7B down", 16, 11008, 33, 32, 2, 8, 16, 2},
+                            {"one window, few inputs", 1, 100, 2, 8, 1, 1, 1, 1},
+                            {"parts of 175 inputs", 400, 700, 64, 32, 2, 4, 33, 25}}) {
+    const SellMmaPlan plan = plan_sell_mma(e.windows, e.in, e.tokens, kSms);
+    EXPECT_STREQ(plan.lacks, "") << e.what;
+    EXPECT_EQ(plan.tokens, e.of_tokens) << e.what;
+    EXPECT_EQ(plan.token_tiles, e.token_tiles) << e.what;
+    EXPECT_EQ(plan.blocks, e.blocks) << e.what;
+    EXPECT_EQ(plan.teams, e.teams) << e.what;
+    EXPECT_EQ(plan.rounds(), e.rounds) << e.what;
+  }
+  EXPECT_STREQ(plan_sell_mma(1, 4096, 65, kSms).lacks, "at most 64 tokens");
+  EXPECT_EQ(describe(plan_sell_mma(86, 4096, 40, kSms)),
+            "86 windows of 256 outputs, 2 x 32 tokens, 16 teams of 8 blocks, 11 rounds");
+}
+
+/// Integers of at most 3, some zero: sums are exact in f32, and in f16 up to 2,048.
+Tensor small_integers(const Shape& shape, uint64_t seed, auto&& is_zero) {
+  Rng rng(seed);
+  const Tensor values = Tensor::empty_packed(shape, DType::f32, Device::cpu());
+  fill_uniform(values, -3.4999, 3.4999, rng);
+  for (int64_t i = 0; i < values.count(); ++i) {
+    float& value = values.data<float>()[i];
+    value = is_zero(i / shape[1], i % shape[1]) ? 0.0f : std::round(value);
+  }
+  return values.to(DType::f16);
+}
+
+TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
+  // A lane walks its row: rows of a slice that are far from each other make passes overlap, and the chunks of
+  // one are read in all of them.
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Device gpu = Device::cuda(0);
+  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: no variant sell_mma";
+  for (const int64_t in : {40, 600, 4096, 4100, 11008, 14336})
+    for (const int pattern : {0, 1, 2, 3}) {
+      const auto is_zero = [&](int64_t row, int64_t column) {
+        const uint64_t drawn = uint64_t(row * in + column) * 0x9E3779B97F4A7C15u >> 33;
+        if (pattern == 0) return drawn % 2 == 0;
+        if (pattern == 1)  // dense left, dense right, dense, empty, both ends, one element in 700
+          switch (row % 6) {
+            case 0:
+              return column > in / 2;
+            case 1:
+              return column < in / 2;
+            case 2:
+              return false;
+            case 3:
+              return true;
+            case 4:
+              return column > 2 && column < in - 3;
+            default:
+              return column % 700 != row % 700;
+          }
+        if (pattern == 2) return drawn % 16 != 0;
+        return (column / 512 + row) % 2 == 0;  // every other pass
+      };
+      const Tensor weight = small_integers({300, in}, 1, is_zero);
+      const SparseWeight made = compress(weight, SparseFormat::sell_delta4), there = made.to(gpu);
+      for (const int64_t tokens : {1, 7, 16, 27, 60}) {
+        SCOPED_TRACE(testing::Message()
+                     << in << " inputs, pattern " << pattern << ", " << tokens << " tokens");
+        // Few inputs, so that sums stay exact.
+        const Tensor x = small_integers({tokens, in}, 2, [&](int64_t token, int64_t column) {
+          return (column * 7 + token) % (in > 600 ? 11 : 2) != 0;
+        });
+        const ForceVariant force("sparse_linear", "sell_mma");
+        const Tensor y = sparse_linear(x.to(gpu), there).to(Device::cpu());
+        EXPECT_TRUE(same_bits(y, sparse_linear(x, made)));
+      }
+    }
 }
 
 // ---- when arrays may be read ahead ----
