@@ -15,7 +15,8 @@ struct SparseProblem {
   SparseFormat format;
   DType dtype;
   int64_t tokens, out, in;
-  int64_t tiles;  // of 256 outputs, each part rounded up
+  int64_t tiles;   // of 256 outputs, each part rounded up
+  double density;  // values in memory per element
 };
 
 std::string describe_problem(const SparseProblem& p) {
@@ -52,9 +53,10 @@ template <class Problem>
 Estimate joint_estimate(const Problem&, const Gpu&) {
   return Estimate::preferred();
 }
-/// With more tokens than these the loads of x bound "sell_joint", and tensor cores are faster
-/// (docs/ops/sparse_linear.md).
+/// With more tokens than these the loads of x bound "sell_joint", and tensor cores are faster, unless next to
+/// nothing is stored (docs/ops/sparse_linear.md).
 constexpr int64_t kFewTokens = 4;
+constexpr double kLowDensity = 0.2;
 const SparseProblem& sparse_problem(const SparseProblem& p) {
   return p;
 }
@@ -64,7 +66,9 @@ const SparseProblem& sparse_problem(const Call& call) {
 }
 template <class Problem>
 Estimate few_tokens_estimate(const Problem& p, const Gpu&) {
-  return sparse_problem(p).tokens <= kFewTokens ? Estimate::preferred() : Estimate::otherwise();
+  const SparseProblem& problem = sparse_problem(p);
+  return problem.tokens <= kFewTokens || problem.density < kLowDensity ? Estimate::preferred()
+                                                                       : Estimate::otherwise();
 }
 
 void run_gemm(const SparseCall& call);
@@ -131,7 +135,14 @@ int64_t tiles_of(int64_t out) {
 }
 
 SparseProblem problem_of(const SparseWeight& weight, int64_t tokens) {
-  return {weight.format, weight.dtype(), tokens, weight.out, weight.in, tiles_of(weight.out)};
+  const double elements = double(std::max<int64_t>(1, weight.out * weight.in));
+  return {weight.format,
+          weight.dtype(),
+          tokens,
+          weight.out,
+          weight.in,
+          tiles_of(weight.out),
+          double(weight.values.count()) / elements};
 }
 
 /// Elements of decompressed rows that lie in memory at a time: 32 MB, which the L2 holds until the GEMM has
