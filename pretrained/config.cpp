@@ -277,9 +277,8 @@ void read_qwen_window(ConfigReader& reader, LlamaConfig& c) {
           ": layer_types has \"sliding_attention\", but ",
           used ? "there is no sliding_window" : "use_sliding_window is false");
     check(std::find_if(sliding, types->end(), is("full_attention")) == types->end(), reader.where(),
-          ": layer_types has \"full_attention\" after \"sliding_attention\"; only a window from some layer "
-          "on is "
-          "supported");
+          ": layer_types has \"full_attention\" after \"sliding_attention\"; only a window from "
+          "some layer on is supported");
   }
   if (!used || size == 0 || first == layers) return;
   c.window = size, c.full_layers = first;

@@ -10,7 +10,6 @@ namespace tessera::ops::sparse {
 namespace {
 
 constexpr int kMostCluster = 8, kWarps = 8, kThreads = 256;  // blocks; of a group
-constexpr int64_t kMostShared = 227 * 1024;                  // bytes of a block, sm_90
 constexpr int64_t kMostSteps = 32;                           // a lane of a warp has the place of each
 /// Inputs of which a group of columns has 128 or more: fewer are not worth the sum over the cluster.
 constexpr int64_t kLeastInputs = 128;

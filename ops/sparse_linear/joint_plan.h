@@ -31,6 +31,7 @@ inline constexpr JointShape kColumnShapes[] = {{1, 2, 6, 2, false}, {2, 2, 3, 2,
                                                {1, 2, 5, 2, true},  {4, 2, 4, 1, true}};
 
 inline constexpr int kTileRows = 256;
+inline constexpr int64_t kMostShared = 227 * 1024;  // bytes of a block, sm_90
 
 /// Weights of one launch. More parts than that are several launches.
 inline constexpr int kJointWeights = 4;

@@ -50,8 +50,7 @@ __host__ __device__ constexpr uint32_t skewed(uint32_t place) {
 constexpr uint32_t kTileSpan = kPassBytes + 8 * kColumnBytes,  // the last columns: what belongs to none
     kTileBytes = skewed(kTileSpan) + 16, kTileStride = 9u << kSkewShift;
 static_assert(kTileBytes <= kTileStride);
-constexpr int kStepColumns = 32;                // of x and A: two steps of k
-constexpr uint32_t kMostShared = 227u * 1024u;  // bytes of a block
+constexpr int kStepColumns = 32;  // of x and A: two steps of k
 
 /// Floats between rows of sums: such that the rows of half a warp lie in different banks.
 template <int kTokens>

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "bench/sweep.h"
 #include "tests/bench/once.h"
@@ -22,6 +23,8 @@ TEST(RandomInputs, HaveTheirDTypesAndMakeOthersFromThem) {
     EXPECT_EQ(inputs[0].dtype(), dtype);
     // 4000 elements, within 6 standard deviations.
     EXPECT_NEAR(double(std::ranges::count(inputs[0].to_vector<double>(), 0.0)), 3000, 165);
+    for (const double value : inputs[0].to_vector<double>())
+      EXPECT_FALSE(value == 0 && std::signbit(value)) << "formats of sparse weights store -0";
     const auto weights = inputs[1].to_vector<uint8_t>();
     EXPECT_EQ(std::ranges::max(weights), 3);
     EXPECT_EQ(inputs[2].to_vector<int32_t>(), ops::rows_of_weights(inputs[1])[0].to_vector<int32_t>());

@@ -1,6 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -9,6 +8,7 @@
 
 #include "runtime/allocator.h"
 #include "tests/cli/command.h"
+#include "tests/cli/language_runs.h"
 
 // `tessera train gpt` and `llama` as a user runs them: from text to a Hugging Face model directory, and to
 // the same bytes however often they are stopped.
@@ -17,20 +17,6 @@ namespace tessera::cli::test {
 namespace {
 
 using nlohmann::json;
-
-void put_texts(const Workplace& at) {
-  std::string text;
-  for (int i = 0; i < 400; ++i)
-    text += "Clause " + std::to_string(i * 7 % 31) + ": everyone may copy this, without charge.\n";
-  at.put("a.txt", text);
-  at.put("b.txt", text.substr(0, 3000) + "caf\xC3\xA9 \xE4\xB8\xAD\n" + text.substr(0, 900));
-}
-
-/// A model that takes a hundred steps in a second.
-const std::string kModel =
-    " --device cpu --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 --batch 2 --quiet --log-every 1 "
-    "--eval-tokens 64 --sample-tokens 8";
-const std::string kFromText = " --text a.txt b.txt" + kModel;
 
 std::vector<std::string> language_curve(const Workplace& at, const std::string& run) {
   return curve_of(at, "runs/" + run, {"loss", "lr", "grad_norm", "eval_nll", "ngram_nll"});
@@ -594,99 +580,6 @@ TEST(TrainLanguageRuns, AFolderOfAnotherModelIsRefused) {
   EXPECT_EQ(longer.code, 1);
   EXPECT_TRUE(holds_all(longer.err, "length is 17|16 positions")) << longer.err;
   EXPECT_FALSE(fs::exists(at / "runs/a"));
-}
-
-TEST(PlanAndBench, TellAStepOfALanguageModel) {
-  const Workplace at;
-  const Outcome plan = run(at, "plan gpt --batch 64 --precision bf16 --memory 78 --json");
-  expect_success(plan);
-  const json record = json::parse(plan.out);
-  EXPECT_EQ(record.at("parameter_count"), 124'439'808);
-  EXPECT_EQ(record.at("parameters"), 2 * 124'439'808.0);
-  EXPECT_GT(record.at("largest_batch"), 64);
-  const Outcome spread =
-      run(at, "plan gpt --batch 64 --precision bf16 --memory 78 --ranks 4 --zero 1 --json");
-  expect_success(spread);
-  const json of_four = json::parse(spread.out);
-  EXPECT_EQ(4 * of_four.at("optimizer").get<double>(), record.at("optimizer").get<double>());
-  EXPECT_EQ(of_four.at("gradients"), record.at("gradients"));
-  EXPECT_GT(of_four.at("sent"), 0);
-  EXPECT_EQ(record.at("sent"), 0);
-  EXPECT_EQ(record.at("efficiency"), 1);
-  const Outcome all = run(at, "plan gpt --batch 64 --precision bf16 --memory 78 --gpus 128 --zero 2 --json");
-  expect_success(all);
-  const json of_many = json::parse(all.out);
-  EXPECT_LT(of_many.at("gradients"), record.at("gradients"));
-  EXPECT_NEAR(of_many.at("step_ms").get<double>(),
-              of_many.at("compute_ms").get<double>() + of_many.at("exposed_communication_ms").get<double>(),
-              1e-9);
-  EXPECT_LT(of_many.at("efficiency"), 1);
-  expect_success(
-      run(at, "plan gpt --ranks 2 --accumulate 8 --order global --bucket-mb 0 --link-gbs 50 --step-ms 60"));
-  const auto flops = [&](const char* more) {
-    return json::parse(run(at, std::string("plan gpt --batch 4 --memory 20 --json") + more).out)
-        .at("flops")
-        .get<double>();
-  };
-  EXPECT_EQ(flops(" --accumulate 8"), 8 * flops("")) << "of the whole step, as its time is";
-  const auto gradients = [&](const char* more) {
-    return json::parse(said(at, std::string("plan gpt --batch 4 --memory 20 --json --accumulate 8") + more))
-        .at("gradients")
-        .get<double>();
-  };
-  EXPECT_EQ(gradients(" --order global"), 4 * gradients("")) << "sums of 1, 2 and 4 micro-batches wait";
-  const Outcome odd = run(at, "plan gpt --ranks 2 --accumulate 3");
-  EXPECT_EQ(odd.code, 2);
-  EXPECT_TRUE(holds_all(odd.err, "--accumulate 3|multiple of --ranks 2")) << odd.err;
-  expect_failures(
-      at, {{"plan llama --size 60m --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
-           {"plan llama --ranks 2 --ffn relu2 --sparse24 soft_dynamic", 2, "sparse24 on 2 ranks"},
-           {"plan gpt --ranks 3 --accumulate 6 --zero 2", 2, "--zero 2 on 3 ranks"},
-           {"plan gpt --zero 1", 2, "--zero says nothing of one rank"},
-           {"plan tnp --link-gbs 50", 2, "--link-gbs says nothing of one rank"},
-           {"plan tnp --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
-           {"plan tnp --ranks 2 --context-parallel 2 --order global", 2, "--context-parallel"}});
-  const std::string sizes =
-      " --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 4 --vocab-size 100";
-  for (const char* model : {"gpt", "llama"}) {
-    expect_success(run(at, std::string("bench step ") + model + sizes +
-                               " --device cpu --seconds 0.05 --json " + model + ".jsonl"));
-    const json step = json::parse(first_line(at.get(std::string(model) + ".jsonl")));
-    EXPECT_EQ(step.at("op"), std::string("step ") + model);
-    EXPECT_EQ(step.at("shape").at("T"), 32);
-    EXPECT_EQ(step.at("implementation"), "tessera eager");
-    EXPECT_GT(step.at("tokens_per_s"), 0);
-    const double planned = step.at("planned_bytes"), live = step.at("live_bytes");
-    // A plan names the large parts; what is small (statistics of rows, gradients on their way) is not in it.
-    EXPECT_GT(planned, 0.75 * live) << model;
-    EXPECT_LT(planned, 1.25 * live) << model;
-  }
-}
-
-TEST(PlanAndBench, RefuseFlagsWithoutEffectAsTrainingDoes) {
-  const Workplace at;
-  put_texts(at);
-  const std::string sizes =
-      " --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 --batch 2 --vocab-size 100 ";
-  struct Idle {
-    const char *flags, *says;
-  };
-  for (const Idle& idle : {Idle{"--rank 4", "--rank is for weights made of factors|--form is dense"},
-                           {"--form low_rank --rank 4 --alpha 2", "--alpha is for --form sltrain"},
-                           {"--weights-24-every 5", "--weights-24-every needs --weights-24"},
-                           {"--dense-share 0.1", "--dense-share needs --sparse24"},
-                           {"--dense-first 2", "--dense-first needs --sparse24 or --weights-24"}})
-    for (const std::string model : {"gpt", "llama"}) {
-      const Outcome train = run(at, "train " + model + kFromText + " " + idle.flags);
-      EXPECT_EQ(train.code, 2) << train.err;
-      EXPECT_TRUE(holds_all(train.err, idle.says)) << train.err;
-      for (const std::string& command :
-           {"plan " + model, "bench step " + model + " --device cpu --seconds 0.01"}) {
-        const Outcome other = run(at, command + sizes + idle.flags);
-        EXPECT_EQ(other.code, 2) << command << " " << idle.flags;
-        EXPECT_EQ(other.err, train.err) << command << " " << idle.flags;
-      }
-    }
 }
 
 TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {
