@@ -89,6 +89,14 @@ class FunctionRun {
 
 constinit thread_local FunctionRun* FunctionRun::current_ = nullptr;
 
+/// Calls f for the call that is running, or, where the user called checkpoint(), as code of the user: the
+/// lines that errors name are those in f, and clone() of a result is refused there as elsewhere.
+std::vector<Tensor> call(const CheckpointFunction& f, const std::vector<Tensor>& inputs, bool by_user) {
+  const CallScope scope(CallSite{by_user ? Site{nullptr, 0} : CallScope::current().site,
+                                 CallScope::current().module});
+  return f(inputs);
+}
+
 }  // namespace
 
 bool recomputing() {
@@ -104,8 +112,9 @@ int checkpoint_depth() {
 }
 
 std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& inputs, Site site) {
-  const CallScope call(site);
-  if (!Tape::innermost()) return f(inputs);
+  const bool by_user = !CallScope::current().site.file;
+  const CallScope scope(site);
+  if (!Tape::innermost()) return call(f, inputs, by_user);
   std::vector<RandomStream> streams;
   std::vector<Tensor> states;  // state of layers, such as counts
   std::vector<Tensor> outputs;
@@ -117,7 +126,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
     FunctionRun run(FunctionRun::Number::first, states);
     std::vector<Tensor> inside;
     for (const Tensor& input : inputs) inside.push_back(collector.stand_in(input));
-    outputs = f(inside);
+    outputs = call(f, inside, by_user);
     collector.check_outputs(outputs);
     collector.leaves(leaves, leaf_values);
   }
@@ -139,7 +148,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
   Tape::innermost()->record(
       "checkpoint", entry_inputs, entry_outputs,
       [f = std::move(f), saved = std::move(saved), leaf_values = std::move(leaf_values),
-       streams = std::move(streams), states = std::move(states), on_tape,
+       streams = std::move(streams), states = std::move(states), on_tape, by_user,
        options = Tape::innermost()->options()](Backward& b) mutable {
         for (const Saved& leaf : leaf_values) leaf.get();  // throws if it was written since
         Tape tape(options);
@@ -153,7 +162,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
         {
           const RandomReplay replay(RandomReplay::Mode::replay, streams);
           FunctionRun run(FunctionRun::Number::second, states);
-          std::vector<Tensor> outputs = f(again);
+          std::vector<Tensor> outputs = call(f, again, by_user);
           for (size_t i = 0, n = 0; i < outputs.size(); ++i) {
             if (!on_tape[i]) continue;
             if (b.has_grad(int(n))) {

@@ -38,6 +38,7 @@ void check_finite(const Tensor& x, const char* kind, const char* name, const cha
 }  // namespace
 
 thread_local Tape* Tape::current_ = nullptr;
+thread_local NoTape* NoTape::current_ = nullptr;
 
 Tape::Tape(TapeOptions options) : outer_(current_), options_(options), id_(g_next_tape++) {
   if (outer_) options_.check_finite |= outer_->options_.check_finite;
@@ -53,13 +54,20 @@ Tape::~Tape() {
     entries_.pop_back();
     pop(entry, false);
   }
-  if (current_ == this) {
-    current_ = outer_;
-    return;
-  }
-  // Tapes need not end in reverse order: a new tape may replace one that still exists.
-  for (Tape* tape = current_; tape; tape = tape->outer_)
-    if (tape->outer_ == this) tape->outer_ = outer_;
+  // Tapes need not end in reverse order (a new tape may replace one that still exists), and a NoTape that
+  // lives keeps those from before it.
+  bool left = leave(current_);
+  for (NoTape* off = NoTape::current_; off && !left; off = off->outer_) left = leave(off->tape_);
+}
+
+/// Takes the tape out of a thread's list of tapes if it is there.
+bool Tape::leave(Tape*& innermost) {
+  for (Tape** tape = &innermost; *tape; tape = &(*tape)->outer_)
+    if (*tape == this) {
+      *tape = outer_;
+      return true;
+    }
+  return false;
 }
 
 Tape* Tape::recording_any(std::span<const Tensor> inputs) {

@@ -54,8 +54,6 @@ class Tape {
   static Tape* recording_any(std::span<const Tensor> inputs);
   /// Those it was made with; check_finite also if an outer tape has it.
   const TapeOptions& options() const { return options_; }
-  /// TapeOptions::loss_scale.
-  const Tensor& loss_scale() const { return options_.loss_scale; }
   /// The gradient that backward(loss) will begin with for a loss of that dtype, of rank 0: for operators that
   /// make gradients in the forward pass. Undefined if it is 1. Throws if the loss scale is on another device.
   Tensor initial_gradient(DType dtype, Device device) const;
@@ -102,6 +100,7 @@ class Tape {
  private:
   friend class NoTape;
   friend class LeafCollector;
+  bool leave(Tape*& innermost);
   struct Entry {
     const char* name;
     CallSite call;
@@ -143,15 +142,19 @@ class Tape {
   std::function<void(const char*, size_t)> entry_hook_;
 };
 
-/// No recording on this thread while it lives (evaluation inside a training step).
+/// No recording on this thread while it lives (evaluation inside a training step). Tapes from before it may
+/// end within it.
 class NoTape {
  public:
-  NoTape() : tape_(std::exchange(Tape::current_, nullptr)) {}
-  ~NoTape() { Tape::current_ = tape_; }
+  NoTape() : tape_(std::exchange(Tape::current_, nullptr)), outer_(std::exchange(current_, this)) {}
+  ~NoTape() { Tape::current_ = tape_, current_ = outer_; }
   NoTape(const NoTape&) = delete;
 
  private:
+  friend class Tape;
+  static thread_local NoTape* current_;
   Tape* tape_;
+  NoTape* outer_;
 };
 
 }  // namespace tessera

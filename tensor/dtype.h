@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -179,7 +180,7 @@ TESSERA_HD float round_to_odd(double value) {
 }
 
 /// Value conversion of casts: rounded once to nearest even (64-bit integers to 16-bit floats twice, through
-/// f32); floats to integers truncate toward zero.
+/// f32); floats to integers truncate toward zero and saturate, and NaN becomes 0.
 template <class To, class From>
 TESSERA_HD To convert(From value) {
   if constexpr (std::is_same_v<To, From>) {
@@ -189,6 +190,13 @@ TESSERA_HD To convert(From value) {
       return value != From(0);
     else
       return float(value) != 0.0f;
+  } else if constexpr (std::is_integral_v<To> && !std::is_integral_v<From>) {
+    using C = std::conditional_t<std::is_same_v<From, double>, double, float>;
+    constexpr To least = std::numeric_limits<To>::min(), most = std::numeric_limits<To>::max();
+    const auto number = C(value);
+    if (number != number) return To(0);
+    if (number <= C(least)) return least;
+    return number >= C(most) ? most : To(number);  // C(most) is exact, or one more
   } else if constexpr (std::is_arithmetic_v<To> && std::is_arithmetic_v<From>) {
     return To(value);
   } else if constexpr (std::is_arithmetic_v<To>) {

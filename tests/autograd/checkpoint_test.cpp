@@ -118,6 +118,22 @@ TEST(Checkpoint, RefusesAResultThatIsNotAnInput) {
   EXPECT_TRUE(grad(x).defined());
 }
 
+TEST(Checkpoint, RefusesACopyOfAResultInTheUsersFunction) {
+  const Tensor x = leaf({1, 2});
+  Tape tape;
+  const auto copies = [](const Tensor& t) { return ops::silu(t).clone(); };
+  expect_error([&] { checkpoint(copies, x); }, {"clone: f64[2]", "lose its gradient"});
+  bool again = false;
+  const Tensor y = checkpoint(
+      [&](const Tensor& t) {
+        const Tensor h = ops::silu(t);
+        return again ? h.clone() : h;
+      },
+      x);
+  again = true;
+  expect_error([&] { tape.backward(ops::sum(y)); }, {"clone: f64[2]", "lose its gradient"});
+}
+
 TEST(Checkpoint, RefusesALeafThatIsReturnedAsItIs) {
   const Tensor x = leaf({1, 2}), weight = leaf({3, 4});
   Tape tape;

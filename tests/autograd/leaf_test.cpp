@@ -309,6 +309,28 @@ TEST(RetainGrad, KeepsAResultsGradientWhole) {
 
 // ---- tapes ----
 
+TEST(Tape, EndsWithinANoTapeThatBeganAfterIt) {
+  const Tensor x = leaf({1, -2});
+  auto outer = std::make_unique<Tape>(), inner = std::make_unique<Tape>();
+  {
+    const NoTape off;
+    const NoTape nested;
+    outer = nullptr;
+  }
+  EXPECT_EQ(Tape::innermost(), inner.get());
+  {
+    const NoTape off;
+    {
+      Tape tape;
+      const NoTape nested;
+      inner = nullptr;
+    }
+    EXPECT_EQ(Tape::innermost(), nullptr);
+  }
+  EXPECT_EQ(Tape::innermost(), nullptr);
+  EXPECT_FALSE(requires_grad(ops::relu(x))) << "no tape, no recording";
+}
+
 TEST(Tape, RecordsNothingWithoutNeedAndNothingUnderNoTape) {
   const Tensor x = leaf({1, -2}), plain = Tensor::full({2}, 3, DType::f64, kCpu);
   EXPECT_FALSE(requires_grad(ops::relu(x))) << "no tape, no recording";

@@ -256,14 +256,22 @@ TEST(Tape, AnErrorNamesTheUsersLine) {
   });
   EXPECT_TRUE(inner.ends_with(here(line))) << inner;
   EXPECT_EQ(CallScope::current().site.file, nullptr) << "nothing is left of a call that threw";
-  // The outermost call is the user's: a checkpoint's, not the operator's inside the function.
+  // A function that the user gives checkpoint() is the user's code, one that a layer gives it is not.
   Tensor leaf = x.clone();
   require_grad(leaf);
   Tape tape;
-  Site site{};
-  const std::string within = report_of(
-      [&] { site = Site::here(), checkpoint([](const Tensor& t) { return ops::mul(t, Tensor()); }, leaf); });
-  EXPECT_TRUE(within.ends_with(here(site.line))) << within;
+  const auto f = [&](const Tensor& t) {
+    line = __LINE__ + 1;
+    return ops::mul(t, Tensor());
+  };
+  const std::string within = report_of([&] { checkpoint(f, leaf); });
+  EXPECT_TRUE(within.ends_with(here(line))) << within;
+  const Site user = Site::here();
+  const std::string in_a_layer = report_of([&] {
+    const CallScope layer(user);
+    checkpoint(f, leaf);
+  });
+  EXPECT_TRUE(in_a_layer.ends_with(here(user.line))) << in_a_layer;
 }
 
 TEST(Tape, AnErrorInBackwardNamesTheLineAndTheLayerOfTheForwardCall) {

@@ -172,11 +172,28 @@ TEST(Convert, DoubleToFloatToSmallIsRoundedOnce) {
   EXPECT_EQ(float(convert<bf16>(-1 - 0x1p-8 - 0x1p-40)), -1.0f - 0x1p-7f);
 }
 
+TEST(Convert, FloatsOutsideAnIntegersRangeSaturateAndNaNIsZero) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(convert<int32_t>(0x1p31f), std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(convert<int32_t>(2147483647.5), std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(convert<int32_t>(-3e9), std::numeric_limits<int32_t>::min());
+  EXPECT_EQ(convert<int64_t>(0x1p63f), std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(convert<int64_t>(bf16(-inf)), std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(convert<uint8_t>(f16(256.0f)), 255);
+  EXPECT_EQ(convert<uint8_t>(255.5), 255);
+  EXPECT_EQ(convert<uint8_t>(-0.5f), 0);
+  EXPECT_EQ(convert<uint8_t>(f8e4m3(-448.0f)), 0);
+  EXPECT_EQ(convert<int64_t>(nan), 0);
+  EXPECT_EQ(convert<uint8_t>(double(nan)), 0);
+}
+
 TEST(Convert, FloatsToIntegersTruncateAndToBoolTest) {
   EXPECT_EQ(convert<int64_t>(2.7), 2);
   EXPECT_EQ(convert<int32_t>(-2.7f), -2);
   EXPECT_EQ(convert<int64_t>(bf16(-3.5f)), -3);
   EXPECT_EQ(convert<uint8_t>(f16(200.5f)), 200);
+  EXPECT_EQ(convert<int32_t>(2147483520.0f), 2147483520);
+  EXPECT_EQ(convert<int64_t>(-0x1p63), std::numeric_limits<int64_t>::min());
   EXPECT_EQ(convert<bool>(0.25f), true);
   EXPECT_EQ(convert<bool>(-0.0f), false);
   EXPECT_EQ(convert<bool>(f8e4m3(0.0f)), false);
