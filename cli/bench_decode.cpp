@@ -121,7 +121,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->excludes(shape);
   args->sparse.add_to(*command);
   command->add_option("--format", args->format, "Format in which to compress the random weights of --shape")
-      ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
+      ->check(CLI::IsMember({"sell-delta4", "mma-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
   add_weight_sparsity(*command, args->weight_sparsity,
                       "Share of the random weights that is set to 0, smallest first; --activation-sparsity: "
                       "share of the inputs of each layer, by a threshold from random tokens");

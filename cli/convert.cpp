@@ -91,7 +91,7 @@ void add_convert(CLI::App& app, Action& action) {
       .add_option("--format", args->format,
                   "Compressed format for the linear layers in the blocks of a pruned model; "
                   "dense-columns: for gates only; dense: decompress, bit for bit")
-      ->check(CLI::IsMember({"sell-delta4", "tca-bme", "tiled-cbc", "dense-columns", "dense"}));
+      ->check(CLI::IsMember({"sell-delta4", "mma-delta4", "tca-bme", "tiled-cbc", "dense-columns", "dense"}));
   command.add_option(
       "--gates", args->gates,
       "Calibration of FROM (tessera calibrate) to store with the model, for --activation-sparsity");

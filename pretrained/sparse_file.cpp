@@ -54,7 +54,7 @@ bool has_array(ops::SparseFormat format, std::string_view name) {
   using enum ops::SparseFormat;
   if (name == "values") return true;
   if (name == "bitmaps") return format == tiled_cbc || format == tca_bme;
-  if (name == "gaps") return format == sell_delta4;
+  if (name == "gaps") return ops::has_distances(format);
   return format != dense_columns;
 }
 

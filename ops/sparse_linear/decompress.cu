@@ -166,6 +166,60 @@ __global__ void __launch_bounds__(kSellWarps* kWarp)
   }
 }
 
+constexpr int kMmaPitch = int(mma_delta4::kMostTiles * mma_delta4::kTileColumns) + 8;
+constexpr size_t kMmaShared = size_t(mma_delta4::kGroupRows) / 4 * kMmaPitch * 2;
+
+/// A block has four strips of a group of mma_delta4, a warp one of them: its 16 rows, zeros first, in dynamic
+/// shared memory, and the two streams one after the other.
+template <class T>
+__global__ void __launch_bounds__(128) decompress_mma(const DecompressArgs<T> args) {
+  using namespace mma_delta4;
+  extern __shared__ uint4 shared[];
+  __shared__ uint8_t rows[kGroupRows];
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
+  const int grouped = int(blockIdx.x) / 4, strip = int(blockIdx.x) % 4 * 4 + warp;
+  const int group_row = grouped / args.group_columns, part = grouped % args.group_columns;
+  const int64_t group = int64_t(args.first_group_row + group_row) * args.group_columns + part;
+  const auto* const places = reinterpret_cast<const uint8_t*>(args.info) + group * kGroupRows;
+  for (int r = int(threadIdx.x); r < int(kGroupRows); r += 128) rows[places[r]] = uint8_t(r);
+  uint16_t* const tile = reinterpret_cast<uint16_t*>(shared) + warp * int(kStripRows) * kMmaPitch;
+  for (int i = lane; i < int(kStripRows) * kMmaPitch / 8; i += kWarp) reinterpret_cast<uint4*>(tile)[i] = {};
+  __syncthreads();
+  const int first = int(first_tile(args.in, part)), tiles = int(first_tile(args.in, part + 1)) - first;
+  for (int stream = 0; stream < 2; ++stream) {
+    const int64_t index = group * (kStrips * kStreams) + strip * 2 + stream;
+    const int begin = args.offsets[index], end = args.offsets[index + 1];
+    const auto* const values = reinterpret_cast<const uint4*>(args.values) + lane;
+    uint16_t* const row = tile + lane / 4 * kMmaPitch + stream * tiles * 8 + lane % 4 * 2;
+    int at = -1;
+#pragma unroll 4
+    for (int chunk = begin; chunk < end; ++chunk) {
+      const uint32_t distances = args.gaps[int64_t(chunk) * kLanes + lane];
+      const uint4 pack = values[int64_t(chunk) * kLanes];
+      const uint32_t pairs[4] = {pack.x, pack.y, pack.z, pack.w};
+#pragma unroll
+      for (int entry = 0; entry < int(kEntries); ++entry) {
+        at += 1 + int(distances >> entry * 4 & 15);
+        row[(at & 2) * 4 * kMmaPitch + at / 4 * 8 + at % 2] = uint16_t(pairs[entry / 2] >> entry % 2 * 16);
+      }
+    }
+  }
+  __syncwarp();
+  const int columns = min(tiles * int(kTileColumns), args.in - first * int(kTileColumns));
+  for (int r = 0; r < int(kStripRows); ++r) {
+    const int to_row = group_row * int(kGroupRows) + rows[strip * int(kStripRows) + r];
+    if (to_row >= args.rows) continue;
+    T* const to = args.to + to_row * args.stride + first * int(kTileColumns);
+    for (int c = lane * 8; c < columns; c += kWarp * 8) {
+      const auto words = *reinterpret_cast<const gpu::Words<T>*>(tile + r * kMmaPitch + c);
+      if (columns - c >= 8 && args.stride % 8 == 0)
+        gpu::store_words(to + c, words);
+      else
+        gpu::store_part(to + c, words, columns - c);
+    }
+  }
+}
+
 // ---- gates ----
 
 template <class T>
@@ -253,7 +307,10 @@ void decompress_cuda(const Tensor& dense, const SparseWeight& weight, int64_t fi
                      .block = kSellWarps * kWarp,
                      .shared_bytes = size_t(kSliceRows * pitch) * sizeof(T)},
                     decompress_sell<T>, args, width, pitch);
-      } else if (is_bme)
+      } else if (weight.format == SparseFormat::mma_delta4)
+        gpu::launch(dense.device(), {.grid = groups * 4, .block = 128, .shared_bytes = kMmaShared},
+                    decompress_mma<T>, args);
+      else if (is_bme)
         gpu::launch(dense.device(), shape, decompress_tca_bme<T>, args);
       else
         gpu::launch(dense.device(), shape, decompress_tiled_cbc<T>, args);

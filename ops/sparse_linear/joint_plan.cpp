@@ -88,6 +88,28 @@ std::string describe(const SellMmaPlan& plan) {
                  plan.rounds() == 1 ? " round" : " rounds");
 }
 
+MmaPlan plan_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors) {
+  constexpr int64_t kMostSums = int64_t{1} << 28;  // of the parts: 1 GiB
+  MmaPlan plan{.windows = int(windows), .parts = int(mma_delta4::parts_of(in))};
+  plan.tokens = tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
+  plan.token_tiles = int(ceil_of(tokens, plan.tokens));
+  const int64_t units = windows * mma_delta4::kStrips * plan.parts * plan.token_tiles;
+  plan.blocks = int(std::clamp<int64_t>(units, 1, multiprocessors));
+  if (tokens > kMmaTokens) plan.lacks = "at most 64 tokens";
+  if (in == 0) plan.lacks = "inputs";
+  if (units * mma_delta4::kStripRows * plan.tokens > kMostSums) plan.lacks = "at most 2^28 sums of its parts";
+  return plan;
+}
+
+std::string describe(const MmaPlan& plan) {
+  constexpr int64_t kMmaWarps = 12;
+  const int64_t units = int64_t(plan.strips()) * plan.parts * plan.token_tiles;
+  return text_of(plan.windows, " windows of 256 outputs in ", plan.parts,
+                 plan.parts == 1 ? " part, " : " parts, ", plan.token_tiles, " x ", plan.tokens, " tokens, ",
+                 plan.blocks, " blocks of ", kMmaWarps, " warps, up to ",
+                 ceil_of(ceil_of(units, plan.blocks), kMmaWarps), " units per warp");
+}
+
 std::string describe(const JointPlan& plan, const JointShape& shape, int multiprocessors) {
   const int64_t blocks = int64_t(plan.tiles) * plan.blocks,
                 resident = std::min<int64_t>(blocks, int64_t(multiprocessors) * shape.per_sm);

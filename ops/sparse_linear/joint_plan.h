@@ -79,6 +79,18 @@ SellMmaPlan plan_sell_mma(int64_t windows, int64_t in, int64_t tokens, int multi
 /// "48 windows of 256 outputs, 1 x 32 tokens, 16 teams of 8 blocks, 3 rounds"
 std::string describe(const SellMmaPlan& plan);
 
+/// One launch of variant "mma": one block per SM; units of work are strips of 16 rows in a part of the
+/// columns, times tiles of `tokens` tokens.
+struct MmaPlan {
+  int windows = 0, parts = 0, tokens = 0, token_tiles = 0, blocks = 1;
+  const char* lacks = "";
+  int strips() const { return windows * (kTileRows / 16); }
+};
+inline constexpr int64_t kMmaTokens = 64;  // more are decompressed: its time grows with every 32
+MmaPlan plan_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors);
+/// "48 windows of 256 outputs in 8 parts, 1 x 32 tokens, 132 blocks of 12 warps, up to 4 units per warp"
+std::string describe(const MmaPlan& plan);
+
 /// "43 tiles of 256 outputs of gate and up, 172 blocks of 512 threads in clusters of 4, one wave (59 clusters
 /// fit), 52 KB per SM on the way"
 std::string describe(const JointPlan& plan, const JointShape& shape, int multiprocessors);

@@ -47,6 +47,11 @@ Reason lacks_sell_plan(const SparseProblem& p, const Gpu& gpu, bool swiglu) {
   return sparse::plan_sell(p.tiles, p.in, p.tokens, swiglu, gpu.multiprocessors).lacks;
 }
 
+Reason lacks_mma(const SparseProblem& p, int64_t windows, const Gpu& gpu) {
+  const Reason lacks = lacks_format(p, gpu, SparseFormat::mma_delta4, sparse::kMmaTokens);
+  return lacks.empty() ? sparse::plan_mma(windows, p.in, p.tokens, gpu.multiprocessors).lacks : lacks;
+}
+
 /// The kernels that take all parts in one launch: a token of a 7B model takes 0.86 to 0.88 of the time with
 /// them (one H100; docs/ops/sparse_linear.md).
 template <class Problem>
@@ -120,6 +125,11 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      [](const SparseCall& call) {
        if constexpr (kCuda) sparse_sell_mma_cuda(call);
      }},
+    {"mma", [](const SparseProblem& p, const Gpu& gpu) { return lacks_mma(p, p.tiles, gpu); },
+     is_preferred<SparseProblem>,
+     [](const SparseCall& call) {
+       if constexpr (kCuda) sparse_mma_cuda(call);
+     }},
     {"sell",
      [](const SparseProblem& p, const Gpu& gpu) {
        return lacks_format(p, gpu, SparseFormat::sell_delta4, kSellTokens);
@@ -162,7 +172,8 @@ void multiply_decompressed(const SparsePartCall& call) {
     return;
   }
   const int64_t step = weight.format == SparseFormat::tca_bme ? tca_bme::kGroupRows : tiled_cbc::kGroupRows;
-  static_assert(sell_delta4::kGroupRows == tiled_cbc::kGroupRows);
+  static_assert(sell_delta4::kGroupRows == tiled_cbc::kGroupRows &&
+                mma_delta4::kGroupRows == tiled_cbc::kGroupRows);
   const int64_t rows = std::max<int64_t>(1, kChunk / std::max<int64_t>(1, weight.in) / step) * step;
   for (int64_t first = 0; first < weight.out; first += rows) {
     const int64_t end = std::min(first + rows, weight.out);
@@ -231,9 +242,16 @@ std::vector<std::string> sparse_linear_variants() {
 }
 
 int64_t most_sparse_tokens(SparseFormat format) {
-  return format == SparseFormat::tca_bme       ? kBitmapTokens
-         : format == SparseFormat::sell_delta4 ? sparse::kSellMmaTokens
-                                               : kColumnTokens;
+  switch (format) {
+    case SparseFormat::tca_bme:
+      return kBitmapTokens;
+    case SparseFormat::sell_delta4:
+      return sparse::kSellMmaTokens;
+    case SparseFormat::mma_delta4:
+      return sparse::kMmaTokens;
+    default:
+      return kColumnTokens;
+  }
 }
 
 std::string sparse_kernel_lacks(const SparseWeight& weight, int64_t tokens) {
@@ -339,6 +357,17 @@ constexpr Variant<SwigluCall, Tensor(const SwigluCall&)> kSwigluVariants[] = {
      [](const SwigluCall& call) {
        return run_together(call, [](const SparseCall& one) {
          if constexpr (kCuda) sparse_sell_swiglu_cuda(one);
+       });
+     }},
+    {"mma",
+     [](const SwigluCall& call, const Gpu& gpu) {
+       const Reason lacks = one_format(call);
+       return lacks.empty() ? lacks_mma(call.problem, 2 * call.problem.tiles, gpu) : lacks;
+     },
+     joint_estimate<SwigluCall>,
+     [](const SwigluCall& call) {
+       return run_together(call, [](const SparseCall& one) {
+         if constexpr (kCuda) sparse_mma_swiglu_cuda(one);
        });
      }},
     {"parts", lacks_nothing<SwigluCall>, is_otherwise<SwigluCall>,

@@ -6,7 +6,7 @@ namespace {
 
 enum Input : size_t { kX, kWeight, kBias, kResidual, kScales, kValues, kBitmaps, kGaps, kOffsets, kInfo };
 
-constexpr const char* kFormats[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4"};
+constexpr const char* kFormats[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4", "mma-delta4"};
 
 /// Arrays that the format has not are empty.
 std::vector<Tensor> arrays_of(const SparseWeight& weight) {
@@ -29,7 +29,7 @@ SparseWeight weight_of(const std::vector<Tensor>& in, size_t first, int64_t out,
                       .in = in[kWeight].size(1),
                       .values = in[first],
                       .bitmaps = kept(has_bitmaps, in[first + 1]),
-                      .gaps = kept(format == SparseFormat::sell_delta4, in[first + 2]),
+                      .gaps = kept(has_distances(format), in[first + 2]),
                       .offsets = kept(!is_dense, in[first + 3]),
                       .info = kept(!is_dense, in[first + 4]),
                       .constant = attrs.flag("constant")};
@@ -56,6 +56,12 @@ std::vector<SparsePart> parts_of(const std::vector<Tensor>& in, const Attrs& att
   return parts;
 }
 
+/// One bit per element, or four per stored one.
+double bytes_of_positions(const std::string& format, double elements, double density) {
+  if (format == "dense-columns") return 0;
+  return has_distances(parse_sparse_format(format)) ? elements * density / 2 : elements / 8;
+}
+
 /// T tokens, out, in; 1 if there are a bias, a residual, scales; density: of the weight, in percent.
 Problem sparse_linear_problem(const Dims& d, const Attrs& attrs) {
   const int64_t tokens = d.at("T"), in = d.at("in"), rows = d.at("out"), out = rows * attrs.integer("parts");
@@ -65,8 +71,7 @@ Problem sparse_linear_problem(const Dims& d, const Attrs& attrs) {
   };
   const std::string& format = attrs.word("format");
   const bool is_dense = format == "dense-columns";
-  // One bit per element, or four per stored one.
-  const double positions = is_dense ? 0 : format == "sell-delta4" ? all * density / 2 : all / 8;
+  const double positions = bytes_of_positions(format, all, density);
   return {.inputs = {{.shape = {tokens, in}},
                      {.shape = {rows, in}, .density = density},
                      given("bias", {out}),
@@ -170,7 +175,7 @@ Problem swiglu_problem(const Dims& d, const Attrs& attrs) {
   const int64_t tokens = d.at("T"), in = d.at("in"), width = d.at("F");
   const double density = double(d.at("density")) / 100, all = 2 * double(width) * double(in);
   const bool is_dense = attrs.word("format") == "dense-columns";
-  const double positions = is_dense ? 0 : attrs.word("format") == "sell-delta4" ? all * density / 2 : all / 8;
+  const double positions = bytes_of_positions(attrs.word("format"), all, density);
   std::vector<InputCase> inputs = {{.shape = {tokens, in}}, {.shape = {2 * width, in}, .density = density}};
   inputs.resize(12);
   return {.inputs = std::move(inputs),
@@ -240,7 +245,7 @@ OpSpec swiglu_spec() {
                          {"F", draw.size(1, 5000)},
                          {"in", in},
                          {"density", draw.size(1, 100)}},
-                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2, 3})])},
+                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2, 3, 4})])},
                           {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
                           {"threshold", 0.6},
                           {"keep", in / 2},
@@ -305,7 +310,7 @@ std::vector<OpSpec> sparse_linear_specs() {
                          {"out", draw.size(1, 5000)},
                          {"in", in},
                          {"density", draw.size(1, 100)}},
-                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2, 3})])},
+                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2, 3, 4})])},
                           {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
                           {"threshold", 0.6},
                           {"keep", in / 2},

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "ops/sparse_linear/sparse_weight.h"
@@ -33,6 +34,11 @@ struct SellDelta4 {
   static constexpr int64_t kRows = sell_delta4::kGroupRows;
 };
 
+/// The lanes of streams.
+struct MmaDelta4 {
+  static constexpr int64_t kRows = mma_delta4::kGroupRows;
+};
+
 /// f(order) with the order of the groups of a format with bitmaps.
 template <class F>
 decltype(auto) with_bitmaps(SparseFormat format, F&& f) {
@@ -41,7 +47,9 @@ decltype(auto) with_bitmaps(SparseFormat format, F&& f) {
 /// f(order) with the order of the format's groups. Not for dense_columns.
 template <class F>
 decltype(auto) with_order(SparseFormat format, F&& f) {
-  return format == SparseFormat::sell_delta4 ? f(SellDelta4{}) : with_bitmaps(format, f);
+  return format == SparseFormat::sell_delta4  ? f(SellDelta4{})
+         : format == SparseFormat::mma_delta4 ? f(MmaDelta4{})
+                                              : with_bitmaps(format, f);
 }
 
 /// Unsigned integers with the bits of an element of 2, 4 or 8 bytes.
@@ -78,6 +86,58 @@ void for_each_entry(const SparseWeight& weight, int64_t group, Visit&& visit) {
   }
 }
 
+/// The elements of a lane of a stream of mma_delta4, by position.
+struct MmaStream {
+  int64_t first_column, tiles;  // of the half of the part
+
+  MmaStream(int64_t in, int64_t part, int64_t half) {
+    const int64_t first = mma_delta4::first_tile(in, part);
+    tiles = mma_delta4::first_tile(in, part + 1) - first;
+    first_column = first * mma_delta4::kTileColumns + half * tiles * 8;
+  }
+  /// Rounded up to the entries of a chunk: the last ones may be past the stream's columns.
+  int64_t positions() const {
+    return (tiles * mma_delta4::kTilePositions + mma_delta4::kEntries - 1) / mma_delta4::kEntries *
+           mma_delta4::kEntries;
+  }
+  bool has(int64_t position) const { return position < tiles * mma_delta4::kTilePositions; }
+  /// The row's place in its strip.
+  static int64_t row_of(int64_t lane, int64_t position) { return lane / 4 + position / 2 % 2 * 8; }
+  int64_t column_of(int64_t lane, int64_t position) const {
+    return first_column + position / 4 * 8 + lane % 4 * 2 + position % 2;
+  }
+};
+
+/// visit(lane, place, column, position, value) for every entry of a stream of mma_delta4 (0 to 31 of its
+/// group): the row's place among those of the group's strips, the column of the matrix.
+template <class T, class Visit>
+void for_each_entry(const SparseWeight& weight, int64_t group, int64_t stream, Visit&& visit) {
+  using namespace mma_delta4;
+  const MmaStream order(weight.in, group % weight.group_columns(), stream % kStreams);
+  const T* const values = static_cast<const T*>(weight.values.raw());
+  const uint32_t* const gaps = reinterpret_cast<const uint32_t*>(weight.gaps.data<int32_t>());
+  const int32_t* const chunks = weight.offsets.data<int32_t>() + group * (kStrips * kStreams) + stream;
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    int64_t position = -1;
+    for (int64_t chunk = chunks[0]; chunk < chunks[1]; ++chunk)
+      for (int64_t e = 0; e < kEntries; ++e) {
+        position += 1 + (gaps[chunk * kLanes + lane] >> 4 * e & 15);
+        visit(lane, stream / kStreams * kStripRows + MmaStream::row_of(lane, position),
+              order.column_of(lane, position), position, values[chunk * kChunk + lane * kEntries + e]);
+      }
+  }
+}
+
+/// The rows of a window by their places among those of the strips of a group of mma_delta4.
+using MmaRows = std::array<int64_t, size_t(mma_delta4::kGroupRows)>;
+inline MmaRows rows_by_place(const SparseWeight& weight, int64_t group) {
+  MmaRows rows{};
+  const auto* const places =
+      reinterpret_cast<const uint8_t*>(weight.info.data<int32_t>()) + group * mma_delta4::kGroupRows;
+  for (int64_t row = 0; row < mma_delta4::kGroupRows; ++row) rows[places[row]] = row;
+  return rows;
+}
+
 /// visit(row, column, value) for every stored element of a group, with bitmaps in the order of the values;
 /// rows and columns of the matrix. T has the size of an element.
 template <class Order, class T, class Visit>
@@ -86,7 +146,13 @@ void for_each_stored(const SparseWeight& weight, int64_t group, Visit&& visit) {
     for_each_entry<T>(weight, group, [&](int64_t r, int64_t c, int64_t, T value) {
       if (std::bit_cast<BitsOf<sizeof(T)>>(value) != 0) visit(r, c, value);
     });
-    return;
+  } else if constexpr (std::is_same_v<Order, MmaDelta4>) {
+    const MmaRows rows = rows_by_place(weight, group);
+    const int64_t row = group / weight.group_columns() * Order::kRows;
+    for (int64_t stream = 0; stream < mma_delta4::kStrips * mma_delta4::kStreams; ++stream)
+      for_each_entry<T>(weight, group, stream, [&](int64_t, int64_t place, int64_t c, int64_t, T value) {
+        if (std::bit_cast<BitsOf<sizeof(T)>>(value) != 0) visit(row + rows[size_t(place)], c, value);
+      });
   } else {
     const int64_t row = group / weight.group_columns() * Order::kRows,
                   column = group % weight.group_columns() * Order::kColumns;

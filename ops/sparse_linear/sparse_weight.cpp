@@ -7,6 +7,7 @@
 #include <numeric>
 #include <span>
 
+#include "ops/sparse_linear/mma_delta4_internal.h"
 #include "ops/sparse_linear/sparse_walk_internal.h"
 #include "ops/variant.h"
 #include "runtime/parallel.h"
@@ -18,7 +19,7 @@ using namespace sparse_internal;
 
 namespace {
 
-constexpr const char* kNames[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4"};
+constexpr const char* kNames[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4", "mma-delta4"};
 
 int64_t rounded_up(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;
@@ -60,6 +61,7 @@ int64_t SparseWeight::group_rows() const {
 int64_t SparseWeight::group_columns() const {
   if (format == SparseFormat::dense_columns || in == 0) return 0;
   if (format == SparseFormat::sell_delta4) return sell_delta4::parts_of(in);
+  if (format == SparseFormat::mma_delta4) return mma_delta4::parts_of(in);
   const int64_t columns = columns_of_group(format);
   return rounded_up(in, columns) / columns;
 }
@@ -316,6 +318,11 @@ SparseWeight compress(const Tensor& weight, SparseFormat format) {
     made.settle();
     return made.to(weight.device());
   }
+  if (format == SparseFormat::mma_delta4) {
+    compress_mma_delta4(made, dense);
+    made.settle();
+    return made.to(weight.device());
+  }
   with_bitmaps(format, [&](auto order) {
     with_bits(dtype, [&]<class Bits>() { compress_groups<decltype(order), Bits>(made, dense); });
   });
@@ -365,13 +372,13 @@ Tensor column_norms(const SparseWeight& given) {
 
 // ---- validation ----
 
-namespace {
-
 void check_array(const std::string& name, const char* what, const Tensor& array, DType dtype, int64_t count) {
   check(array.defined(), name, ": the array '", what, "' is missing");
   check(array.dtype() == dtype && array.rank() == 1 && array.count() == count, name, ": the array '", what,
         "' is ", describe(array), "; expected ", dtype, "[", count, "]");
 }
+
+namespace {
 
 /// Bits of a bitmap whose elements lie inside the matrix.
 template <class Order>
@@ -473,6 +480,7 @@ void validate(const SparseWeight& weight, const std::string& name) {
         "; expected f16, bf16 or f32");
   if (weight.format != SparseFormat::dense_columns) {
     if (weight.format == SparseFormat::sell_delta4) return validate_slices(weight, name);
+    if (weight.format == SparseFormat::mma_delta4) return validate_mma_delta4(weight, name);
     with_bitmaps(weight.format, [&](auto order) { validate_groups<decltype(order)>(weight, name); });
     return;
   }

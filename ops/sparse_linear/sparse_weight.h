@@ -20,13 +20,19 @@ namespace tessera::ops {
 /// sell_delta4    Sliced ELLPACK with sorted rows (SELL-C-sigma, Kreutzer et al., arXiv:1307.6209; C = 32,
 ///                sigma = 256), columns as distances of 4 bits (as MACKO, arXiv:2511.13061): a lane of a warp
 ///                has a row.
-enum class SparseFormat : uint8_t { dense_columns, tiled_cbc, tca_bme, sell_delta4 };
+/// mma_delta4     Distances of 4 bits, too, for several tokens: a lane has those elements of 16 rows that it
+///                holds of an A fragment of mma.m16n8k16, and so decompresses into memory of its own.
+enum class SparseFormat : uint8_t { dense_columns, tiled_cbc, tca_bme, sell_delta4, mma_delta4 };
 
-const char* name_of(SparseFormat format);  // "dense-columns", "tiled-cbc", "tca-bme", "sell-delta4"
+const char* name_of(SparseFormat format);  // "dense-columns", "tiled-cbc", "tca-bme", "sell-delta4", ...
 SparseFormat parse_sparse_format(std::string_view name);  // throws, naming the choices
+/// Whether elements are found by their distances, not by bitmaps.
+constexpr bool has_distances(SparseFormat format) {
+  return format == SparseFormat::sell_delta4 || format == SparseFormat::mma_delta4;
+}
 /// Whether its kernel reads the weights of inputs that a gate leaves out, too.
 constexpr bool reads_all_inputs(SparseFormat format) {
-  return format == SparseFormat::tca_bme || format == SparseFormat::sell_delta4;
+  return format == SparseFormat::tca_bme || has_distances(format);
 }
 
 /// The tiles of the formats. A matrix [out, in] is cut into groups of kGroupRows x kGroupColumns, in
@@ -65,22 +71,49 @@ constexpr int64_t width_of(int64_t in) {
   return ((in + parts_of(in) - 1) / parts_of(in) + 7) / 8 * 8;
 }
 }  // namespace sell_delta4
+namespace mma_delta4 {
+/// A window is kGroupRows rows. The columns are cut into tiles of 16, and the tiles into parts_of(in) parts
+/// of nearly as many tiles, at most kMostTiles. A group is a window in a part: 16 strips of 16 of its rows,
+/// which each part arranges in its own way, so that the streams of a strip are about equally long.
+///
+/// A strip has two streams of chunks, one for the first half of the part's columns, one for the second: 8
+/// columns of each tile. A chunk has 8 entries of each of 32 lanes. Lane 4 g + t has the elements of rows g
+/// and g + 8 of the strip in columns 2 t and 2 t + 1 of the tiles' 8: of tile i, row g's at positions 4 i and
+/// 4 i + 1, row g + 8's at 4 i + 2 and 4 i + 3. An entry is a value and the number of positions (0 to 15)
+/// between it and the entry before it in its lane, or the stream's first position. Every lane of a stream
+/// has as many entries: where it has too few, or too large a distance, zeros are stored, of the matrix or, of
+/// an odd number of tiles, at four positions past the last one.
+inline constexpr int64_t kGroupRows = 256, kStripRows = 16, kStrips = 16, kStreams = 2, kLanes = 32;
+inline constexpr int64_t kEntries = 8, kMostGap = 15, kChunk = kLanes * kEntries;
+inline constexpr int64_t kTileColumns = 16, kMostTiles = 32, kTilePositions = 4;
+constexpr int64_t tiles_of(int64_t in) {
+  return (in + kTileColumns - 1) / kTileColumns;
+}
+constexpr int64_t parts_of(int64_t in) {
+  return (tiles_of(in) + kMostTiles - 1) / kMostTiles;
+}
+/// The first tile of a part, or, for parts_of(in), the number of tiles.
+constexpr int64_t first_tile(int64_t in, int64_t part) {
+  return part * tiles_of(in) / parts_of(in);
+}
+}  // namespace mma_delta4
 inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a multiple of so many: 16 bytes
 
 /// A compressed matrix [out, in]. An element is stored if its bits are not those of +0: the formats are
 /// lossless, a -0 stays. Elements are f16, bf16 or f32 (on a GPU f16 or bf16).
 ///
 /// values    tca_bme, tiled_cbc: of all groups, bitmap by bitmap, each group padded with zeros to 8;
-///           dense_columns: [in, out]; sell_delta4: [chunks * 256]. The other arrays are undefined for
+///           dense_columns: [in, out]; with distances: [chunks * 256]. The other arrays are undefined for
 ///           dense_columns.
 /// bitmaps   i64; tca_bme [groups * 64], tiled_cbc [groups * 256]; else undefined
-/// gaps      i32 [chunks * 32]; sell_delta4: the distances of a row's 8 entries, the first in the lowest 4
-///           bits; else undefined
+/// gaps      i32 [chunks * 32]; with distances: those of a lane's 8 entries, the first in the lowest 4 bits;
+///           else undefined
 /// offsets   i32 [groups + 1]: where a group's values start; sell_delta4 [groups * 8 + 1]: where a slice's
-///           chunks start
+///           chunks start; mma_delta4 [groups * 32 + 1]: where a stream's chunks start
 /// info      i32; tca_bme [groups * 4]: where the values of a median start in its group; tiled_cbc [groups *
 ///           64]: where those of a column start in its group << 9 | how many there are; sell_delta4 [windows
-///           * 64]: the rows in the window of its slices' lanes, 8 bits each, the first in the lowest
+///           * 64]: the rows in the window of its slices' lanes, 8 bits each, the first in the lowest;
+///           mma_delta4 [groups * 64]: for each row of the window, its place among those of the strips
 ///
 /// constant Whether no kernel in flight on the weight's GPU writes the arrays, and none will while others
 /// read them. A kernel launched with programmatic dependent launch starts before the preceding kernels end,

@@ -156,6 +156,31 @@ TEST(SparseLinearPlan, GivesTensorCoresOneBlockPerMultiprocessor) {
             "86 windows of 256 outputs, 2 x 32 tokens, 16 teams of 8 blocks, 11 rounds");
 }
 
+TEST(SparseLinearPlan, GivesStripsToTheWarpsOfOneBlockPerMultiprocessor) {
+  struct Expected {
+    const char* what;
+    int64_t windows, in, tokens;
+    int parts, of_tokens, token_tiles, blocks;
+  };
+  for (const Expected& e : {Expected{"7B q, k, v", 48, 4096, 32, 8, 32, 1, kSms},
+                            {"7B down", 16, 11008, 33, 22, 32, 2, kSms},
+                            {"one window, one column", 1, 1, 1, 1, 8, 1, 16},
+                            {"one column more than a part", 1, 513, 9, 2, 16, 1, 32}}) {
+    const MmaPlan plan = plan_mma(e.windows, e.in, e.tokens, kSms);
+    EXPECT_STREQ(plan.lacks, "") << e.what;
+    EXPECT_EQ(plan.parts, e.parts) << e.what;
+    EXPECT_EQ(plan.tokens, e.of_tokens) << e.what;
+    EXPECT_EQ(plan.token_tiles, e.token_tiles) << e.what;
+    EXPECT_EQ(plan.blocks, e.blocks) << e.what;
+  }
+  EXPECT_STREQ(plan_mma(1, 4096, 65, kSms).lacks, "at most 64 tokens");
+  EXPECT_STREQ(plan_mma(1, 0, 1, kSms).lacks, "inputs");
+  EXPECT_STREQ(plan_mma(2048, 8192, 64, kSms).lacks, "at most 2^28 sums of its parts");
+  EXPECT_EQ(describe(plan_mma(86, 4096, 40, kSms)),
+            "86 windows of 256 outputs in 8 parts, 2 x 32 tokens, 132 blocks of 12 warps, up to 14 units per "
+            "warp");
+}
+
 /// Integers of at most 3, some zero: sums are exact in f32, and in f16 up to 2,048.
 Tensor small_integers(const Shape& shape, uint64_t seed, auto&& is_zero) {
   Rng rng(seed);
@@ -169,11 +194,11 @@ Tensor small_integers(const Shape& shape, uint64_t seed, auto&& is_zero) {
 }
 
 TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
-  // A lane walks its row: rows of a slice that are far from each other make passes overlap, and the chunks of
-  // one are read in all of them.
+  // sell_mma: a lane walks its row; rows of a slice that are far from each other make passes overlap, and the
+  // chunks of one are read in all of them. mma: streams are very unequal, or empty.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: no variant sell_mma";
+  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: no variants sell_mma and mma";
   for (const int64_t in : {40, 600, 4096, 4100, 11008, 14336})
     for (const int pattern : {0, 1, 2, 3}) {
       const auto is_zero = [&](int64_t row, int64_t column) {
@@ -198,7 +223,8 @@ TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
         return (column / 512 + row) % 2 == 0;  // every other pass
       };
       const Tensor weight = small_integers({300, in}, 1, is_zero);
-      const SparseWeight made = compress(weight, SparseFormat::sell_delta4), there = made.to(gpu);
+      const SparseWeight slices = compress(weight, SparseFormat::sell_delta4).to(gpu),
+                         streams = compress(weight, SparseFormat::mma_delta4).to(gpu);
       for (const int64_t tokens : {1, 7, 16, 27, 60}) {
         SCOPED_TRACE(testing::Message()
                      << in << " inputs, pattern " << pattern << ", " << tokens << " tokens");
@@ -206,9 +232,11 @@ TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
         const Tensor x = small_integers({tokens, in}, 2, [&](int64_t token, int64_t column) {
           return (column * 7 + token) % (in > 600 ? 11 : 2) != 0;
         });
-        const ForceVariant force("sparse_linear", "sell_mma");
-        const Tensor y = sparse_linear(x.to(gpu), there).to(Device::cpu());
-        EXPECT_TRUE(same_bits(y, sparse_linear(x, made)));
+        const Tensor expected = sparse_linear(x, slices.to(Device::cpu()));
+        for (const auto& [variant, there] : {std::pair("sell_mma", &slices), {"mma", &streams}}) {
+          const ForceVariant force("sparse_linear", variant);
+          EXPECT_TRUE(same_bits(sparse_linear(x.to(gpu), *there).to(Device::cpu()), expected)) << variant;
+        }
       }
     }
 }
@@ -224,8 +252,9 @@ Tensor half_zero(const Shape& shape, DType dtype, uint64_t seed) {
 }
 
 TEST(SparseLinearWeight, IsConstantOnlyWhereItsArraysWereWaitedFor) {
-  for (const SparseFormat format : {SparseFormat::dense_columns, SparseFormat::tiled_cbc,
-                                    SparseFormat::tca_bme, SparseFormat::sell_delta4}) {
+  for (const SparseFormat format :
+       {SparseFormat::dense_columns, SparseFormat::tiled_cbc, SparseFormat::tca_bme,
+        SparseFormat::sell_delta4, SparseFormat::mma_delta4}) {
     const SparseWeight made = compress(half_zero({70, 40}, DType::f16, 1), format);
     EXPECT_TRUE(made.constant) << name_of(format);
     SparseWeight by_hand{.format = format, .out = made.out, .in = made.in, .values = made.values};

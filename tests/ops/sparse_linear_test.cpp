@@ -20,7 +20,8 @@ namespace tessera::ops {
 namespace {
 
 constexpr SparseFormat kFormats[] = {SparseFormat::dense_columns, SparseFormat::tiled_cbc,
-                                     SparseFormat::tca_bme, SparseFormat::sell_delta4};
+                                     SparseFormat::tca_bme, SparseFormat::sell_delta4,
+                                     SparseFormat::mma_delta4};
 
 /// A matrix of which about `density` of the elements are not 0; bits alone matter, so NaN, inf and -0 are
 /// among them.

@@ -127,6 +127,64 @@ def sell_delta4(matrix):
             "offsets": np.array(offsets, np.int32), "info": np.array(info, np.uint32).view(np.int32)}, 0
 
 
+def mma_delta4(matrix):
+    out, width = matrix.shape
+    tiles, values, gaps, offsets, info = -(-width // 16), [], [], [0], []
+    parts = -(-tiles // 32)
+    whole = padded(matrix, 256, 16)
+    for top in range(0, whole.shape[0], 256):
+        for part in range(parts):
+            first, end = (p * tiles // parts for p in (part, part + 1))
+            half = 8 * (end - first)
+            # Rows by stream: [stream][row, tile, column of the tile].
+            streams = [whole[top:top + 256, first * 16 + s * half:first * 16 + (s + 1) * half].reshape(256, end - first, 8) for s in (0, 1)]
+            # Elements of a row by stream and lane: columns 2t and 2t + 1 of each tile.
+            counts = np.stack([np.count_nonzero(s.reshape(256, -1, 4, 2), axis=(1, 3)) for s in streams], axis=1)
+            free, pairs = list(range(256)), []
+            for a in sorted(range(256), key=lambda r: -counts[r].max()):
+                if a not in free:
+                    continue
+                free.remove(a)
+                lengths = (counts[a] + counts[free]).max(axis=2)
+                chunks = -(-lengths // 8)
+                best = int(np.argmin(64 * chunks.sum(axis=1) + lengths.sum(axis=1)))
+                pairs.append((-int(chunks[best].sum()), -int(lengths[best, 0]), a, free.pop(best)))
+            pairs.sort(key=lambda pair: pair[:2])
+            rows = [pair[2 + low] for s in range(0, 128, 8) for low in (0, 1) for pair in pairs[s:s + 8]]
+            places = np.empty(256, np.uint8)
+            places[rows] = np.arange(256)
+            info += list(places.view(np.uint32))
+            for strip in range(0, 256, 16):
+                for s in (0, 1):
+                    lanes = []
+                    for g in range(8):
+                        for t in range(4):
+                            both = streams[s][[rows[strip + g], rows[strip + g + 8]]][:, :, 2 * t:2 * t + 2]
+                            lane = both.transpose(1, 0, 2).reshape(-1)
+                            lane = np.concatenate([lane, np.zeros(-len(lane) % 8, lane.dtype)])
+                            chosen, last = set(), -1
+                            for position in np.flatnonzero(lane):
+                                while position - last > 16:
+                                    last += 16
+                                    chosen.add(last)
+                                chosen.add(last := int(position))
+                            lanes.append((lane, chosen))
+                    chunks = -(-max(len(chosen) for _, chosen in lanes) // 8)
+                    entries = []
+                    for lane, chosen in lanes:
+                        chosen |= set([p for p in range(len(lane)) if p not in chosen][:8 * chunks - len(chosen)])
+                        entries.append((lane, sorted(chosen)))
+                    for chunk in range(chunks):
+                        for lane, chosen in entries:
+                            here = chosen[8 * chunk:8 * chunk + 8]
+                            before = [chosen[8 * chunk - 1] if chunk else -1] + here
+                            gaps.append(sum((p - q - 1) << 4 * i for i, (p, q) in enumerate(zip(here, before))))
+                            values += list(lane[here])
+                    offsets.append(offsets[-1] + chunks)
+    return {"values": np.array(values, np.float16), "gaps": np.array(gaps, np.uint32).view(np.int32),
+            "offsets": np.array(offsets, np.int32), "info": np.array(info, np.uint32).view(np.int32)}, 0
+
+
 def with_bitmaps(encode, matrix):
     values, bitmaps, offsets, info, most = encode(matrix)
     return {"values": np.array(values, np.float16), "bitmaps": np.array(bitmaps, np.int64), "offsets": np.array(offsets, np.int32),
@@ -134,7 +192,7 @@ def with_bitmaps(encode, matrix):
 
 
 ENCODERS = {"tca-bme": lambda matrix: with_bitmaps(tca_bme, matrix), "tiled-cbc": lambda matrix: with_bitmaps(tiled_cbc, matrix),
-            "sell-delta4": sell_delta4}
+            "sell-delta4": sell_delta4, "mma-delta4": mma_delta4}
 
 
 def model(rng):

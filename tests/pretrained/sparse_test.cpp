@@ -22,7 +22,8 @@ namespace {
 using io::test::TemporaryFolder;
 
 constexpr ops::SparseFormat kFormats[] = {ops::SparseFormat::dense_columns, ops::SparseFormat::tiled_cbc,
-                                          ops::SparseFormat::tca_bme, ops::SparseFormat::sell_delta4};
+                                          ops::SparseFormat::tca_bme, ops::SparseFormat::sell_delta4,
+                                          ops::SparseFormat::mma_delta4};
 
 /// Zeros about half of the elements of every matrix in a block; some become -0.
 template <class Model>

@@ -81,8 +81,9 @@ TEST(Splits, LayersKeepTheirWeightsInEveryFormat) {
   const LayerBytes before = bytes_of_layers(small.model);
   EXPECT_EQ(before.bytes, before.dense_bytes);
   EXPECT_EQ(before.weight_sparsity, 0);
-  for (const ops::SparseFormat format : {ops::SparseFormat::tca_bme, ops::SparseFormat::sell_delta4,
-                                         ops::SparseFormat::dense_columns, ops::SparseFormat::tiled_cbc}) {
+  for (const ops::SparseFormat format :
+       {ops::SparseFormat::tca_bme, ops::SparseFormat::sell_delta4, ops::SparseFormat::mma_delta4,
+        ops::SparseFormat::dense_columns, ops::SparseFormat::tiled_cbc}) {
     compress_layers(small.model, format);
     std::map<nn::Linear*, size_t> next;
     for (const auto& module : block_modules(small.model)) {
