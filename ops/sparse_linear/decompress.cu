@@ -94,6 +94,18 @@ __global__ void __launch_bounds__(256) decompress_tiled_cbc(const DecompressArgs
   write_tile<T, 256>(tile, args, group_row * 256, group_column * 64);
 }
 
+/// Writes a row of a tile by a warp, 16 bytes per lane at a time; `stride`: of the result's rows.
+template <class T>
+__device__ __forceinline__ void write_row(T* to, const uint16_t* row, int columns, int64_t stride) {
+  for (int c = int(threadIdx.x) % kWarp * 8; c < columns; c += kWarp * 8) {
+    const auto words = *reinterpret_cast<const gpu::Words<T>*>(row + c);
+    if (columns - c >= 8 && stride % 8 == 0)
+      gpu::store_words(to + c, words);
+    else
+      gpu::store_part(to + c, words, columns - c);
+  }
+}
+
 constexpr int kSellWarps = 4;
 
 /// Columns that the 8 entries of a word of distances cover: the sum of the distances, and one for each.
@@ -155,14 +167,7 @@ __global__ void __launch_bounds__(kSellWarps* kWarp)
         int64_t(args.first_group_row + group_row) * (kGroupRows / 4) + slice * (kSliceRows / 4) + slot / 4;
     const int to_row = group_row * int(kGroupRows) + int(uint32_t(args.info[word]) >> slot % 4 * 8 & 0xFF);
     if (to_row >= args.rows) continue;
-    T* const to = args.to + to_row * args.stride + first;
-    for (int c = lane * 8; c < columns; c += kWarp * 8) {
-      const auto words = *reinterpret_cast<const gpu::Words<T>*>(tile + slot * pitch + c);
-      if (columns - c >= 8 && args.stride % 8 == 0)
-        gpu::store_words(to + c, words);
-      else
-        gpu::store_part(to + c, words, columns - c);
-    }
+    write_row(args.to + to_row * args.stride + first, tile + slot * pitch, columns, args.stride);
   }
 }
 
@@ -209,14 +214,8 @@ __global__ void __launch_bounds__(128) decompress_mma(const DecompressArgs<T> ar
   for (int r = 0; r < int(kStripRows); ++r) {
     const int to_row = group_row * int(kGroupRows) + rows[strip * int(kStripRows) + r];
     if (to_row >= args.rows) continue;
-    T* const to = args.to + to_row * args.stride + first * int(kTileColumns);
-    for (int c = lane * 8; c < columns; c += kWarp * 8) {
-      const auto words = *reinterpret_cast<const gpu::Words<T>*>(tile + r * kMmaPitch + c);
-      if (columns - c >= 8 && args.stride % 8 == 0)
-        gpu::store_words(to + c, words);
-      else
-        gpu::store_part(to + c, words, columns - c);
-    }
+    write_row(args.to + to_row * args.stride + first * int(kTileColumns), tile + r * kMmaPitch, columns,
+              args.stride);
   }
 }
 

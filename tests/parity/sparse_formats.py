@@ -104,6 +104,7 @@ def sell_delta4(matrix):
     parts = max(n for n in (1, 2, 4, 8) if n == 1 or matrix.shape[1] // n >= 128)
     width = -(-(-(-matrix.shape[1] // parts)) // 8) * 8
     for top in range(0, matrix.shape[0], 256):
+        groups = []  # of the window: the entries of each row, part by part
         for left in range(0, parts * width, width):
             rows = []
             for row in padded(matrix[top:top + 256, left:left + width], 256, 1):
@@ -113,10 +114,12 @@ def sell_delta4(matrix):
                     entries.append(((column - at) % 16, row[column]))
                     at = column + 1
                 rows.append(entries)
-            order = sorted(range(256), key=lambda r: -len(rows[r]))
-            info += [sum(order[slot + i] << 8 * i for i in range(4)) for slot in range(0, 256, 4)]
+            groups.append(rows)
+        order = sorted(range(256), key=lambda r: -sum(len(rows[r]) for rows in groups))
+        info += [sum(order[slot + i] << 8 * i for i in range(4)) for slot in range(0, 256, 4)]
+        for rows in groups:
             for first in range(0, 256, 32):
-                chunks = -(-len(rows[order[first]]) // 8)
+                chunks = -(-max(len(rows[row]) for row in order[first:first + 32]) // 8)
                 offsets.append(offsets[-1] + chunks)
                 for chunk in range(chunks):
                     for row in order[first:first + 32]:
@@ -179,7 +182,7 @@ def mma_delta4(matrix):
                             here = chosen[8 * chunk:8 * chunk + 8]
                             before = [chosen[8 * chunk - 1] if chunk else -1] + here
                             gaps.append(sum((p - q - 1) << 4 * i for i, (p, q) in enumerate(zip(here, before))))
-                            values += list(lane[here])
+                            values += list(lane[here] + np.float16(0))  # what fills a lane up may be -0 here
                     offsets.append(offsets[-1] + chunks)
     return {"values": np.array(values, np.float16), "gaps": np.array(gaps, np.uint32).view(np.int32),
             "offsets": np.array(offsets, np.int32), "info": np.array(info, np.uint32).view(np.int32)}, 0
