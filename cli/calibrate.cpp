@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "cli/calibration_flags.h"
@@ -200,7 +199,7 @@ int calibrate(CalibrateArgs args) {
         return sparsity::calibrate(model, samples, options);
       },
       language.model);
-  calibration.model = io::utf8_text(std::filesystem::path(args.model).lexically_normal().filename().string());
+  calibration.model = io::utf8_name(args.model);
   std::vector<Measured> measured;
   double dense = 0;
   if (!windows.empty()) {

@@ -304,8 +304,7 @@ Result prune_and_save(PruneArgs& args, Work& work, int64_t& finished) {
                gated_before = gated ? work.gated_perplexity(batch) : 0;
   sparsity::Pruned pruned =
       work.with_model([&](auto& model) { return sparsity::prune(model, work.samples, args.options); });
-  pruned.masks.info.model =
-      io::utf8_text(std::filesystem::path(args.model).lexically_normal().filename().string());
+  pruned.masks.info.model = io::utf8_name(args.model);
   ordered_json report = report_of(args, work.language, work.samples, pruned);
   if (measures)
     report["perplexity"] = {{"length", args.texts.samples.length},

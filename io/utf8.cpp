@@ -1,5 +1,6 @@
 #include "io/utf8.h"
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "io/tokenizer/unicode_internal.h"
@@ -38,6 +39,13 @@ std::string utf8_text(std::string_view bytes) {
     text += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
     bytes.remove_prefix(valid + 1);
   }
+}
+
+std::string utf8_name(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::path whole = std::filesystem::absolute(path, ignored).lexically_normal();
+  if (!whole.has_filename()) whole = whole.parent_path();
+  return utf8_text(whole.filename().string());
 }
 
 std::string json_text(const json& value, int indent) {

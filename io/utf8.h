@@ -15,6 +15,10 @@ bool is_utf8(std::string_view bytes);
 /// that names which differ still differ; all else stays as it is, backslashes too.
 std::string utf8_text(std::string_view bytes);
 
+/// The name of a file or folder as utf8_text gives it: "llama" for "a/llama" and for "a/llama/", and in
+/// that folder also for "." and "./".
+std::string utf8_name(const std::string& path);
+
 /// The value as JSON, its strings and keys as utf8_text gives them. `indent`: blanks a level; -1: one line.
 std::string json_text(const nlohmann::json& value, int indent = -1);
 

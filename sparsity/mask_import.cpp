@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "io/torch_file.h"
+#include "io/utf8.h"
 #include "runtime/interrupt.h"
 #include "sparsity/model_matrices.h"
 #include "sparsity/prune.h"
@@ -269,9 +270,8 @@ Imported Importer::finish() {
   check(options_.partial || missing.empty(), "masks: ", missing.size(), " of the ", model_.all().size(),
         " matrices of ", model_.folder(), " are missing, the first '", missing.empty() ? "" : missing[0],
         "'; give files for them too, or allow it (--partial)");
-  const fs::path folder = fs::path(model_.folder()).lexically_normal();
   result.masks.info = {.fingerprint = fingerprint_,
-                       .model = (folder.has_filename() ? folder : folder.parent_path()).filename().string(),
+                       .model = io::utf8_name(model_.folder()),
                        .method = options_.method.empty() ? common(methods) : options_.method,
                        .pattern = common(patterns),
                        .sparsity = common(sparsities),

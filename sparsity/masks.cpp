@@ -51,7 +51,7 @@ void check_padding(const std::string& path, const std::string& name, const Mask&
 
 Masks masks_of_folder(const std::string& path) {
   const ModelMatrices model(path);
-  Masks masks{.info = {.model = fs::path(path).lexically_normal().filename().string()}, .layers = {}};
+  Masks masks{.info = {.model = io::utf8_name(path)}, .layers = {}};
   for (const ModelMatrices::Matrix& matrix : model.all()) {
     check_interrupt();
     masks.layers.emplace_back(matrix.name, mask_of(model.load(matrix)));

@@ -5,14 +5,14 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
+#include "io/utf8.h"
 
 namespace tessera::sparsity {
 
 namespace fs = std::filesystem;
 
 PatternSource::PatternSource(const std::string& path) : path_(path), masks_(read_masks(path)) {
-  const fs::path normal = fs::path(path).lexically_normal();
-  name_ = normal.has_filename() ? normal.filename().string() : normal.parent_path().filename().string();
+  name_ = io::utf8_name(path);
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) return;
   weights_ = std::make_unique<ModelMatrices>(path);

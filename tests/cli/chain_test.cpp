@@ -42,14 +42,16 @@ const std::string kGreedy = "--step 0.3 --most 0.7 ";
 TEST(ChainCommand, PruneCalibrateConvertGenerate) {
   const Workplace at;
   if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
-  expect_success(run(at, "prune --model m --sparsity 0.2 --out p " + kTexts));
+  expect_success(run(at, "prune --model m/ --sparsity 0.2 --out p " + kTexts));
   const json pruning = json::parse(at.get("p/pruning.json"));
+  EXPECT_EQ(pruning["model"], "m");
   EXPECT_NE(pruning["pruned_fingerprint"], pruning["fingerprint"]);
   const std::string out =
-      said(at, "calibrate --model p --out g --total 0.5 --weight-sparsity 0.2 " + kTexts + kGreedy);
+      said(at, "calibrate --model p/ --out g --total 0.5 --weight-sparsity 0.2 " + kTexts + kGreedy);
   EXPECT_TRUE(holds_all(out, "model.layers.0.self_attn.q_proj|threshold|uniform|greedy|written to g")) << out;
   EXPECT_TRUE(fs::exists(at / "g/layer-1/results.csv"));
   const json calibration = json::parse(at.get("g/calibration.json"));
+  EXPECT_EQ(calibration["model"], "p");
   EXPECT_EQ(calibration["fingerprint"], pruning["pruned_fingerprint"]);
   EXPECT_EQ(calibration["layers"].size(), 14u);
   expect_success(run(at, "convert p c --format tiled-cbc --gates g"));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 namespace tessera::io {
@@ -28,6 +29,14 @@ TEST(Utf8, OnlyWhatIsNoCharacterIsEscaped) {
 
 TEST(Utf8, NamesThatDifferStillDo) {
   EXPECT_NE(utf8_text("r\xFE"), utf8_text("r\xFF"));
+}
+
+TEST(Utf8, ANameIsThatOfTheFolderHoweverItIsWritten) {
+  for (const char* path : {"models/llama", "models/llama/", "/models/llama//", "models/other/../llama/."})
+    EXPECT_EQ(utf8_name(path), "llama") << path;
+  const std::string here = std::filesystem::current_path().filename().string();
+  for (const char* path : {".", "./", "x/.."}) EXPECT_EQ(utf8_name(path), here) << path;
+  EXPECT_EQ(utf8_name("models/caf\xE9/"), "caf\\xE9");
 }
 
 TEST(Utf8, JsonHasEveryStringAndKeyEscaped) {
