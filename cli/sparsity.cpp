@@ -194,9 +194,9 @@ struct PageArgs {
 int run_page(const PageArgs& args) {
   const ResultKind& kind = kind_of(fs::path(args.result) / sparsity::kPatternsFile);
   const std::string out = args.out.empty() ? (fs::path(args.result) / kind.page).string() : args.out;
+  report::Database database = open_result(args.result);
   check_replaceable(out);
   check_not_input(out, {(fs::path(args.result) / sparsity::kPatternsFile).string()});
-  report::Database database = open_result(args.result);
   io::write_file(out, kind.html(database));
   fmt::print("{}\n", out);
   return 0;

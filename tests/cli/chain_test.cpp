@@ -303,6 +303,7 @@ TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
   fs::remove(at / "r/sweep.html");
   expect_success(run(at, "sparsity page r"));
   EXPECT_EQ(at.get("r/sweep.html"), page);
+  EXPECT_TRUE(holds_all(run(at, "sparsity page none").err, "none/sparsity.sqlite|there is no such file"));
   const Outcome other = run(at, how + "--out r --total 0.3 --seed 5");
   EXPECT_EQ(other.code, 1);
   EXPECT_TRUE(holds_all(other.err, "other settings (seed)")) << other.err;
