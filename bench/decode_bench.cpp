@@ -249,7 +249,7 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   Rng rng(1);
   if (!options.model.empty()) {
     const auto config = pretrained::read_config(options.model).model;
-    const std::string name = io::utf8_name(options.model);
+    const std::string name = io::utf8_name(options.name.empty() ? options.model : options.name);
     const pretrained::LoadOptions load{.dtype = options.dtype, .ranks = options.ranks};
     const bool is_sparse = pretrained::is_sparse_folder(options.model), dense = !options.model_sparse;
     check(!options.ranks.shares() || !is_sparse, "decode: the layers in ", options.model,

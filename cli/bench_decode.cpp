@@ -2,6 +2,7 @@
 
 #include "bench/decode_bench.h"
 #include "cli/bench.h"
+#include "cli/language_folder.h"
 #include "cli/sparse_flags.h"
 #include "cli/tensor_parallel_flags.h"
 #include "cli/train_run.h"
@@ -57,7 +58,7 @@ void tell(std::vector<bench::Record> records, const bench::DecodeBenchOptions& o
 }
 
 int bench_decode(const DecodeArgs& args) {
-  bench::DecodeBenchOptions options{.model = args.model,
+  bench::DecodeBenchOptions options{.name = args.model,
                                     .new_tokens = args.new_tokens,
                                     .batch = args.batch,
                                     .sampling = args.sampling,
@@ -72,8 +73,10 @@ int bench_decode(const DecodeArgs& args) {
   else if (const std::optional<double> weights = args.weight_sparsity.get(); weights || !args.format.empty())
     throw UsageError(
         "--format, --weight-sparsity: these are for random weights (--shape); a model directory has its own");
-  else
-    options.model_sparse = args.sparse.options(args.model, args.batch);
+  if (!args.model.empty()) {
+    options.model = language_folder(args.model);
+    options.model_sparse = args.sparse.options(options.model, args.batch);
+  }
   options.prompts.clear();
   for (const std::string& part : split_list(args.prompts, "--prompt-tokens")) {
     const bool digits = part.find_first_not_of("0123456789") == std::string::npos && part.size() <= 9;
@@ -97,7 +100,7 @@ int bench_decode(const DecodeArgs& args) {
     if (args.dtype.empty() && options.device.is_cpu())
       options.dtype = DType::f32;
     else if (args.dtype.empty() && !args.model.empty())
-      options.dtype = pretrained::stored_dtype(args.model);
+      options.dtype = pretrained::stored_dtype(options.model);
     options.ranks = args.parallel.share(options.world, options.device);
     tell_shared(options.world, options.device);
     std::vector<bench::Record> records;
@@ -117,7 +120,9 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   auto* const shape =
       command->add_option("--shape", args->shape, "Model size, with random weights; default: llama-2-7b")
           ->check(CLI::IsMember(bench::decode_shapes()));
-  command->add_option("--model", args->model, "Hugging Face model directory, instead of --shape")
+  command
+      ->add_option("--model", args->model,
+                   "Hugging Face model directory, or run folder of a finished run; instead of --shape")
       ->excludes(shape);
   args->sparse.add_to(*command);
   command->add_option("--format", args->format, "Format in which to compress the random weights of --shape")

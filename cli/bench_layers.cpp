@@ -4,6 +4,7 @@
 
 #include "bench/layers_bench.h"
 #include "cli/bench.h"
+#include "cli/language_folder.h"
 #include "cli/setting_flags.h"
 #include "io/file.h"
 #include "runtime/interrupt.h"
@@ -59,6 +60,7 @@ int run_layers(LayersArgs args, const train::Given& given) {
       check_replaceable(*file);
       check_not_input(*file, {args.options.folder, args.options.data});
     }
+  if (!args.options.folder.empty()) args.options.folder = language_folder(args.options.folder);
   const InterruptGuard interrupts(kGivingUp);
   const std::vector<bench::LayersComparison> all = bench::bench_layers(args.options);
   for (const bench::LayersComparison& one : all) fmt::print("{}", bench::layers_text(one, kTop));
@@ -100,7 +102,8 @@ void add_model(CLI::App& layers, Action& action, models::BertFamily family) {
   command->add_option("--task", args->tasks, "GLUE tasks, separated by commas; default: a synthetic batch");
   command->add_option("--data", options.data,
                       "Directory with the task's files, or with one directory per task");
-  command->add_option("--model", options.folder, "Hugging Face model directory; default: random weights");
+  command->add_option("--model", options.folder,
+                      "Hugging Face model directory, or run folder of one seed; default: random weights");
   add_sizes(*command, *args);
   train::SettingList slice;
   options.slice.add_to(slice);

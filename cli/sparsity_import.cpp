@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/language_folder.h"
 #include "cli/sparsity.h"
 #include "io/file.h"
 #include "io/utf8.h"
@@ -25,7 +26,9 @@ int run_import(const ImportArgs& args) {
   check_replaceable(args.out);
   check_not_input(args.out, args.inputs);
   check_not_input(args.out, {args.model});
-  const sparsity::Imported imported = sparsity::import_masks(args.inputs, args.model, args.options);
+  sparsity::Imported imported =
+      sparsity::import_masks(args.inputs, language_folder(args.model), args.options);
+  imported.masks.info.model = io::utf8_name(args.model);
   sparsity::save_masks(args.out, imported.masks);
   ignore_signals();
   sparsity::Pruned pruned{.matrices = {}, .masks = imported.masks};
@@ -72,7 +75,10 @@ void add_sparsity_import(CLI::App& group, Action& action) {
                    "Files layer{N}-{component}-{i}-{j}-{sparsity}.pt or .npy, folders of them, pruned model "
                    "directories, files of masks")
       ->required();
-  command->add_option("--model", args->model, "Hugging Face model directory of the dense model")->required();
+  command
+      ->add_option("--model", args->model,
+                   "Hugging Face model directory, or run folder of a finished run: the dense model")
+      ->required();
   command->add_option("--out", args->out, "File of masks to write (.safetensors)")->required();
   command->add_option("--method", args->options.method, "Name of the pruning method, recorded in the file");
   command->add_option("--seed", args->options.seed, "Random seed of the calibration, recorded in the file")

@@ -58,7 +58,7 @@ TEST(BenchLayers, TimesTasksWithTheModelThatReadsThem) {
        "train bert --task sst2 --data glue --scratch --layers 2 --d-model 8 --n-head 1 --d-ff 8 --vocab-size "
        "300 --batch-size 4 --max-length 24 --device cpu --quiet --seeds 1 --steps 1 --save-model --name g");
   const std::string line =
-      "bench layers bert --model runs/g/seed-0/model --max-length 24 --device cpu --seconds 0.001 ";
+      "bench layers bert --model runs/g/seed-0 --max-length 24 --device cpu --seconds 0.001 ";
   const std::string small = line + "--batch-size 4 ";
   const std::string text =
       said(at, small + "--task sst2,rte --data glue --slice random --rows 2 --csv l.csv");

@@ -43,6 +43,13 @@ TEST_P(LlamaType, IsTrainedExportedAndUsed) {
   EXPECT_EQ(json::parse(at.get("g.json")).at("texts")[0].at("tokens").size(), 5u);
   expect_success(run(at, "eval ppl --model runs/a --text a.txt --length 8 --device cpu"));
   expect_success(run(at, "bench decode --model c --prompt-tokens 3 --new-tokens 3 --repeats 1 --device cpu"));
+  expect_success(run(at,
+                     "bench decode --model runs/a/ --prompt-tokens 3 --new-tokens 3 --repeats 1 --device cpu "
+                     "--json d.json"));
+  EXPECT_NE(at.get("d.json").find("\"decode a\""), std::string::npos) << at.get("d.json");
+  expect_success(run(at, "prune --model runs/a --method magnitude --device cpu --out p"));
+  EXPECT_TRUE(
+      holds_all(said(at, "sparsity import p --model runs/a --out i.safetensors"), "model        a, "));
   const Outcome plan = run(at, "plan llama --json --vocab-size 300" + sizes);
   expect_success(plan);
   const Outcome of_llama = run(at,
