@@ -60,6 +60,11 @@ CLI::Option* add_tokenizer_path(CLI::App& command, const char* name, std::string
 CLI::Option* add_any_bytes(CLI::App& command, bool& any_bytes);
 /// Prints how many bytes of the texts were not UTF-8, if any.
 void tell_invalid(uint64_t invalid, uint64_t bytes);
+/// All of standard input.
+std::string standard_input();
+/// The text of a file as io::read_text reads it, or of standard input for "" and "-", which is checked alike
+/// and may be empty; with tell_invalid.
+std::string read_given_text(const std::string& file, uint64_t limit, bool any_bytes);
 
 /// Message of the InterruptGuard in commands that write their result only at the end.
 extern const char* const kGivingUp;

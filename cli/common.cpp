@@ -6,9 +6,12 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <iostream>
+#include <iterator>
 
 #include "cli/commands.h"
 #include "io/file.h"
+#include "io/text_file.h"
 #include "runtime/error.h"
 #include "train/progress.h"
 
@@ -41,6 +44,22 @@ void tell_invalid(uint64_t invalid, uint64_t bytes) {
     train::tell(fmt::format(
         "tessera: warning: {} of {} bytes of the text are not UTF-8; each invalid sequence became U+FFFD\n",
         invalid, bytes));
+}
+
+std::string standard_input() {
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+std::string read_given_text(const std::string& file, uint64_t limit, bool any_bytes) {
+  std::string text;
+  if (file.empty() || file == "-") {
+    text = standard_input();
+    io::check_text_unless(any_bytes, "the standard input", text);
+  } else {
+    text = io::read_text(file, limit, any_bytes);
+  }
+  tell_invalid(io::invalid_bytes(text), text.size());
+  return text;
 }
 
 const CLI::Validator kFinite(

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iostream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +13,6 @@
 #include "cli/tensor_parallel_flags.h"
 #include "cli/train_run.h"
 #include "io/file.h"
-#include "io/text_file.h"
 #include "io/utf8.h"
 #include "models/generate.h"
 #include "runtime/interrupt.h"
@@ -120,12 +117,7 @@ class Writer {
 
 std::vector<std::string> read_prompts(const GenerateArgs& args) {
   if (!args.prompts.empty()) return args.prompts;
-  if (!args.file.empty() && args.file != "-") {
-    const std::string text = io::read_text(args.file, kLargestPrompt, args.any_bytes);
-    tell_invalid(io::invalid_bytes(text), text.size());
-    return {text};
-  }
-  return {{std::istreambuf_iterator<char>(std::cin), {}}};
+  return {read_given_text(args.file, kLargestPrompt, args.any_bytes)};
 }
 
 std::vector<int64_t> tokens_of(const std::string& prompt, const LanguageFolder& language,
@@ -308,9 +300,8 @@ void add_generate(CLI::App& app, Action& action) {
                        "standard input")
           ->check(kMayBeEmpty)
           ->allow_extra_args(false);
-  auto* const file = command->add_option("--prompt-file", args->file, "Text file, or - for standard input")
-                         ->excludes(prompt);
-  add_any_bytes(*command, args->any_bytes)->needs(file);
+  command->add_option("--prompt-file", args->file, "Text file, or - for standard input")->excludes(prompt);
+  add_any_bytes(*command, args->any_bytes)->excludes(prompt);
   command->add_option("--max-tokens", args->most_tokens, "Maximum number of new tokens per text")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 24));

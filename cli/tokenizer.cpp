@@ -1,7 +1,5 @@
 #include <fmt/format.h>
 
-#include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -21,10 +19,6 @@ namespace {
 constexpr const char* kLlama3Pattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|)"
     R"(\s+(?!\S)|\s+)";
-
-std::string standard_input() {
-  return {std::istreambuf_iterator<char>(std::cin), {}};
-}
 
 struct TrainArgs {
   std::vector<std::string> text, special = {"<|endoftext|>"};
@@ -82,10 +76,8 @@ struct CodeArgs {
 
 int run_encode(const CodeArgs& args, bool has_text, bool has_pair) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(args.tokenizer);
-  const std::string text = has_text ? args.text
-                           : args.file.empty() || args.file == "-"
-                               ? standard_input()
-                               : io::read_text(args.file, datasets::kLargestText, args.any_bytes);
+  const std::string text =
+      has_text ? args.text : read_given_text(args.file, datasets::kLargestText, args.any_bytes);
   const io::EncodeOptions options{.special = !args.plain, .max_length = args.max_length};
   const io::Encoding encoding =
       has_pair ? tokenizer.encode_pair(text, args.pair, options) : tokenizer.encode(text, options);

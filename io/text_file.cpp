@@ -95,11 +95,15 @@ void check_text(const std::string& path, std::string_view content) {
   check(why.empty(), "read: ", path, why);
 }
 
-std::string read_text(const std::string& path, uint64_t limit, bool any_bytes) {
-  std::string content = read_file(path, limit);
+void check_text_unless(bool any_bytes, const std::string& path, std::string_view content) {
   const std::string why = any_bytes ? "" : refusal(content);
   check(why.empty(), "read: ", path, why,
         " (--any-bytes takes it as it is, each invalid byte sequence as U+FFFD)");
+}
+
+std::string read_text(const std::string& path, uint64_t limit, bool any_bytes) {
+  std::string content = read_file(path, limit);
+  check_text_unless(any_bytes, path, content);
   return content;
 }
 

@@ -68,10 +68,12 @@ Process::Process(const Workplace& workplace, const std::vector<std::string>& arg
   std::vector<char*> argv{program.data()};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
+  const fs::path stdin_file = workplace / "stdin";
+  const std::string input = fs::exists(stdin_file) ? stdin_file.string() : "/dev/null";
   id_ = ::fork();
   if (id_ < 0) throw std::runtime_error("fork failed");
   if (id_ > 0) return;
-  const int in = ::open("/dev/null", O_RDONLY);
+  const int in = ::open(input.c_str(), O_RDONLY);
   const int out = ::open((output.empty() ? out_ : output).c_str(), O_WRONLY | O_CREAT, 0600),
             err = ::open(err_.c_str(), O_WRONLY | O_CREAT, 0600);
   ::dup2(in, 0), ::dup2(out, 1), ::dup2(err, 2);

@@ -40,7 +40,8 @@ class Workplace {
   fs::path path_;
 };
 
-/// A process that runs; killed if it outlives the object.
+/// A process that runs; killed if it outlives the object. Its standard input is the file "stdin" of the
+/// workplace, if there is one.
 class Process {
  public:
   /// `output`: what its standard output goes to, instead of the Outcome.

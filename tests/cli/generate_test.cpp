@@ -110,6 +110,14 @@ TEST(Generate, APromptComesFromAFileToo) {
   EXPECT_TRUE(holds_all(refused.err, "bytes is a binary file|--any-bytes")) << refused.err;
   const auto taken = made(at, "--prompt-file bytes --any-bytes --greedy");
   EXPECT_EQ(taken["texts"][0]["prompt"].get<std::string>().substr(0, 3), std::string("a\0b", 3));
+  // And so does one from standard input.
+  at.put("stdin", "abc");
+  EXPECT_EQ(made(at, "--greedy")["texts"], made(at, "--prompt abc --greedy")["texts"]);
+  at.put("stdin", at.get("bytes"));
+  for (const char* how : {"", " --prompt-file -"})
+    EXPECT_TRUE(holds_all(run(at, std::string("generate --device cpu --model m") + how).err,
+                          "the standard input is a binary file|--any-bytes"));
+  EXPECT_EQ(made(at, "--any-bytes --greedy")["texts"], taken["texts"]);
 }
 
 TEST(Generate, EndsAtEndTokensStopTextsAndTheLastPosition) {

@@ -213,6 +213,11 @@ TEST(Text, ThatIsNoneIsRefusedByEveryCommandThatReadsIt) {
       run(at, "data tokenize --tokenizer t.json --out shards --any-bytes --text latin.txt good.txt");
   EXPECT_EQ(taken.code, 0) << taken.err;
   EXPECT_TRUE(holds_all(taken.err, "warning: 100 of 2101 bytes of the text are not UTF-8")) << taken.err;
+  const std::string encode = "tokenizer encode t.json ", warning = "warning: 100 of 2000 bytes of the text";
+  EXPECT_TRUE(holds_all(run(at, encode + "--any-bytes --file latin.txt").err, warning));
+  at.put("stdin", latin);
+  EXPECT_TRUE(holds_all(run(at, encode).err, "read: the standard input|100 of 2000 bytes are not UTF-8"));
+  EXPECT_TRUE(holds_all(run(at, encode + "--any-bytes").err, warning));
 }
 
 }  // namespace
