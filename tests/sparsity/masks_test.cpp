@@ -22,7 +22,7 @@ using io::test::throws;
 Tensor sample(int64_t rows, int64_t columns, DType dtype = DType::f32) {
   std::vector<float> values;
   for (int64_t i = 0; i < rows * columns; ++i)
-    values.push_back((3 * (i / columns) + i % columns) % 4 == 0 ? 0.0f : float(i % 7) - 10);
+    values.push_back((3 * (i / columns) + i % columns) % 4 == 0 ? 0.0f : float(i % 7) + 4);
   return Tensor::from(values, {rows, columns}).to(dtype);
 }
 
