@@ -432,8 +432,9 @@ void add_method_flags(CLI::App& command, PruneArgs& args) {
                   "Damping of the Hessian's diagonal as a share of its mean; raised if necessary")
       ->check(kFinite);
   command
-      .add_option("--block-size", options.block_size,
-                  "obs: number of columns whose masks are chosen together; at most 256 on a GPU")
+      .add_option(
+          "--block-size", options.block_size,
+          "obs, sparsegpt: number of columns whose masks are chosen together; obs: at most 256 on a GPU")
       ->check(whole(1, 1 << 20));
   command
       .add_option("--bits", options.bits,

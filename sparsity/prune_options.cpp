@@ -116,9 +116,9 @@ void PruneOptions::validate() const {
         "; expected all of it to lie between 0 and 1");
   check(damping > 0 && std::isfinite(damping), "prune: a damping of ", damping, "; expected more than 0");
   check(block_size >= 1, "prune: blocks of ", block_size, " columns; expected 1 or more");
-  check(!pattern.structured() || update != Update::obs || block_size % pattern.group == 0,
-        "prune: blocks of ", block_size, " columns cut groups of ", pattern.group,
-        "; expected a multiple of ", pattern.group);
+  const bool by_blocks = update == Update::obs || score == Score::sparsegpt;
+  check(!pattern.structured() || !by_blocks || block_size % pattern.group == 0, "prune: blocks of ",
+        block_size, " columns cut groups of ", pattern.group, "; expected a multiple of ", pattern.group);
   check(bits == 0 || (bits >= 2 && bits <= 8), "prune: rounding to ", bits,
         " bits; expected 2 to 8, or 0 for none");
   check(bits == 0 || update == Update::obs, "prune: rounding to bits is part of the update obs; choose that");

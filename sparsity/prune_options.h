@@ -90,7 +90,7 @@ struct PruneOptions {
   double owl_outlier = 5;    // M: an outlier is that many times the mean score
   double owl_range = 0.08;   // lambda: sparsities differ from the mean by at most this
   double damping = 0.01;     // added to the Hessian's diagonal, as a share of its mean; raised if it must be
-  int64_t block_size = 128;  // columns whose masks obs chooses together
+  int64_t block_size = 128;  // columns whose masks obs and the score sparsegpt choose together
   int bits = 0;              // obs rounds the weights that stay to so many bits per row; 0: it does not
   bool sequential = false;   // calibrates each layer on the outputs of the pruned ones before it in its block
   int64_t iterations = 20;   // of ADMM
