@@ -193,7 +193,9 @@ class Loader {
 template <ItemSource Source>
 class Epoch {
  public:
-  Epoch(const Source& source, LoaderOptions options) : loader_(source, (options.epochs = 1, options)) {}
+  Epoch(const Source& source, LoaderOptions options)
+      : loader_(source, (options.epochs = 1, options)),
+        batches_(int64_t(options.share.index(uint64_t(loader_.batches_per_epoch())))) {}
   class Iterator {
    public:
     Iterator(Loader<Source>* loader, int64_t left) : loader_(loader), left_(left) {}
@@ -208,11 +210,12 @@ class Epoch {
     Loader<Source>* loader_;
     int64_t left_;
   };
-  Iterator begin() { return {&loader_, loader_.batches_per_epoch()}; }
+  Iterator begin() { return {&loader_, batches_}; }
   Iterator end() { return {&loader_, 0}; }
 
  private:
   Loader<Source> loader_;
+  int64_t batches_;  // of the share
 };
 
 template <ItemSource Source>

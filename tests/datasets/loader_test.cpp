@@ -209,6 +209,17 @@ TEST(Loader, OneEpochIsARange) {
   EXPECT_EQ(seen.size(), 7u);
 }
 
+TEST(Loader, TheSharesOfOneEpochAreRangesToo) {  // those of 7 items in 3 batches, for 1 to 5 consumers
+  const Range range{7};
+  for (uint64_t consumers = 1; consumers <= 5; ++consumers) {
+    std::multiset<int64_t> seen;
+    for (uint64_t i = 0; i < consumers; ++i)
+      for (const auto& [numbers] : batches(range, {.size = 3, .share = {.period = consumers, .first = i}}))
+        for (const int64_t number : numbers.to_vector<int64_t>()) seen.insert(number);
+    EXPECT_EQ(seen, (std::multiset<int64_t>{0, 1, 2, 3, 4, 5, 6})) << consumers;
+  }
+}
+
 TEST(Loader, RefusesWhatGivesNoBatch) {
   const Range empty{0}, three{3};
   EXPECT_THROW(Loader(empty, {.size = 2}), Error);
