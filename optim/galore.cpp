@@ -111,7 +111,8 @@ class GaloreRule : public Rule {
       };
       const Tensor weights = matrices(whole), masters = matrices(parameter.master),
                    gradients = matrices(parameter.gradient);
-      for (int64_t i = 0; i < weights.size(0); ++i) take(weights.at({i}), masters.at({i}), gradients.at({i}));
+      for (int64_t i = 0; i < weights.size(0); ++i)
+        take(weights.select(0, i), masters.select(0, i), gradients.select(0, i));
     } else if (fused != options_.matrices.end()) {
       check(std::accumulate(fused->second.begin(), fused->second.end(), int64_t{0}) == whole.size(0), name(),
             ": the rows of the matrices of ", parameter.name, " do not add up to ", describe(whole));

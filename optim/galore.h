@@ -63,9 +63,9 @@ struct GaloreOptions {
 /// weights on a GPU in TF32.
 ///
 /// States: "projection.left.<matrix>" [rows, rank], "projection.right.<matrix>" [rank, columns], "galore.m"
-/// and "galore.v" of all matrices, and the countdowns. A matrix is named after its parameter, with ".0",
-/// ".1", ... if that has several. Scratch: R of all matrices and D of the largest one. Throws if the rank is
-/// larger than a matrix.
+/// and "galore.v" of all matrices, and the countdowns. Of a parameter [groups, rows, columns] each group is a
+/// matrix. A matrix is named after its parameter, with ".0", ".1", ... if that has several. Scratch: R of all
+/// matrices and D of the largest one. Throws if the rank is larger than a matrix.
 class Galore : public Optimizer {
  public:
   static constexpr const char* kName = "galore";

@@ -133,6 +133,33 @@ TEST(Galore, TreatsThePartsOfAFusedWeightOnTheirOwn) {
   }
 }
 
+TEST(Galore, TreatsEachGroupOfAWeightOnItsOwn) {
+  const Shape shape{3, 5, 7};
+  const GaloreOptions options{.lr = 0.1, .rank = 2, .every = 3};
+  for (const DType dtype : {DType::f64, DType::bf16}) {
+    const Tensor grouped = new_parameter(1, shape, dtype, kCpu);
+    std::vector<nn::NamedParameter> apart;
+    for (int i = 0; i < 3; ++i) {
+      Tensor part = grouped.detach().select(0, i).clone();
+      nn::make_parameter(part);
+      apart.push_back({"blocks.0.up." + std::to_string(i) + ".weight", part});
+    }
+    Galore one({{"blocks.0.up.weight", grouped}}, options);
+    Galore several(apart, options);
+    for (int step = 0; step < 7; ++step) {
+      const Tensor g = gradient_of(0, step, shape);
+      arrive(grouped, g);
+      for (int i = 0; i < 3; ++i) arrive(apart[size_t(i)].tensor, g.select(0, i));
+      for (Galore* const optimizer : {&one, &several}) optimizer->step(), optimizer->zero_grad();
+    }
+    for (int i = 0; i < 3; ++i) {
+      SCOPED_TRACE(i);
+      EXPECT_EQ(apart[size_t(i)].tensor.detach().to(DType::f64).to_vector<double>(),
+                grouped.detach().select(0, i).to(DType::f64).to_vector<double>());
+    }
+  }
+}
+
 TEST(Galore, OfFullRankWithoutAProjectionIsAdam) {
   // A square orthogonal projection turns Adam's space, so only a rank-one gradient whose space is an axis
   // compares.
