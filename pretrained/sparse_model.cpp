@@ -101,13 +101,13 @@ Model load_by_blocks(const char* what, const std::string& folder, Rng& rng, Devi
 
 /// From which share of zeros on a format without a gate is taken instead of dense weights. On a GPU as
 /// measured on an H200 (docs/ops/sparse_linear.md): sell_delta4 by the number of tokens, of 50, 70 and 90 %
-/// the first that was no slower from 4096 x 4096 on; mma_delta4 by steps of Llama-2-7B (60 % with 8 texts;
-/// with one, or 32, dense was faster at 70 %); the kernels of bitmaps take longer than dense ones at 50 %,
-/// and more was not measured. On the CPU, where time is about the same, by the bytes.
+/// the first that was no slower from 4096 x 4096 on; mma_delta4 by steps of Llama-2-7B, of 50 to 90 % in
+/// steps of ten the first that was no slower; the kernels of bitmaps take longer than dense ones at 50 %, and
+/// more was not measured. On the CPU, where time is about the same, by the bytes.
 double break_even(const ops::SparseWeight& weight, int64_t tokens) {
   if (weight.format == ops::SparseFormat::dense_columns) return 1;
   if (weight.device().is_cpu()) return 0.3;
-  if (weight.format == ops::SparseFormat::mma_delta4) return tokens > 1 && tokens <= 8 ? 0.6 : 1;
+  if (weight.format == ops::SparseFormat::mma_delta4) return tokens == 1 ? 0.8 : tokens <= 8 ? 0.6 : 1;
   if (weight.format != ops::SparseFormat::sell_delta4) return 1;
   return tokens <= 2 ? 0.5 : tokens <= 4 ? 0.7 : 0.9;
 }
