@@ -67,6 +67,7 @@ Bpe::Bpe(const Settings& settings, const Vocabulary& vocabulary, const MergeList
       ignore_merges_(settings.flag("ignore_merges", false)),
       prefix_(settings.text("continuing_subword_prefix", "")),
       suffix_(settings.text("end_of_word_suffix", "")) {
+  starts_bytes_ = byte_level && !byte_fallback_ && prefix_.empty() && suffix_.empty();
   check(!settings.has("dropout") ||
             (settings.at("dropout").json().is_number() && settings.at("dropout").json().get<double>() == 0),
         "tokenizer: ", settings.where(), ".dropout is set; the same text would give other tokens each time");
@@ -76,8 +77,8 @@ Bpe::Bpe(const Settings& settings, const Vocabulary& vocabulary, const MergeList
           "\" is not in the vocabulary");
   }
   for (int byte = 0; byte < 256; ++byte)
-    byte_tokens_[size_t(byte)] = vocabulary.find(byte_level ? to_byte_alphabet(std::string(1, char(byte)))
-                                                            : byte_token(uint8_t(byte)));
+    byte_tokens_[size_t(byte)] = vocabulary.find(starts_bytes_ ? to_byte_alphabet(std::string(1, char(byte)))
+                                                               : byte_token(uint8_t(byte)));
   std::string joined;
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const std::string_view left = merges.left(rank), right = merges.right(rank);
@@ -216,7 +217,7 @@ void Bpe::tokenize(std::string_view piece, std::vector<int32_t>& ids) const {
   }
   std::vector<int32_t> symbols;
   symbols.reserve(piece.size());
-  if (byte_level_ && prefix_.empty() && suffix_.empty())
+  if (starts_bytes_)
     start_bytes(piece, symbols);
   else
     start(byte_level_ ? to_byte_alphabet(piece) : std::string(piece), symbols);

@@ -41,7 +41,6 @@ class PairTable {
 /// rank is joined, leftmost first, until none has a rank. A word of n symbols costs O(n log n).
 class Bpe {
  public:
-  /// `byte_level`: pieces are bytes, tokens are written in GPT-2's byte alphabet.
   Bpe(const Settings& settings, const Vocabulary& vocabulary, const MergeList& merges, bool byte_level);
   void tokenize(std::string_view piece, std::vector<int32_t>& ids) const;
 
@@ -58,21 +57,22 @@ class Bpe {
 
   const Vocabulary* vocabulary_;
   PairTable pairs_;
-  bool byte_level_, byte_fallback_, fuse_unknown_, ignore_merges_;
+  bool byte_level_, byte_fallback_, fuse_unknown_, ignore_merges_, starts_bytes_;
   int32_t unknown_ = -1;
   std::string prefix_, suffix_;
-  std::array<int32_t, 256> byte_tokens_{};  // byte level: of the one byte; else of "<0x..>"; -1: none
+  std::array<int32_t, 256> byte_tokens_{};  // if starts_bytes_, of the one byte; else of "<0x..>"; -1: none
 };
 
 /// BERT's longest match first (Wu et al., 2016; its tokenization.py): a word that cannot be covered is the
 /// unknown token as a whole.
 class WordPiece {
  public:
-  WordPiece(const Settings& settings, const Vocabulary& vocabulary);
-  void tokenize(std::string_view word, std::vector<int32_t>& ids) const;
+  WordPiece(const Settings& settings, const Vocabulary& vocabulary, bool byte_level);
+  void tokenize(std::string_view piece, std::vector<int32_t>& ids) const;
 
  private:
   const Vocabulary* vocabulary_;
+  bool byte_level_;
   int32_t unknown_;
   std::string prefix_;
   size_t most_characters_;
@@ -81,15 +81,17 @@ class WordPiece {
 /// Whole words.
 class WordLevel {
  public:
-  WordLevel(const Settings& settings, const Vocabulary& vocabulary);
-  void tokenize(std::string_view word, std::vector<int32_t>& ids) const;
+  WordLevel(const Settings& settings, const Vocabulary& vocabulary, bool byte_level);
+  void tokenize(std::string_view piece, std::vector<int32_t>& ids) const;
 
  private:
   const Vocabulary* vocabulary_;
+  bool byte_level_;
   int32_t unknown_;
 };
 
 using TokenModel = std::variant<Bpe, WordPiece, WordLevel>;
+/// `byte_level`: pieces are bytes, tokens are written in GPT-2's byte alphabet.
 TokenModel make_model(const Settings& settings, const Vocabulary& vocabulary, const MergeList& merges,
                       bool byte_level);
 

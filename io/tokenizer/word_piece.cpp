@@ -2,6 +2,7 @@
 
 #include "io/safetensors_internal.h"
 #include "io/tokenizer/model_internal.h"
+#include "io/tokenizer/pre_tokenizer_internal.h"
 #include "io/tokenizer/unicode_internal.h"
 #include "runtime/error.h"
 
@@ -19,15 +20,23 @@ int32_t unknown_token(const Settings& settings, const Vocabulary& vocabulary) {
   return id;
 }
 
+/// The piece as the vocabulary writes it, in `memory` if that is not the piece itself.
+std::string_view word_of(std::string_view piece, bool byte_level, std::string& memory) {
+  return byte_level ? std::string_view(memory = to_byte_alphabet(piece)) : piece;
+}
+
 }  // namespace
 
-WordPiece::WordPiece(const Settings& settings, const Vocabulary& vocabulary)
+WordPiece::WordPiece(const Settings& settings, const Vocabulary& vocabulary, bool byte_level)
     : vocabulary_(&vocabulary),
+      byte_level_(byte_level),
       unknown_(unknown_token(settings, vocabulary)),
       prefix_(settings.text("continuing_subword_prefix", "##")),
       most_characters_(size_t(settings.number("max_input_chars_per_word", 100, 0, kMostCharacters))) {}
 
-void WordPiece::tokenize(std::string_view word, std::vector<int32_t>& ids) const {
+void WordPiece::tokenize(std::string_view piece, std::vector<int32_t>& ids) const {
+  std::string memory;
+  const std::string_view word = word_of(piece, byte_level_, memory);
   if (unicode::count(word) > most_characters_) {
     ids.push_back(unknown_);
     return;
@@ -50,11 +59,12 @@ void WordPiece::tokenize(std::string_view word, std::vector<int32_t>& ids) const
   }
 }
 
-WordLevel::WordLevel(const Settings& settings, const Vocabulary& vocabulary)
-    : vocabulary_(&vocabulary), unknown_(unknown_token(settings, vocabulary)) {}
+WordLevel::WordLevel(const Settings& settings, const Vocabulary& vocabulary, bool byte_level)
+    : vocabulary_(&vocabulary), byte_level_(byte_level), unknown_(unknown_token(settings, vocabulary)) {}
 
-void WordLevel::tokenize(std::string_view word, std::vector<int32_t>& ids) const {
-  const int32_t id = vocabulary_->find(word);
+void WordLevel::tokenize(std::string_view piece, std::vector<int32_t>& ids) const {
+  std::string memory;
+  const int32_t id = vocabulary_->find(word_of(piece, byte_level_, memory));
   ids.push_back(id >= 0 ? id : unknown_);
 }
 
@@ -65,8 +75,8 @@ TokenModel make_model(const Settings& settings, const Vocabulary& vocabulary, co
                            : settings.has("max_input_chars_per_word") ? "WordPiece"
                                                                       : "BPE";
   if (type == "BPE") return Bpe(settings, vocabulary, merges, byte_level);
-  if (type == "WordPiece") return WordPiece(settings, vocabulary);
-  if (type == "WordLevel") return WordLevel(settings, vocabulary);
+  if (type == "WordPiece") return WordPiece(settings, vocabulary, byte_level);
+  if (type == "WordLevel") return WordLevel(settings, vocabulary, byte_level);
   settings.refuse_type("BPE, WordPiece or WordLevel");
 }
 

@@ -143,6 +143,29 @@ TEST(Tokenizer, APartThatTheNormalizerEmptiesHasNoTokens) {
   EXPECT_EQ(bytes.encode("<s> <s> a").ids, (Ids{0, 0, 3, 2}));
 }
 
+TEST(Tokenizer, ByteLevelStandsBeforeEveryModel) {
+  // The tokens are those of tokenizers 0.23. In the byte alphabet "\u00e9 a" is "\u00c3\u00a9\u0120a".
+  const auto tokenizer = [](const std::string& model) {
+    return Tokenizer::parse(
+        "x.json", R"({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": false},
+                      "model": {"unk_token": "?", )" +
+                      model + "}}");
+  };
+  const auto expect = [](const Tokenizer& made, const Ids& ids, const Ids& longer) {
+    EXPECT_EQ(made.encode("\u00e9 a").ids, ids);
+    EXPECT_EQ(made.encode("\u00e9 aa").ids, longer);
+  };
+  expect(tokenizer(R"("type": "WordLevel", "vocab": {"?": 0, "\u00c3\u00a9\u0120a": 1, "\u00e9 a": 2})"), {1},
+         {0});
+  expect(tokenizer(R"("type": "WordPiece", "max_input_chars_per_word": 4,
+                      "vocab": {"?": 0, "\u00c3": 1, "##\u00a9": 2, "##\u0120": 3, "##a": 4, "\u00e9": 5})"),
+         {1, 2, 3, 4}, {0});
+  // Characters of the alphabet that are no tokens fall back to the bytes of their UTF-8.
+  expect(tokenizer(R"("type": "BPE", "byte_fallback": true, "merges": [],
+                      "vocab": {"?": 0, "\u00c3": 1, "a": 2, "<0xC2>": 3, "<0xA9>": 4, "<0xC4>": 5, "<0xA0>": 6})"),
+         {1, 3, 4, 5, 6, 2}, {1, 3, 4, 5, 6, 2, 2});
+}
+
 TEST(Tokenizer, LongWordsTakeTimeInProportion) {
   // A quadratic merge would take minutes.
   const std::string path = data("gpt2.json");
