@@ -111,7 +111,8 @@ struct Gpt {
   /// last token of each. One sequence may stand for all of the cache. Records nothing, as the next two.
   Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache,
                  Site site = Site::here()) const;
-  /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them.
+  /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them. If it throws, the
+  /// cache holds what it held before.
   Tensor decode(const Tensor& tokens, nn::KvCache& cache, Site site = Site::here()) const;
   /// The same for n <= KvCache::kMostNew, without cache.advance(n): the part of it that a graph replays.
   Tensor step(const Tensor& tokens, nn::KvCache& cache, Site site = Site::here()) const;

@@ -45,16 +45,23 @@ Residual through_blocks(const Model& model, Residual x, const nn::AttentionPass&
   return x;
 }
 /// Implements Model::decode by its prefill and step: prefill if the cache is empty, else steps of at most
-/// kMostNew tokens.
+/// kMostNew tokens. If one throws, the cache holds what it held before.
 template <class Model>
 Tensor decode(const char* name, const Model& model, const Tensor& tokens, nn::KvCache& cache) {
   const Tensor flat = flat_tokens(name, tokens);
   if (cache.length() == 0) return model.prefill(flat, sequences_of(tokens), cache);
   Tensor logits;
-  for (int64_t begin = 0; begin < tokens.size(1); begin += nn::KvCache::kMostNew) {
-    const int64_t end = std::min(begin + nn::KvCache::kMostNew, tokens.size(1));
-    logits = model.step(tokens.slice(1, begin, end), cache);
-    cache.advance(end - begin);
+  int64_t begin = 0;
+  try {
+    do {
+      const int64_t end = std::min(begin + nn::KvCache::kMostNew, tokens.size(1));
+      logits = model.step(tokens.slice(1, begin, end), cache);
+      cache.advance(end - begin);
+      begin = end;
+    } while (begin < tokens.size(1));
+  } catch (...) {
+    cache.take_back(begin);
+    throw;
   }
   return logits;
 }

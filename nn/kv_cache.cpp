@@ -34,6 +34,7 @@ void KvCache::begin(const Sequences& sequences) {
   check(longest <= capacity_, "KvCache: ", longest, " tokens are more than its capacity of ", capacity_);
   const std::vector<int64_t> all(size_t(batch_), longest);
   lengths_.copy_from(Tensor::from(count == batch_ ? sequences.lengths : all, {batch_}));
+  begun_ = 0;
 }
 
 void KvCache::store(int64_t layer, const Tensor& k, const Tensor& v, const Sequences& sequences) {
@@ -66,7 +67,9 @@ Tensor KvCache::begin(int64_t tokens) {
         kMostNew);
   check(length_ + tokens <= capacity_, "KvCache: ", length_ + tokens,
         " tokens are more than its capacity of ", capacity_);
-  return ops::advance(lengths_, tokens);
+  const Tensor positions = ops::advance(lengths_, tokens);
+  begun_ = tokens;
+  return positions;
 }
 
 Tensor KvCache::attend(int64_t layer, const Tensor& qkv, const Tensor& table) {
@@ -87,7 +90,15 @@ Tensor KvCache::attend(int64_t layer, const Tensor& qkv, const Tensor& table) {
 void KvCache::advance(int64_t tokens) {
   check(tokens >= 0 && tokens <= capacity_ - length_, "KvCache: ", length_ + tokens,
         " tokens are more than its capacity of ", capacity_);
-  length_ += tokens;
+  length_ += tokens, begun_ = 0;
+}
+
+void KvCache::take_back(int64_t tokens) {
+  check(0 <= tokens && tokens <= length_, "KvCache: cannot take back ", tokens, " of ", length_, " tokens");
+  std::vector<int32_t> lengths = lengths_.to_vector<int32_t>();
+  for (int32_t& length : lengths) length -= int32_t(tokens + begun_);
+  lengths_.copy_from(Tensor::from(lengths, {batch_}));
+  length_ -= tokens, begun_ = 0;
 }
 
 void KvCache::reopen(int64_t sequence) {
@@ -99,7 +110,7 @@ void KvCache::reopen(int64_t sequence) {
 void KvCache::truncate(int64_t length) {
   check(0 <= length && length <= length_, "KvCache: cannot keep ", length, " of ", length_, " tokens");
   lengths_.fill(double(length));
-  length_ = length;
+  length_ = length, begun_ = 0;
 }
 
 }  // namespace tessera::nn

@@ -54,6 +54,9 @@ class KvCache {
   Tensor keys(int64_t layer) const { return keys_[size_t(layer)].slice(3, 0, head_); }
   Tensor values(int64_t layer) const { return values_[size_t(layer)].slice(3, 0, head_); }
 
+  /// Removes the last `tokens` of each sequence, and those of a decode pass that ended before advance(), as
+  /// an error ends it. Waits for the device.
+  void take_back(int64_t tokens);
   /// Keeps the first `length` tokens of each sequence; all must have as many.
   void truncate(int64_t length);
 
@@ -68,6 +71,7 @@ class KvCache {
 
  private:
   int64_t batch_, capacity_, head_, length_ = 0;
+  int64_t begun_ = 0;                  // tokens of a decode pass that lengths_ has and length_ has not
   std::vector<Tensor> keys_, values_;  // heads of padded_head_dim(head_) elements; the padding is zero
   Tensor lengths_;
 };

@@ -69,6 +69,36 @@ TEST(CausalModels, DecodingOverACacheEqualsTheWholeText) {
   });
 }
 
+TEST(CausalModels, ADecodePassThatThrowsLeavesTheCacheAsItWas) {
+  for_each_causal([](const auto& model) {
+    const Tensor text = tokens_of({4, 7, 2, 9, 5, 1}, {2, 3}), next = text.slice(1, 2, 3);
+    nn::KvCache cache = model.make_cache(2, 5);
+    model.decode(text.slice(1, 0, 2), cache);
+    EXPECT_NE(message_of([&] { model.decode(tokens_of({2, 19}, {2, 1}), cache); }), "");  // 19: no token
+    EXPECT_NE(message_of([&] { model.decode(next.slice(0, 0, 1), cache); }), "");         // one text of two
+    EXPECT_NE(message_of([&] { model.decode(next.slice(1, 0, 0), cache); }), "");         // no tokens
+    EXPECT_EQ(cache.length(), 2);
+    EXPECT_EQ(cache.lengths().to_vector<int32_t>(), (std::vector<int32_t>{2, 2}));
+    EXPECT_LT(largest_difference(model.decode(next, cache), model(text).select(1, 2)), kRounding);
+  });
+}
+
+TEST(CausalModels, ALongDecodePassThatThrowsTakesBackItsFirstSteps) {
+  GptConfig config = small_gpt();
+  config.positions = 40;
+  Rng rng(1);
+  const Gpt model(config, rng, Device::cpu());
+  std::vector<int64_t> values(38, 3), bad = values;
+  values.back() = 5, bad[30] = 19;  // no token; its step is the second of three
+  const Tensor text = tokens_of(values, {1, 38});
+  nn::KvCache cache = model.make_cache(1, 40);
+  model.decode(text.slice(1, 0, 2), cache);
+  EXPECT_NE(message_of([&] { model.decode(tokens_of(bad, {1, 38}).slice(1, 2, 38), cache); }), "");
+  EXPECT_EQ(cache.length(), 2);
+  EXPECT_LT(largest_difference(model.decode(text.slice(1, 2, 38), cache), model(text).select(1, 37)),
+            kRounding);
+}
+
 TEST(CausalModels, TheLossOfPackedTextIsThatOfItsParts) {
   for_each_causal([](const auto& model) {
     const double packed =
