@@ -18,6 +18,7 @@ Permutation::Permutation(int64_t n, uint64_t seed, uint64_t stream, uint64_t epo
 }
 
 int64_t Permutation::operator()(int64_t i) const {
+  check(0 <= i && i < n_, "shuffle: place ", i, " of ", n_, " items");
   const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
   uint64_t value = uint64_t(i);
   do {

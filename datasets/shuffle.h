@@ -11,7 +11,7 @@ class Permutation {
  public:
   /// Throws unless 1 <= n < 2^62.
   Permutation(int64_t n, uint64_t seed, uint64_t stream, uint64_t epoch);
-  /// The item at place i of [0, n).
+  /// The item at place i. Throws unless 0 <= i < n.
   int64_t operator()(int64_t i) const;
 
  private:

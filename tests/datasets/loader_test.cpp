@@ -286,6 +286,7 @@ TEST(Permutation, IsABijectionAndLooksUniform) {
   for (uint64_t epoch = 0; epoch < 5000; ++epoch) ++hits[size_t(Permutation(10, 7, 0, epoch)(3))];
   for (const int hit : hits) EXPECT_NEAR(hit, 500, 128);
   EXPECT_THROW(Permutation(0, 1, 1, 1), Error);
+  for (const int64_t outside : {-1, 3}) EXPECT_THROW(Permutation(3, 1, 1, 1)(outside), Error);
 }
 
 }  // namespace
