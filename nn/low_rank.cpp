@@ -233,7 +233,7 @@ void factorize(Linear& layer, const std::vector<int64_t>& rows, const FactorOpti
   options.validate();
   check(options.kind != FactorKind::dense, "factorize: the kind is dense; leave the layer as it is");
   check(is_dense(layer.form) && layer.weight.defined(), kind, ": the layer is ",
-        layer.weight.defined() ? name_of(layer.form) : "tied",
+        is_dense(layer.form) ? "tied" : name_of(layer.form),
         "; only a dense weight of its own becomes factors");
   check(std::accumulate(rows.begin(), rows.end(), int64_t{0}) == layer.out, kind,
         ": the rows of the parts do not add up to ", layer.out);

@@ -298,7 +298,7 @@ TEST(LowRank, SaysWhatIsWrong) {
   Rng rng(1);
   factorize(twice, {6}, options_of(FactorKind::low_rank, 2), rng);
   expect_error([&] { factorize(twice, {6}, options_of(FactorKind::low_rank, 2), rng); },
-               {"low_rank", "dense weight"});
+               {"the layer is low_rank", "dense weight"});
   expect_error([&] { twice.with(random({6, 7}, 1), random({2, 7}, 2)); }, {"made of factors (low_rank)"});
   GroupedLinear groups(2, 3, 2, rng);
   groups.form = LowRank{};
