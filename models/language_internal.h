@@ -60,7 +60,10 @@ Tensor decode(const char* name, const Model& model, const Tensor& tokens, nn::Kv
       begin = end;
     } while (begin < tokens.size(1));
   } catch (...) {
-    cache.take_back(begin);
+    try {
+      cache.take_back(begin);
+    } catch (const Error&) {  // the device is lost, or captures: the first error says more
+    }
     throw;
   }
   return logits;

@@ -22,9 +22,9 @@
 /// one, which is read and cleared with the others.
 ///
 /// x of a part is kept in shared memory as words of B fragments, gated when it is loaded. Sums are f32 in a
-/// fixed order: k within a part, parts. Bound by memory as long as there are few tokens: 2.5 bytes per stored
-/// element and 10 % more; with 32, shared memory: per 16 x 16 elements 4 wavefronts for words of A, 4 to
-/// make them 0 again, 8 for B, and one per entry of a lane.
+/// fixed order: k within a part, parts. With few tokens memory is the limit, 2.5 bytes per stored element and
+/// 10 % more, of whose rate half is reached (docs/ops/sparse_linear.md); with 32 shared memory: per 16 x 16
+/// elements 4 wavefronts for words of A, 4 to make them 0 again, 8 for B, and one per entry of a lane.
 
 namespace tessera::ops::sparse {
 

@@ -241,6 +241,20 @@ TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
     }
 }
 
+TEST(SparseLinearMma, GivesAWarpMoreStripsThanItsLanesKnow) {
+  // Variant mma: 26,000 strips are 17 per warp of 132 multiprocessors, and the lanes know 16 at a time.
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Device gpu = Device::cuda(0);
+  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: no variant mma";
+  const auto is_zero = [](int64_t row, int64_t column) {
+    return uint64_t(row * 17 + column) * 0x9E3779B97F4A7C15u >> 63 == 0;
+  };
+  const SparseWeight made = compress(small_integers({416'100, 17}, 1, is_zero), SparseFormat::mma_delta4);
+  const Tensor x = small_integers({9, 17}, 2, [](int64_t, int64_t) { return false; });
+  const ForceVariant force("sparse_linear", "mma");
+  EXPECT_TRUE(same_bits(sparse_linear(x.to(gpu), made.to(gpu)).to(Device::cpu()), sparse_linear(x, made)));
+}
+
 // ---- when arrays may be read ahead ----
 
 Tensor half_zero(const Shape& shape, DType dtype, uint64_t seed) {
