@@ -242,7 +242,7 @@ TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
 }
 
 TEST(SparseLinearMma, GivesAWarpMoreStripsThanItsLanesKnow) {
-  // Variant mma: 26,000 strips are 17 per warp of 132 multiprocessors, and the lanes know 16 at a time.
+  // Variant mma: 26,000 strips are 17 per warp of 132 SMs, and the lanes know 16 at a time.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
   if (gpu.info().major != 9) GTEST_SKIP() << "skipped: no variant mma";
