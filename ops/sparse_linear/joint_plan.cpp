@@ -102,7 +102,6 @@ MmaPlan plan_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessor
 }
 
 std::string describe(const MmaPlan& plan) {
-  constexpr int64_t kMmaWarps = 12;
   const int64_t units = int64_t(plan.strips()) * plan.parts * plan.token_tiles;
   return text_of(plan.windows, " windows of 256 outputs in ", plan.parts,
                  plan.parts == 1 ? " part, " : " parts, ", plan.token_tiles, " x ", plan.tokens, " tokens, ",

@@ -86,6 +86,7 @@ struct MmaPlan {
   const char* lacks = "";
   int strips() const { return windows * (kTileRows / 16); }
 };
+inline constexpr int kMmaWarps = 12;       // of a block
 inline constexpr int64_t kMmaTokens = 64;  // more are decompressed: its time grows with every 32
 MmaPlan plan_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors);
 /// "48 windows of 256 outputs in 8 parts, 1 x 32 tokens, 132 blocks of 12 warps, up to 4 units per warp"

@@ -228,16 +228,9 @@ void compress_mma_delta4(SparseWeight& made, const Tensor& dense) {
 /// The streams are what the kernel may read and write: each row of a window in a place of its own, and
 /// entries at positions that there are.
 void validate_mma_delta4(const SparseWeight& weight, const std::string& name) {
-  const int64_t groups = weight.groups(), streams = groups * kStreamsOfGroup;
-  check_array(name, "offsets", weight.offsets, DType::i32, streams + 1);
+  const int64_t groups = weight.groups();
+  check_chunks(weight, name, "stream", groups * kStreamsOfGroup);
   check_array(name, "info", weight.info, DType::i32, groups * kGroupRows / 4);
-  const int32_t* const offsets = weight.offsets.data<int32_t>();
-  check(offsets[0] == 0, name, ": the chunks of the first stream start at ", offsets[0], "; expected 0");
-  for (int64_t s = 0; s < streams; ++s)
-    check(offsets[s + 1] >= offsets[s], name, ": offsets descend after stream ", s, ", from ", offsets[s],
-          " to ", offsets[s + 1]);
-  check_array(name, "values", weight.values, weight.dtype(), offsets[streams] * kChunk);
-  check_array(name, "gaps", weight.gaps, DType::i32, offsets[streams] * kLanes);
   int64_t stored = 0;
   for (int64_t group = 0; group < groups; ++group) {
     const auto* const places =

@@ -30,7 +30,7 @@ namespace tessera::ops::sparse {
 
 namespace streams {
 
-constexpr int kWarps = 12, kThreads = kWarps * kWarp;
+constexpr int kWarps = kMmaWarps, kThreads = kWarps * kWarp;
 constexpr int kTiles = int(mma_delta4::kMostTiles), kTileBytes = kTiles * 4 * kWarp * 4;
 constexpr int kStrip = int(mma_delta4::kStripRows), kStripsOfWindow = int(mma_delta4::kStrips),
               kStreamsOfGroup = kStripsOfWindow * int(mma_delta4::kStreams);
@@ -205,9 +205,8 @@ __global__ void __launch_bounds__(streams::kThreads, 1)
       if (weight + 1 < args.count)
         last_strip = min(last_strip, pick(args.weights, weight + 1).first_tile * kStripsOfWindow);
     }
-    const int64_t all_tiles = (args.in + 15) / 16;
-    const int first_tile = int(part * all_tiles / args.parts),
-              tiles = int((part + 1) * all_tiles / args.parts) - first_tile;
+    const int first_tile = int(mma_delta4::first_tile(args.in, part)),
+              tiles = int(mma_delta4::first_tile(args.in, part + 1)) - first_tile;
     const int strips = last_strip - first_strip, from = first_strip + strips * warp / kWarps,
               to = first_strip + strips * (warp + 1) / kWarps;
     bool has_x = false;

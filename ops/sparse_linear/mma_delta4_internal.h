@@ -18,4 +18,8 @@ void validate_mma_delta4(const SparseWeight& weight, const std::string& name);
 /// Throws unless the array is there, of that dtype and so long.
 void check_array(const std::string& name, const char* what, const Tensor& array, DType dtype, int64_t count);
 
+/// Throws unless `count` slices or streams (`what`) have chunks one after the other, and all of these are
+/// there.
+void check_chunks(const SparseWeight& weight, const std::string& name, const char* what, int64_t count);
+
 }  // namespace tessera::ops

@@ -378,6 +378,18 @@ void check_array(const std::string& name, const char* what, const Tensor& array,
         "' is ", describe(array), "; expected ", dtype, "[", count, "]");
 }
 
+void check_chunks(const SparseWeight& weight, const std::string& name, const char* what, int64_t count) {
+  static_assert(kChunk == mma_delta4::kChunk && kSliceRows == mma_delta4::kLanes);
+  check_array(name, "offsets", weight.offsets, DType::i32, count + 1);
+  const int32_t* const offsets = weight.offsets.data<int32_t>();
+  check(offsets[0] == 0, name, ": the chunks of the first ", what, " start at ", offsets[0], "; expected 0");
+  for (int64_t i = 0; i < count; ++i)
+    check(offsets[i + 1] >= offsets[i], name, ": offsets descend after ", what, " ", i, ", from ", offsets[i],
+          " to ", offsets[i + 1]);
+  check_array(name, "values", weight.values, weight.dtype(), offsets[count] * kChunk);
+  check_array(name, "gaps", weight.gaps, DType::i32, offsets[count] * kSliceRows);
+}
+
 namespace {
 
 /// Bits of a bitmap whose elements lie inside the matrix.
@@ -395,15 +407,8 @@ uint64_t allowed_bits(const SparseWeight& weight, int64_t group, int64_t bitmap)
 /// The slices of sell_delta4 are what the kernel may read: rows once each, elements inside their part.
 void validate_slices(const SparseWeight& weight, const std::string& name) {
   const int64_t groups = weight.groups(), parts = weight.group_columns(), slices = groups * kSlices;
-  check_array(name, "offsets", weight.offsets, DType::i32, slices + 1);
+  check_chunks(weight, name, "slice", slices);
   check_array(name, "info", weight.info, DType::i32, weight.group_rows() * kGroupRows / 4);
-  const int32_t* const offsets = weight.offsets.data<int32_t>();
-  check(offsets[0] == 0, name, ": the chunks of the first slice start at ", offsets[0], "; expected 0");
-  for (int64_t s = 0; s < slices; ++s)
-    check(offsets[s + 1] >= offsets[s], name, ": offsets descend after slice ", s, ", from ", offsets[s],
-          " to ", offsets[s + 1]);
-  check_array(name, "values", weight.values, weight.dtype(), offsets[slices] * kChunk);
-  check_array(name, "gaps", weight.gaps, DType::i32, offsets[slices] * kSliceRows);
   for (int64_t window = 0; window < weight.group_rows(); ++window) {
     const uint32_t* const info =
         reinterpret_cast<const uint32_t*>(weight.info.data<int32_t>()) + window * kGroupRows / 4;
