@@ -154,7 +154,7 @@ LayersComparison compare_models(const LayersBenchOptions& options, const Work& w
 }  // namespace
 
 void LayersBenchOptions::validate() const {
-  slice.refuse_auto("bench layers");
+  slice.refuse_auto();
   slice.validate();
   check(tasks.empty() || !data.empty(), "--task needs --data FOLDER");
   check(data.empty() || !tasks.empty(), "--data needs --task NAMES");

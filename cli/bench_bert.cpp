@@ -54,7 +54,7 @@ int bench_bert(const BertArgs& args, const train::Given& given) {
   try {
     options.model.validate();
     options.slice.check_given(given);
-    options.slice.refuse_auto("bench step bert");
+    options.slice.refuse_auto();
     options.slice.validate();
     options.drop.validate();
   } catch (const Error& error) {

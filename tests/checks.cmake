@@ -32,6 +32,7 @@ endif()
 tessera_check(corpus ${Python3_EXECUTABLE} tests/corpus/run ${program})
 tessera_check(reproduce ${Python3_EXECUTABLE} tests/reproduce/run ${program})
 tessera_check(sparsity_study ${Python3_EXECUTABLE} tests/sparsity_study/run ${program})
+tessera_check(agreement_self_test ${Python3_EXECUTABLE} tools/agreement --program ${program} --jobs 2 --self-test)
 
 # A program that links tessera::ops carries no declarations of operators.
 add_test(NAME specs_apart COMMAND ${CMAKE_COMMAND} -D NM=${CMAKE_NM} -D OPS=$<TARGET_FILE:tessera_ops>

@@ -112,9 +112,9 @@ void SliceSettings::check_given(const Given& given) const {
           " needs --rows auto; add --slice importance --rows auto, or leave ", flag, " out");
 }
 
-void SliceSettings::refuse_auto(const std::string& what) const {
-  check(!is_auto(), what,
-        ": --rows auto estimates the rows while `tessera train bert` trains; give a number or a ", "share");
+void SliceSettings::refuse_auto() const {
+  check(!is_auto(),
+        "--rows auto estimates the rows while `tessera train bert` trains; give a number or a share");
 }
 
 std::vector<pretrained::LayerParts> SliceSettings::apply(const pretrained::LinearModules& modules,

@@ -39,8 +39,8 @@ struct SliceSettings {
   /// Throws as slice() does; also, with `given`, for flags that have no effect without --slice.
   void validate() const;
   void check_given(const Given& given) const;
-  /// Throws, naming the command, for rows "auto": shares are estimated while a run trains.
-  void refuse_auto(const std::string& what) const;
+  /// Throws for rows "auto": shares are estimated while a run trains.
+  void refuse_auto() const;
   /// Gives the layers their form. Returns them.
   std::vector<pretrained::LayerParts> apply(const pretrained::LinearModules& modules, Rng* rng) const;
   /// "random 10%, weight_grad slice, of encoder.layer.*"; for a header.
