@@ -58,6 +58,8 @@ std::unique_ptr<SplitFlags::Prepared> SplitFlags::prepare(const char* command) {
   {
     // The texts are read with the model's tokenizer, and cut as the model takes them.
     const LanguageFolder language = load_language(model, options.device, dtype);
+    check(options.device.is_cpu() || dtype_of(language) != DType::f32, command,
+          ": on a GPU compressed weights run in bf16 and f16, and the model is f32; add --dtype bf16 or f16");
     texts.choose_length(command, language);
     prepared->texts = texts.read(command, language);
     prepared->folder = language.path;

@@ -148,7 +148,9 @@ ops::Gate gate_of(const SparseOptions& options, const std::string& name, const o
 
 /// Whether a part runs sparse, and why.
 std::pair<bool, std::string> judge(const ops::SparsePart& part, const SparseOptions& options) {
-  const std::string lacks = ops::sparse_kernel_lacks(part.weight, options.whole_texts ? 1 : options.tokens);
+  const bool as_they_are = options.whole_texts && part.weight.format == ops::SparseFormat::dense_columns;
+  const std::string lacks =
+      as_they_are ? "" : ops::sparse_kernel_lacks(part.weight, options.whole_texts ? 1 : options.tokens);
   if (!lacks.empty())
     return {false, text_of("a step has ", options.tokens, " tokens in ", part.weight.dtype(),
                            ", and the kernel of ", name_of(part.weight.format), " needs ", lacks)};

@@ -440,8 +440,8 @@ Tensor LanguageJob::decay_of_pruned() const {
 
 std::vector<Tensor> LanguageJob::penalties() {
   std::vector<Tensor> all;
-  if (settings_.activation_l1 > 0) all.push_back(l1_);
-  if (settings_.weights24.on() && settings_.weights24.decay > 0) all.push_back(decay_);
+  if (settings_.activation_l1 > 0) all.push_back(std::exchange(l1_, {}));
+  if (settings_.weights24.on() && settings_.weights24.decay > 0) all.push_back(std::exchange(decay_, {}));
   return all;
 }
 

@@ -228,7 +228,7 @@ class LanguageJob : public Job {
   };
   std::vector<Sparse> sparse_;
   Tensor inputs_, targets_;  // [B, T]
-  Tensor l1_, decay_;        // penalties of the last loss()
+  Tensor l1_, decay_;        // penalties of the last loss(), until penalties() takes them
   int64_t refreshed_ = -1;   // the step that masks were last made for
   nn::Sequences sequences_;  // with `documents`
   datasets::LoaderState position_;

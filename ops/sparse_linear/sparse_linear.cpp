@@ -30,6 +30,11 @@ Reason lacks_common(const SparseProblem& p, const Gpu& gpu) {
   return {};
 }
 
+/// Dense columns need nothing decompressed: their gate and GEMM run in every dtype, everywhere.
+Reason lacks_gemm(const SparseProblem& p, const Gpu& gpu) {
+  return p.format == SparseFormat::dense_columns ? Reason() : lacks_common(p, gpu);
+}
+
 Reason lacks_format(const SparseProblem& p, const Gpu& gpu, SparseFormat format, int64_t most) {
   if (p.format != format) return text_of("a ", name_of(format), " weight");
   if (p.tokens > most) return text_of("at most ", most, " tokens");
@@ -138,7 +143,7 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      [](const SparseCall& call) {
        if constexpr (kCuda) for_each_part(call, sparse_sell_cuda);
      }},
-    {"gemm", lacks_common, is_otherwise<SparseProblem>, run_gemm, kGemmVariants}};
+    {"gemm", lacks_gemm, is_otherwise<SparseProblem>, run_gemm, kGemmVariants}};
 
 int64_t tiles_of(int64_t out) {
   return (out + sparse::kTileRows - 1) / sparse::kTileRows;

@@ -39,7 +39,8 @@ struct SparsePart {
 ///             cores, all parts of a call together; chosen from 5 tokens on
 ///   mma       mma_delta4, up to 64 tokens: the same, each warp on its own
 ///   gemm      any format and number of tokens: applies the gate, then multiplies with dense rows, which are
-///             decompressed into scratch memory chunk by chunk (dense_columns: as they are)
+///             decompressed into scratch memory chunk by chunk (dense_columns: as they are, in any dtype
+///             and on any GPU)
 ///
 /// There is no backward pass: throws while a tape is recording. Throws where sizes, dtypes or devices
 /// disagree, or if there are no parts.

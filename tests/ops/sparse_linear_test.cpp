@@ -448,6 +448,23 @@ TEST(SparseLinear, TakesEmptyOperands) {
   }
 }
 
+TEST(SparseLinear, RunsDenseColumnsInF32OnAGpu) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Tensor matrix = sparse_normal({70, 50}, DType::f32, 0, 1);
+  for (const int64_t tokens : {1, 9, 64}) {
+    const Tensor x = sparse_normal({tokens, 50}, DType::f32, 0, 2);
+    for (const Gate& gate : {Gate{.kind = Gate::Kind::threshold, .threshold = 0.7},
+                             Gate{.kind = Gate::Kind::top_k, .keep = 20}}) {
+      const Tensor here = sparse_linear(x, compress(matrix, SparseFormat::dense_columns), gate),
+                   there =
+                       sparse_linear(x.to(Device::cuda()),
+                                     compress(matrix, SparseFormat::dense_columns).to(Device::cuda()), gate);
+      const std::vector<float> expected = here.to_vector<float>(), got = there.to_vector<float>();
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 1e-4) << tokens << " " << i;
+    }
+  }
+}
+
 TEST(SparseLinear, SaysWhatDoesNotFit) {
   const SparseWeight weight = compress(sparse_normal({4, 6}, DType::f16, 0, 1), SparseFormat::tca_bme);
   const Tensor x = sparse_normal({2, 6}, DType::f16, 0, 2);

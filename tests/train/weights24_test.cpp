@@ -123,6 +123,7 @@ TEST(Weights24Job, AddsTheDecayToTheGradientAndLogsItApart) {
     Tape tape;
     Tensor loss = job.loss();
     for (const Tensor& penalty : job.penalties()) loss = ops::add(loss, penalty);
+    for (const Tensor& penalty : job.penalties()) EXPECT_FALSE(penalty.defined()) << "kept";
     tape.backward(loss);
     std::map<std::string, std::vector<double>> all;
     for (const nn::NamedParameter& parameter : job.optimizer().parameters())
@@ -151,6 +152,28 @@ TEST(Weights24Job, AddsTheDecayToTheGradientAndLogsItApart) {
   two([&](int micro) { without.batch(uint64_t(micro)); });
   EXPECT_EQ(one.mean_loss(), two.mean_loss());
   EXPECT_NEAR(one.mean_penalty(0), 0.01 * half, 1e-5 * half);
+}
+
+TEST(Weights24Job, TrainsInAGraphAcrossSwitchesAsEagerly) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const TemporaryFolder root;
+  const LanguageData data = weights24_data(root);
+  LanguageSettings settings = weights24_job();
+  std::get<models::LlamaConfig>(settings.model).heads = 2;  // of a size that the GPU has
+  std::get<models::LlamaConfig>(settings.model).kv_heads = 2;
+  settings.steps = 12, settings.sparse24.dense_first = 3, settings.sparse24.dense_last = 3;
+  const auto losses = [&](bool graph) {
+    LanguageJob job(settings, Device::cuda());
+    set_data(job, data);
+    Step step(job, {.graph = graph});
+    std::vector<double> all;
+    for (int64_t at = 0; at < 12; ++at) {
+      step([&](int) { job.batch(uint64_t(at)); });
+      all.push_back(step.mean_loss()), all.push_back(step.mean_penalty(0));
+    }
+    return all;
+  };
+  EXPECT_EQ(losses(true), losses(false));
 }
 
 TEST(Weights24Job, ExportsWhatItEvaluates) {
