@@ -29,6 +29,9 @@ std::vector<ops::DecoderLayerOf<Weight>> layers_of(std::span<const DecoderBlock>
     const DecoderBlock& block = blocks[i];
     layers.push_back({.norm1 = block.norm1.weight,
                       .qkv = weight_of<Weight>(block.attention.qkv),
+                      .qkv_bias = block.attention.qkv.bias,
+                      .q_norm = block.attention.q_norm ? block.attention.q_norm->weight : Tensor(),
+                      .k_norm = block.attention.k_norm ? block.attention.k_norm->weight : Tensor(),
                       .out = weight_of<Weight>(block.attention.out),
                       .norm2 = block.norm2.weight,
                       .up = weight_of<Weight>(block.mlp.up),
@@ -60,12 +63,13 @@ std::string block_lacks(const DecoderBlock& block, const std::string& path, bool
           lacks = name + " is " + form;
         else if (Observe::sees(&layer))
           lacks = name + " is observed";
-        else if (layer.bias.defined())
+        else if (layer.bias.defined() && static_cast<const void*>(&layer) != &block.attention.qkv)
           lacks = name + " has a bias";
       },
       path);
   if (!lacks.empty()) return lacks;
-  if (block.attention.q_norm) return path + ".attention normalises queries and keys";
+  for (const std::optional<RmsNorm>* const norm : {&block.attention.q_norm, &block.attention.k_norm})
+    if (*norm && (*norm)->eps != block.norm1.eps) return path + ".attention has norms with another eps";
   if (!block.mlp.gated || block.mlp.activation != ops::Activation::silu) return path + ".mlp is not SwiGLU";
   if (compressed && std::get<Compressed>(block.mlp.up.form).parts.size() != 2)
     return path + ".mlp.up is not compressed as gate and up";

@@ -26,8 +26,8 @@ struct DecoderBlock {
 };
 
 /// A step of generation of one text through all blocks as one kernel (ops::decoder_layers, whose persistent
-/// variant reads the weights of the blocks themselves). It computes neither biases nor norms of q and k, and
-/// linear layers only while they are not observed and all of them dense, or all compressed without gates.
+/// variant reads the weights of the blocks themselves). It computes biases of q, k and v alone, and linear
+/// layers only while they are not observed and all of them dense, or all compressed without gates.
 class DecoderLayers {
  public:
   /// Refers to the blocks' tensors and to the cache. `path` is where the blocks are in the model: "blocks".

@@ -23,17 +23,65 @@ struct AttentionShared {
   float values[kWarps][kGroup][kDim];
 };
 
-/// Element i of a rotated head, from its f32 projection. `angles`: cosines, then sines, of the position.
-template <class T>
-__device__ __forceinline__ float rotated(const Shared<T>& args, const float* head, const float* angles,
-                                         int i) {
-  const int half = args.rotary / 2;
-  if (i >= args.rotary) return __ldcg(head + i);
-  const int pair = i < half ? i : i - half;
-  float a = __ldcg(head + pair), b = __ldcg(head + pair + half);
-  rotate_pair(a, b, angles[pair], angles[half + pair]);
-  return i < half ? a : b;
-}
+/// A head of q, k or v in one warp: each lane has as many neighbouring elements.
+template <class T, int kDim>
+class WarpHead {
+ public:
+  static constexpr int kEach = kDim / kWarp;
+  using Elements = gpu::Pack<T, kEach>;
+
+  /// `head`, of all heads of qkv: the f32 projection, and its bias if there is one.
+  __device__ __forceinline__ WarpHead(const Shared<T>& args, int head, const T* bias, int lane)
+      : first_(lane * kEach), lane_(lane) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x_[i] = __ldcg(args.qkv + head * kDim + first_ + i);
+    if (!bias) return;
+    const Elements added = gpu::load_pack<kEach>(bias + head * kDim + first_);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x_[i] += float(added.at[i]);
+  }
+
+  /// RMSNorm, if there is a weight.
+  __device__ __forceinline__ void normalise(const T* weight, float eps) {
+    if (!weight) return;
+    const Elements gain = gpu::load_pack<kEach>(weight + first_);
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) squares += x_[i] * x_[i];
+    const float rstd = rsqrtf(gpu::warp_reduce<gpu::Sum>(squares) / float(kDim) + eps);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x_[i] *= rstd * float(gain.at[i]);
+  }
+
+  /// `angles`: cosines, then sines, of the position. Half of `rotary` is a multiple of kEach.
+  __device__ __forceinline__ void rotate(const float* angles, int rotary) {
+    const int half = rotary / 2, pair = first_ < half ? first_ : first_ - half;
+    const int other = first_ >= rotary ? lane_ : first_ < half ? lane_ + half / kEach : lane_ - half / kEach;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float partner = __shfl_sync(~0u, x_[i], other);
+      if (first_ >= rotary) continue;
+      float a = first_ < half ? x_[i] : partner, b = first_ < half ? partner : x_[i];
+      rotate_pair(a, b, angles[pair + i], angles[half + pair + i]);
+      x_[i] = first_ < half ? a : b;
+    }
+  }
+
+  __device__ __forceinline__ Elements rounded() const {
+    Elements pack;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) pack.at[i] = T(x_[i]);
+    return pack;
+  }
+  /// Stores the rounded elements at their places in `to`.
+  __device__ __forceinline__ void store(T* to) const {
+    gpu::store_pack(to + first_, rounded());
+  }
+
+ private:
+  int first_, lane_;
+  float x_[kEach];
+};
 
 /// Softmax statistics and an element of the weighted values of one query, over some keys.
 struct Running {
@@ -186,24 +234,28 @@ __device__ __forceinline__ void attend(const Args<Weights>& args, const Layer<We
   }
   if (own.split >= own.used) return;
 
-  // Rotates q. Units with the last keys also compute the new key and value; one of them stores these to the
-  // cache.
-  for (int i = int(threadIdx.x); i < heads * kDim; i += kThreads)
-    shared.q[i / kDim][i % kDim] =
-        T(rotated(args, args.qkv + (first_head + i / kDim) * kDim, angles, i % kDim));
-  if (own.end == own.length)
-    for (int i = int(threadIdx.x); i < kDim; i += kThreads) {
-      const T key(rotated(args, args.qkv + (args.heads + own.kv) * kDim, angles, i));
-      const T value(__ldcg(args.qkv + (args.heads + args.kv_heads + own.kv) * kDim + i));
-      shared.newest[0][i] = key, shared.newest[1][i] = value;
-      if (own.tile == 0) {
-        const int64_t to = own.kv * args.key_stride[1] + (own.length - 1) * args.key_stride[0] + i;
-        layer.keys[to] = key, layer.values[to] = value;
-      }
+  // A warp for each query head. In units with the last keys two more make the new key and value; one of these
+  // units stores them to the cache.
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
+  static_assert(kGroup + 2 <= kWarps);
+  if (warp < heads) {
+    WarpHead<T, kDim> head(args, first_head + warp, layer.qkv_bias, lane);
+    head.normalise(layer.q_norm, args.eps);
+    head.rotate(angles, args.rotary);
+    head.store(shared.q[warp]);
+  } else if (warp == kGroup || warp == kGroup + 1) {
+    const bool is_key = warp == kGroup;
+    if (own.end == own.length) {
+      WarpHead<T, kDim> head(args, args.heads + (is_key ? 0 : args.kv_heads) + own.kv, layer.qkv_bias, lane);
+      if (is_key) head.normalise(layer.k_norm, args.eps), head.rotate(angles, args.rotary);
+      head.store(shared.newest[is_key ? 0 : 1]);
+      if (own.tile == 0)
+        head.store((is_key ? layer.keys : layer.values) + own.kv * args.key_stride[1] +
+                   (own.length - 1) * args.key_stride[0]);
     }
+  }
   __syncthreads();
 
-  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
   WarpAttention<T, kDim> found(shared.q, heads, lane);
   // The new key is a batch of its own, after those from the cache.
   const int batches = (own.stored - own.begin + kBatch - 1) / kBatch;

@@ -47,8 +47,8 @@ void check_weight(const char* name, const Tensor& weight, const Tensor& x, int64
   check_shape(name, weight, x, {rows, columns});
   check(!Tape::recording(weight), kOp, ": has no gradient; run it without a tape");
 }
-Tensor multiply(const Tensor& x, const Tensor& weight) {
-  return linear(x, weight);
+Tensor multiply(const Tensor& x, const Tensor& weight, const Tensor& bias = {}) {
+  return linear(x, weight, bias);
 }
 Tensor multiply_gated(const Tensor& x, const Tensor& weight) {
   return linear_swiglu(x, weight);
@@ -86,8 +86,8 @@ std::vector<SparsePart> ungated(const Parts& parts) {
   for (const SparseWeight& part : parts) all.push_back({part});
   return all;
 }
-Tensor multiply(const Tensor& x, const Parts& parts) {
-  return sparse_linear(x, ungated(parts));
+Tensor multiply(const Tensor& x, const Parts& parts, const Tensor& bias = {}) {
+  return sparse_linear(x, ungated(parts), bias);
 }
 Tensor multiply_gated(const Tensor& x, const Parts& parts) {
   return sparse_linear_swiglu(x, {parts[0]}, {parts[1]});
@@ -115,6 +115,11 @@ void check_operands(const Tensor& x, std::span<const DecoderLayerOf<Weight>> lay
   for (const DecoderLayerOf<Weight>& layer : layers) {
     check_shape("norm1", layer.norm1, x, {d});
     check_weight("qkv", layer.qkv, x, mixed + 2 * kv_heads * head_dim, d);
+    if (layer.qkv_bias.defined()) check_shape("qkv_bias", layer.qkv_bias, x, {rows_of(layer.qkv)});
+    check(layer.q_norm.defined() == layer.k_norm.defined(), kOp, ": q_norm is ", describe(layer.q_norm),
+          " and k_norm ", describe(layer.k_norm), "; expected both, or neither");
+    for (const auto& [name, norm] : {std::pair{"q_norm", &layer.q_norm}, {"k_norm", &layer.k_norm}})
+      if (norm->defined()) check_shape(name, *norm, x, {head_dim});
     check_weight("out", layer.out, x, d, mixed);
     check_shape("norm2", layer.norm2, x, {d});
     check_weight("up", layer.up, x, 2 * hidden, d);
@@ -124,7 +129,8 @@ void check_operands(const Tensor& x, std::span<const DecoderLayerOf<Weight>> lay
     check_weight("down", layer.down, x, d, hidden);
     check_shape("keys", layer.keys, x, first.shape());
     check_shape("values", layer.values, x, first.shape());
-    check(!Tape::recording(x, layer.norm1, layer.norm2), kOp, ": has no gradient; run it without a tape");
+    check(!Tape::recording(x, layer.norm1, layer.norm2, layer.qkv_bias, layer.q_norm, layer.k_norm), kOp,
+          ": has no gradient; run it without a tape");
   }
   check(table.defined() && table.rank() == 2 && table.size(1) % 2 == 0 && table.size(1) <= head_dim &&
             table.dtype() == sum_dtype(x.dtype()) && table.device() == x.device(),
@@ -168,8 +174,16 @@ Tensor run_composed(const Call<Layer>& call) {
   };
   for (const Layer& layer : call.layers) {
     Tensor keys = layer.keys, values = layer.values;
-    const Tensor heads =
-        multiply(normed(layer.norm1), layer.qkv).reshape({1, 1, rows_of(layer.qkv) / head_dim, head_dim});
+    const Tensor heads = multiply(normed(layer.norm1), layer.qkv, layer.qkv_bias)
+                             .reshape({1, 1, rows_of(layer.qkv) / head_dim, head_dim});
+    if (layer.q_norm.defined()) {
+      const int64_t queries = columns_of(layer.out) / head_dim, kv_heads = keys.size(2);
+      const auto normalise = [&](int64_t begin, int64_t count, const Tensor& norm) {
+        Tensor own = heads.slice(2, begin, begin + count);
+        own.copy_from(rmsnorm(own, norm, call.eps));
+      };
+      normalise(0, queries, layer.q_norm), normalise(queries, kv_heads, layer.k_norm);
+    }
     const Tensor q = rope_to_cache(heads, call.table, call.lengths, keys, values);
     const Tensor mixed = decode_attention(q, keys, values, call.lengths);
     branch = multiply(mixed.reshape({1, columns_of(layer.out)}), layer.out);
@@ -229,7 +243,9 @@ std::string parts_lack(std::span<const Layer> layers, const Tensor& table, int64
   if (d > decoder::kMaxModelWidth || d % 8 != 0) return "d in multiples of 8, at most 8192";
   if (first.keys.size(1) > (int64_t{1} << 24)) return "a capacity of at most 2^24";
   for (const Layer& layer : layers) {
-    if (!in_packs(layer.norm1) || !in_packs(layer.norm2))
+    const Tensor* const vectors[] = {&layer.norm1, &layer.norm2, &layer.qkv_bias, &layer.q_norm,
+                                     &layer.k_norm};
+    if (std::ranges::any_of(vectors, [](const Tensor* v) { return v->defined() && !in_packs(*v); }))
       return "weights whose rows are multiples of 16 bytes and lie on 16-byte boundaries";
     for (const Tensor* cache : {&layer.keys, &layer.values}) {
       const Layout &a = cache->layout(), &b = first.keys.layout();
@@ -262,7 +278,7 @@ std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor&
   if (std::string lacks = parts_lack(layers, table, decoder::kMaxDenseLayers); !lacks.empty()) return lacks;
   const DecoderLayer& first = layers[0];
   if (std::max(first.out.size(1), first.down.size(1)) > decoder::kMaxWidth)
-    return "at most 16384 columns in every weight";
+    return text_of("at most ", decoder::kMaxWidth, " columns in every weight");
   for (const DecoderLayer& layer : layers)
     for (const auto weight :
          {&DecoderLayer::qkv, &DecoderLayer::out, &DecoderLayer::up, &DecoderLayer::down}) {

@@ -13,14 +13,16 @@ namespace tessera::ops {
 /// F hidden features. All of one floating dtype.
 template <class Weight>
 struct DecoderLayerOf {
-  Tensor norm1;   // [d]
-  Weight qkv;     // [(H + 2 Hk) D, d]: query heads, key heads, value heads
-  Weight out;     // [d, H D]
-  Tensor norm2;   // [d]
-  Weight up;      // [2 F, d]: gate rows, then up rows
-  Weight down;    // [d, F]
-  Tensor keys;    // [1, capacity, Hk, D], written in place
-  Tensor values;  // likewise
+  Tensor norm1;                     // [d]
+  Weight qkv;                       // [(H + 2 Hk) D, d]: query heads, key heads, value heads
+  Tensor qkv_bias = {};             // [(H + 2 Hk) D] (Qwen2), or undefined
+  Tensor q_norm = {}, k_norm = {};  // [D], RMSNorm of each head of q and of k (Qwen3), or both undefined
+  Weight out;                       // [d, H D]
+  Tensor norm2;                     // [d]
+  Weight up;                        // [2 F, d]: gate rows, then up rows
+  Weight down;                      // [d, F]
+  Tensor keys;                      // [1, capacity, Hk, D], written in place
+  Tensor values;                    // likewise
 };
 using DecoderLayer = DecoderLayerOf<Tensor>;
 /// With compressed weights, each in parts: its rows, from the top. `up` has two of F rows, gate and up.
@@ -28,8 +30,9 @@ using SparseDecoderLayer = DecoderLayerOf<std::vector<SparseWeight>>;
 
 /// One new token through consecutive LLaMA layers (Touvron et al., arXiv:2302.13971), as a step of
 /// generation needs it:
-///   x = x + out attention(rope(qkv rmsnorm(x; norm1, eps)), cache)
+///   x = x + out attention(rope(qkv rmsnorm(x; norm1, eps) + qkv_bias), cache)
 ///   x = x + down (silu(gate h) (up h)),  h = rmsnorm(x; norm2, eps)
+/// with q and k normalised by head, rmsnorm(q; q_norm, eps) and rmsnorm(k; k_norm, eps), ahead of rope.
 ///   x        [1, d]
 ///   table    [P, R]: cosines and sines of ops::rope_table, f32 (f64 for f64); R even, R <= D
 ///   lengths  [1], i32 or i64, on the device of x: tokens in the cache, the new one included

@@ -9,9 +9,11 @@
 namespace tessera::ops::decoder {
 
 /// Limits of the persistent kernel: they size its shared memory, its registers and its parameters.
-inline constexpr int64_t kMaxDenseLayers = 256, kMaxSellLayers = 120;
+inline constexpr int64_t kMaxDenseLayers = 256, kMaxSellLayers = 108;
 inline constexpr int64_t kMaxModelWidth = 8192;  // d: a block keeps the residual stream in registers
-inline constexpr int64_t kMaxWidth = 16384;      // of the input of any GEMM: it lies in shared memory
+inline constexpr int64_t kMaxWidth = 32768;      // of the input of any GEMM: it lies in shared memory
+
+inline constexpr int64_t kSharedBytes = 227 * 1024;  // shared memory of a block, sm_90
 
 template <class Layer>
 struct Problem {

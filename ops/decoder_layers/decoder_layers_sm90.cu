@@ -21,8 +21,10 @@ void run_dense(const Problem<DecoderLayer>& p) {
     args.layer[l].weights = {
         {from.qkv.data<T>(), nullptr, from.out.data<T>(), from.up.data<T>(), from.down.data<T>()}};
   }
-  launch<DenseWeights<T>, kDim>(p.x.device(), args,
-                                size_t(std::max({p.x.size(1), mixed, hidden})) * sizeof(T), 0);
+  // A wide vector leaves room for fewer stages.
+  const size_t vector = size_t(std::max({p.x.size(1), mixed, hidden})) * sizeof(T);
+  while (shared_bytes<DenseWeights<T>, kDim>(args.stages, vector) > size_t(kSharedBytes)) --args.stages;
+  launch<DenseWeights<T>, kDim>(p.x.device(), args, vector, 0);
 }
 
 }  // namespace

@@ -203,8 +203,14 @@ Args<Weights> args_of(const Problem& p, std::pair<int64_t, int64_t> inputs, int6
                      {}};
   for (size_t l = 0; l < p.layers.size(); ++l) {
     const auto& from = p.layers[l];
-    args.layer[l].norm1 = from.norm1.template data<T>(), args.layer[l].norm2 = from.norm2.template data<T>();
-    args.layer[l].keys = from.keys.template data<T>(), args.layer[l].values = from.values.template data<T>();
+    Layer<Weights>& layer = args.layer[l];
+    const auto data_or_null = [](const Tensor& tensor) {
+      return tensor.defined() ? tensor.template data<T>() : nullptr;
+    };
+    layer.norm1 = from.norm1.template data<T>(), layer.norm2 = from.norm2.template data<T>();
+    layer.qkv_bias = data_or_null(from.qkv_bias);
+    layer.q_norm = data_or_null(from.q_norm), layer.k_norm = data_or_null(from.k_norm);
+    layer.keys = from.keys.template data<T>(), layer.values = from.values.template data<T>();
   }
   return args;
 }
@@ -224,16 +230,25 @@ void with_dtype_and_dim(const Problem& p, Run&& run) {
     of_dim.template operator()<f16>();
 }
 
+/// Shared memory for the input vector of a GEMV, or for the attention.
+template <class Weights, int kDim>
+size_t vector_area(size_t vector_bytes) {
+  return (std::max(vector_bytes, sizeof(AttentionShared<typename Weights::T, kDim>)) + 127) / 128 * 128;
+}
+template <class Weights, int kDim>
+size_t shared_bytes(int stages, size_t vector_bytes) {
+  return size_t(kWarps) * size_t(stages) * Weights::kStageBytes + kSmallBytes +
+         vector_area<Weights, kDim>(vector_bytes);
+}
+
 /// `extra`: bytes of shared memory after the input vector.
 template <class Weights, int kDim>
 void launch(Device device, Args<Weights>& args, size_t vector_bytes, size_t extra) {
-  args.vector_bytes =
-      int((std::max(vector_bytes, sizeof(AttentionShared<typename Weights::T, kDim>)) + 127) / 128 * 128);
+  args.vector_bytes = int(vector_area<Weights, kDim>(vector_bytes));
   gpu::launch(device,
               {.grid = dim3(unsigned(device.multiprocessors())),
                .block = kThreads,
-               .shared_bytes = size_t(kWarps) * size_t(args.stages) * Weights::kStageBytes + kSmallBytes +
-                               size_t(args.vector_bytes) + extra,
+               .shared_bytes = shared_bytes<Weights, kDim>(args.stages, vector_bytes) + extra,
                .cooperative = true},
               run_layers<Weights, kDim>, args);
 }

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "ops/decoder_layers/decoder_layers_kernels.h"
 #include "ops/generation/sample.h"
@@ -14,6 +16,32 @@ Dims decoder_layers_dims(int64_t d, int64_t f, int64_t h, int64_t hk, int64_t e,
   return {{"d", d}, {"F", f}, {"H", h}, {"Hk", hk}, {"D", e}, {"R", r}, {"capacity", capacity}};
 }
 
+/// With biases of q, k and v, or norms of the heads of q and k.
+Dims with(const char* const what, Dims dims) {
+  dims[what] = 1;
+  return dims;
+}
+
+/// qkv_bias, q_norm and k_norm of a case.
+std::vector<InputCase> optional_cases(const Dims& dims) {
+  const int64_t h = dims.at("H"), hk = dims.at("Hk"), e = dims.at("D");
+  const auto given = [&](const char* what, const InputCase& input) {
+    return dims.contains(what) ? input : InputCase{.shape = {}, .fill = Fill::absent};
+  };
+  const InputCase norm{.shape = {e}, .fill = Fill::positive};
+  return {given("bias", {.shape = {(h + 2 * hk) * e}}), given("norms", norm), given("norms", norm)};
+}
+
+std::vector<InputSpec> optional_inputs() {
+  return {{"qkv_bias", "[(H + 2 Hk) D]", true, false},
+          {"q_norm", "[D], of each head of q", true, false},
+          {"k_norm", "[D], of each head of k", true, false}};
+}
+
+Tensor detached(const Tensor& given) {
+  return given.defined() ? given.detach() : given;
+}
+
 std::vector<Case> decoder_layers_cases() {
   return {{.dims = decoder_layers_dims(6, 5, 2, 1, 8, 4, 3)},
           {.dims = decoder_layers_dims(8, 7, 3, 3, 8, 2, 1)},
@@ -22,6 +50,14 @@ std::vector<Case> decoder_layers_cases() {
           {.dims = decoder_layers_dims(64, 40, 3, 1, 128, 128, 33), .attrs = {{"layers", int64_t{3}}}},
           {.dims = decoder_layers_dims(64, 40, 8, 1, 128, 64, 9), .attrs = {{"layers", int64_t{2}}}},
           {.dims = decoder_layers_dims(256, 696, 8, 8, 64, 64, 300), .gradcheck = false},
+          {.dims = with("bias", decoder_layers_dims(64, 40, 7, 1, 128, 128, 33)),
+           .attrs = {{"layers", int64_t{2}}}},
+          {.dims = with("norms", decoder_layers_dims(64, 40, 4, 2, 128, 64, 20)),
+           .attrs = {{"layers", int64_t{2}}}},
+          {.dims = with("bias", with("norms", decoder_layers_dims(72, 88, 6, 2, 64, 64, 700))),
+           .gradcheck = false},
+          // An input vector that leaves room for five stages.
+          {.dims = with("bias", decoder_layers_dims(64, 18944, 2, 1, 64, 64, 12)), .gradcheck = false},
           // Several splits of the keys; more key heads than an H200 has SMs; 4 + 1 query heads per key head.
           {.dims = decoder_layers_dims(72, 88, 4, 1, 64, 32, 2600), .gradcheck = false},
           {.dims = decoder_layers_dims(64, 40, 150, 150, 64, 64, 40), .gradcheck = false},
@@ -74,7 +110,19 @@ InputCase weight_case(int64_t rows, int64_t columns, double density = 1) {
 
 // ---- sparse_decoder_layers ----
 
-enum SparseInput : size_t { kX, kNorm1, kNorm2, kKeys, kValues, kTable, kPast, kMatrices };
+enum SparseInput : size_t {
+  kX,
+  kNorm1,
+  kNorm2,
+  kKeys,
+  kValues,
+  kTable,
+  kPast,
+  kBias,
+  kQNorm,
+  kKNorm,
+  kMatrices
+};
 constexpr const char* kMatrixNames[] = {"q", "k", "v", "out", "gate", "up", "down"};
 constexpr size_t kMatrixCount = std::size(kMatrixNames), kArrays = 4, kFirstArray = kMatrices + kMatrixCount;
 
@@ -92,6 +140,9 @@ std::vector<Tensor> run_sparse(const std::vector<Tensor>& in, const Attrs& attrs
   }
   const SparseDecoderLayer layer{.norm1 = in[kNorm1].detach(),
                                  .qkv = {weights[0], weights[1], weights[2]},
+                                 .qkv_bias = detached(in[kBias]),
+                                 .q_norm = detached(in[kQNorm]),
+                                 .k_norm = detached(in[kKNorm]),
                                  .out = {weights[3]},
                                  .norm2 = in[kNorm2].detach(),
                                  .up = {weights[4], weights[5]},
@@ -113,14 +164,11 @@ Problem sparse_problem(const Dims& dims, const Attrs& attrs) {
                                    {.shape = cache},
                                    {.shape = cache},
                                    {.shape = {capacity, dims.at("R")}},
-                                   {.shape = {1}, .fill = Fill::index, .high = capacity},
-                                   weight_case(h * e, d, density),
-                                   weight_case(hk * e, d, density),
-                                   weight_case(hk * e, d, density),
-                                   weight_case(d, h * e, density),
-                                   weight_case(f, d, density),
-                                   weight_case(f, d, density),
-                                   weight_case(d, f, density)};
+                                   {.shape = {1}, .fill = Fill::index, .high = capacity}};
+  std::ranges::copy(optional_cases(dims), std::back_inserter(inputs));
+  for (const auto& [rows, columns] :
+       {std::pair{h * e, d}, {hk * e, d}, {hk * e, d}, {d, h * e}, {f, d}, {f, d}, {d, f}})
+    inputs.push_back(weight_case(rows, columns, density));
   inputs.resize(kFirstArray + kMatrixCount * kArrays);
   return {.inputs = std::move(inputs),
           .forward_flops = layers * (2 * stored + 4 * double(capacity * h * e)),
@@ -144,6 +192,7 @@ OpSpec sparse_decoder_spec() {
                  {"values", "[1, capacity, Hk, D]", false, false},
                  {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
                  {"past", "[1]: tokens before the new one", false, false, index_dtypes()}};
+  std::ranges::copy(optional_inputs(), std::back_inserter(spec.inputs));
   constexpr const char* kShapes[] = {"[H D, d]", "[Hk D, d]", "[Hk D, d]", "[d, H D]",
                                      "[F, d]",   "[F, d]",    "[d, F]"};
   for (size_t i = 0; i < kMatrixCount; ++i)
@@ -183,6 +232,8 @@ OpSpec sparse_decoder_spec() {
       sparse_case(3, dims(64, 40, 3, 1, 128, 128, 33), 3),  // slices without entries, long distances
       sparse_case(0, dims(64, 40, 2, 1, 64, 64, 9)), sparse_case(50, dims(256, 696, 8, 8, 64, 64, 300), 2),
       sparse_case(40, dims(72, 88, 4, 1, 64, 32, 2600)),
+      sparse_case(50, with("bias", dims(64, 40, 7, 1, 128, 128, 33)), 2),
+      sparse_case(50, with("norms", dims(256, 88, 4, 2, 64, 32, 300)), 2),
       // Windows that several blocks share, and blocks with tiles of several windows.
       sparse_case(50, dims(1032, 2056, 8, 2, 128, 128, 70)),
       sparse_case(50, dims(2048, 520, 16, 4, 128, 128, 40)),
@@ -208,9 +259,13 @@ std::vector<OpSpec> decoder_layers_specs() {
                  {"values", "[1, capacity, Hk, D]", false, false},
                  {"table", "[P, R]: R/2 cosines, R/2 sines", false, false},
                  {"past", "[1]: tokens before the new one", false, false, index_dtypes()}};
+  std::ranges::copy(optional_inputs(), std::back_inserter(spec.inputs));
   spec.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     const DecoderLayer layer{.norm1 = in[1].detach(),
                              .qkv = in[2].detach(),
+                             .qkv_bias = detached(in[11]),
+                             .q_norm = detached(in[12]),
+                             .k_norm = detached(in[13]),
                              .out = in[3].detach(),
                              .norm2 = in[4].detach(),
                              .up = in[5].detach(),
@@ -225,17 +280,19 @@ std::vector<OpSpec> decoder_layers_specs() {
     const Shape cache{1, capacity, hk, e};
     const double weights = double(d) * double((h + 2 * hk) * e + h * e + 3 * f);
     const double layers = double(attrs.integer("layers"));
-    return Problem{.inputs = {{.shape = {1, d}},
-                              {.shape = {d}, .fill = Fill::positive},
-                              weight_case((h + 2 * hk) * e, d),
-                              weight_case(d, h * e),
-                              {.shape = {d}, .fill = Fill::positive},
-                              weight_case(2 * f, d),
-                              weight_case(d, f),
-                              {.shape = cache},
-                              {.shape = cache},
-                              {.shape = {capacity, dims.at("R")}},
-                              {.shape = {1}, .fill = Fill::index, .high = capacity}},
+    std::vector<InputCase> inputs = {{.shape = {1, d}},
+                                     {.shape = {d}, .fill = Fill::positive},
+                                     weight_case((h + 2 * hk) * e, d),
+                                     weight_case(d, h * e),
+                                     {.shape = {d}, .fill = Fill::positive},
+                                     weight_case(2 * f, d),
+                                     weight_case(d, f),
+                                     {.shape = cache},
+                                     {.shape = cache},
+                                     {.shape = {capacity, dims.at("R")}},
+                                     {.shape = {1}, .fill = Fill::index, .high = capacity}};
+    std::ranges::copy(optional_cases(dims), std::back_inserter(inputs));
+    return Problem{.inputs = std::move(inputs),
                    .forward_flops = layers * (2 * weights + 4 * double(capacity * h * e)),
                    .forward_elements = layers * (weights + 2 * double(cache.count()))};
   };

@@ -62,6 +62,7 @@ template <class Weights>
 struct Layer {
   using T = typename Weights::T;
   const T *norm1, *norm2;
+  const T *qkv_bias, *q_norm, *k_norm;  // or null
   T *keys, *values;
   typename Weights::Layer weights;
 };

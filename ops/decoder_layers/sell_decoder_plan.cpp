@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "ops/decoder_layers/decoder_layers_kernels.h"
+
 namespace tessera::ops::decoder {
 namespace {
 
-constexpr int64_t kSharedBytes = 227 * 1024;  // of a block, sm_90
 constexpr int64_t kWarps = kSellWarps;
 constexpr int kMostStages = 3;
 
