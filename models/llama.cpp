@@ -172,14 +172,16 @@ Tensor Llama::rope_table(int64_t length) const {
   const auto serves = [&](int64_t rows) {
     return rows >= length && ops::rope_same_angles(config.rope, rows, length);
   };
-  if (rope_table_.defined() && rope_table_.device() == device && serves(rope_table_.size(0)))
-    return rope_table_;
+  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const std::lock_guard lock(rope_table_.mutex);
+  Tensor& table = rope_table_.tensor;
+  if (table.defined() && table.device() == device && table.dtype() == dtype && serves(table.size(0)))
+    return table;
   int64_t positions = std::min(config.positions, std::max(2 * length, int64_t{256}));
   if (!serves(positions)) positions = std::max(length, config.rope.trained_length);
   if (!serves(positions)) positions = length;
-  const DType dtype = config.dtype == DType::f64 ? DType::f64 : DType::f32;
-  rope_table_ = ops::rope_table(config.rope, config.rotary(), positions, dtype, device);
-  return rope_table_;
+  table = ops::rope_table(config.rope, config.rotary(), positions, dtype, device);
+  return table;
 }
 
 nn::AttentionPass Llama::complete(nn::AttentionPass pass, Device device) const {

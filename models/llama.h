@@ -1,5 +1,6 @@
 #pragma once
 
+#include <mutex>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -177,7 +178,20 @@ struct Llama {
   /// not while a graph is being captured.
   Tensor rope_table(int64_t length) const;
 
-  mutable Tensor rope_table_;
+  /// The table at hand, under its mutex, since threads may call one model at once. A copy of a model has
+  /// none.
+  struct RopeTable {
+    RopeTable() = default;
+    RopeTable(const RopeTable&) {}
+    RopeTable& operator=(const RopeTable&) {
+      tensor = {};
+      return *this;
+    }
+
+    std::mutex mutex;
+    Tensor tensor;
+  };
+  mutable RopeTable rope_table_;
 };
 
 }  // namespace tessera::models
