@@ -124,12 +124,16 @@ void to(Model& model, Device device) {
   detail::replace_tensors(model, [&](const Tensor& tensor) { return tensor.to(device); });
 }
 
-/// Converts the floating tensors of the model. Its tensors are new ones: make the optimizer afterwards.
+/// Converts the floating tensors of the model, and sets `config.dtype` where a model or a part of it has one.
+/// Its tensors are new ones: make the optimizer afterwards.
 template <class Model>
 void to(Model& model, DType dtype) {
   check(is_floating(dtype), "nn::to: parameters cannot be ", dtype, "; expected a floating dtype");
   detail::replace_tensors(
       model, [&](const Tensor& tensor) { return is_floating(tensor.dtype()) ? tensor.to(dtype) : tensor; });
+  for_each_node(model, [&](const std::string&, auto& node) {
+    if constexpr (requires(DType & setting) { setting = node.config.dtype; }) node.config.dtype = dtype;
+  });
 }
 
 }  // namespace tessera::nn
