@@ -195,9 +195,8 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
   if (set) divide({0, int(settings.accumulate)});
   keep("model", model_);
   train_with(optimizer_);
-  keep("rng", rng_);
-  draws_from(rng_);
-  if (settings.slice.slices()) keep("slice_rng", slice_rng_), draws_from(slice_rng_);
+  draws_from("rng", rng_);
+  if (settings.slice.slices()) draws_from("slice_rng", slice_rng_);
   if (settings.slice.is_auto()) {
     auto_rows_.emplace(model_, sliced_, settings.slice, slice_rng_);
     keep("row_shares", auto_rows_->shares);

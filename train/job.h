@@ -115,7 +115,7 @@ class Job {
   /// checkpoint is of other settings. A file from before there was loss scaling leaves the loss scale as it
   /// is.
   int64_t restore(const std::filesystem::path& file);
-  /// The random stream that was given to draws_from().
+  /// The generators that were given to draws_from().
   const std::vector<Rng*>& random() const { return random_; }
 
  protected:
@@ -125,9 +125,13 @@ class Job {
     trained_by_.emplace(optimizer);
     if constexpr (HasFields<O>) keep("optimizer", optimizer);
   }
-  /// A generator that loss() draws from (dropout): in the global order each micro-batch gets streams by its
-  /// index. Several generators must have different seeds.
-  void draws_from(Rng& rng) { random_.push_back(&rng); }
+  /// A generator that loss() draws from (dropout), kept under that name, so that a resumed run draws what it
+  /// would have drawn. In the global order each micro-batch gets streams by its index. Several generators
+  /// must have different seeds.
+  void draws_from(const std::string& name, Rng& rng) {
+    keep(name, rng);
+    random_.push_back(&rng);
+  }
   /// Makes `part`, a member with fields() or a leaf of them, part of every checkpoint.
   template <class Part>
   void keep(const std::string& name, Part& part);

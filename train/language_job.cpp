@@ -383,9 +383,9 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
   std::visit([](auto& model) { nn::set_training(model, true); }, model_);
   keep("model", model_);
   train_with(optimizer_);
-  keep("ema", ema_), keep("rng", rng_), keep("loader", position_);
+  keep("ema", ema_), keep("loader", position_);
   if (settings.sparse24.on()) keep("sparse24_rng", sparse24_rng_);
-  draws_from(rng_);
+  draws_from("rng", rng_);
 }
 
 namespace {

@@ -193,8 +193,7 @@ MlmJob::MlmJob(const MlmSettings& settings, Device device, const LanguageData& d
   nn::set_training(model_, true);
   keep("model", model_);
   train_with(optimizer_);
-  keep("rng", rng_);
-  draws_from(rng_);
+  draws_from("rng", rng_);
 }
 
 datasets::Loader<datasets::TokenWindows> MlmJob::loader_of(const dist::Share& share) const {

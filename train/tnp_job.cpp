@@ -164,8 +164,7 @@ TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
   own_ = batch_;
   keep("model", model_);
   train_with(optimizer_);
-  keep("rng", rng_);
-  draws_from(rng_);
+  draws_from("rng", rng_);
 }
 
 JobInfo TnpJob::info() const {

@@ -200,7 +200,7 @@ TEST(MlmRanks, EndWithTheBytesOfOne) {
 /// One weight, and ones that dropout scales or drops: `masks` has what each micro-batch of this rank drew.
 struct DropoutJob : Job {
   explicit DropoutJob(int micro_batches) : Job(Device::cpu()), micro_batches_(micro_batches) {
-    keep("model", layer), keep("rng", rng), train_with(optimizer), draws_from(rng);
+    keep("model", layer), train_with(optimizer), draws_from("rng", rng);
   }
   JobInfo info() const override { return {.micro_batches = micro_batches_}; }
   void batch(uint64_t) override {}

@@ -8,6 +8,7 @@
 
 #include "autograd/tape.h"
 #include "nn/linear.h"
+#include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
@@ -626,6 +627,31 @@ TEST(OwnJob, NoCheckpointIsSavedOfALossThatIsNotFiniteBetweenLoggedSteps) {
   EXPECT_NE(error.find("the loss of step 6 is not finite"), std::string::npos) << error;
   EXPECT_TRUE(std::filesystem::exists(run.checkpoints() / "step-000003.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(run.checkpoints() / "step-000006.safetensors"));
+}
+
+/// A model whose inputs dropout thins out: the job says from which generator and nothing else about it.
+struct DroppingJob : Job {
+  DroppingJob() : Job(Device::cpu()) { keep("model", layer), train_with(optimizer), draws_from("rng", rng); }
+  void batch(uint64_t) override {}
+  Tensor loss() override {
+    return ops::mean(layer(ops::dropout(Tensor::full({4, 16}, 1, DType::f32, Device::cpu()), 0.5, rng)));
+  }
+  Rng rng{11};
+  nn::Linear layer{16, 1, rng, Device::cpu()};
+  optim::AdamW optimizer{nn::parameters(layer)};
+};
+
+TEST(OwnJob, AResumedRunGoesOnWithTheRandomNumbersOfItsLoss) {
+  const TemporaryFolder root;
+  Progress progress(Progress::Mode::quiet);
+  const RunFolder whole = RunFolder::create(root.path(), "whole"),
+                  cut = RunFolder::create(root.path(), "cut");
+  DroppingJob job, first, second;
+  train(job, whole, options_of(6), progress);
+  train(first, cut, options_of(3), progress);
+  train(second, cut, options_of(6), progress);
+  EXPECT_EQ(second.rng.state(), job.rng.state());
+  EXPECT_EQ(second.layer.weight.detach().to_vector<float>(), job.layer.weight.detach().to_vector<float>());
 }
 
 TEST(OwnJob, WithoutAnOptimizerSaysWhatToCall) {
