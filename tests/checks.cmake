@@ -45,12 +45,14 @@ elseif(nvcc_version VERSION_GREATER_EQUAL 12.8)
   include(cuda_compiles.cmake)
 endif()
 
-# Every header of the umbrella compiles by itself: one with a source file of its name by being that file's first include (checked
-# by tools/check_layers), any other in a unit of its own, twice.
+# Every header of the umbrella, and of the folders whose headers programs include one by one, compiles by itself: one with a
+# source file of its name by being that file's first include (checked by tools/check_layers), any other in a unit of its own, twice.
 file(STRINGS ${root}/tessera.h lines REGEX "^#include \"")
 set_property(DIRECTORY ${root} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${root}/tessera.h)
+file(GLOB apart RELATIVE ${root} CONFIGURE_DEPENDS ${root}/train/*.h ${root}/report/*.h ${root}/sparsity/*.h ${root}/bench/*.h)
+list(FILTER apart EXCLUDE REGEX "_internal\\.h$")
 set(units "")
-foreach(line tessera.h ${lines})
+foreach(line tessera.h ${lines} ${apart})
   string(REGEX REPLACE "^#include \"(.*)\".*$" "\\1" header "${line}")
   string(REGEX REPLACE "\\.h$" ".cpp" source "${header}")
   file(GLOB source CONFIGURE_DEPENDS ${root}/${source})
