@@ -9,8 +9,14 @@
 namespace tessera {
 namespace {
 
-void check_floating(const Tensor& tensor, const char* what) {
+void check_target(const Tensor& tensor, const char* what) {
   tensor.check_writable(what);
+  check(!tensor.layout().is_expanded(), what, ": ", describe(tensor),
+        " is expanded: several of its elements share memory");
+}
+
+void check_floating(const Tensor& tensor, const char* what) {
+  check_target(tensor, what);
   check(is_floating(tensor.dtype()) && tensor.dtype() != DType::f8e4m3, what, ": ", describe(tensor),
         "; expected f64, f32, bf16 or f16");
 }
@@ -62,7 +68,7 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng) 
 }
 
 void fill_integers(const Tensor& tensor, int64_t high, Rng& rng) {
-  tensor.check_writable("fill_integers");
+  check_target(tensor, "fill_integers");
   check(tensor.dtype() == DType::i64 || tensor.dtype() == DType::i32, "fill_integers: ", describe(tensor),
         "; expected i64 or i32");
   check(tensor.dtype() == DType::i64 || high <= int64_t(1) << 31, "fill_integers: [0, ", high,

@@ -9,7 +9,7 @@ namespace tessera {
 /// GPU (normals up to the last bits of log and cos), whatever the layout. Values are computed in f32.
 /// Uniform in [low, high), rounded to the dtype; a value that would round up to `high` becomes the largest
 /// number of the dtype below it. Throws unless the dtype is floating, as does fill_normal, which draws from
-/// N(mean, deviation^2).
+/// N(mean, deviation^2). All three throw for an expanded tensor, whose elements share memory.
 void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng);
 /// Throws unless the dtype is floating and deviation >= 0.
 void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng);

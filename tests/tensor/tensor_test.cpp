@@ -286,6 +286,11 @@ TEST(RandomFills, RefuseWhatTheyCannotFill) {
   expect_error([&] { fill_integers(x, 5, rng); }, {"fill_integers: f32[4]", "expected i64 or i32"});
   expect_error([&] { fill_integers(words, (int64_t(1) << 31) + 1, rng); }, {"i32 does not hold"});
   expect_error([&] { fill_uniform(Tensor(), 0, 1, rng); }, {"undefined"});
+  const Tensor expanded = Tensor::zeros({1, 3}, DType::f32, kCpu).expand({2, 3});
+  expect_error([&] { fill_uniform(expanded, 0, 1, rng); }, {"fill_uniform", "f32[2, 3]", "expanded"});
+  expect_error([&] { fill_normal(expanded, 0, 1, rng); }, {"fill_normal", "f32[2, 3]", "expanded"});
+  const Tensor whole = Tensor::zeros({3}, DType::i64, kCpu).expand({2, 3});
+  expect_error([&] { fill_integers(whole, 5, rng); }, {"fill_integers", "i64[2, 3]", "expanded"});
   const Tensor drawn = Tensor::zeros({3}, DType::f32, Device::cpu());
   for (const double deviation : {-1.0, std::nan("")})
     expect_error([&] { fill_normal(drawn, 0, deviation, rng); },
