@@ -81,6 +81,9 @@ void check_run_flags(const RunFlags& flags, const CLI::App& command) {
     if (const CLI::Option* option = command.get_option_no_throw(other);
         !flags.resume.empty() && option && option->count() > 0)
       throw UsageError(std::string("--resume continues a run where it is; ") + other + " cannot go with it");
+  if (!flags.resume.empty() && command.get_option("--loss-scale")->count() > 0)
+    throw UsageError(
+        "--resume continues with the loss scale that the run has reached; --loss-scale cannot change it");
   check_not_input(flags.json, values_given(command, {"--config", "--resume", "--text", "--data",
                                                      "--tokenizer", "--model"}));
 }
@@ -148,7 +151,7 @@ void print_end(train::Recipe& recipe, const train::RunEnd& end, const std::strin
              train::format_count(result.tokens_per_s), result.ms_per_step);
   if (result.skipped > 0 || result.loss_scale > 0)
     fmt::print("skipped {} steps whose gradients were not finite{}\n", result.skipped,
-               result.loss_scale > 0 ? fmt::format("; loss scale {:g} at the end", result.loss_scale) : "");
+               result.loss_scale > 0 ? fmt::format("; loss scale {} at the end", result.loss_scale) : "");
   const optim::Optimizer* const optimizer = recipe.job().trained_by().counted();
   fmt::print("{}{}report: {}\n", optimizer ? optimizer->report() : "", recipe.conclusion(end.folder, result),
              fs::absolute(end.folder.path() / "report.html").lexically_normal().string());

@@ -48,7 +48,7 @@ void Progress::show(const ProgressState& state) {
   if (state.lr >= 0) line += fmt::format("  lr {:.2e}", state.lr);
   if (state.grad_norm >= 0 || std::isnan(state.grad_norm))
     line += fmt::format("  |g| {:.3f}", state.grad_norm);
-  if (state.loss_scale >= 0) line += fmt::format("  scale {:g}", state.loss_scale);
+  if (state.loss_scale >= 0) line += fmt::format("  scale {}", state.loss_scale);
   if (state.skipped >= 0) line += fmt::format("  skipped {}", state.skipped);
   if (state.tokens_per_s >= 0) line += fmt::format("  {} tok/s", format_count(state.tokens_per_s));
   if (state.ms_per_step >= 0) line += fmt::format("  {:.1f} ms/step", state.ms_per_step);

@@ -114,6 +114,11 @@ TEST(Resume, AnF16RunGoesOnWithItsLossScale) {
   for (std::string line; std::getline(text, line);) last = json::parse(line);
   EXPECT_EQ(last.at("skipped_steps"), scale.at("skipped_steps"));
   EXPECT_EQ(last.at("loss_scale"), scale.at("last"));
+  const std::string at_end = "loss scale " + std::to_string(scale.at("last").get<int64_t>()) + " at the end";
+  EXPECT_TRUE(holds_all(resumed.out, at_end)) << resumed.out;
+  const Outcome refused = run(workplace, "train tnp --resume runs/b --steps 50 --loss-scale 8");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(holds_all(refused.err, "--loss-scale cannot change it")) << refused.err;
   const std::string skipped = std::to_string(scale.at("skipped_steps").get<int64_t>());
   EXPECT_TRUE(holds_all(resumed.out, "skipped " + skipped + " steps|loss scale")) << resumed.out;
   EXPECT_TRUE(holds_all(workplace.get("runs/b/report.html"), skipped + " of 40 steps skipped|Loss scale"));
