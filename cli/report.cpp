@@ -62,10 +62,10 @@ void add_report(CLI::App& app, Action& action) {
   auto* command = app.add_subcommand("report", "Overlay the curves of several training runs on one page");
   auto args = std::make_shared<ReportArgs>();
   command->add_option("runs", args->runs, "Run folders")->required();
-  command->add_option(
-      "--by", args->by,
-      "Group runs by this setting, such as model.dtype; those without it are one group; default: one group "
-      "per run");
+  command->add_option("--by", args->by,
+                      "Group runs by this setting of run.json, such as lr (the precision: torch_dtype; of a "
+                      "TNP: model.dtype); "
+                      "those without it are one group; default: one group per run");
   command->add_option("--last", args->last, "Number of last steps to average for the final loss")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));

@@ -20,15 +20,16 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 /// The value of a setting wherever in run.json it stands: "/job/model.dtype" is "model.dtype" and
-/// "job/model.dtype". Names of settings that are not it go to `known`.
+/// "job/model.dtype". One of the job comes before an option, and both before what else has that name, such as
+/// the stride of the evaluation. Names of settings that are not it go to `known`.
 std::optional<std::string> setting_of(const RunFolder& run, const std::string& name,
                                       std::vector<std::string>& known) {
   const nlohmann::json settings = run.settings().flatten();
-  for (const auto& [key, value] : settings.items()) {
-    if (key == "/" + name || key.ends_with("/" + name))
-      return value.is_string() ? value.get<std::string>() : value.dump();
-    known.push_back(key.substr(key.rfind('/') + 1));
-  }
+  for (const char* const section : {"/job/", "/options/", "/"})
+    for (const auto& [key, value] : settings.items())
+      if (key.starts_with(section) && (key == "/" + name || key.ends_with("/" + name)))
+        return value.is_string() ? value.get<std::string>() : value.dump();
+  for (const auto& [key, value] : settings.items()) known.push_back(key.substr(key.rfind('/') + 1));
   return {};
 }
 

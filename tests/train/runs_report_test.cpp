@@ -146,6 +146,26 @@ TEST(RunsReport, RunsWithoutTheSettingAreAGroup) {
   EXPECT_EQ(groups[1].name, "muon");
 }
 
+TEST(RunsReport, ASettingOfTheJobComesBeforeAFactOfThatName) {
+  const TemporaryFolder folder;
+  std::vector<RunFolder> runs;
+  for (const int stride : {3, 16}) {
+    runs.push_back(make_run(folder.path(), "run", "f32", 1));
+    runs.back().write_settings({{"model", "tnp"},
+                                {"evaluation", {{"stride", 8}, {"every", 5}}},
+                                {"job", {{"stride", stride}, {"lr", 0.5}}},
+                                {"options", {{"every", stride}, {"lr", 1}}}});
+  }
+  for (const char* by : {"stride", "every"}) {
+    const auto groups = group_runs(runs, {.by = by});
+    ASSERT_EQ(groups.size(), 2u) << by;
+    EXPECT_EQ(groups[0].name, "3");
+    EXPECT_EQ(groups[1].name, "16");
+  }
+  EXPECT_EQ(group_runs(runs, {.by = "lr"}).at(0).name, "0.5");
+  EXPECT_EQ(group_runs(runs, {.by = "evaluation/stride"}).at(0).name, "8");
+}
+
 TEST(RunsReport, TheFinalLossIsOfTheLastStepsOnly) {
   const TemporaryFolder folder;
   const RunFolder run = make_run(folder.path(), "a", "f32", 1, false);
