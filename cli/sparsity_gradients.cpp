@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <optional>
 
 #include "cli/sparsity.h"
 #include "io/utf8.h"
@@ -14,6 +15,7 @@ namespace {
 struct GradientsArgs {
   sparsity::GradientTasks what;
   std::string tasks, top = "20,50,10%", padding = "max", dtype = "f32", device, out;
+  std::optional<int64_t> max_length;
   bool no_dropout = false;
 };
 
@@ -63,6 +65,7 @@ int run_gradients(GradientsArgs args) {
     throw UsageError("sparsity gradients: --out " + args.out + " is a file; expected a folder, new or not");
   if (!args.out.empty()) check_folder_writable(args.out);
   const InterruptGuard interrupts(kGivingUp);
+  args.what.max_length = args.max_length ? *args.max_length : sparsity::default_max_length(args.what.model);
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const auto all = sparsity::measure_gradients(
       args.what, device, [](const std::string& line) { fmt::print(stderr, "{}\n", io::utf8_text(line)); });
@@ -96,7 +99,10 @@ void add_sparsity_gradients(CLI::App& group, Action& action) {
     command->add_option(flag, value, help)->check(whole(least, int64_t{1} << 24));
   };
   number("--batch-size", what.batch, "Texts per batch", 1);
-  number("--max-length", what.max_length, "Maximum tokens per text; longer ones are truncated", 1);
+  command
+      ->add_option("--max-length", args->max_length,
+                   "Maximum tokens per text; longer ones are truncated; default: 128, or the model's maximum")
+      ->check(whole(1, int64_t{1} << 24));
   number("--batches", what.batches, "Maximum number of batches per task", 1);
   command->add_option(
       "--layers", what.layers,

@@ -253,6 +253,15 @@ void GradientTasks::validate() const {
   options.validate();
 }
 
+int64_t default_max_length(const std::string& model) {
+  const Origin origin = origin_of(model);
+  const int64_t usual = GradientTasks().max_length;
+  if (origin.run) return std::min(usual, origin.run->bert.longest());
+  const pretrained::Config config = pretrained::read_config(origin.folder);
+  const auto* const bert = std::get_if<models::BertConfig>(&config.model);
+  return bert ? std::min(usual, bert->longest()) : usual;
+}
+
 std::vector<TaskGradients> measure_gradients(const GradientTasks& what, Device device,
                                              const std::function<void(const std::string&)>& tell) {
   what.validate();

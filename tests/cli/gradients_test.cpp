@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/cli/command.h"
+#include "tests/cli/files.h"
 
 // `tessera sparsity gradients` as a user meets it: of a run, its checkpoint and its model; bad input. And
 // `train bert --missing-grad`, where gradients do not arrive.
@@ -80,6 +80,23 @@ TEST(SparsityGradients, RefuseWhatMakesNoSense) {
             "checkpoint of task sst2|--save-model"},
            {"sparsity gradients --model runs/g/seed-0 --task sst2 --data glue --dtype bf16 --device cpu", 1,
             "is in f32|--dtype f32"}});
+}
+
+TEST(SparsityGradients, WithoutMaxLengthTextsAreAsLongAsTheModelTakes) {
+  const Workplace at;
+  train_for_gradients(at);
+  const std::string model = "runs/g/seed-0/model/", table = "bert.embeddings.position_embeddings.weight";
+  auto weights = io::load_safetensors((at / (model + "model.safetensors")).string());
+  weights.at(table) = weights.at(table).slice(0, 0, 20);
+  io::save_safetensors((at / (model + "model.safetensors")).string(), weights);
+  json config = json::parse(at.get(model + "config.json"));
+  config["max_position_embeddings"] = 20;
+  at.put(model + "config.json", config.dump());
+  const std::string measure = "sparsity gradients --model " + model +
+                              " --task sst2 --data glue --batch-size 4 --batches 1 --device cpu --out a";
+  said(at, measure);
+  EXPECT_EQ(json::parse(at.get("a/gradients.json")).at("max_length"), 20);
+  expect_failures(at, {{measure + " --max-length 21", 1, "--max-length is 21|positions for 20"}});
 }
 
 const std::string kDropped =
