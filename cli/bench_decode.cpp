@@ -33,7 +33,8 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
   const double weights = args.weight_sparsity.get().value_or(0);
   if (weights > 0 && args.format.empty())
     throw UsageError(
-        "--weight-sparsity: give the --format of the pruned weights, sell-delta4, tca-bme or tiled-cbc");
+        "--weight-sparsity: give the --format of the pruned weights, sell-delta4, mma-delta4, tca-bme or "
+        "tiled-cbc");
   if (!args.format.empty()) options.sparse.format = ops::parse_sparse_format(args.format);
   options.sparse.weight_sparsity = weights;
   options.sparse.activation_sparsity = flags.activation.get().value_or(0);

@@ -266,7 +266,7 @@ void add_calibrate(CLI::App& app, Action& action) {
                   "Total sparsity 1 - (1 - s1)(1 - s2), with s1 from --weight-sparsity; instead of "
                   "--activation-sparsity")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(between(0, 1))
       ->excludes(activation);
   add_weight_sparsity(command, args->weights,
                       "--total: share of the model's weights that pruning set to zero; default: 0");

@@ -15,7 +15,7 @@ inline void add_griffin(CLI::App& command, std::optional<double>& share) {
           "Drop this share of each feed-forward network's neurons, selected by the prompt\n(Griffin); eval "
           "ppl: selected by the first half of each window, for its second half")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0, 1));
 }
 
 }  // namespace tessera::cli

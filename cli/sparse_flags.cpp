@@ -12,10 +12,10 @@ namespace tessera::cli {
 
 void ShareFlag::add_to(CLI::App& command, const char* name, const char* alias, const char* help) {
   name_ = name, alias_ = alias;
-  auto* const own = command.add_option(name, value_, help)->check(kFinite)->check(CLI::Range(0.0, 1.0));
+  auto* const own = command.add_option(name, value_, help)->check(kFinite)->check(between(0, 1));
   command.add_option(alias, alias_value_, std::string("Alias used by SPDP's scripts"))
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(between(0, 1))
       ->excludes(own);
 }
 
@@ -42,7 +42,7 @@ void SparseFlags::add_to(CLI::App& command) {
                         .add_option("--gate-threshold", threshold,
                                     "Drop inputs of linear layers whose magnitude is at most this")
                         ->check(kFinite)
-                        ->check(CLI::Range(0.0, 1e30));
+                        ->check(between(0, 1e30));
   command
       .add_option("--gates", gates,
                   "Calibration (tessera calibrate), or file with a threshold per linear layer; default: the "
@@ -54,7 +54,7 @@ void SparseFlags::add_to(CLI::App& command) {
                   "Total sparsity 1 - (1 - s1)(1 - s2), with s1 of the compressed weights and s2 of the "
                   "inputs; instead of --activation-sparsity")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0, 1));
   command
       .add_option(
           "--allocation", allocation,
@@ -65,7 +65,7 @@ void SparseFlags::add_to(CLI::App& command) {
                   "Share of a prompt's tokens, counted from the end, that gates apply to; default: "
                   "the calibration's, else 1")
       ->check(kFinite)
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(between(0, 1));
 }
 
 namespace {

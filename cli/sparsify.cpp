@@ -180,7 +180,7 @@ void add_sparsify(CLI::App& app, Action& action) {
   args->how.add_to(command);
   command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
-  command.add_option("--total", args->total, "Total sparsity")->check(kFinite)->check(CLI::Range(0.0, 1.0));
+  command.add_option("--total", args->total, "Total sparsity")->check(kFinite)->check(between(0, 1));
   add_weight_sparsity(command, args->weights, "Share of the weights to prune");
   add_activation_sparsity(command, args->activations, "Share of the inputs that gates drop");
   command
