@@ -95,6 +95,7 @@ double Schedule::restarting(int64_t step) const {
 }
 
 double Schedule::at(int64_t step) const {
+  check(step >= 0, "schedule: the rate of step ", step, "; steps count from 0");
   const auto& [kind, lr, steps, warmup, final_factor, decay_steps, restarts, restart_warmup] = options_;
   if (step < warmup) return lr * double(step + 1) / double(warmup);
   if (has_restarts()) return restarting(step);

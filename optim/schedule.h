@@ -54,6 +54,7 @@ class Schedule {
   /// Throws if a number is negative or not finite, if a rate falls over 0 steps, if warm-up, decay or cycles
   /// do not fit into the run, and for restarts of a schedule that has none, or none of one that has them.
   explicit Schedule(const ScheduleOptions& options);
+  /// The rate of step `step`, counted from 0. Throws if it is negative.
   double at(int64_t step) const;
   const ScheduleOptions& options() const { return options_; }
 

@@ -134,6 +134,7 @@ TEST(Schedule, RefusesNumbersThatDoNotFit) {
   EXPECT_NO_THROW(Schedule({.steps = 10, .warmup = 10}));
   // Without its length a falling rate would be 0 in every step.
   EXPECT_THROW(Schedule({.lr = 1e-3}), Error);
+  for (const int64_t warmup : {0, 3}) EXPECT_THROW(Schedule({.steps = 10, .warmup = warmup}).at(-1), Error);
   EXPECT_NO_THROW(Schedule({.kind = ScheduleKind::constant, .lr = 1e-3}));
 }
 
