@@ -165,9 +165,12 @@ Tensor Gpt::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::Kv
   const NoTape no_tape;
   check_packed("gpt", tokens, sequences, cache.capacity());
   cache.begin(sequences);
-  const Residual x = hidden(tokens, {.sequences = sequences, .cache = &cache, .fills_cache = true});
-  cache.advance(sequences.longest());
-  return finish(x);
+  const auto pass = [&] {
+    const Residual x = hidden(tokens, {.sequences = sequences, .cache = &cache, .fills_cache = true});
+    cache.advance(sequences.longest());
+    return finish(x);
+  };
+  return run_or_undo(pass, [&] { cache.truncate(0); });
 }
 
 Tensor Gpt::step(const Tensor& tokens, nn::KvCache& cache, Site site) const {

@@ -108,7 +108,8 @@ struct Gpt {
   int64_t longest() const { return config.positions; }  // sequence
   nn::KvCache make_cache(int64_t batch, int64_t capacity) const;
   /// Packed sequences of any lengths, tokens [N], into an empty cache -> logits [B, V] after the
-  /// last token of each. One sequence may stand for all of the cache. Records nothing, as the next two.
+  /// last token of each. One sequence may stand for all of the cache. If it throws, the cache is empty
+  /// again. Records nothing, as the next two.
   Tensor prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::KvCache& cache,
                  Site site = Site::here()) const;
   /// tokens [B, n], the next n of each sequence -> logits [B, V] after the last of them. If it throws, the

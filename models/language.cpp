@@ -62,4 +62,16 @@ void draw(const nn::Linear& linear, Rng& rng, double deviation) {
   if (linear.bias.defined()) nn::init::zeros(linear.bias);
 }
 
+Tensor run_or_undo(const std::function<Tensor()>& pass, const std::function<void()>& undo) {
+  try {
+    return pass();
+  } catch (...) {
+    try {
+      undo();
+    } catch (const Error&) {  // the device is lost, or captures: the first error says more
+    }
+    throw;
+  }
+}
+
 }  // namespace tessera::models::language_internal

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 
 #include "models/gpt.h"
 #include "nn/init.h"
@@ -44,29 +45,26 @@ Residual through_blocks(const Model& model, Residual x, const nn::AttentionPass&
   for (int64_t i = 0; i < model.config.layers; ++i) x = model.block(i, x, pass);
   return x;
 }
+/// The result of pass(). If that throws, undo() leaves the cache as it was before.
+Tensor run_or_undo(const std::function<Tensor()>& pass, const std::function<void()>& undo);
 /// Implements Model::decode by its prefill and step: prefill if the cache is empty, else steps of at most
 /// kMostNew tokens. If one throws, the cache holds what it held before.
 template <class Model>
 Tensor decode(const char* name, const Model& model, const Tensor& tokens, nn::KvCache& cache) {
   const Tensor flat = flat_tokens(name, tokens);
   if (cache.length() == 0) return model.prefill(flat, sequences_of(tokens), cache);
-  Tensor logits;
   int64_t begin = 0;
-  try {
+  const auto steps = [&] {
+    Tensor logits;
     do {
       const int64_t end = std::min(begin + nn::KvCache::kMostNew, tokens.size(1));
       logits = model.step(tokens.slice(1, begin, end), cache);
       cache.advance(end - begin);
       begin = end;
     } while (begin < tokens.size(1));
-  } catch (...) {
-    try {
-      cache.take_back(begin);
-    } catch (const Error&) {  // the device is lost, or captures: the first error says more
-    }
-    throw;
-  }
-  return logits;
+    return logits;
+  };
+  return run_or_undo(steps, [&] { cache.take_back(begin); });
 }
 /// Targets of N elements for `tokens` tokens as [N], or throws.
 Tensor flat_targets(const char* model, const Tensor& targets, int64_t tokens);

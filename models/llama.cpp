@@ -302,12 +302,15 @@ Tensor Llama::prefill(const Tensor& tokens, const nn::Sequences& sequences, nn::
   const NoTape no_tape;
   check_texts(tokens, sequences, cache.capacity());
   cache.begin(sequences);
-  const nn::AttentionPass pass =
-      complete({.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true},
-               tokens.device());
-  const Residual x = hidden(tokens, pass);
-  cache.advance(sequences.longest());
-  return finish(x);
+  const auto run = [&] {
+    const nn::AttentionPass pass = complete(
+        {.sequences = sequences, .rope_table = cache.rope_table, .cache = &cache, .fills_cache = true},
+        tokens.device());
+    const Residual x = hidden(tokens, pass);
+    cache.advance(sequences.longest());
+    return finish(x);
+  };
+  return run_or_undo(run, [&] { cache.truncate(0); });
 }
 
 Tensor Llama::step(const Tensor& tokens, nn::KvCache& cache, Site site) const {

@@ -73,6 +73,9 @@ TEST(CausalModels, ADecodePassThatThrowsLeavesTheCacheAsItWas) {
   for_each_causal([](const auto& model) {
     const Tensor text = tokens_of({4, 7, 2, 9, 5, 1}, {2, 3}), next = text.slice(1, 2, 3);
     nn::KvCache cache = model.make_cache(2, 5);
+    EXPECT_NE(message_of([&] { model.decode(tokens_of({2, 19}, {2, 1}), cache); }), "");  // 19: no token
+    EXPECT_EQ(cache.length(), 0);
+    EXPECT_EQ(cache.lengths().to_vector<int32_t>(), (std::vector<int32_t>{0, 0}));
     model.decode(text.slice(1, 0, 2), cache);
     EXPECT_NE(message_of([&] { model.decode(tokens_of({2, 19}, {2, 1}), cache); }), "");  // 19: no token
     EXPECT_NE(message_of([&] { model.decode(next.slice(0, 0, 1), cache); }), "");         // one text of two
