@@ -99,7 +99,7 @@ void check_ranks(Job job, const PlaceFlags& place, train::Given given, int64_t e
     job.check_optimizer_flags(given);
     if constexpr (requires { job.ema; })
       check(job.ema == 0 || place.zero == 0, "--ema with --zero ", place.zero,
-            ": averages need the masters whole; take --zero 0");
+            ": averages need an optimizer that is not sharded; take --zero 0");
     check(
         each == 1 || job.order == "world",
         "--context-parallel with --order global, which promises the bits of any number of ranks: those of a "
