@@ -36,7 +36,9 @@ ChoiceItem item_of(const std::string& line, const std::string& where) {
 
 /// The ends of Wilson's interval.
 double wilson(const Accuracy& accuracy, double sign) {
-  if (accuracy.items == 0) return sign < 0 ? 0 : 1;
+  // Exact: rounding would leave 1e-17 of them.
+  if (sign < 0 && accuracy.right == 0) return 0;
+  if (sign > 0 && accuracy.right == accuracy.items) return 1;
   constexpr double z = 1.959963984540054;  // the normal quantile 0.975
   const double n = double(accuracy.items), p = accuracy.share();
   const double middle = p + z * z / (2 * n), half = z * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n));

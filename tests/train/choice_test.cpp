@@ -82,6 +82,10 @@ TEST(Choice, IntervalsAreWilsons) {
   EXPECT_EQ((Accuracy{.items = 5, .right = 5}.high()), 1);
   EXPECT_GT((Accuracy{.items = 5, .right = 5}.low()), 0.5);
   EXPECT_EQ((Accuracy{}.low()), 0);
+  for (int64_t items = 1; items < 100; ++items) {
+    EXPECT_EQ((Accuracy{.items = items, .right = 0}.low()), 0) << items;
+    EXPECT_EQ((Accuracy{.items = items, .right = items}.high()), 1) << items;
+  }
 }
 
 TEST(Choice, ReadersNameTheLine) {
