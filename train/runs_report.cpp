@@ -219,6 +219,11 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
                                   group.runs.size() == 1 ? group.name
                                                          : fmt::format("{} of the {} runs of {}", diverged,
                                                                        group.runs.size(), group.name)));
+    for (size_t i = 0; i < group.runs.size(); ++i)
+      if (const int64_t at = group.evaluated_step[i]; at >= 0 && at < group.last_step[i])
+        lines.push_back(fmt::format(
+            "{}: {} was evaluated last after step {}, and its loss is that of step {}",
+            group.units.evaluation, group.runs[i].path().filename().string(), at, group.last_step[i]));
   }
   return lines;
 }
@@ -285,7 +290,7 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
     const std::vector<StepRecord> records = run.metrics();
     const int64_t end = records.empty() ? 0 : records.back().step;
     double sum = 0, evaluation = kNone, bits = kNone, gap = kNone, skipped = kNone;
-    int64_t count = 0;
+    int64_t count = 0, evaluated = -1;
     for (const StepRecord& record : records) {
       const auto value = [&](const char* key) {
         const auto found = record.values.find(key);
@@ -295,6 +300,7 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
       if (record.values.contains("eval_nll"))
         evaluation = value("eval_nll"), bits = value("eval_bits_per_byte"), gap = value("eval_gap");
       if (record.values.contains("eval_score")) evaluation = value("eval_score");
+      if (record.values.contains("eval_nll") || record.values.contains("eval_score")) evaluated = record.step;
       if (record.values.contains("skipped_steps")) skipped = value("skipped_steps");
     }
     check(count > 0, "report: ", run.path().string(), " has logged no loss",
@@ -321,6 +327,8 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
     group->evaluation.push_back(evaluation);
     group->bits.push_back(bits);
     group->gap.push_back(gap);
+    group->last_step.push_back(end);
+    group->evaluated_step.push_back(evaluated);
     group->skipped.push_back(skipped);
     const nlohmann::json settings = run.settings();
     group->loss_basis.push_back(basis_of(settings, "loss"));

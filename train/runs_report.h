@@ -44,6 +44,9 @@ struct RunGroup {
   std::vector<double> gap;         // the last eval_gap; NaN likewise
   /// Those of final_loss, of evaluation and gap, and of bits.
   std::vector<Basis> loss_basis, evaluation_basis, bits_basis;
+  /// The last step in metrics.jsonl, and that of `evaluation` (-1 without one), which is an earlier one where
+  /// the run was interrupted.
+  std::vector<int64_t> last_step, evaluated_step;
   std::vector<double> skipped;  // steps without a finite gradient norm; NaN if the run did not log them
 };
 
@@ -64,7 +67,8 @@ bool agree(const std::vector<RunGroup>& groups);
 
 /// The table of the groups as text: a line per group and for each pair of groups whether they differ beyond
 /// the noise, each figure's pairs tested together as agree() does. Figures of different bases are neither
-/// averaged nor compared, and a line says so; held-out bits per byte have a column where tokenizers differ.
+/// averaged nor compared, and a line says so, as it does of evaluations before a run's last step; held-out
+/// bits per byte have a column where tokenizers differ.
 std::string format_groups(const std::vector<RunGroup>& groups);
 
 void write_runs_report(const std::filesystem::path& path, const std::vector<RunGroup>& groups,

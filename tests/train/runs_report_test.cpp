@@ -48,6 +48,20 @@ TEST(RunsReport, GroupsBySettingAndTellsTheNoise) {
   EXPECT_NE(page.find("bf16 (b-3)"), std::string::npos);
 }
 
+TEST(RunsReport, SaysThatAnInterruptedRunWasEvaluatedEarlier) {
+  const TemporaryFolder folder;
+  const RunFolder whole = make_run(folder.path(), "whole", "f32", 1);
+  const RunFolder stopped = make_run(folder.path(), "stopped", "f32", 1);
+  stopped.append({75, {{"loss", 0.5}, {"interrupted", 1}}});
+  const std::string text = format_groups(group_runs({whole, stopped}, {}));
+  EXPECT_NE(
+      text.find("held-out loss (nats per point): stopped was evaluated last after step 60, and its loss "
+                "is that of step 75\n"),
+      std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("whole was evaluated"), std::string::npos) << text;
+}
+
 TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
   const TemporaryFolder folder;
   std::vector<RunFolder> runs;
