@@ -68,7 +68,19 @@ class Run {
   RunEnd run() {
     const InterruptGuard interrupts;
     if (world_ == nullptr) return lead();
-    return world_->told([&] { return world_->leads() ? lead() : follow(); });
+    // All ranks know loss, norm and evaluation of all, so that each throws Diverged by itself, after the same
+    // step: none needs to be told, and they can go on together to another run.
+    std::exception_ptr diverged;
+    const std::optional<RunEnd> end = world_->told([&]() -> std::optional<RunEnd> {
+      try {
+        return world_->leads() ? lead() : follow();
+      } catch (const Diverged&) {
+        diverged = std::current_exception();
+        return {};
+      }
+    });
+    if (diverged) std::rethrow_exception(diverged);
+    return *end;
   }
 
  private:

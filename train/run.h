@@ -88,7 +88,8 @@ std::string stamped(const std::string& name);
 /// Trains a new run, or continues one from its newest whole checkpoint; writes run.json, the row in
 /// runs.sqlite next to the folder, and the page. If an error keeps a new run from beginning, its folder is
 /// removed. An interrupted run is saved and returned as a result. On several ranks all of them call this, and
-/// an error of one ends it on all. Throws for a run that has nothing left to do.
+/// an error of one ends it on all; Diverged is thrown by all of them, which can go on to another run. Throws
+/// for a run that has nothing left to do.
 RunEnd run_recipe(Recipe& recipe, const RunRequest& request);
 
 /// Notes the folder of a run where a launcher finds it, which resumes it after a failure.

@@ -78,7 +78,11 @@ SeedsEnd follow_seeds(const SeedGroup& group, const RunRequest& request) {
   for (uint64_t seed = group.first_seed; seed < group.first_seed + uint64_t(group.count); ++seed) {
     if (agreed(request.world, 0) != 0) {
       const std::unique_ptr<SeedRecipe> recipe = group.make(seed);
-      end.signal = signal_of(run_recipe(*recipe, request));
+      try {
+        end.signal = signal_of(run_recipe(*recipe, request));
+      } catch (const Diverged&) {  // rank 0 says so, and goes on
+        continue;
+      }
       end.in_run = end.signal != 0;
     }
     end.signal = agreed(request.world, end.signal);
@@ -123,7 +127,6 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
         if (seed == group.first_seed && !request.name.empty()) throw;  // nothing is there that could go on
         end.signal = interrupted.signal();
       } catch (const Diverged& error) {
-        if (request.world && request.world->size() > 1) throw;  // the other ranks were told to end
         if (!first_diverged) first_diverged = std::current_exception();
         diverged.push_back(group.folder_of(seed).filename().string());
         mark_diverged(RunFolder::open(group.folder_of(seed)));

@@ -46,8 +46,7 @@ struct SeedsEnd {
 /// get no results and `ended` is not called there. A seed that diverges does not keep the later ones from
 /// running: the results name it, and a call that resumes the group goes on with it from its newest
 /// checkpoint, after which the results name it as resumed; if every seed has, the first one's Diverged is
-/// thrown. On several ranks it ends the job, as every error of a rank does. Throws Interrupted if there is
-/// nothing yet that could go on.
+/// thrown, on rank 0. Throws Interrupted if there is nothing yet that could go on.
 SeedsEnd run_seeds(const SeedGroup& group, RunRequest request);
 
 }  // namespace tessera::train

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "comm/threads.h"
+#include "dist/world.h"
 #include "nn/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
@@ -24,7 +26,7 @@ struct ZeroFit : Job {
         factor(diverges ? std::nan("") : 1.0) {
     keep("model", layer), train_with(optimizer);
   }
-  JobInfo info() const override { return {.evaluates = true}; }
+  JobInfo info() const override { return {.evaluates = true, .micro_batches = 2}; }  // one or two ranks
   void batch(uint64_t) override {}
   Tensor loss() override {
     const Tensor y = layer(Tensor::full({3, 2}, 1.0, DType::f32, Device::cpu()));
@@ -98,6 +100,22 @@ TEST(Seeds, OneThatDivergesDoesNotKeepTheLaterOnesFromRunning) {
     write_seeds_report(root / "page.html", "Seeds", end.results, {});
     EXPECT_NE(get(root / "page.html").find("seed-5 diverged, and is in no mean."), std::string::npos);
   }
+}
+
+TEST(Seeds, OneThatDivergesOnSeveralRanksDoesNotKeepTheLaterOnesFromRunning) {
+  const TemporaryFolder root;
+  const SeedGroup group = group_in(root, {5});
+  comm::run_threads(2, [&](comm::Communicator& c) {
+    const dist::World world(c, c);
+    RunRequest request = quiet_request();
+    request.world = &world;
+    const SeedsEnd end = run_seeds(group, request);
+    EXPECT_EQ(end.signal, 0);
+    if (!world.leads()) return;
+    EXPECT_EQ(end.results.diverged, std::vector<std::string>{"seed-5"});
+    ASSERT_EQ(end.results.runs.size(), 2u);
+    EXPECT_EQ(end.results.runs[1].path().filename(), "seed-6");
+  });
 }
 
 // Resumed when its gradients are finite again: its values are those of a run that skipped steps.
