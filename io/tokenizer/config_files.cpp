@@ -68,6 +68,16 @@ TokenizerConfig read_tokenizer_config(const std::string& folder) {
   return config;
 }
 
+TokenizerConfig read_pair_config(const std::string& folder) {
+  TokenizerConfig config = read_tokenizer_config(folder);
+  if (config.fields.contains("tokenizer_class")) return config;
+  const nlohmann::json model = read_object(std::filesystem::path(folder) / "config.json");
+  const std::string type = Settings(model, folder + "/config.json: ").text("model_type", "");
+  for (const char* const gpt2 : {"gpt2", "opt", "qwen2", "qwen3"})
+    if (type == gpt2) config.fields["tokenizer_class"] = "GPT2Tokenizer";
+  return config;
+}
+
 std::optional<std::string> TokenizerConfig::token(const std::string& role) const {
   const Settings says(fields, path + ": ");
   if (!says.has(role)) return std::nullopt;

@@ -74,6 +74,9 @@ struct TokenizerConfig {
 };
 /// Reads the files of `folder`; "": none.
 TokenizerConfig read_tokenizer_config(const std::string& folder);
+/// The same for a pair vocab.json and merges.txt: where they do not name the tokenizer's class, it is GPT-2's
+/// if config.json names a model that has it, as in transformers.
+TokenizerConfig read_pair_config(const std::string& folder);
 
 /// A vocab.json, into the vocabulary of `file`, which has its path.
 void parse_vocab_json(TokenizerFile& file, std::string_view text);

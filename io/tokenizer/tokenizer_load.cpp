@@ -240,7 +240,8 @@ Tokenizer Tokenizer::load(const std::string& path) {
     core = build(std::move(parsed));
   } else if (is_folder ? has_pair(folder) : name == "vocab.json" || name == "merges.txt") {
     const std::string vocab = beside("vocab.json"), merges = beside("merges.txt");
-    core = build(parse_vocab_and_merges(vocab, read(vocab), merges, read(merges), config()));
+    const TokenizerConfig named = read_pair_config(folder.empty() ? "." : folder.string());
+    core = build(parse_vocab_and_merges(vocab, read(vocab), merges, read(merges), named));
   } else if (is_folder ? has_file(folder, "vocab.txt") : name.ends_with(".txt")) {
     const std::string file = is_folder ? beside("vocab.txt") : path;
     core = build(parse_vocab_txt(file, read(file), config()));

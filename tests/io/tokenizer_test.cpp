@@ -263,6 +263,22 @@ TEST(Tokenizer, OldPairHasTheTokensOfItsConfig) {
       std::string::npos);
 }
 
+// As transformers 5.24, which takes the class of the model's type where no file of the tokenizer names it.
+TEST(Tokenizer, APairWithTokensOfRobertaIsThatOfItsModel) {
+  const TemporaryFolder folder;
+  put_raw(folder / "vocab.json",
+          R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "H": 5, "i": 6})");
+  put_raw(folder / "merges.txt", "#version: 0.2\n");
+  const auto encoded = [&] { return Tokenizer::load(folder.path()).encode("Hi").ids; };
+  EXPECT_EQ(encoded(), (Ids{0, 5, 6, 2}));
+  put_raw(folder / "config.json", R"({"model_type": "roberta"})");
+  EXPECT_EQ(encoded(), (Ids{0, 5, 6, 2}));
+  put_raw(folder / "config.json", R"({"model_type": "gpt2"})");
+  EXPECT_EQ(encoded(), (Ids{5, 6}));
+  put_raw(folder / "tokenizer_config.json", R"({"tokenizer_class": "RobertaTokenizer"})");
+  EXPECT_EQ(encoded(), (Ids{0, 5, 6, 2}));
+}
+
 TEST(Tokenizer, ARoleThatTheConfigNamesIsNotGuessed) {
   const TemporaryFolder folder;
   put_raw(folder / "tokenizer.json",
