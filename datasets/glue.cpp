@@ -24,32 +24,23 @@ constexpr size_t kLongestLine = 1 << 20;
 constexpr size_t kMostColumns = 64;
 constexpr uint64_t kLargestFile = uint64_t{1} << 31;
 
-/// Columns of a task's files.
-struct Columns {
-  const char *first, *second, *label;    // TSV
-  const char *json_first, *json_second;  // JSONL; its label is "label"
-};
-
-const Columns& columns_of(GlueTask task) {
-  static const std::array<Columns, 9> columns = {
-      {{"sentence", nullptr, "label", "sentence", nullptr},
-       {"sentence", nullptr, "label", "sentence", nullptr},
-       {"#1 String", "#2 String", "Quality", "sentence1", "sentence2"},
-       {"sentence1", "sentence2", "score", "sentence1", "sentence2"},
-       {"question1", "question2", "is_duplicate", "question1", "question2"},
-       {"sentence1", "sentence2", "gold_label", "premise", "hypothesis"},
-       {"question", "sentence", "label", "question", "sentence"},
-       {"sentence1", "sentence2", "label", "sentence1", "sentence2"},
-       {"sentence1", "sentence2", "label", "sentence1", "sentence2"}}};
-  return columns[size_t(task)];
-}
-
 std::string shown(std::string_view text) {
   std::string safe(text.substr(0, 60));
   for (char& c : safe)
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
   return text.size() > 60 ? safe + "..." : safe;
 }
+
+}  // namespace
+
+/// Named, as GlueReader has members of them.
+namespace glue_internal {
+
+/// Columns of a task's files.
+struct Columns {
+  const char *first, *second, *label;    // TSV
+  const char *json_first, *json_second;  // JSONL; its label is "label"
+};
 
 /// Lines of a file, read a piece at a time.
 class Lines {
@@ -92,17 +83,6 @@ class Lines {
   size_t at_ = 0;
   uint64_t read_ = 0, number_ = 0;
 };
-
-std::vector<std::string_view> fields_of(std::string_view line) {
-  std::vector<std::string_view> fields;
-  for (size_t begin = 0; fields.size() < kMostColumns;) {
-    const size_t tab = line.find('\t', begin);
-    fields.push_back(line.substr(begin, tab == std::string_view::npos ? tab : tab - begin));
-    if (tab == std::string_view::npos) break;
-    begin = tab + 1;
-  }
-  return fields;
-}
 
 /// A JSON object of plain values: strings as they are, numbers as text.
 class FlatObject : public nlohmann::json_sax<nlohmann::json> {
@@ -150,6 +130,37 @@ class FlatObject : public nlohmann::json_sax<nlohmann::json> {
   std::vector<std::pair<std::string, std::string>> values_;
   bool open_ = false;
 };
+
+}  // namespace glue_internal
+
+namespace {
+
+using glue_internal::Columns, glue_internal::Lines, glue_internal::FlatObject;
+
+const Columns& columns_of(GlueTask task) {
+  static const std::array<Columns, 9> columns = {
+      {{"sentence", nullptr, "label", "sentence", nullptr},
+       {"sentence", nullptr, "label", "sentence", nullptr},
+       {"#1 String", "#2 String", "Quality", "sentence1", "sentence2"},
+       {"sentence1", "sentence2", "score", "sentence1", "sentence2"},
+       {"question1", "question2", "is_duplicate", "question1", "question2"},
+       {"sentence1", "sentence2", "gold_label", "premise", "hypothesis"},
+       {"question", "sentence", "label", "question", "sentence"},
+       {"sentence1", "sentence2", "label", "sentence1", "sentence2"},
+       {"sentence1", "sentence2", "label", "sentence1", "sentence2"}}};
+  return columns[size_t(task)];
+}
+
+std::vector<std::string_view> fields_of(std::string_view line) {
+  std::vector<std::string_view> fields;
+  for (size_t begin = 0; fields.size() < kMostColumns;) {
+    const size_t tab = line.find('\t', begin);
+    fields.push_back(line.substr(begin, tab == std::string_view::npos ? tab : tab - begin));
+    if (tab == std::string_view::npos) break;
+    begin = tab + 1;
+  }
+  return fields;
+}
 
 }  // namespace
 

@@ -8,7 +8,9 @@
 #include "io/zip_internal.h"
 
 namespace tessera::io {
-namespace {
+
+/// Named, as ZipArchive::Handle has a member of it.
+namespace zip_internal {
 
 /// A file as libzip reads it: through InputFile, which refuses to read past the end it saw when it was
 /// opened.
@@ -72,6 +74,12 @@ struct Source {
     return zip_int64_t(bytes);
   }
 };
+
+}  // namespace zip_internal
+
+namespace {
+
+using zip_internal::Source;
 
 uint64_t little(const std::string& bytes, size_t at, size_t count) {
   uint64_t value = 0;

@@ -9,7 +9,22 @@
 #include "runtime/error.h"
 
 namespace tessera::io {
+
+/// Named, as Regex::Compiled has members of it.
+namespace regex_internal {
+
+template <auto free>
+struct Free {
+  void operator()(auto* thing) const { free(thing); }
+};
+template <class T, auto free>
+using Owned = std::unique_ptr<T, Free<free>>;
+
+}  // namespace regex_internal
+
 namespace {
+
+using regex_internal::Owned;
 
 /// What a start position may take free of charge: bytes that it looks at (words are shorter), and steps in
 /// the sense of PCRE2's match limit, which starts again at each start position.
@@ -24,13 +39,6 @@ constexpr const char* kSpaces =
 constexpr const char* kNoSpaces =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
-
-template <auto free>
-struct Free {
-  void operator()(auto* thing) const { free(thing); }
-};
-template <class T, auto free>
-using Owned = std::unique_ptr<T, Free<free>>;
 
 /// Whether this PCRE2 knows `property`, the inside of \p{}.
 bool is_property(const std::string& property) {
