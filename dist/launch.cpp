@@ -251,6 +251,12 @@ class Job {
     return std::string(text, ::strnlen(text, sizeof(text)));
   }
 
+  /// The error with which a rank ended before a run began; "" if that is not how it ended.
+  std::string error_at_start(const Process& p) const {
+    const Status& status = **p.page;
+    return WIFEXITED(p.status) && status.step < 0 && run().empty() ? terminated(status.error) : "";
+  }
+
   std::string cause(const Process& p) const {
     const Status& status = **p.page;
     MessageStream text;
@@ -530,6 +536,7 @@ LaunchEnd launch(const LaunchOptions& options) {
   const OrphanReaper reaper;
   LaunchEnd end;
   std::vector<std::string> command = options.command;
+  std::string error_before;  // Job::error_at_start of the start before
   while (true) {
     Job job(options, command, signals, listener, master, token, end.restarted);
     job.wait();
@@ -540,6 +547,13 @@ LaunchEnd launch(const LaunchOptions& options) {
     end.code = Job::code_of(*failed);
     end.cause = job.cause(*failed);
     if (end.restarted >= options.restarts) return end;
+    const std::string error = job.error_at_start(*failed);
+    // Other machines may not be there yet, which looks the same each time.
+    if (options.nodes == 1 && !error.empty() && error == error_before) {
+      options.err("tessera: the restart ended with the same error before a run began: no further one\n");
+      return end;
+    }
+    error_before = error;
     end.restarted += 1;
     options.err("tessera: " + end.cause + "\ntessera: restart " + std::to_string(end.restarted) + " of " +
                 std::to_string(options.restarts) + "\n");

@@ -7,10 +7,12 @@
 namespace tessera::dist {
 
 struct LaunchOptions {
-  int ranks = 1;               // on this machine
-  int nodes = 1, node = 0;     // machines, and which of them this is
-  std::string master;          // "host:port" of node 0; "": this machine, any free port
-  int restarts = 0;            // attempts after a failure
+  int ranks = 1;            // on this machine
+  int nodes = 1, node = 0;  // machines, and which of them this is
+  std::string master;       // "host:port" of node 0; "": this machine, any free port
+  /// Attempts after a failure. On one machine the last is the one that ends, before a run began, with the
+  /// error of the attempt before: the next would, too.
+  int restarts = 0;
   std::string logs = "ranks";  // directory of the log files, rank-<N>.log
   /// The program and its arguments.
   std::vector<std::string> command;

@@ -329,6 +329,16 @@ TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
   EXPECT_TRUE(checkpoint(folder, "whole", 400) == checkpoint(folder, "again", 400));
 }
 
+TEST(LaunchTrain, AStartThatFailsTwiceInTheSameWayIsNotRepeated) {
+  const Folder folder;
+  const auto command = tessera("train gpt --text " + folder / "missing.txt" + " --runs " + folder / "runs" +
+                               " --device cpu --accumulate 2");
+  const Said said = launched(folder, {.ranks = 2, .restarts = 5, .command = command});
+  EXPECT_EQ(said.end.code, 1) << said.err;
+  EXPECT_EQ(said.end.restarted, 1) << said.err;
+  expect_parts(said.err, {"restart 1 of 5", "the same error before a run began"});
+}
+
 /// Process ids of the ranks of a launcher.
 std::vector<int> children_of(int pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children");
