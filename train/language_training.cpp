@@ -182,7 +182,19 @@ void LanguageJob::sample(int64_t step, const RunFolder& run) {
   run.append(Sample{step, data_->tokenizer().decode(ids)});
 }
 
-int64_t steps_within(const LanguageSettings& settings, Device device, double seconds) {
+std::vector<int64_t TrainingSettings::*> periods_of(const LanguageSettings& settings) {
+  std::vector<int64_t TrainingSettings::*> periods;
+  if (settings.optimizer == "galore") periods = {&TrainingSettings::galore_every};
+  if (settings.optimizer == "loro")
+    periods = {&TrainingSettings::loro_every, &TrainingSettings::refactor_every};
+  std::erase_if(periods, [&](const auto period) { return settings.*period == 0; });
+  return periods;
+}
+
+namespace {
+
+/// Seconds per step, timed for some `seconds`; the first one fills caches and is not counted.
+double timed_step(const LanguageSettings& settings, Device device, double seconds) {
   using Clock = std::chrono::steady_clock;
   LanguageJob job(settings, device);
   datasets::TokenBatch batch;
@@ -191,27 +203,40 @@ int64_t steps_within(const LanguageSettings& settings, Device device, double sec
   batch.lengths = Tensor::from(std::vector<int32_t>{0, int32_t(settings.batch * settings.length)}, {2});
   job.load(batch);
   Step step(job, {.graph = false});
-  const Clock::time_point begun = Clock::now();
-  const auto passed = [&](Clock::time_point since) {
-    device.synchronize();
-    return std::chrono::duration<double>(Clock::now() - since).count();
-  };
-  const auto timed_step = [&] {
-    check_interrupt();
-    step();
-  };
-  timed_step();
-  const double first = passed(begun);
-  // A hundredth of the time tells the pace; the first step fills caches.
+  check_interrupt();
+  step();
+  device.synchronize();
   const Clock::time_point warm = Clock::now();
+  double passed = 0;
   int64_t timed = 0;
   do {
-    timed_step();
+    check_interrupt();
+    step();
+    device.synchronize();
+    passed = std::chrono::duration<double>(Clock::now() - warm).count();
     timed += 1;
-  } while (passed(warm) < std::min(0.01 * seconds, 5.0) && timed < 100);
-  const double each = passed(warm) / double(timed);
+  } while (passed < seconds && timed < 100);
+  return passed / double(timed);
+}
+
+}  // namespace
+
+int64_t steps_within(const LanguageSettings& settings, Device device, double seconds) {
+  const auto begun = std::chrono::steady_clock::now();
+  // What the optimizer does every few steps is timed in steps that all do it.
+  LanguageSettings plain = settings;
+  const auto periods = periods_of(settings);
+  for (const auto period : periods) plain.*period = LanguageSettings::kLargest;
+  const double usual = timed_step(plain, device, std::min(0.01 * seconds, 5.0));  // which tells the pace
+  double each = usual;
+  for (const auto period : periods) {
+    LanguageSettings often = plain;
+    often.*period = 1;
+    each += std::max(0.0, timed_step(often, device, 0) - usual) / double(settings.*period);
+  }
+  const double spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
   // A tenth is left for evaluations, samples and saves.
-  return std::clamp(int64_t(0.9 * (seconds - first) / each), int64_t{1}, LanguageSettings::kLargest);
+  return std::clamp(int64_t(0.9 * (seconds - spent) / each), int64_t{1}, LanguageSettings::kLargest);
 }
 
 namespace {
