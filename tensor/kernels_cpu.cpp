@@ -45,9 +45,23 @@ void accumulate_cpu(const Tensor& y, const Tensor& x) {
         To* const to = out + offsets[0];
         const From* const from = in + offsets[1];
         using C = std::conditional_t<std::is_same_v<From, double>, double, Compute<To>>;
-        for (int64_t i = 0; i < n; ++i)
-          to[i * strides[0]] =
-              convert<To>(C(Compute<To>(to[i * strides[0]])) + C(Compute<From>(from[i * strides[1]])));
+        // The compiler vectorises the conversions of bf16 among the additions.
+        constexpr bool has_f16 = std::is_same_v<To, f16> || std::is_same_v<From, f16>;
+        if constexpr (std::is_same_v<C, float> && has_f16) {
+          constexpr int64_t kAtOnce = 512;
+          float sums[kAtOnce], terms[kAtOnce];
+          for (int64_t i = 0; i < n; i += kAtOnce) {
+            const int64_t length = std::min(kAtOnce, n - i);
+            widen(sums, to + i * strides[0], length, strides[0]);
+            widen(terms, from + i * strides[1], length, strides[1]);
+            for (int64_t j = 0; j < length; ++j) sums[j] += terms[j];
+            narrow(to + i * strides[0], sums, length, strides[0]);
+          }
+        } else {
+          for (int64_t i = 0; i < n; ++i)
+            to[i * strides[0]] =
+                convert<To>(C(Compute<To>(to[i * strides[0]])) + C(Compute<From>(from[i * strides[1]])));
+        }
       });
     });
   });

@@ -5,6 +5,7 @@
 
 #include "ops/decode_attention/decode_attention_kernels.h"
 #include "runtime/parallel.h"
+#include "tensor/convert.h"
 
 /// The specification: every score of one query, a stable softmax, P rounded where variant mma rounds it.
 
@@ -38,15 +39,16 @@ void attend(const DecodeProblem& p) {
   const int64_t grain = std::max<int64_t>(1, 65536 / std::max<int64_t>(1, longest * dim));
   parallel_for(batch * tokens * heads, grain, [&](int64_t begin, int64_t end) {
     std::vector<C> scores(static_cast<size_t>(capacity)), sums(static_cast<size_t>(dim));
+    WideRow<T> queries(dim), keys(dim), values(dim), out(dim);
     for (int64_t row = begin; row < end; ++row) {
       const int64_t h = row % heads, i = row / heads % tokens, b = row / heads / tokens;
       const int64_t seen = lengths[size_t(b)] - tokens + 1 + i;
-      const T* const query = head_at<T>(p.q, b, i, h);
+      const C* const query = queries.read(head_at<T>(p.q, b, i, h));
       C top = lowest;
       for (int64_t j = 0; j < seen; ++j) {
-        const T* const key = head_at<T>(p.keys, b, j, h / group);
+        const C* const key = keys.read(head_at<T>(p.keys, b, j, h / group));
         C score = 0;
-        for (int64_t d = 0; d < dim; ++d) score += C(query[d]) * C(key[d]);
+        for (int64_t d = 0; d < dim; ++d) score += query[d] * key[d];
         scores[size_t(j)] = score * C(p.scale);
         top = scores[size_t(j)] > top ? scores[size_t(j)] : top;
       }
@@ -56,12 +58,14 @@ void attend(const DecodeProblem& p) {
       for (int64_t j = 0; j < seen; ++j) {
         const C weight = std::exp(scores[size_t(j)] - base), rounded = C(T(weight));
         sum += weight;
-        const T* const value = head_at<T>(p.values, b, j, h / group);
-        for (int64_t d = 0; d < dim; ++d) sums[size_t(d)] += rounded * C(value[d]);
+        const C* const value = values.read(head_at<T>(p.values, b, j, h / group));
+        for (int64_t d = 0; d < dim; ++d) sums[size_t(d)] += rounded * value[d];
       }
       const C inverse = sum == 0 ? C(0) : 1 / sum;
-      T* const out = const_cast<T*>(head_at<T>(p.o, b, i, h));
-      for (int64_t d = 0; d < dim; ++d) out[d] = T(sums[size_t(d)] * inverse);
+      T* const to = const_cast<T*>(head_at<T>(p.o, b, i, h));
+      C* const wide = out.write(to);
+      for (int64_t d = 0; d < dim; ++d) wide[d] = sums[size_t(d)] * inverse;
+      out.written(to);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include "ops/embedding/embedding_kernels.h"
 #include "ops/indices.h"
 #include "runtime/parallel.h"
+#include "tensor/convert.h"
 
 namespace tessera::ops {
 namespace {
@@ -48,12 +49,13 @@ void embedding_backward_cpu(const Tensor& dtable, const Tensor& dy, const Tensor
     parallel_for(rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(width, 1)),
                  [&](int64_t begin, int64_t end) {
                    std::vector<double> sum(static_cast<size_t>(width));
+                   WideRow<T> terms(width);
                    for (int64_t row = begin; row < end; ++row) {
                      C* const own = to + row * to_stride;
                      for (int64_t c = 0; c < width; ++c) sum[size_t(c)] = adds ? double(own[c]) : 0.0;
                      for (int64_t k = groups.first[size_t(row)]; k < groups.first[size_t(row) + 1]; ++k) {
-                       const T* const source = from + groups.order[size_t(k)] * stride;
-                       for (int64_t c = 0; c < width; ++c) sum[size_t(c)] += double(C(source[c]));
+                       const C* const source = terms.read(from + groups.order[size_t(k)] * stride);
+                       for (int64_t c = 0; c < width; ++c) sum[size_t(c)] += double(source[c]);
                      }
                      for (int64_t c = 0; c < width; ++c) own[c] = C(sum[size_t(c)]);
                    }

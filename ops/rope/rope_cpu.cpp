@@ -3,6 +3,7 @@
 #include "ops/indices.h"
 #include "ops/rope/rope_kernels.h"
 #include "runtime/parallel.h"
+#include "tensor/convert.h"
 
 namespace tessera::ops {
 namespace {
@@ -37,6 +38,7 @@ void rope_cpu(const RopeProblem& rope) {
     };
     const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(heads * width, 1));
     parallel_for(rope.x.size(0) * tokens, grain, [&](int64_t begin, int64_t end) {
+      WideRow<T> before(rotary), after(rotary);
       for (int64_t token = begin; token < end; ++token) {
         const int64_t b = token / tokens, t = token % tokens;
         const C* const cosines = table + position_of(b, t) * pitch;
@@ -44,11 +46,14 @@ void rope_cpu(const RopeProblem& rope) {
         for (int64_t h = 0; h < heads; ++h) {
           const T* const in = x + b * from.stride(0) + t * from.stride(1) + h * from.stride(2);
           T* const out = y + b * to.stride(0) + t * to.stride(1) + h * to.stride(2);
+          const C* const from_row = before.read(in);
+          C* const to_row = after.write(out);
           for (int64_t i = 0; i < half; ++i) {
-            const C first = C(in[i]), second = C(in[i + half]), sine = sign * sines[i];
-            out[i] = T(first * cosines[i] - second * sine);
-            out[i + half] = T(second * cosines[i] + first * sine);
+            const C first = from_row[i], second = from_row[i + half], sine = sign * sines[i];
+            to_row[i] = first * cosines[i] - second * sine;
+            to_row[i + half] = second * cosines[i] + first * sine;
           }
+          after.written(out);
           std::copy(in + rotary, in + width, out + rotary);
         }
       }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensor/convert.h"
+#include "tensor/random.h"
 #include "tensor/tensor.h"
 
 /// The small floats against a reference that knows only their definition: every value a format has, by ldexp,
@@ -255,11 +256,47 @@ TEST(ConvertedRows, OfF16HaveTheBitsOfEachElement) {
   narrow(rounded.data(), values.data() + 1, count - 1);
   for (int64_t i = 1; i < count; ++i)
     ASSERT_EQ(rounded[size_t(i - 1)].bits, f16(values[size_t(i)]).bits) << values[size_t(i)];
-  narrow(rounded.data(), values.data(), 5, 2);
-  widen(values.data(), rounded.data(), 5, 2);
-  EXPECT_EQ(values[4], float(rounded[8]));
+  std::vector<f16> apart(rounded.size());
+  narrow(apart.data(), values.data(), count / 3, 3);
+  for (int64_t i = 0; i < count; ++i)
+    ASSERT_EQ(apart[size_t(i)].bits, i % 3 == 0 && i / 3 < count / 3 ? f16(values[size_t(i / 3)]).bits : 0)
+        << i;
+  constexpr int64_t kThird = kCount / 3;
+  std::vector<float> wide(kThird);
+  widen(wide.data(), all.data(), kThird, 3);
+  for (int64_t i = 0; i < kThird; ++i)
+    ASSERT_EQ(std::bit_cast<uint32_t>(wide[size_t(i)]), std::bit_cast<uint32_t>(float(all[size_t(3 * i)])));
   widen(values.data(), all.data() + 0x3C00, 3, 0);
   EXPECT_EQ(values[2], 1);
+}
+
+// Sums with f16 go through blocks in f32; rows of more than one block, and strides.
+TEST(ConvertedRows, AreAddedWithTheBitsOfEachElement) {
+  Rng rng(3);
+  const auto drawn = [&](const Shape& shape, DType dtype) {
+    const Tensor x = Tensor::empty(shape, dtype, Device::cpu());
+    fill_uniform(x, -4, 4, rng);
+    return x;
+  };
+  const auto rounded = [](std::vector<float> values, DType dtype) {
+    for (float& value : values) {
+      if (dtype == DType::f16) value = float(f16(value));
+      if (dtype == DType::bf16) value = float(bf16(value));
+    }
+    return values;
+  };
+  for (const DType to : {DType::f16, DType::bf16, DType::f32})
+    for (const DType from : {DType::f16, DType::bf16, DType::f32})
+      for (const bool transposed : {false, true}) {
+        const Tensor y = drawn({3, 1100}, to), x = drawn({1100, 3}, from).transpose(0, 1);
+        const Tensor term = transposed ? x : x.clone();
+        std::vector<float> a = y.to_vector<float>();
+        const std::vector<float> b = term.to_vector<float>();
+        accumulate(y, term);
+        for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+        EXPECT_EQ(y.to_vector<float>(), rounded(a, to)) << name_of(to) << " += " << name_of(from);
+        EXPECT_EQ(term.to(to).to_vector<float>(), rounded(b, to));
+      }
 }
 
 }  // namespace
