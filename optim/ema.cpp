@@ -24,8 +24,8 @@ Ema::~Ema() {
 
 Ema::Ema(const Optimizer& optimizer, const EmaOptions& options) : options_(options) {
   check(options.decay >= 0 && options.decay < 1, "Ema: decay ", options.decay, " must be in [0, 1)");
-  check(optimizer.sharding().parts == 1, "Ema: the optimizer is sharded over ", optimizer.sharding().parts,
-        " ranks; averages need one that is not (--zero 0)");
+  check(optimizer.sharding().parts == 1, "Ema: the optimizer's states are spread over ",
+        optimizer.sharding().parts, " ranks; averages need one that is whole on each rank (--zero 0)");
   const MemoryTag tag("ema");
   buffers_ = std::make_unique<Buffers>(optimizer);
   buffers_->masters = optimizer.masters();  // the same arrangement: at the same offsets
