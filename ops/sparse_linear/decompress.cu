@@ -6,7 +6,7 @@
 ///
 /// decompress: a block has one group, of sell_delta4 a slice of one. Its elements are put into a tile of
 /// zeros in shared memory, which is then written by rows, 16 bytes at a time. Bound by memory: the compressed
-/// bytes read once, the dense ones written once (to L2, where the GEMM reads them: sparse_linear.cpp).
+/// bytes read once, the dense ones written once, for the GEMM to read (sparse_linear.cpp).
 
 namespace tessera::ops {
 namespace {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void write_row(T* to, const uint16_t* row, int column
   }
 }
 
-constexpr int kSellWarps = 4;
+constexpr int kSellWarps = 8;
 
 /// Columns that the 8 entries of a word of distances cover: the sum of the distances, and one for each.
 __device__ __forceinline__ int columns_of(uint32_t distances) {
@@ -115,8 +115,8 @@ __device__ __forceinline__ int columns_of(uint32_t distances) {
 }
 
 /// A block has one slice of one part of the columns: a tile of 32 rows, zeros first, in dynamic shared
-/// memory. A lane has a row, a warp a quarter of the slice's chunks. Where a quarter begins is known from the
-/// distances of those before it, which the first pass adds up; the second one puts the elements into the
+/// memory. A lane has a row, a warp an equal share of the slice's chunks. Where a share begins is known from
+/// the distances of those before it, which the first pass adds up; the second one puts the elements into the
 /// tile. All lanes of a warp are at the same chunk, so that loads of later chunks are in flight while one is
 /// used.
 template <class T>
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kSellWarps* kWarp)
   const uint32_t* const gaps = args.gaps + first_chunk * kSliceRows + lane;
   const auto* const values =
       reinterpret_cast<const uint4*>(args.values + first_chunk * kChunk) + lane;  // 8 values of 16 bits
-  // Columns of this warp's quarter.
+  // Columns of this warp's share.
   int sum = 0;
 #pragma unroll 8
   for (int chunk = begin; chunk < end; ++chunk) sum += columns_of(gaps[int64_t(chunk) * kSliceRows]);
@@ -174,44 +174,48 @@ __global__ void __launch_bounds__(kSellWarps* kWarp)
 constexpr int kMmaPitch = int(mma_delta4::kMostTiles * mma_delta4::kTileColumns) + 8;
 constexpr size_t kMmaShared = size_t(mma_delta4::kGroupRows) / 4 * kMmaPitch * 2;
 
-/// A block has four strips of a group of mma_delta4, a warp one of them: its 16 rows, zeros first, in dynamic
-/// shared memory, and the two streams one after the other.
+constexpr int kMmaThreads = 256;
+
+/// A block has four strips of a group of mma_delta4, each in two warps: its 16 rows, zeros first, in dynamic
+/// shared memory, and a stream for each warp.
 template <class T>
-__global__ void __launch_bounds__(128) decompress_mma(const DecompressArgs<T> args) {
+__global__ void __launch_bounds__(kMmaThreads) decompress_mma(const DecompressArgs<T> args) {
   using namespace mma_delta4;
   extern __shared__ uint4 shared[];
   __shared__ uint8_t rows[kGroupRows];
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp;
-  const int grouped = int(blockIdx.x) / 4, strip = int(blockIdx.x) % 4 * 4 + warp;
+  const int grouped = int(blockIdx.x) / 4, own = warp / 2, stream = warp % 2,
+            strip = int(blockIdx.x) % 4 * 4 + own;
   const int group_row = grouped / args.group_columns, part = grouped % args.group_columns;
   const int64_t group = int64_t(args.first_group_row + group_row) * args.group_columns + part;
   const auto* const places = reinterpret_cast<const uint8_t*>(args.info) + group * kGroupRows;
-  for (int r = int(threadIdx.x); r < int(kGroupRows); r += 128) rows[places[r]] = uint8_t(r);
-  uint16_t* const tile = reinterpret_cast<uint16_t*>(shared) + warp * int(kStripRows) * kMmaPitch;
-  for (int i = lane; i < int(kStripRows) * kMmaPitch / 8; i += kWarp) reinterpret_cast<uint4*>(tile)[i] = {};
+  static_assert(kGroupRows == kMmaThreads);
+  rows[places[threadIdx.x]] = uint8_t(threadIdx.x);
+  for (int i = int(threadIdx.x); i < int(kMmaShared / 16); i += kMmaThreads) shared[i] = {};
   __syncthreads();
+  uint16_t* const tile = reinterpret_cast<uint16_t*>(shared) + own * int(kStripRows) * kMmaPitch;
   const int first = int(first_tile(args.in, part)), tiles = int(first_tile(args.in, part + 1)) - first;
-  for (int stream = 0; stream < 2; ++stream) {
-    const int64_t index = group * (kStrips * kStreams) + strip * 2 + stream;
-    const int begin = args.offsets[index], end = args.offsets[index + 1];
-    const auto* const values = reinterpret_cast<const uint4*>(args.values) + lane;
-    uint16_t* const row = tile + lane / 4 * kMmaPitch + stream * tiles * 8 + lane % 4 * 2;
-    int at = -1;
+  const int64_t index = group * (kStrips * kStreams) + strip * 2 + stream;
+  const int begin = args.offsets[index], end = args.offsets[index + 1];
+  const auto* const values = reinterpret_cast<const uint4*>(args.values) + lane;
+  uint16_t* const row = tile + lane / 4 * kMmaPitch + stream * tiles * 8 + lane % 4 * 2;
+  int at = -1;
 #pragma unroll 4
-    for (int chunk = begin; chunk < end; ++chunk) {
-      const uint32_t distances = args.gaps[int64_t(chunk) * kLanes + lane];
-      const uint4 pack = values[int64_t(chunk) * kLanes];
-      const uint32_t pairs[4] = {pack.x, pack.y, pack.z, pack.w};
+  for (int chunk = begin; chunk < end; ++chunk) {
+    const uint32_t distances = args.gaps[int64_t(chunk) * kLanes + lane];
+    const uint4 pack = values[int64_t(chunk) * kLanes];
+    const uint32_t pairs[4] = {pack.x, pack.y, pack.z, pack.w};
 #pragma unroll
-      for (int entry = 0; entry < int(kEntries); ++entry) {
-        at += 1 + int(distances >> entry * 4 & 15);
-        row[(at & 2) * 4 * kMmaPitch + at / 4 * 8 + at % 2] = uint16_t(pairs[entry / 2] >> entry % 2 * 16);
-      }
+    for (int entry = 0; entry < int(kEntries); ++entry) {
+      at += 1 + int(distances >> entry * 4 & 15);
+      const uint16_t bits = uint16_t(pairs[entry / 2] >> entry % 2 * 16);
+      // What fills streams up is 0, and may lie where the other warp writes.
+      if (bits != 0) row[(at & 2) * 4 * kMmaPitch + at / 4 * 8 + at % 2] = bits;
     }
   }
-  __syncwarp();
+  __syncthreads();
   const int columns = min(tiles * int(kTileColumns), args.in - first * int(kTileColumns));
-  for (int r = 0; r < int(kStripRows); ++r) {
+  for (int r = stream; r < int(kStripRows); r += 2) {
     const int to_row = group_row * int(kGroupRows) + rows[strip * int(kStripRows) + r];
     if (to_row >= args.rows) continue;
     write_row(args.to + to_row * args.stride + first * int(kTileColumns), tile + r * kMmaPitch, columns,
@@ -307,7 +311,7 @@ void decompress_cuda(const Tensor& dense, const SparseWeight& weight, int64_t fi
                      .shared_bytes = size_t(kSliceRows * pitch) * sizeof(T)},
                     decompress_sell<T>, args, width, pitch);
       } else if (weight.format == SparseFormat::mma_delta4)
-        gpu::launch(dense.device(), {.grid = groups * 4, .block = 128, .shared_bytes = kMmaShared},
+        gpu::launch(dense.device(), {.grid = groups * 4, .block = kMmaThreads, .shared_bytes = kMmaShared},
                     decompress_mma<T>, args);
       else if (is_bme)
         gpu::launch(dense.device(), shape, decompress_tca_bme<T>, args);

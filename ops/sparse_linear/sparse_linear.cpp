@@ -160,9 +160,9 @@ SparseProblem problem_of(const SparseWeight& weight, int64_t tokens) {
           double(weight.values.count()) / elements};
 }
 
-/// Elements of decompressed rows that lie in memory at a time: 32 MB, which the L2 holds until the GEMM has
-/// read them.
-constexpr int64_t kChunk = int64_t{1} << 24;
+/// Elements of decompressed rows that lie in memory at a time: 128 MB. Pieces of 32 MB, which the L2 holds
+/// until the GEMM has read them, are slower: a GEMM of few tokens then does not fill the GPU.
+constexpr int64_t kChunk = int64_t{1} << 26;
 
 /// Applies the gate, and multiplies with rows that are decompressed for this call alone.
 void multiply_decompressed(const SparsePartCall& call) {
