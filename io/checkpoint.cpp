@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <sstream>
 
 #include "autograd/gradient.h"
@@ -117,7 +118,30 @@ const char* unwritable(const Tensor& tensor) {
   return nullptr;
 }
 
+bool are_equal(const Checkpoint::Value& a, const Checkpoint::Value& b) {
+  const Tensor *const first = std::get_if<Tensor>(&a), *const second = std::get_if<Tensor>(&b);
+  if (!first || !second || first->dtype() != second->dtype() || first->shape() != second->shape())
+    return false;
+  const Tensor left = first->to(Device::cpu()).packed(), right = second->to(Device::cpu()).packed();
+  return left.bytes() == 0 || std::memcmp(left.raw(), right.raw(), left.bytes()) == 0;
+}
+
 }  // namespace leaf
+
+void Checkpoint::Restoring::compare_tied(const std::string& name, const Tensor& tensor, const Value& stored) {
+  if (tensor.count() == 0) return;
+  const auto [begin, end] = tensors_.equal_range(tensor.raw());
+  const auto first = std::find_if(begin, end, [&](const auto& entry) {
+    const NamedMemory& other = entry.second;
+    return other.storage.lock() == tensor.storage() && other.dtype == tensor.dtype() &&
+           other.layout.shape == tensor.shape() && other.layout.strides == tensor.layout().strides;
+  });
+  if (first == end)
+    tensors_.emplace(tensor.raw(), NamedMemory{tensor.storage(), tensor.dtype(), tensor.layout(), name});
+  else if (!leaf::are_equal(*from_->find(first->second.name), stored))
+    mismatches_.push_back({name, leaf::describe(stored),
+                           "the values of " + first->second.name + ", which is the same tensor (tied)"});
+}
 
 void Checkpoint::put(const std::string& name, Value value) {
   if (const auto* const tensor = std::get_if<Tensor>(&value)) {

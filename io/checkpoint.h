@@ -24,7 +24,8 @@
 ///
 /// Loading reads and verifies the whole file, then compares every name, dtype and shape with what is to be
 /// loaded, and whether each of these tensors can be written, and only then changes anything: it throws and
-/// leaves all as it was, or loads all. It needs host memory of the file's size.
+/// leaves all as it was, or loads all. A tensor that has two names (tied weights) needs equal values under
+/// both. It needs host memory of the file's size.
 
 namespace tessera::io {
 
@@ -67,8 +68,8 @@ class Checkpoint {
   static void verify(const std::string& path) { read(InputFile(path), false); }
 
   /// Puts the values back into things given as to of(). Throws, with a table of all names that are missing,
-  /// unexpected, of another type or shape, or of tensors that cannot be written (expanded ones and results of
-  /// a tape), before anything is changed.
+  /// unexpected, of another type or shape, of tensors that cannot be written (expanded ones and results of a
+  /// tape), or of one tensor with different values, before anything is changed.
   template <class... Things>
   void restore(Things&&... things) const;
   /// The same in steps, for objects that no single caller has: compare() each, then finish(), then assign()

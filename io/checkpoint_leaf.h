@@ -83,6 +83,8 @@ bool parse_scalar(const std::string& text, T& value) {
 std::string describe(const Checkpoint::Value& value);
 /// Why a tensor cannot take new values; null if it can.
 const char* unwritable(const Tensor& tensor);
+/// Whether two values are tensors of the same bytes, dtype and shape.
+bool are_equal(const Checkpoint::Value& a, const Checkpoint::Value& b);
 
 }  // namespace leaf
 
@@ -225,11 +227,22 @@ class Checkpoint::Restoring {
           {name, stored ? leaf::describe(*stored) : "missing", "once; it is asked for twice"});
     else if (!stored || !decode(*stored, const_cast<T&>(leaf), false))
       mismatches_.push_back({name, stored ? leaf::describe(*stored) : "missing", wanted(leaf)});
+    else if constexpr (std::is_same_v<T, Tensor>)
+      compare_tied(name, leaf, *stored);
   }
+  /// A tensor under two names takes one value: those of the file must be equal.
+  void compare_tied(const std::string& name, const Tensor& tensor, const Value& stored);
 
   const Checkpoint* from_;
   std::vector<Mismatch> mismatches_;
   std::map<std::string, int> claimed_;
+  struct NamedMemory {
+    std::weak_ptr<Storage> storage;
+    DType dtype;
+    Layout layout;
+    std::string name;
+  };
+  std::multimap<const void*, NamedMemory> tensors_;  // by address, under their first names
 };
 
 template <class... Things>

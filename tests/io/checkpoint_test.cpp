@@ -250,6 +250,28 @@ TEST(Checkpoint, RefusesWhatDoesNotFitWithATableAndChangesNothing) {
       throws([&] { Checkpoint::read(folder / "file").get<Tensor>("m"); }, "m     missing      tensor"));
 }
 
+TEST(Checkpoint, OneTensorUnderTwoNamesNeedsEqualValues) {
+  const TemporaryFolder folder;
+  Head untied{random_bits({3, 5}, DType::f32, 1).clone(), random_bits({3, 5}, DType::f32, 2).clone()};
+  save(folder / "untied", named("model", untied));
+  Head tied{Tensor::zeros({3, 5}, DType::f32, Device::cpu())};
+  tied.bias = tied.weight;
+  EXPECT_TRUE(throws([&] { load(folder / "untied", named("model", tied)); },
+                     "model.bias  f32[3, 5]    the values of model.weight, which is the same tensor (tied)"));
+  EXPECT_EQ(tied.weight.to_vector<float>(), std::vector<float>(15)) << "nothing was changed";
+
+  untied.bias.copy_from(untied.weight);
+  save(folder / "equal", named("model", untied));
+  load(folder / "equal", named("model", tied));
+  EXPECT_TRUE(same_bits(tied.weight, untied.weight));
+  // Other views of the memory are no second name of the tensor.
+  Head halves{tied.weight.slice(0, 0, 1), tied.weight.slice(0, 1, 2)};
+  const Head other{random_bits({1, 5}, DType::f32, 3).clone(), random_bits({1, 5}, DType::f32, 4).clone()};
+  save(folder / "halves", named("model", other));
+  load(folder / "halves", named("model", halves));
+  EXPECT_TRUE(same_bits(halves.bias, other.bias));
+}
+
 /// A struct whose state is not a member: fields() reads it into a local and writes it back.
 struct Cursor {
   int64_t hidden = 0;
