@@ -11,8 +11,8 @@ struct NonFinite {
   explicit operator bool() const { return nan + inf > 0; }
 };
 
-/// Looks at every element of a floating tensor, on the host: a tool for hunting, not for every step. Waits
-/// for the device.
+/// Looks at every element of a floating tensor, on the host, some MiB at a time: a tool for hunting, not for
+/// every step. Waits for the device.
 NonFinite find_nonfinite(const Tensor& tensor);
 
 }  // namespace tessera

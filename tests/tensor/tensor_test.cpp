@@ -245,6 +245,26 @@ TEST(Tensor, FindsNonFiniteElements) {
   EXPECT_FALSE(find_nonfinite(counting({3}).to(DType::i32)));
 }
 
+TEST(Tensor, FindsNonFiniteElementsOfALargeTensorInPieces) {
+  constexpr int64_t kRow = (1 << 20) + 7;  // more than a piece
+  const Tensor x = Tensor::zeros({5, kRow}, DType::bf16, kCpu);
+  x.at({2, kRow - 1}).fill(NAN);
+  x.at({4, 1}).fill(INFINITY);
+  Allocator& allocator = kCpu.allocator();
+  allocator.reset_peaks();
+  const size_t before = allocator.stats().allocated;
+  const auto expect = [](const Tensor& tensor, int64_t nan, int64_t inf, int64_t first) {
+    const NonFinite found = find_nonfinite(tensor);
+    EXPECT_EQ(found.nan, nan);
+    EXPECT_EQ(found.inf, inf);
+    EXPECT_EQ(found.first, first);
+  };
+  expect(x, 1, 1, 3 * kRow - 1);
+  expect(x.transpose(0, 1), 1, 1, 5 + 4);
+  expect(x.select(0, 4), 0, 1, 1);
+  EXPECT_LT(allocator.stats().allocated_peak - before, x.bytes()) << "no copy of the whole tensor";
+}
+
 // ---- printing ----
 
 TEST(Print, ShowsElementsDtypeShapeAndDevice) {
