@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "autograd/checkpoint.h"
 #include "autograd/on_record.h"
 #include "autograd/pass_internal.h"
 #include "runtime/capture.h"
@@ -89,11 +90,20 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
   for (size_t i = 0; options_.check_finite && i < outputs.size(); ++i)
     check_finite(outputs[i]->detach(), "result: ", name, "output", i);
   for (Tensor* output : outputs) output->set_grad_state(new_state(*output, output->dtype(), id_), true);
+  const auto is_of_outer = [&](const GradState& state) {
+    const Tape* tape = outer_;
+    while (tape && tape->id_ != state.tape) tape = tape->outer_;
+    return tape != nullptr;
+  };
   for (const Tensor* input : inputs) {
     const auto& state = input->grad_state();
     if (!state) continue;
     check(state->tape == 0 || state->tape == id_, name, ": input ", describe(*input),
-          " belongs to another tape; pass it as an input of the checkpointed function, or detach() it");
+          " belongs to another tape",
+          recomputing() || (collects_only_ && is_of_outer(*state))
+              ? "; pass it as an input of the checkpointed function, or detach() it"
+              : ", such as that of an earlier step, through which this one does not differentiate; detach() "
+                "it");
     const auto is_same = [&](const Leaf& leaf) { return leaf.tensor.grad_state() == state; };
     if (state->tape == 0 && collects_only_ && std::ranges::none_of(leaves_, is_same))
       leaves_.push_back({*input, Saved(*input)});

@@ -63,6 +63,26 @@ TEST(Tape, ACopyOfAResultThatWouldLoseItsGradientThrows) {
   expect_error([&] { tape.backward(scale); }, {"is a parameter, not a result"});
 }
 
+TEST(Tape, AResultOfAnEarlierTapeMustBeDetached) {
+  const Tensor weight = leaf({1, 2});
+  Tensor state;
+  {
+    Tape step;
+    state = ops::mul(weight, weight);
+  }
+  Tape step;
+  const std::vector<std::string> parts{
+      "mul: input f64[2]", "belongs to another tape, such as that of an earlier step", "detach() it"};
+  const auto expect = [&](const std::function<void()>& f) {
+    const std::string said = message_of(f);
+    for (const std::string& part : parts) EXPECT_NE(said.find(part), std::string::npos) << said;
+    EXPECT_EQ(said.find("checkpoint"), std::string::npos) << said;
+  };
+  expect([&] { ops::mul(state, weight); });
+  expect([&] { checkpoint([&](const Tensor& x) { return ops::mul(state, x); }, weight); });
+  EXPECT_TRUE(ops::mul(state.detach(), weight).defined());
+}
+
 TEST(Tape, AConversionThatWouldLoseAGradientNamesTheTensorAndTheWayOut) {
   Tensor leaf = Tensor::full({2, 3}, 1, DType::f32, Device::cpu());
   require_grad(leaf);  // without a tape, of which the message must not speak
