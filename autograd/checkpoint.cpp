@@ -45,6 +45,8 @@ class LeafCollector {
 
 namespace {
 
+constexpr const char* kSameEachTime = "; a checkpointed function must do the same each time";
+
 /// A run of a checkpointed function: the first run appends the layer state that it reads to `log`, the
 /// recomputation reads it from there, in order.
 class FunctionRun {
@@ -60,8 +62,8 @@ class FunctionRun {
     FunctionRun* const second = innermost_second();
     if (second)
       check(second->next_ < second->log_.size(),
-            "checkpoint: the recomputation reads more state of layers than the forward pass did; a "
-            "checkpointed function must do the same each time");
+            "checkpoint: the recomputation reads more state of layers than the forward pass did",
+            kSameEachTime);
     Tensor value = second ? second->log_[second->next_++] : now;
     if (current_ && !second && now.defined()) value = now.detach().clone();
     for (FunctionRun* noting = current_; noting && noting != second; noting = noting->outer_)
@@ -163,11 +165,16 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
           const RandomReplay replay(RandomReplay::Mode::replay, streams);
           FunctionRun run(FunctionRun::Number::second, states);
           std::vector<Tensor> outputs = call(f, again, by_user);
+          check(outputs.size() == on_tape.size(), "checkpoint: the function had ", on_tape.size(),
+                " results and, run again for the backward pass, has ", outputs.size(), kSameEachTime);
           for (size_t i = 0, n = 0; i < outputs.size(); ++i) {
             if (!on_tape[i]) continue;
             if (b.has_grad(int(n))) {
               results.push_back(outputs[i]);
               grads.push_back(b.grad(int(n)));
+              check(outputs[i].defined() && outputs[i].shape() == grads.back().shape(), "checkpoint: output ",
+                    i, " of the function had the shape ", grads.back().shape(),
+                    " and, run again for the backward pass, is ", describe(outputs[i]), kSameEachTime);
             }
             ++n;
           }

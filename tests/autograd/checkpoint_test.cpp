@@ -118,6 +118,32 @@ TEST(Checkpoint, RefusesAResultThatIsNotAnInput) {
   EXPECT_TRUE(grad(x).defined());
 }
 
+TEST(Checkpoint, RefusesARecomputationWithOtherResults) {
+  const Tensor x = leaf({1, 2});
+  enum class Second { sum, more, fewer };
+  for (const Second second : {Second::sum, Second::more, Second::fewer}) {
+    Tape tape;
+    bool again = false;
+    const std::vector<Tensor> y = checkpoint(
+        [&](const std::vector<Tensor>& in) {
+          const Tensor h = ops::silu(in[0]), sum = ops::sum(h);
+          if (!again) return std::vector{h, sum};
+          if (second == Second::sum) return std::vector{sum, sum};
+          return second == Second::more ? std::vector{h, sum, h} : std::vector{h};
+        },
+        {x});
+    again = true;
+    const char* const expected =
+        second == Second::sum
+            ? "checkpoint: output 0 of the function had the shape [2] and, run again for the "
+              "backward pass, is f64[] on cpu"
+        : second == Second::more
+            ? "checkpoint: the function had 2 results and, run again for the backward pass, has 3"
+            : "checkpoint: the function had 2 results and, run again for the backward pass, has 1";
+    expect_error([&] { tape.backward(ops::sum(y[0])); }, {expected, "must do the same each time"});
+  }
+}
+
 TEST(Checkpoint, RefusesACopyOfAResultInTheUsersFunction) {
   const Tensor x = leaf({1, 2});
   Tape tape;
