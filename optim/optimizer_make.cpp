@@ -59,6 +59,9 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   const MemoryTag tag("optimizer");
   check(!rules.empty() && rules.size() <= size_t(kMostRules), name, ": ", rules.size(),
         " rules; expected 1 to ", kMostRules);
+  check(
+      !parameters.empty(), name,
+      ": there are no parameters; expected at least one (a model whose parameters are all frozen has none)");
   check(options.weight_decay >= 0 && options.max_norm >= 0, name, ": weight_decay = ", options.weight_decay,
         " and max_norm = ", options.max_norm, " must not be negative");
   state_->buffers = std::make_shared<Buffers>();

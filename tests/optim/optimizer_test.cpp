@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "gradients.h"
+#include "nn/linear.h"
 #include "optim/adamw.h"
 #include "optim/muon.h"
 #include "optim/sgd.h"
@@ -496,11 +497,13 @@ TEST(Optimizer, SaysThatALaterOneTookItsGradients) {
   }
 }
 
-TEST(Optimizer, NoParametersAreNoWork) {
-  AdamW optimizer(std::vector<nn::NamedParameter>{});
-  optimizer.step();
-  EXPECT_EQ(optimizer.steps(), 1);
-  EXPECT_EQ(optimizer.grad_norm(), 0);
+// PyTorch refuses it, too: steps that change nothing would look like training.
+TEST(Optimizer, RefusesAModelWithoutParametersToTrain) {
+  Rng rng(1);
+  nn::Linear model(2, 3, rng, Device::cpu());
+  nn::freeze(model, [](const std::string&) { return true; });
+  expect_error([&] { AdamW optimizer(nn::parameters(model)); },
+               {"AdamW: there are no parameters", "expected at least one", "all frozen"});
 }
 
 }  // namespace
