@@ -159,7 +159,8 @@ TEST(ChainCommand, NeuronsChosenByThePrompt) {
     EXPECT_EQ(outcome.code, code) << line << "\n" << outcome.err;
     EXPECT_TRUE(holds_all(outcome.err, says)) << line << "\n" << outcome.err;
   };
-  refused(generate + "--griffin 1", 1, "less than 1");
+  refused(generate + "--griffin 1", 2, "--griffin|less than 1");
+  refused("eval ppl --device cpu --text t --model m --griffin 1.0", 2, "--griffin|less than 1");
   refused(generate + "--griffin 1.5", 2, "--griffin");
   refused(generate + "--griffin nan", 2, "--griffin");
   refused(generate + "--griffin 0.5 --gate-threshold 0.1", 2, "leave out gates");
