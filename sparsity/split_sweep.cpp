@@ -373,9 +373,9 @@ class Sweeper {
   void write_files(const SweepResult&) {
     if (folder_.empty()) return;
     report::Table rows = store_->database().run(
-        "SELECT total AS s, weights AS s1, activations AS s2, format, uniform_ppl AS Uniform_PPL, greedy_ppl "
-        "AS "
-        "Greedy_PPL, ttft_ms, ttft_p90, tpot_ms, tpot_p90, bytes, counted_total, counted_weights, "
+        "SELECT total AS s, weights AS s1, round(activations, 9) AS s2, format, uniform_ppl AS "
+        "Uniform_PPL, greedy_ppl AS Greedy_PPL, ttft_ms, ttft_p90, tpot_ms, tpot_p90, bytes, counted_total, "
+        "counted_weights, "
         "counted_activations, pruning FROM splits ORDER BY total, weights, format, pruning");
     io::write_file((fs::path(folder_) / kSweepTable).string(), report::csv_text(rows));
     io::write_file((fs::path(folder_) / kSweepPage).string(), sweep_page(store_->database()));

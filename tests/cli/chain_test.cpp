@@ -292,6 +292,7 @@ TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
   const std::string csv = at.get("r/sweep.csv");
   EXPECT_TRUE(csv.starts_with("s,s1,s2,format,Uniform_PPL,Greedy_PPL,ttft_ms")) << csv;
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 11);
+  EXPECT_TRUE(holds_all(csv, "\n0.3,0.1,0.222222222,|\n0.4,0.1,0.333333333,|\n0.3,0,0.3,")) << csv;
   const std::string page = at.get("r/sweep.html");
   EXPECT_TRUE(holds_all(page, "Pareto front|Distributions of inputs|Time per layer|blocks.0.attention.qkv"));
   const std::string rows = Process(at, {"sparsity", "query", "r",
