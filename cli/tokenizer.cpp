@@ -33,7 +33,6 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
       throw UsageError(fmt::format("{}: only for --kind bpe; a {} tokenizer has as many tokens as it needs",
                                    of_bpe, args.kind));
   check_replaceable(args.out);
-  check_not_input(args.out, args.text);
   const InterruptGuard interrupts(kGivingUp);
   std::vector<std::string> texts;
   uint64_t bytes = 0, invalid = 0;
@@ -42,6 +41,7 @@ int run_train(const TrainArgs& args, const CLI::App& command) {
     bytes += texts.back().size();
     invalid += io::invalid_bytes(texts.back());
   }
+  check_not_input(args.out, args.text);  // files all of them: what is a folder has not been read
   const std::string json =
       args.kind == "byte" ? io::byte_tokenizer(args.special)
       : args.kind == "character"

@@ -209,6 +209,14 @@ TEST(Text, ThatIsNoneIsRefusedByEveryCommandThatReadsIt) {
       std::erase(after, "runs");
       EXPECT_EQ(after, before) << line << file;
     }
+  for (const std::string folder : {".", "runs"}) {
+    fs::create_directories(at / "runs");
+    const Outcome outcome = run(at, "tokenizer train --kind byte --out t.json --text " + folder);
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_TRUE(holds_all(outcome.err, "read: " + folder + " is a directory")) << outcome.err;
+  }
+  expect_failures(
+      at, {{"tokenizer train --kind byte --out t.json --text good.txt t.json", 1, "is the input t.json"}});
   const Outcome taken =
       run(at, "data tokenize --tokenizer t.json --out shards --any-bytes --text latin.txt good.txt");
   EXPECT_EQ(taken.code, 0) << taken.err;
