@@ -178,7 +178,7 @@ Encoding Tokenizer::encode_pair(std::string_view first, std::string_view second,
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
   for (const int32_t id : ids)
     check(has(id), "tokenizer: ", path(), ": there is no token ", id, "; there are ", token_count(),
-          " below ", vocab_size());
+          " tokens, whose ids are below ", vocab_size());
   if (core_->sentencepiece) return decode_pieces(ids, skip_special);
   std::vector<std::string> tokens;
   for (const int32_t id : ids)

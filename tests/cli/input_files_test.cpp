@@ -216,7 +216,9 @@ TEST(Text, ThatIsNoneIsRefusedByEveryCommandThatReadsIt) {
     EXPECT_TRUE(holds_all(outcome.err, "read: " + folder + " is a directory")) << outcome.err;
   }
   expect_failures(
-      at, {{"tokenizer train --kind byte --out t.json --text good.txt t.json", 1, "is the input t.json"}});
+      at, {{"tokenizer train --kind byte --out t.json --text good.txt t.json", 1, "is the input t.json"},
+           {"tokenizer decode t.json --ids 1 99999", 1,
+            "there is no token 99999; there are 257 tokens, whose ids are below 257"}});
   const Outcome taken =
       run(at, "data tokenize --tokenizer t.json --out shards --any-bytes --text latin.txt good.txt");
   EXPECT_EQ(taken.code, 0) << taken.err;
