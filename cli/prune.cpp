@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -287,6 +288,15 @@ void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const o
              norms ? fmt::format(", {}", sparsity::kInputNormsFile) : "");
 }
 
+/// Each row or matrix drops its share of weights rounded down, which may be none of them.
+void tell_unpruned(const sparsity::Pruned& pruned) {
+  const auto asked = [](const sparsity::PrunedMatrix& matrix) { return matrix.asked > 0; };
+  if (pruned.sparsity() == 0 && std::ranges::any_of(pruned.matrices, asked))
+    train::tell(
+        "tessera: no weight was dropped: the sparsity is less than one weight of each row or matrix whose "
+        "lowest scores are dropped; give a larger --sparsity, or --within matrix\n");
+}
+
 struct Result {
   sparsity::Pruned pruned;
   ordered_json report;
@@ -364,6 +374,7 @@ int prune(const CLI::App& command, PruneArgs args) {
   auto [pruned, report] = prune_and_save(args, *work);
   blocks.remove_blocks();
   ignore_signals();
+  tell_unpruned(pruned);
   if (!args.json) {
     print_result(args, pruned, report);
     return 0;

@@ -171,6 +171,19 @@ TEST(PruneCommand, SaysWhichShareOfTheModelIsPruned) {
   EXPECT_EQ(json::parse(at.get("p/pruning.json"))["block_matrices"], 8);
 }
 
+TEST(PruneCommand, SaysThatNothingWasDropped) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  at.put("t", prune_text());
+  for (const auto& [flags, says] : {std::pair("--sparsity 0.0001 --out p", true),
+                                    {"--sparsity 0.0001 --json --out q", true},
+                                    {"--sparsity 0.2 --out s", false}}) {
+    const Outcome outcome = run(at, kPrune + std::string(flags));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(outcome.err.find("no weight was dropped") != std::string::npos, says) << outcome.err;
+  }
+}
+
 TEST(PruneCommand, DamagedAndLockedBlocksAreSaid) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
