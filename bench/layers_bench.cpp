@@ -165,6 +165,12 @@ void LayersBenchOptions::validate() const {
   check_length(*this, model);
 }
 
+int64_t default_max_length(const LayersBenchOptions& options) {
+  const int64_t usual = LayersBenchOptions().max_length;
+  if (options.folder.empty()) return usual;
+  return std::min(usual, folder_config(options, datasets::GlueTask::sst2).longest());
+}
+
 std::vector<LayersComparison> bench_layers(const LayersBenchOptions& options) {
   options.validate();
   std::vector<LayersComparison> all;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "bench/layers_bench.h"
 #include "cli/bench.h"
@@ -8,6 +9,7 @@
 #include "cli/setting_flags.h"
 #include "io/file.h"
 #include "runtime/interrupt.h"
+#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -26,6 +28,7 @@ struct LayersArgs {
   bench::LayersBenchOptions options;
   PrecisionFlag precision;
   double dropout = 0.1;
+  std::optional<int64_t> max_length;
   std::string tasks, device, json, csv, trace;
 };
 
@@ -39,6 +42,7 @@ void settle(LayersArgs& args, const train::Given& given) {
                          " out");
   if (given.contains("--probe-gradient"))
     throw UsageError("--probe-gradient: a benchmark compares no gradients; `tessera train bert` does");
+  options.max_length = args.max_length.value_or(options.max_length);
   model.hidden_dropout = model.attention_dropout = model.classifier_dropout = args.dropout;
   if (!args.tasks.empty()) options.tasks = split_list(args.tasks, "--task");
   try {
@@ -61,6 +65,12 @@ int run_layers(LayersArgs args, const train::Given& given) {
       check_not_input(*file, {args.options.folder, args.options.data});
     }
   if (!args.options.folder.empty()) args.options.folder = language_folder(args.options.folder);
+  if (const int64_t most = bench::default_max_length(args.options);
+      !args.max_length && most < args.options.max_length) {
+    args.options.max_length = most;
+    train::tell(
+        fmt::format("tessera: {} tokens per text, the most that the model has positions for\n", most));
+  }
   const InterruptGuard interrupts(kGivingUp);
   const std::vector<bench::LayersComparison> all = bench::bench_layers(args.options);
   for (const bench::LayersComparison& one : all) fmt::print("{}", bench::layers_text(one, kTop));
@@ -96,8 +106,9 @@ void add_model(CLI::App& layers, Action& action, models::BertFamily family) {
   const CLI::Validator size = whole(1, int64_t{1} << 20);
   command->add_option("--batch-size", options.batch, "Texts per batch")->check(size);
   command
-      ->add_option("--max-length", options.max_length,
-                   "Tokens per text; longer texts of a task are truncated")
+      ->add_option("--max-length", args->max_length,
+                   "Tokens per text; longer texts of a task are truncated; default: 128, or the model's "
+                   "maximum")
       ->check(size);
   command->add_option("--task", args->tasks, "GLUE tasks, separated by commas; default: a synthetic batch");
   command->add_option("--data", options.data,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -24,6 +25,18 @@ inline Tensor ramp(const Shape& shape, DType dtype = DType::f32) {
 
 inline void put_tensors(const Workplace& at, const std::string& name, const io::NamedTensors& tensors) {
   io::save_safetensors((at / name).string(), tensors);
+}
+
+/// Leaves the first `positions` of a BERT model directory.
+inline void limit_positions(const Workplace& at, const std::string& model, int64_t positions) {
+  const std::string path = (at / (model + "/model.safetensors")).string(),
+                    table = "bert.embeddings.position_embeddings.weight";
+  auto weights = io::load_safetensors(path);
+  weights.at(table) = weights.at(table).slice(0, 0, positions);
+  io::save_safetensors(path, weights);
+  nlohmann::json config = nlohmann::json::parse(at.get(model + "/config.json"));
+  config["max_position_embeddings"] = positions;
+  at.put(model + "/config.json", config.dump());
 }
 
 /// A file's text, and parts of what is said of it, separated by '|'.

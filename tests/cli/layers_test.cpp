@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tests/cli/command.h"
+#include "tests/cli/files.h"
 
 // `tessera bench layers` as a user meets it: its tables and files, tasks of GLUE, bad input.
 
@@ -72,6 +72,24 @@ TEST(BenchLayers, TimesTasksWithTheModelThatReadsThem) {
                        {line + "--task sst2 --data glue --batch-size 25", 1, "24 examples|--batch-size"},
                        {"bench layers roberta --model runs/g/seed-0/model --device cpu", 1,
                         "holds a bert|bench layers bert"}});
+}
+
+TEST(BenchLayers, WithoutMaxLengthTextsAreAsLongAsTheModelTakes) {
+  const Workplace at;
+  said(at, "data glue --out glue --train 24 --dev 8 --test 4 --task sst2");
+  said(at,
+       "train bert --task sst2 --data glue --scratch --layers 1 --d-model 8 --n-head 1 --d-ff 8 --vocab-size "
+       "300 --batch-size 4 --max-length 24 --device cpu --quiet --seeds 1 --steps 1 --save-model --name g");
+  const std::string model = "runs/g/seed-0/model",
+                    line = "bench layers bert --batch-size 4 --device cpu --seconds 0.001 --model " + model;
+  EXPECT_TRUE(holds_all(said(at, line), "synthetic: 4 texts, 512 tokens")) << "128 of each";
+  limit_positions(at, model, 20);
+  const Outcome outcome = run(at, line + " --json r.json");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.out, "synthetic: 4 texts, 80 tokens")) << outcome.out;
+  EXPECT_TRUE(holds_all(outcome.err, "20 tokens per text")) << outcome.err;
+  EXPECT_TRUE(holds_all(said(at, line + " --task sst2 --data glue"), "sst2: 4 texts"));
+  expect_failures(at, {{line + " --max-length 21", 1, "--max-length is 21|positions for 20"}});
 }
 
 TEST(BenchLayers, RefusesWhatMakesNoSense) {
