@@ -101,6 +101,7 @@ bool Layout::is_packed() const {
 }
 
 bool Layout::is_expanded() const {
+  if (shape.count() == 0) return false;
   for (int dim = 0; dim < rank(); ++dim)
     if (shape[dim] > 1 && strides[size_t(dim)] == 0) return true;
   return false;

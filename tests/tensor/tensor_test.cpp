@@ -309,6 +309,7 @@ TEST(RandomFills, RefuseWhatTheyCannotFill) {
   const Tensor expanded = Tensor::zeros({1, 3}, DType::f32, kCpu).expand({2, 3});
   expect_error([&] { fill_uniform(expanded, 0, 1, rng); }, {"fill_uniform", "f32[2, 3]", "expanded"});
   expect_error([&] { fill_normal(expanded, 0, 1, rng); }, {"fill_normal", "f32[2, 3]", "expanded"});
+  fill_normal(Tensor::empty({9, 0}, DType::f32, kCpu), 0, 1, rng);  // no elements, none that share memory
   const Tensor whole = Tensor::zeros({3}, DType::i64, kCpu).expand({2, 3});
   expect_error([&] { fill_integers(whole, 5, rng); }, {"fill_integers", "i64[2, 3]", "expanded"});
   const Tensor drawn = Tensor::zeros({3}, DType::f32, Device::cpu());
