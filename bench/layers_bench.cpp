@@ -166,9 +166,8 @@ void LayersBenchOptions::validate() const {
 }
 
 int64_t default_max_length(const LayersBenchOptions& options) {
-  const int64_t usual = LayersBenchOptions().max_length;
-  if (options.folder.empty()) return usual;
-  return std::min(usual, folder_config(options, datasets::GlueTask::sst2).longest());
+  return train::default_max_length(options.folder.empty() ? options.model
+                                                          : folder_config(options, datasets::GlueTask::sst2));
 }
 
 std::vector<LayersComparison> bench_layers(const LayersBenchOptions& options) {

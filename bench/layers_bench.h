@@ -36,8 +36,8 @@ struct LayersBenchOptions {
   void validate() const;
 };
 
-/// The `max_length` of a command that is given none: 128, or the positions of the model in `folder` if those
-/// are fewer. Throws as bench_layers does.
+/// The `max_length` of a command that is given none: train::default_max_length() of the model. Throws as
+/// bench_layers does.
 int64_t default_max_length(const LayersBenchOptions& options);
 
 /// A part of the model: a layer ("embeddings", "0", "1", ..., "head"), a kind of layer, or both; "all".

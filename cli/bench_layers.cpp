@@ -65,11 +65,12 @@ int run_layers(LayersArgs args, const train::Given& given) {
       check_not_input(*file, {args.options.folder, args.options.data});
     }
   if (!args.options.folder.empty()) args.options.folder = language_folder(args.options.folder);
-  if (const int64_t most = bench::default_max_length(args.options);
-      !args.max_length && most < args.options.max_length) {
-    args.options.max_length = most;
-    train::tell(
-        fmt::format("tessera: {} tokens per text, the most that the model has positions for\n", most));
+  if (!args.max_length) {
+    const int64_t usual = args.options.max_length;
+    args.options.max_length = bench::default_max_length(args.options);
+    if (args.options.max_length < usual)
+      train::tell(fmt::format("tessera: {} tokens per text, the most that the model has positions for\n",
+                              args.options.max_length));
   }
   const InterruptGuard interrupts(kGivingUp);
   const std::vector<bench::LayersComparison> all = bench::bench_layers(args.options);

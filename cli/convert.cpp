@@ -56,8 +56,7 @@ int convert(const ConvertArgs& args, const train::Given& given) {
   if (!args.gates.empty() && !compresses)
     throw UsageError(
         "--gates: only a compressed model takes gates; give --format tiled-cbc, sell-delta4, mma-delta4, "
-        "tca-bme "
-        "or dense-columns");
+        "tca-bme or dense-columns");
   if (compresses && given.contains("--shard-mb"))
     throw UsageError("--shard-mb: a compressed model is one file, of any size; leave it out");
   const pretrained::ConfigOptions config{.ignored_fields = {args.ignored.begin(), args.ignored.end()}};

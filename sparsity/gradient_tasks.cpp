@@ -16,6 +16,7 @@
 #include "pretrained/load.h"
 #include "runtime/interrupt.h"
 #include "runtime/random_purpose.h"
+#include "train/bert_model.h"
 #include "train/glue_job.h"
 #include "train/mlm_job.h"
 #include "train/run_folder.h"
@@ -255,11 +256,10 @@ void GradientTasks::validate() const {
 
 int64_t default_max_length(const std::string& model) {
   const Origin origin = origin_of(model);
-  const int64_t usual = GradientTasks().max_length;
-  if (origin.run) return std::min(usual, origin.run->bert.longest());
+  if (origin.run) return train::default_max_length(origin.run->bert);
   const pretrained::Config config = pretrained::read_config(origin.folder);
   const auto* const bert = std::get_if<models::BertConfig>(&config.model);
-  return bert ? std::min(usual, bert->longest()) : usual;
+  return bert ? train::default_max_length(*bert) : GradientTasks().max_length;
 }
 
 std::vector<TaskGradients> measure_gradients(const GradientTasks& what, Device device,

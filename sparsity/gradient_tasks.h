@@ -52,8 +52,8 @@ struct TaskGradients {
 };
 inline constexpr const char* kAllTasks = "all";
 
-/// The `max_length` of a command that is given none: 128, or the positions of the model if those are fewer.
-/// Throws as measure_gradients does for a folder that holds no model or run.
+/// The `max_length` of a command that is given none: train::default_max_length() of the model. Throws as
+/// measure_gradients does for a folder that holds no model or run.
 int64_t default_max_length(const std::string& model);
 
 /// A task after the other, the text last; of several one more entry, kAllTasks, over all batches. Batch i of

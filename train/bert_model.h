@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "models/bert.h"
@@ -18,6 +20,12 @@ models::Bert load_bert_as(const models::BertConfig& config, const std::string& f
 
 /// Throws, naming the flag, unless the blocks of such a model can have that form.
 void check_bert_forms(const FormSettings& factors, const models::BertConfig& config, bool has_weights);
+
+/// The tokens of a text where no --max-length is given: 128, or the positions of the model if those are
+/// fewer.
+inline int64_t default_max_length(const models::BertConfig& config) {
+  return std::min<int64_t>(128, config.longest());
+}
 
 /// Turns dropout off while it lives, also if the evaluation throws.
 class Evaluating {

@@ -14,6 +14,7 @@
 #include "pretrained/load.h"
 #include "report/facts.h"
 #include "runtime/error.h"
+#include "train/bert_model.h"
 #include "train/language_data.h"
 
 namespace tessera::train {
@@ -188,7 +189,7 @@ void GlueGroup::settle(const GlueStart& start, const RunRequest& request) {
     s.bert.hidden_dropout = s.bert.attention_dropout = s.bert.classifier_dropout = start.dropout;
   ops::applied_dropout(s.bert.attention_dropout);  // throws, before anything is written, if it would become 0
   s.set_precision(start.precision.value_or(default_precision(request.device)));
-  if (!given.contains("--max-length")) s.max_length = std::min<int64_t>(128, s.bert.longest());
+  if (!given.contains("--max-length")) s.max_length = default_max_length(s.bert);
   check(s.max_length <= s.bert.longest(), "bert: --max-length is ", s.max_length,
         "; the model has positions for ", s.bert.longest());
   read_set();

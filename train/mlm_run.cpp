@@ -13,6 +13,7 @@
 #include "ops/attention/attention.h"
 #include "pretrained/load.h"
 #include "runtime/error.h"
+#include "train/bert_model.h"
 
 namespace tessera::train {
 
@@ -79,8 +80,7 @@ void MlmRecipe::begin(const Given& given, Device device) {
         start_.dropout;
   ops::applied_dropout(settings_.bert.attention_dropout);  // throws if it would become 0
   settings_.set_precision(start_.precision.value_or(default_precision(device)));
-  if (!given.contains("--max-length"))
-    settings_.max_length = std::min<int64_t>(128, settings_.bert.longest());
+  if (!given.contains("--max-length")) settings_.max_length = default_max_length(settings_.bert);
   check(settings_.max_length >= 3 && settings_.max_length <= settings_.bert.longest(),
         "mlm: --max-length is ", settings_.max_length, "; expected 3 ([CLS], a token, [SEP]) to ",
         settings_.bert.longest(), ", the positions of the model");
