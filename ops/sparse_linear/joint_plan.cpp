@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <span>
 
 #include "ops/sparse_linear/sparse_weight.h"
@@ -72,20 +73,36 @@ JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, i
   return plan;
 }
 
-SellMmaPlan plan_sell_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors) {
-  SellMmaPlan plan{.windows = int(windows)};
-  plan.tokens = tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
+SellWgmmaPlan plan_sell_wgmma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors) {
+  constexpr int64_t kMostUnits = int64_t{1} << 22;  // times blocks fits into 32 bits
+  constexpr int64_t kMostSums = int64_t{1} << 28;   // 1 GiB
+  SellWgmmaPlan plan{.windows = int(windows), .parts = int(sell_delta4::parts_of(in))};
+  plan.tokens = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
   plan.token_tiles = int(ceil_of(tokens, plan.tokens));
-  plan.blocks = int(std::min<int64_t>(kMostCluster, sell_delta4::parts_of(in)));
-  plan.teams = int(std::clamp<int64_t>(multiprocessors / plan.blocks, 1, windows * plan.token_tiles));
-  if (tokens > kSellMmaTokens) plan.lacks = "at most 64 tokens";
+  const int64_t width = sell_delta4::width_of(in);
+  plan.passes = int(std::max<int64_t>(1, ceil_of(width, kWgmmaColumns)));
+  plan.columns = int(ceil_of(ceil_of(width, plan.passes), 8) * 8);
+  plan.apart = 8;
+  while (plan.apart * 8 < plan.columns) plan.apart *= 2;
+  const int64_t units = windows * (kTileRows / kWgmmaRows) * plan.parts;
+  plan.blocks = int(
+      std::clamp<int64_t>(multiprocessors / std::max(1, plan.token_tiles), 1, std::max<int64_t>(1, units)));
+  const int64_t parts = plan.parts, each = std::max<int64_t>(1, units / plan.blocks);
+  plan.splits = int(parts < 2 ? 1 : std::min(parts, (parts - 2) / each + 2));
+  if (tokens > kSellWgmmaTokens) plan.lacks = "at most 128 tokens";
+  if (in == 0) plan.lacks = "inputs";
+  if (units > kMostUnits) plan.lacks = "at most 2^22 units of work";
+  if (windows * kTileRows * plan.token_tiles * plan.tokens * plan.splits > kMostSums)
+    plan.lacks = "at most 2^28 sums";
   return plan;
 }
 
-std::string describe(const SellMmaPlan& plan) {
-  return text_of(plan.windows, " windows of 256 outputs, ", plan.token_tiles, " x ", plan.tokens, " tokens, ",
-                 plan.teams, " teams of ", plan.blocks, " blocks, ", plan.rounds(),
-                 plan.rounds() == 1 ? " round" : " rounds");
+std::string describe(const SellWgmmaPlan& plan) {
+  const int units = plan.units(), least = units / plan.blocks, most = int(ceil_of(units, plan.blocks));
+  return text_of(plan.windows, " windows of 256 outputs in ", plan.parts,
+                 plan.parts == 1 ? " part, " : " parts, ", plan.token_tiles, " x ", plan.tokens, " tokens, ",
+                 plan.blocks, plan.token_tiles == 1 ? " blocks, " : " blocks each, ", least,
+                 least == most ? "" : text_of(" to ", most), " units of 128 rows");
 }
 
 MmaPlan plan_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors) {

@@ -67,17 +67,35 @@ constexpr int clusters_that_fit(int multiprocessors, int per_sm, int blocks) {
 JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors);
 JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int multiprocessors);
 
-/// One launch of variant "sell_mma": teams of `blocks` blocks, one block per SM, take windows times tiles of
-/// `tokens` tokens in turn.
-struct SellMmaPlan {
-  int windows = 0, tokens = 0, token_tiles = 0, blocks = 1, teams = 0;
+inline constexpr int64_t kWgmmaRows = 128, kWgmmaColumns = 512;  // of a unit; of a pass, at most
+
+/// One launch of variant "sell_wgmma": one block per SM, each for one tile of `tokens` tokens; units of
+/// work are kWgmmaRows rows in a part of the columns.
+struct SellWgmmaPlan {
+  int windows = 0, tokens = 0, token_tiles = 0, parts = 0;
+  int passes = 1, columns = 0;  // of a part
+  int apart = 0;   // columns that share a core matrix are so many from each other: a power of two
+  int blocks = 1;  // for each tile of tokens
+  int splits = 1;  // blocks that share rows, at most
   const char* lacks = "";
-  int rounds() const { return (windows * token_tiles + teams - 1) / teams; }
+  constexpr int units() const { return windows * int(kTileRows / kWgmmaRows) * parts; }
+  /// The units of the blocks for a tile of tokens are consecutive: a block's first one, and the block that
+  /// has one.
+  constexpr int first_unit(int block) const {
+    return int(uint32_t(units()) * uint32_t(block) / uint32_t(blocks));
+  }
+  constexpr int block_of(int unit) const {
+    return int((uint32_t(unit + 1) * uint32_t(blocks) - 1) / uint32_t(units()));
+  }
+  /// Blocks that share a tile of kWgmmaRows rows.
+  constexpr int splits_of(int tile) const {
+    return block_of((tile + 1) * parts - 1) - block_of(tile * parts) + 1;
+  }
 };
-inline constexpr int64_t kSellMmaTokens = 64;  // more are decompressed: its time grows with every 32
-SellMmaPlan plan_sell_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors);
-/// "48 windows of 256 outputs, 1 x 32 tokens, 16 teams of 8 blocks, 3 rounds"
-std::string describe(const SellMmaPlan& plan);
+inline constexpr int64_t kSellWgmmaTokens = 128;  // more are decompressed: its time grows with every 64
+SellWgmmaPlan plan_sell_wgmma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors);
+/// "48 windows of 256 outputs in 8 parts, 1 x 32 tokens, 132 blocks, 5 to 6 units of 128 rows"
+std::string describe(const SellWgmmaPlan& plan);
 
 /// One launch of variant "mma": one block per SM; units of work are strips of 16 rows in a part of the
 /// columns, times tiles of `tokens` tokens.

@@ -52,6 +52,11 @@ Reason lacks_sell_plan(const SparseProblem& p, const Gpu& gpu, bool swiglu) {
   return sparse::plan_sell(p.tiles, p.in, p.tokens, swiglu, gpu.multiprocessors).lacks;
 }
 
+Reason lacks_wgmma(const SparseProblem& p, int64_t windows, const Gpu& gpu) {
+  const Reason lacks = lacks_format(p, gpu, SparseFormat::sell_delta4, sparse::kSellWgmmaTokens);
+  return lacks.empty() ? sparse::plan_sell_wgmma(windows, p.in, p.tokens, gpu.multiprocessors).lacks : lacks;
+}
+
 Reason lacks_mma(const SparseProblem& p, int64_t windows, const Gpu& gpu) {
   const Reason lacks = lacks_format(p, gpu, SparseFormat::mma_delta4, sparse::kMmaTokens);
   return lacks.empty() ? sparse::plan_mma(windows, p.in, p.tokens, gpu.multiprocessors).lacks : lacks;
@@ -119,16 +124,10 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
      [](const SparseCall& call) {
        if constexpr (kCuda) for_each_part(call, sparse_bitmap_cuda);
      }},
-    {"sell_mma",
-     [](const SparseProblem& p, const Gpu& gpu) {
-       if (p.in == 0) return Reason("inputs");
-       const Reason lacks = lacks_format(p, gpu, SparseFormat::sell_delta4, sparse::kSellMmaTokens);
-       return lacks.empty() ? sparse::plan_sell_mma(p.tiles, p.in, p.tokens, gpu.multiprocessors).lacks
-                            : lacks;
-     },
+    {"sell_wgmma", [](const SparseProblem& p, const Gpu& gpu) { return lacks_wgmma(p, p.tiles, gpu); },
      is_preferred<SparseProblem>,
      [](const SparseCall& call) {
-       if constexpr (kCuda) sparse_sell_mma_cuda(call);
+       if constexpr (kCuda) sparse_sell_wgmma_cuda(call);
      }},
     {"mma", [](const SparseProblem& p, const Gpu& gpu) { return lacks_mma(p, p.tiles, gpu); },
      is_preferred<SparseProblem>,
@@ -251,7 +250,7 @@ int64_t most_sparse_tokens(SparseFormat format) {
     case SparseFormat::tca_bme:
       return kBitmapTokens;
     case SparseFormat::sell_delta4:
-      return sparse::kSellMmaTokens;
+      return sparse::kSellWgmmaTokens;
     case SparseFormat::mma_delta4:
       return sparse::kMmaTokens;
     default:
@@ -362,6 +361,17 @@ constexpr Variant<SwigluCall, Tensor(const SwigluCall&)> kSwigluVariants[] = {
      [](const SwigluCall& call) {
        return run_together(call, [](const SparseCall& one) {
          if constexpr (kCuda) sparse_sell_swiglu_cuda(one);
+       });
+     }},
+    {"sell_wgmma",
+     [](const SwigluCall& call, const Gpu& gpu) {
+       const Reason lacks = one_format(call);
+       return lacks.empty() ? lacks_wgmma(call.problem, 2 * call.problem.tiles, gpu) : lacks;
+     },
+     joint_estimate<SwigluCall>,
+     [](const SwigluCall& call) {
+       return run_together(call, [](const SparseCall& one) {
+         if constexpr (kCuda) sparse_sell_wgmma_swiglu_cuda(one);
        });
      }},
     {"mma",

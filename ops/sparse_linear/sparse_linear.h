@@ -35,7 +35,7 @@ struct SparsePart {
 ///   sell      sell_delta4, up to 8 tokens: the same
 ///   columns_joint, sell_joint   as columns and sell, with all parts of a call in one launch, and weights
 ///             asked for before the kernels ahead have ended (SparseWeight::constant): what is chosen
-///   sell_mma  sell_delta4, up to 64 tokens: decompresses into shared memory and multiplies with tensor
+///   sell_wgmma  sell_delta4, up to 128 tokens: decompresses into shared memory and multiplies with tensor
 ///             cores, all parts of a call together; chosen from 5 tokens on
 ///   mma       mma_delta4, up to 64 tokens: the same, each warp on its own
 ///   gemm      any format and number of tokens: applies the gate, then multiplies with dense rows, which are
@@ -56,14 +56,14 @@ Tensor sparse_linear(const Tensor& x, const SparseWeight& weight, const Gate& ga
 ///
 /// The same as swiglu(sparse_linear(x, {gate, up})), and that is what it runs (variant "parts"), with its
 /// rounding of gate and up to x's dtype; on a GPU variants "columns_joint" and "sell_joint" do both in one
-/// launch for up to 8 tokens (columns: 4), and "mma" for up to 64: gate and up then stay f32 and y alone is
-/// rounded. They are what is chosen, sell_joint up to 4 tokens. Throws what those two throw, and unless both
-/// parts have as many outputs.
+/// launch for up to 8 tokens (columns: 4), and "sell_wgmma" and "mma" for more: gate and up then stay f32 and
+/// y alone is rounded. They are what is chosen, sell_joint up to 4 tokens. Throws what those two throw, and
+/// unless both parts have as many outputs.
 Tensor sparse_linear_swiglu(const Tensor& x, const SparsePart& gate, const SparsePart& up,
                             Site site = Site::here());
 
 /// The most tokens of a call for which a format's own kernel runs ("columns", "tiles": 8, "bitmap": 32,
-/// "sell_mma", "mma": 64); with more of them a GPU decompresses ("gemm").
+/// "mma": 64, "sell_wgmma": 128); with more of them a GPU decompresses ("gemm").
 int64_t most_sparse_tokens(SparseFormat format);
 
 /// Why calls of so many tokens do not run the format's own kernel on the weight's device ("at most 8

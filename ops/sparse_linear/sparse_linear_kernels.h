@@ -52,12 +52,13 @@ void sparse_sell_cuda(const SparsePartCall& call);
 /// Up to four parts per launch (joint_plan.h).
 void sparse_columns_joint_cuda(const SparseCall& call);
 void sparse_sell_joint_cuda(const SparseCall& call);
-void sparse_sell_mma_cuda(const SparseCall& call);
+void sparse_sell_wgmma_cuda(const SparseCall& call);
 void sparse_mma_cuda(const SparseCall& call);
 /// y [T, F] = silu(gate) up of two parts of F outputs, without bias and residual, in one launch. Rounded
 /// once: gate and up stay f32.
 void sparse_columns_swiglu_cuda(const SparseCall& call);
 void sparse_sell_swiglu_cuda(const SparseCall& call);
+void sparse_sell_wgmma_swiglu_cuda(const SparseCall& call);
 void sparse_mma_swiglu_cuda(const SparseCall& call);
 /// Rows first ... first + dense.size(0) - 1 of the matrix; `first` is a multiple of a group's rows. Every
 /// element of dense [rows, in] is written. Not for dense_columns.

@@ -135,25 +135,52 @@ TEST(SparseLinearPlan, GivesTensorCoresOneBlockPerMultiprocessor) {
   struct Expected {
     const char* what;
     int64_t windows, in, tokens;
-    int of_tokens, token_tiles, blocks, teams, rounds;
+    int of_tokens, token_tiles, parts, passes, columns, apart, blocks, splits;
   };
-  for (const Expected& e : {Expected{"7B q, k, v", 48, 4096, 32, 32, 1, 8, 16, 3},
-                            {"7B o", 16, 4096, 8, 8, 1, 8, 16, 1},
-                            {"7B gate, up", 86, 4096, 9, 16, 1, 8, 16, 6},
-                            {"7B down", 16, 11008, 33, 32, 2, 8, 16, 2},
-                            {"one window, few inputs", 1, 100, 2, 8, 1, 1, 1, 1},
-                            {"parts of 175 inputs", 400, 700, 64, 32, 2, 4, 33, 25}}) {
-    const SellMmaPlan plan = plan_sell_mma(e.windows, e.in, e.tokens, kSms);
+  for (const Expected& e : {Expected{"7B q, k, v", 48, 4096, 32, 32, 1, 8, 1, 512, 64, kSms, 3},
+                            {"7B o", 16, 4096, 8, 8, 1, 8, 1, 512, 64, kSms, 8},
+                            {"7B gate, up", 86, 4096, 9, 16, 1, 8, 1, 512, 64, kSms, 2},
+                            {"7B down", 16, 11008, 33, 64, 1, 8, 3, 464, 64, kSms, 8},
+                            {"one window, few inputs", 1, 100, 2, 8, 1, 1, 1, 104, 16, 2, 1},
+                            {"two tiles of tokens", 400, 700, 100, 64, 2, 4, 1, 176, 32, 66, 2}}) {
+    const SellWgmmaPlan plan = plan_sell_wgmma(e.windows, e.in, e.tokens, kSms);
     EXPECT_STREQ(plan.lacks, "") << e.what;
     EXPECT_EQ(plan.tokens, e.of_tokens) << e.what;
     EXPECT_EQ(plan.token_tiles, e.token_tiles) << e.what;
+    EXPECT_EQ(plan.parts, e.parts) << e.what;
+    EXPECT_EQ(plan.passes, e.passes) << e.what;
+    EXPECT_EQ(plan.columns, e.columns) << e.what;
+    EXPECT_EQ(plan.apart, e.apart) << e.what;
     EXPECT_EQ(plan.blocks, e.blocks) << e.what;
-    EXPECT_EQ(plan.teams, e.teams) << e.what;
-    EXPECT_EQ(plan.rounds(), e.rounds) << e.what;
+    EXPECT_EQ(plan.splits, e.splits) << e.what;
   }
-  EXPECT_STREQ(plan_sell_mma(1, 4096, 65, kSms).lacks, "at most 64 tokens");
-  EXPECT_EQ(describe(plan_sell_mma(86, 4096, 40, kSms)),
-            "86 windows of 256 outputs, 2 x 32 tokens, 16 teams of 8 blocks, 11 rounds");
+  EXPECT_STREQ(plan_sell_wgmma(1, 4096, 129, kSms).lacks, "at most 128 tokens");
+  EXPECT_STREQ(plan_sell_wgmma(1, 0, 1, kSms).lacks, "inputs");
+  EXPECT_STREQ(plan_sell_wgmma(20'000, 4096, 100, kSms).lacks, "at most 2^28 sums");
+  EXPECT_EQ(
+      describe(plan_sell_wgmma(86, 4096, 100, kSms)),
+      "86 windows of 256 outputs in 8 parts, 2 x 64 tokens, 66 blocks each, 20 to 21 units of 128 rows");
+}
+
+TEST(SparseLinearPlan, GivesEveryUnitToOneBlockAndRowsToNoMoreThanItSays) {
+  for (const int64_t windows : {1, 2, 16, 43, 48, 86, 125, 1000})
+    for (const int64_t in : {1, 300, 4096, 11008, 28672})
+      for (const int64_t tokens : {1, 64, 65, 128})
+        for (const int multiprocessors : {1, 7, 78, kSms}) {
+          const SellWgmmaPlan plan = plan_sell_wgmma(windows, in, tokens, multiprocessors);
+          ASSERT_STREQ(plan.lacks, "");
+          EXPECT_GE(plan.columns * plan.passes, sell_delta4::width_of(in));
+          EXPECT_GE(plan.apart * 8, plan.columns);
+          ASSERT_EQ(plan.first_unit(0), 0);
+          ASSERT_EQ(plan.first_unit(plan.blocks), plan.units());
+          for (int block = 0; block < plan.blocks; ++block) {
+            ASSERT_LT(plan.first_unit(block), plan.first_unit(block + 1));
+            ASSERT_EQ(plan.block_of(plan.first_unit(block)), block);
+            ASSERT_EQ(plan.block_of(plan.first_unit(block + 1) - 1), block);
+          }
+          for (int tile = 0; tile < plan.units() / plan.parts; ++tile)
+            ASSERT_LE(plan.splits_of(tile), plan.splits) << windows << " windows, " << in << " inputs";
+        }
 }
 
 TEST(SparseLinearPlan, GivesStripsToTheWarpsOfOneBlockPerMultiprocessor) {
@@ -194,11 +221,11 @@ Tensor small_integers(const Shape& shape, uint64_t seed, auto&& is_zero) {
 }
 
 TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
-  // sell_mma: a lane walks its row; rows of a slice that are far from each other make passes overlap, and the
-  // chunks of one are read in all of them. mma: streams are very unequal, or empty.
+  // sell_wgmma: a lane walks its row; rows of a slice that are far from each other make passes overlap, and
+  // the chunks of one are read in all of them. mma: streams are very unequal, or empty.
   if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
   const Device gpu = Device::cuda(0);
-  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: no variants sell_mma and mma";
+  if (gpu.info().major != 9) GTEST_SKIP() << "skipped: no variants sell_wgmma and mma";
   for (const int64_t in : {40, 600, 4096, 4100, 11008, 14336})
     for (const int pattern : {0, 1, 2, 3}) {
       const auto is_zero = [&](int64_t row, int64_t column) {
@@ -225,7 +252,7 @@ TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
       const Tensor weight = small_integers({300, in}, 1, is_zero);
       const SparseWeight slices = compress(weight, SparseFormat::sell_delta4).to(gpu),
                          streams = compress(weight, SparseFormat::mma_delta4).to(gpu);
-      for (const int64_t tokens : {1, 7, 16, 27, 60}) {
+      for (const int64_t tokens : {1, 7, 16, 27, 60, 100}) {
         SCOPED_TRACE(testing::Message()
                      << in << " inputs, pattern " << pattern << ", " << tokens << " tokens");
         // Few inputs, so that sums stay exact.
@@ -233,7 +260,8 @@ TEST(SparseLinearMma, IsExactWhereverTheElementsOfARowLie) {
           return (column * 7 + token) % (in > 600 ? 11 : 2) != 0;
         });
         const Tensor expected = sparse_linear(x, slices.to(Device::cpu()));
-        for (const auto& [variant, there] : {std::pair("sell_mma", &slices), {"mma", &streams}}) {
+        for (const auto& [variant, there] : {std::pair("sell_wgmma", &slices), {"mma", &streams}}) {
+          if (tokens > kMmaTokens && there == &streams) continue;
           const ForceVariant force("sparse_linear", variant);
           EXPECT_TRUE(same_bits(sparse_linear(x.to(gpu), *there).to(Device::cpu()), expected)) << variant;
         }
