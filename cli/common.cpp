@@ -1,10 +1,15 @@
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <iostream>
 #include <iterator>
@@ -47,7 +52,9 @@ void tell_invalid(uint64_t invalid, uint64_t bytes) {
 }
 
 std::string standard_input() {
-  return {std::istreambuf_iterator<char>(std::cin), {}};
+  std::string text{std::istreambuf_iterator<char>(std::cin), {}};
+  check(!std::ferror(stdin), "read: the standard input: ", std::strerror(errno));  // as of a directory
+  return text;
 }
 
 std::string read_given_text(const std::string& file, uint64_t limit, bool any_bytes) {

@@ -228,6 +228,10 @@ TEST(Text, ThatIsNoneIsRefusedByEveryCommandThatReadsIt) {
   at.put("stdin", latin);
   EXPECT_TRUE(holds_all(run(at, encode).err, "read: the standard input|100 of 2000 bytes are not UTF-8"));
   EXPECT_TRUE(holds_all(run(at, encode + "--any-bytes").err, warning));
+  fs::remove(at / "stdin");
+  fs::create_directory(at / "stdin");  // as of "< folder"
+  for (const std::string& line : {encode, std::string("tokenizer decode t.json")})
+    expect_failures(at, {{line, 1, "read: the standard input: Is a directory"}});
 }
 
 }  // namespace
