@@ -305,12 +305,24 @@ void check_folder_of(const std::string& path) {
         " cannot be written to; check its permissions");
 }
 
+/// Whether it is the file that the process prints to, under any name, such as /dev/stdout.
+bool takes_output(const std::string& path) {
+  struct stat file {
+  }, open{};
+  if (::stat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode)) return false;
+  return std::ranges::any_of(std::array{STDOUT_FILENO, STDERR_FILENO}, [&](int output) {
+    return ::fstat(output, &open) == 0 && open.st_dev == file.st_dev && open.st_ino == file.st_ino;
+  });
+}
+
 }  // namespace
 
 void check_writable(const std::string& path) {
   std::error_code code;
   check(!fs::is_directory(path, code), "write: ", path, " is a directory; name a file in it");
   if (!fs::exists(path, code)) return check_folder_of(path);
+  check(!takes_output(path), "write: ", path,
+        " is the file that this command's output goes to; name another file");
   check(::access(path.c_str(), W_OK) == 0, "write: ", path,
         " is read-only for this user; check its permissions");
 }

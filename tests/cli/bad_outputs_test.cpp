@@ -66,6 +66,22 @@ TEST(Output, IsNeverAFileOfAnInputFolder) {
   EXPECT_EQ(fresh.err.find("would be replaced"), std::string::npos) << fresh.err;
 }
 
+/// A shell's > and >> give a command its file as the standard output, which then has the name /dev/stdout,
+/// too.
+TEST(Output, IsNeverTheFileThatTheCommandPrintsTo) {
+  const Workplace at;
+  at.put("text", "any text at all\n"), at.put("log", "of earlier commands\n");
+  put_tensors(at, "x.safetensors", {{"x", ramp({2, 3})}});
+  for (const std::string line :
+       {"tokenizer train --text text --kind byte --out log", "op relu --in x.safetensors --out /dev/stdout",
+        "generate --model m --prompt a --json log", "bench op relu --seconds 0.001 --json /dev/stdout"}) {
+    const Outcome outcome = Process(at, words_of(line), at / "log").wait();
+    EXPECT_EQ(outcome.code, 1) << line;
+    EXPECT_TRUE(holds_all(outcome.err, "is the file that this command's output goes to")) << outcome.err;
+    EXPECT_EQ(at.get("log"), "of earlier commands\n") << line;
+  }
+}
+
 TEST(Output, ThatCannotBeWrittenIsAnError) {
   if (!fs::is_character_file("/dev/full")) GTEST_SKIP() << "skipped: there is no /dev/full";
   const Workplace workplace;
