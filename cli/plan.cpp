@@ -169,7 +169,7 @@ nlohmann::json step_json(const plan::Memory& memory, double flops, int64_t large
 }
 
 int run_plan(PlanArgs args, const train::Given& given) {
-  train::TnpSettings job = args.tnp.job();
+  train::TnpSettings job = args.tnp.job(Device::best());
   args.context.set(job);
   const models::TaskSplit& split = job.split;
   args.ranks = std::max(args.ranks, split.ranks);
@@ -182,7 +182,6 @@ int run_plan(PlanArgs args, const train::Given& given) {
         "calls of its own; expected --zero 0 or 1");
   args.options(0, split.ranks);  // or throws
   check_ranks(job, args, given, split.ranks);
-  job.set_precision(args.tnp.precision.on(Device::best()));
   const double memory = memory_of(args.memory);
   nlohmann::json out = {{"memory_bytes", memory}};
   fmt::memory_buffer text;

@@ -13,8 +13,9 @@ void TnpFlags::add_to(CLI::App& command, bool training) {
   precision.add_to(command);
 }
 
-train::TnpSettings TnpFlags::job() const {
+train::TnpSettings TnpFlags::job(std::optional<Device> device) const {
   train::TnpSettings job = job_;
+  if (device) job.set_precision(precision.on(*device));
   if (!given_flags(*command_).contains("--features")) job.model.features = train::default_features(job.prior);
   try {
     job.validate();

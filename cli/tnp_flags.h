@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "cli/commands.h"
 #include "train/tnp_job.h"
 
@@ -10,9 +12,9 @@ class TnpFlags {
  public:
   /// Adds the flags of the sizes of model and batch; with `training` those of every setting.
   void add_to(CLI::App& command, bool training = false);
-  /// The job that the flags say, but for its precision; features that are not given are those of the prior.
-  /// Throws UsageError for sizes that do not fit each other.
-  train::TnpSettings job() const;
+  /// The job that the flags say, in the precision for that device, or in f32 without one; features that are
+  /// not given are those of the prior. Throws UsageError for settings that do not fit each other.
+  train::TnpSettings job(std::optional<Device> device = {}) const;
   train::TnpSettings& settings() { return job_; }
   const train::TnpSettings& given_settings() const { return job_; }
   PrecisionFlag precision;

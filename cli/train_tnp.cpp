@@ -35,10 +35,10 @@ class TnpCommand : public train::TnpRecipe {
       refuse_settings(*command, "--demo has its own settings", {"--seed"});
       apply_demo(settings_);
       settings_.seed = flags.settings().seed;
+      settings_.set_precision(flags.precision.on(device));
     } else {
-      settings_ = flags.job();
+      settings_ = flags.job(device);
     }
-    settings_.set_precision(flags.precision.on(device));
   }
   const train::TnpSettings& given_settings() const override { return flags.given_settings(); }
   const CLI::App* command = nullptr;

@@ -76,6 +76,9 @@ void TnpSettings::validate() const {
                   {"batch (--batch-size)", batch},
                   {"accumulate (--accumulate)", accumulate}});
   check(accumulate <= 1 << 20, "tnp: accumulate is ", accumulate);
+  check(optimizer != "loro",
+        "tnp: the optimizer is loro, which updates weights made of two factors alone, and a TNP has none; "
+        "give another --optimizer");
   const Size widths[] = {{"features (--features)", model.features},
                          {"d_model (--d-model)", model.d_model},
                          {"d_ff (--d-ff)", model.d_ff},

@@ -61,7 +61,11 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
            {"plan gpt --zero 1", 2, "--zero says nothing of one rank"},
            {"plan tnp --link-gbs 50", 2, "--link-gbs says nothing of one rank"},
            {"plan tnp --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
-           {"plan tnp --ranks 2 --context-parallel 2 --order global", 2, "--context-parallel"}});
+           {"plan tnp --ranks 2 --context-parallel 2 --order global", 2, "--context-parallel"},
+           {"plan tnp --optimizer loro", 2, "loro|a TNP has none"},
+           {"train tnp --optimizer loro", 2, "loro|a TNP has none"},
+           {"plan tnp --precision f16 --optimizer-states bf16", 2, "which f16 weights cannot have"},
+           {"train tnp --precision f16 --optimizer-states bf16", 2, "which f16 weights cannot have"}});
   const std::string sizes =
       " --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 4 --vocab-size 100";
   for (const char* model : {"gpt", "llama"}) {

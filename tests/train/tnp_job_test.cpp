@@ -90,6 +90,9 @@ TEST(TnpSettings, OptimizersOtherThanAdamWAreWritten) {
   job.optimizer = "muon", job.momentum = 0.5;
   EXPECT_EQ(to_json(job).at("optimizer"), "muon");
   EXPECT_EQ(tnp_settings_from_json(to_json(job)).momentum, 0.5);
+  job.optimizer = "loro";
+  EXPECT_NE(message_of([&] { job.validate(); }).find("a TNP has none; give another --optimizer"),
+            std::string::npos);
   job.optimizer = "newton";
   EXPECT_NE(message_of([&] { job.validate(); }).find("\"newton\""), std::string::npos);
   job.optimizer = "sgd", job.momentum = 1;
