@@ -1,5 +1,6 @@
 #include "sparsity/prune_options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -118,7 +119,8 @@ void PruneOptions::validate() const {
   check(block_size >= 1, "prune: blocks of ", block_size, " columns; expected 1 or more");
   const bool by_blocks = update == Update::obs || score == Score::sparsegpt;
   check(!pattern.structured() || !by_blocks || block_size % pattern.group == 0, "prune: blocks of ",
-        block_size, " columns cut groups of ", pattern.group, "; expected a multiple of ", pattern.group);
+        block_size, " columns cut groups of ", pattern.group, "; give a multiple of ", pattern.group,
+        " (--block-size), such as ", std::max<int64_t>(1, block_size / pattern.group) * pattern.group);
   check(bits == 0 || (bits >= 2 && bits <= 8), "prune: rounding to ", bits,
         " bits; expected 2 to 8, or 0 for none");
   check(bits == 0 || update == Update::obs, "prune: rounding to bits is part of the update obs; choose that");

@@ -375,7 +375,8 @@ TEST(Prune, RefusesOptionsThatDoNotFit) {
   expect({.block_size = 0}, "blocks of 0 columns");
   expect({.update = Update::obs, .pattern = {2, 4}, .block_size = 6}, "cut groups of 4");
   expect({.score = Score::sparsegpt, .update = Update::admm, .pattern = {2, 4}, .block_size = 6},
-         "cut groups of 4");
+         "cut groups of 4; give a multiple of 4 (--block-size), such as 4");
+  expect({.score = Score::sparsegpt, .pattern = {3, 6}}, "give a multiple of 6 (--block-size), such as 126");
   expect({.update = Update::obs, .bits = 1}, "expected 2 to 8");
   expect({.bits = 4}, "rounding to bits is part of the update obs");
   expect({.update = Update::admm, .iterations = 0}, "0 iterations");
