@@ -90,8 +90,9 @@ class Job {
   /// The forward pass, recorded on the step's tape; one element.
   virtual Tensor loss() = 0;
   /// What training adds to the last loss(), recorded on its tape and of its dtype: one for each name in
-  /// info(), undefined where it is 0. They are logged by themselves, and the loss without them. Handed over:
-  /// a job that kept them would tie a captured step to tensors that a later one may not have.
+  /// info(), or a step throws; of one element, undefined where it is 0. They are logged by themselves, and
+  /// the loss without them. Handed over: a job that kept them would tie a captured step to tensors that a
+  /// later one may not have.
   virtual std::vector<Tensor> penalties() { return {}; }
   /// After each step of the optimizer, captured with it.
   virtual void updated() {}

@@ -1,10 +1,10 @@
 #include "train/step.h"
 
 #include <bit>
-#include <cassert>
 
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/shape/shape.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 
@@ -42,6 +42,11 @@ optim::Optimizer& divisible(const Job& job) {
 bool spreads(const Job& job, const StepOptions& options) {
   const optim::Optimizer* const optimizer = job.trained_by().counted();
   return ranks_of(options) > 1 && optimizer && optimizer->ring();
+}
+
+void check_number(const char* what, const Tensor& value) {
+  check(value.defined() && value.count() == 1, "job: ", what, " is ", describe(value),
+        "; it must have one element: reduce it with ops::mean or ops::sum");
 }
 
 /// The sum by the tree of dist::GradientTree.
@@ -163,13 +168,19 @@ void Step::micro_batch() {
   const MemoryTag tag("activations");
   Tape tape({.check_finite = options_.check_finite, .loss_scale = job_.trained_by().loss_scale()});
   const auto share_of = [&](const Tensor& value) {
-    return micro_batches_ == 1 ? value : ops::scale(value, 1.0 / micro_batches_);
+    const Tensor number = value.rank() == 0 ? value : ops::reshape(value, {});
+    return micro_batches_ == 1 ? number : ops::scale(number, 1.0 / micro_batches_);
   };
-  Tensor total = share_of(job_.loss());
+  const Tensor loss = job_.loss();
+  check_number("the loss", loss);
+  Tensor total = share_of(loss);
   note(loss_, total);
   const std::vector<Tensor> penalties = job_.penalties();
-  assert(penalties.size() == penalties_.size());
+  check(penalties.size() == penalties_.size(), "job: penalties() gave ", penalties.size(),
+        " tensors, and info() names ", penalties_.size(),
+        "; give one for each name, undefined where it is 0");
   for (size_t i = 0; i < penalties.size(); ++i) {
+    if (penalties[i].defined()) check_number("a penalty", penalties[i]);
     const Tensor penalty = penalties[i].defined() ? share_of(penalties[i]) : Tensor();
     note(penalties_[i], penalty);
     if (penalty.defined()) total = ops::add(total, penalty);

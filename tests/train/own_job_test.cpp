@@ -1,0 +1,87 @@
+/// Jobs of one's own that are used in other ways than the bundled ones: what train::Job and train::Step
+/// accept, and what they refuse, at which moment.
+
+#include <gtest/gtest.h>
+
+#include "nn/linear.h"
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
+#include "ops/shape/shape.h"
+#include "optim/sgd.h"
+#include "tests/errors.h"
+#include "tests/train/folder.h"
+#include "train/step.h"
+
+namespace tessera::train {
+namespace {
+
+/// The mean square of a linear layer's results, in the shape that a test asks for.
+struct Square : Job {
+  explicit Square(int parts = 1) : Job(Device::cpu()), parts(parts) {
+    keep("model", layer), train_with(optimizer);
+  }
+  JobInfo info() const override { return {.micro_batches = parts, .penalties = names}; }
+  void batch(uint64_t) override {}
+  Tensor loss() override {
+    const Tensor y = layer(Tensor::full({2, 3}, 1, DType::f32, device()));
+    return as(ops::mean(ops::mul(y, y)));
+  }
+  std::vector<Tensor> penalties() override {
+    std::vector<Tensor> all;
+    for (int i = 0; i < given; ++i) all.push_back(as(ops::sum(ops::mul(layer.weight, layer.weight))));
+    return all;
+  }
+
+  int parts, given = 0;
+  std::vector<std::string> names = {};
+  std::function<Tensor(const Tensor&)> as = [](const Tensor& value) { return value; };
+  Rng rng{1};
+  nn::Linear layer{3, 1, rng};
+  optim::Sgd optimizer{nn::parameters(layer), {.lr = 0.1}};
+};
+
+/// The weights after three steps; the message of the error if there is one.
+std::string train_three(Square& job) {
+  return message_of([&] {
+    Step step(job);
+    for (int i = 0; i < 3; ++i) step();
+  });
+}
+
+TEST(OwnJob, PenaltiesAreThoseThatInfoNames) {
+  for (const int parts : {1, 2}) {
+    Square more(parts), fewer(parts), right(parts);
+    more.given = 2, more.names = {"a"};
+    EXPECT_EQ(
+        train_three(more),
+        "job: penalties() gave 2 tensors, and info() names 1; give one for each name, undefined where it "
+        "is 0");
+    fewer.given = 1, fewer.names = {"a", "b"};
+    EXPECT_EQ(
+        train_three(fewer),
+        "job: penalties() gave 1 tensors, and info() names 2; give one for each name, undefined where it "
+        "is 0");
+    right.given = 1, right.names = {"a"};
+    EXPECT_EQ(train_three(right), "");
+  }
+}
+
+TEST(OwnJob, LossesAndPenaltiesHaveOneElementOfAnyShape) {
+  for (const int parts : {1, 2}) {
+    Square scalar(parts), matrix(parts), row(parts), none(parts);
+    for (Square* const job : {&scalar, &matrix, &row}) job->given = 1, job->names = {"a"};
+    matrix.as = [](const Tensor& value) { return ops::reshape(value, {1, 1}); };
+    ASSERT_EQ(train_three(scalar) + train_three(matrix), "");
+    EXPECT_EQ(scalar.layer.weight.detach().to_vector<float>(),
+              matrix.layer.weight.detach().to_vector<float>());
+    row.as = [](const Tensor& value) { return ops::expand(value, {2}); };
+    EXPECT_EQ(
+        train_three(row),
+        "job: the loss is f32[2] on cpu; it must have one element: reduce it with ops::mean or ops::sum");
+    none.as = [](const Tensor&) { return Tensor(); };
+    expect_parts(train_three(none), {"job: the loss is (undefined)"});
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
