@@ -36,6 +36,16 @@ bool Job::may_be_missing(const std::string& name) {
   return false;
 }
 
+/// At once: an error of the first checkpoint would lose what was trained until then.
+void Job::check_name(const std::string& name) const {
+  check(name != "step" && name != "job", "job: keep(\"", name,
+        "\", ...): checkpoints have an entry of that name already; take another one");
+  for (const Kept& part : kept_)
+    check(part.name != name, "job: keep(\"", name,
+          "\", ...): something is kept under that name already; take another one",
+          name == "optimizer" ? " (train_with() keeps the optimizer)" : "");
+}
+
 io::Checkpoint Job::checkpoint(int64_t step) const {
   io::Checkpoint whole;
   for (const Kept& part : kept_) part.add(whole);

@@ -133,17 +133,21 @@ class Job {
     keep(name, rng);
     random_.push_back(&rng);
   }
-  /// Makes `part`, a member with fields() or a leaf of them, part of every checkpoint.
+  /// Makes `part`, a member with fields() or a leaf of them, part of every checkpoint. Throws if something is
+  /// kept under that name already ("optimizer" by train_with()), and for "step" and "job", which are the
+  /// checkpoint's own.
   template <class Part>
   void keep(const std::string& name, Part& part);
 
  private:
   /// A part of the state, whatever its type.
   struct Kept {
+    std::string name;
     std::function<void(io::Checkpoint&)> add, complete;
     std::function<void(io::Checkpoint::Restoring&)> compare, assign;
   };
   static bool may_be_missing(const std::string& name);
+  void check_name(const std::string& name) const;
 
   Device device_;
   std::optional<OptimizerRef> trained_by_;
@@ -153,7 +157,9 @@ class Job {
 
 template <class Part>
 void Job::keep(const std::string& name, Part& part) {
-  kept_.push_back({.add = [name, &part](io::Checkpoint& to) { to.add(name, part); },
+  check_name(name);
+  kept_.push_back({.name = name,
+                   .add = [name, &part](io::Checkpoint& to) { to.add(name, part); },
                    .complete =
                        [name, &part](io::Checkpoint& stored) {
                          for_each_field(

@@ -83,5 +83,19 @@ TEST(OwnJob, LossesAndPenaltiesHaveOneElementOfAnyShape) {
   }
 }
 
+/// A job that keeps something else under that name.
+struct Keeper : Square {
+  explicit Keeper(const std::string& name) { keep(name, count); }
+  int64_t count = 0;
+};
+
+TEST(OwnJob, NamesThatCheckpointsHaveAlreadyAreRefusedAtOnce) {
+  EXPECT_EQ(message_of([] { Keeper("count"); }), "");
+  expect_error([] { Keeper("model"); }, {"keep(\"model\", ...)", "kept under that name already"});
+  expect_error([] { Keeper("optimizer"); }, {"keep(\"optimizer\", ...)", "train_with() keeps the optimizer"});
+  for (const char* const name : {"step", "job"})
+    expect_error([&] { Keeper{name}; }, {"checkpoints have an entry of that name already"});
+}
+
 }  // namespace
 }  // namespace tessera::train
