@@ -22,8 +22,12 @@ class OptimizerRef {
 
   void step() const { step_(); }
   void zero_grad() const { zero_grad_(); }
+  /// Throws if the optimizer has no set_lr(double).
   void set_lr(double lr) const {
-    if (set_lr_) set_lr_(lr);
+    check(set_lr_ != nullptr,
+          "train: the schedule cannot reach this optimizer, which has no set_lr(double); "
+          "give it one, or leave out the schedule");
+    set_lr_(lr);
   }
   /// Makes the gradients zeros that backward passes add to, where the optimizer has them in one arena; else
   /// zero_grad(). Unlike after zero_grad(), the first micro-batch of a step adds as the others do, and one

@@ -31,7 +31,8 @@ struct TrainerOptions {
   /// whose scale could not fall any further.
   int64_t most_skips = 5;
   double ceiling_tflops = 0;  // denominator of the FLOP share; 0: not shown
-  /// Sets the optimizer's learning rate before each step; without one it keeps its own.
+  /// Sets the optimizer's learning rate before each step, which throws if it takes none (OptimizerRef);
+  /// without a schedule it keeps its own.
   std::optional<optim::Schedule> schedule = {};
 
   double bucket_mb = 32;               // of several ranks: StepOptions::bucket_mb

@@ -11,6 +11,7 @@
 #include "tests/errors.h"
 #include "tests/train/folder.h"
 #include "train/step.h"
+#include "train/trainer.h"
 
 namespace tessera::train {
 namespace {
@@ -95,6 +96,38 @@ TEST(OwnJob, NamesThatCheckpointsHaveAlreadyAreRefusedAtOnce) {
   expect_error([] { Keeper("optimizer"); }, {"keep(\"optimizer\", ...)", "train_with() keeps the optimizer"});
   for (const char* const name : {"step", "job"})
     expect_error([&] { Keeper{name}; }, {"checkpoints have an entry of that name already"});
+}
+
+/// An optimizer whose rate is fixed.
+struct Descent {
+  std::vector<nn::NamedParameter> parameters;
+  void step() {
+    for (const auto& [name, tensor] : parameters)
+      tensor.detach().copy_from(ops::sub(tensor.detach(), ops::scale(grad(tensor), 0.1)));
+  }
+  void zero_grad() {
+    for (const auto& parameter : parameters) tessera::zero_grad(parameter.tensor);
+  }
+};
+
+struct Fixed : Job {
+  Fixed() : Job(Device::cpu()) { keep("model", layer), train_with(optimizer); }
+  void batch(uint64_t) override {}
+  Tensor loss() override { return ops::sum(ops::mul(layer.weight, layer.weight)); }
+  Rng rng{1};
+  nn::Linear layer{3, 1, rng, Device::cpu(), {.bias = false}};
+  Descent optimizer{nn::parameters(layer)};
+};
+
+TEST(OwnJob, AScheduleThatReachesNoOptimizerIsRefused) {
+  const TemporaryFolder root;
+  Progress progress(Progress::Mode::quiet);
+  TrainerOptions options{.steps = 3};
+  Fixed constant, scheduled;
+  EXPECT_EQ(train(constant, RunFolder::create(root.path(), "a"), options, progress).step, 3);
+  options.schedule = optim::Schedule({.lr = 0.1, .steps = 3});
+  expect_error([&] { train(scheduled, RunFolder::create(root.path(), "b"), options, progress); },
+               {"the schedule cannot reach this optimizer, which has no set_lr(double)"});
 }
 
 }  // namespace
