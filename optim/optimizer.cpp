@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
 #include "optim/kernels.h"
 #include "optim/optimizer_internal.h"
 #include "runtime/capture.h"
@@ -159,6 +161,7 @@ void Optimizer::sync_masters() const {
   for (size_t i = 0; i < parameters().size(); ++i)
     if (buffers.packing.has_master(i))
       buffers.packing.master_view(buffers.masters, i).copy_from(parameters()[i].tensor);
+  state_->note_versions();
 }
 
 size_t Optimizer::bytes() const {
@@ -168,10 +171,38 @@ size_t Optimizer::bytes() const {
   return bytes;
 }
 
-void Optimizer::State::check_weights() const {
+void Optimizer::State::check_weights() {
   check(averages == 0, buffers->name,
         ": step() while the averages of an Ema are in the weights' place, which would be lost; call "
         "Ema::restore() first");
+  // In a capture nothing can be read; each launch of the graph comes here before it.
+  if (buffers->masters.count() > 0 && !sharded && !CaptureSession::current()) check_masters();
+}
+
+/// A step computes on masters: weights that were written since the last one, and masters that were not, must
+/// be these masters rounded, as after weights were replaced for an evaluation. Reads them only then.
+void Optimizer::State::check_masters() {
+  const Packing& packing = buffers->packing;
+  const auto& list = packing.parameters();
+  const bool restored = buffers->masters.version() != masters_version;
+  for (size_t i = 0; !restored && i < list.size(); ++i) {
+    const Tensor weight = list[i].tensor.detach();
+    if (!packing.has_master(i) || weight.version() == weight_versions[i] || weight.count() == 0) continue;
+    const NoTape off;
+    const Tensor excess = ops::sub(weight, packing.master_view(buffers->masters, i).to(weight.dtype()));
+    const bool differs = ops::max(excess).item() > 0 || ops::max(ops::scale(excess, -1)).item() > 0;
+    check(!differs, buffers->name, ": ", list[i].name, " ", describe(weight),
+          " was written since the last step, but not its f32 master, from which the step computes the weight "
+          "anew; call sync_masters() after writing weights");
+  }
+  note_versions();
+}
+
+void Optimizer::State::note_versions() {
+  masters_version = buffers->masters.version();
+  weight_versions.clear();
+  for (const nn::NamedParameter& parameter : buffers->packing.parameters())
+    weight_versions.push_back(parameter.tensor.version());
 }
 
 bool Optimizer::State::waits_for_host() const {
@@ -311,6 +342,7 @@ void Optimizer::step() {
     sharded->ranks->share(sharded->weights, sharded->owners);
   if (!captured) state_->tick();
   for (const nn::NamedParameter& parameter : list) parameter.tensor.bump_version();
+  if (!captured && buffers.masters.count() > 0) state_->note_versions();
 }
 
 }  // namespace tessera::optim

@@ -95,7 +95,8 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 ///
 /// bf16 and f16 parameters have f32 masters, except with bf16 states: the update is computed on the master
 /// and rounded once to the parameter. Their gradients are f32 (nn::make_parameter). After writing weights by
-/// other means, call sync_masters().
+/// other means, as io::load does, call sync_masters(): step() would undo that, and throws unless states are
+/// sharded.
 ///
 /// Everything a step changes lives on the parameters' device: a step may be captured into a graph, and
 /// set_lr() reaches the replays. Reading steps(), skipped() or grad_norm() waits for the device.
@@ -223,7 +224,12 @@ class Optimizer {
     Sharding sharding;
     std::shared_ptr<ShardedState> sharded;  // null if nothing is spread
     int averages = 0;                       // Emas whose averages are in the weights' place
-    void check_weights() const;
+    /// Storage versions of each parameter with a master, and of all masters, when they last agreed.
+    std::vector<uint64_t> weight_versions;
+    uint64_t masters_version = 0;
+    void check_weights();
+    void check_masters();
+    void note_versions();
     void upload_lr();
     void upload_arrived(const std::vector<uint8_t>& table);
     bool waits_for_host() const;
