@@ -162,9 +162,14 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
         }
         std::vector<Tensor> results, grads;
         {
+          std::vector<RandomStream> drawn;
           const RandomReplay replay(RandomReplay::Mode::replay, streams);
+          const RandomReplay note(RandomReplay::Mode::record, drawn);
           FunctionRun run(FunctionRun::Number::second, states);
           std::vector<Tensor> outputs = call(f, again, by_user);
+          check(drawn.size() == streams.size(), "checkpoint: the function drew ", streams.size(),
+                " random streams (a dropout is one) and, run again for the backward pass, ", drawn.size(),
+                kSameEachTime);
           check(outputs.size() == on_tape.size(), "checkpoint: the function had ", on_tape.size(),
                 " results and, run again for the backward pass, has ", outputs.size(), kSameEachTime);
           for (size_t i = 0, n = 0; i < outputs.size(); ++i) {

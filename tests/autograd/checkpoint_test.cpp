@@ -144,6 +144,24 @@ TEST(Checkpoint, RefusesARecomputationWithOtherResults) {
   }
 }
 
+TEST(Checkpoint, RefusesARecomputationWithOtherDropouts) {
+  const Tensor x = leaf({1, 2});
+  for (const bool drops : {false, true}) {
+    Rng rng(5);
+    bool training = !drops;  // switched in between, as for an evaluation
+    Tape tape;
+    const Tensor y = checkpoint(
+        [&](const Tensor& t) { return training ? ops::dropout(t, 0.5, rng) : ops::scale(t, 1); }, x);
+    training = drops;
+    expect_error([&] { tape.backward(ops::sum(y)); },
+                 {drops ? "draws more random streams"
+                        : "checkpoint: the function drew 1 random streams (a dropout is one) and, run again "
+                          "for the backward pass, 0",
+                  "must do the same each time"});
+    EXPECT_FALSE(grad(x).defined());
+  }
+}
+
 TEST(Checkpoint, RefusesACopyOfAResultInTheUsersFunction) {
   const Tensor x = leaf({1, 2});
   Tape tape;
