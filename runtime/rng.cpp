@@ -19,6 +19,12 @@ namespace {
 
 thread_local RandomReplay* t_replay = nullptr;
 
+void check_there(const void* shared) {
+  check(shared != nullptr,
+        "Rng: this generator was moved from; a dropout refers to the generator that it was made with, which "
+        "must stay where it is: keep it outside of a model that is moved");
+}
+
 }  // namespace
 
 RandomReplay::RandomReplay(Mode mode, std::vector<RandomStream>& log)
@@ -50,6 +56,7 @@ RandomStream Rng::reserve(Device device) {
 }
 
 RandomStream Rng::draw(Device device) {
+  check_there(shared_.get());
   Shared& shared = *shared_;
   CaptureSession* const session = CaptureSession::current();
   if constexpr (kCuda) {
@@ -81,10 +88,12 @@ RandomStream Rng::draw(Device device) {
 }
 
 Rng::State Rng::state() const {
+  check_there(shared_.get());
   return {shared_->seed, shared_->offset};
 }
 
 void Rng::set_state(State state) {
+  check_there(shared_.get());
   shared_->seed = state.seed;
   shared_->offset = state.offset;
 }

@@ -2,11 +2,13 @@
 
 #include <array>
 #include <set>
+#include <utility>
 
 #include "runtime/error.h"
 #include "runtime/philox.h"
 #include "runtime/random_purpose.h"
 #include "runtime/rng.h"
+#include "tests/errors.h"
 
 namespace tessera {
 namespace {
@@ -70,6 +72,18 @@ TEST(Rng, StateSavesAndResumes) {
   const RandomStream again = other.reserve(Device::cpu());
   EXPECT_EQ(again.seed, next.seed);
   EXPECT_EQ(again.offset(), next.offset());
+}
+
+TEST(Rng, ThatWasMovedFromDrawsNothing) {
+  Rng rng(42);
+  Rng moved = std::move(rng);
+  EXPECT_EQ(moved.reserve(Device::cpu()).seed, 42u);
+  expect_error([&] { rng.reserve(Device::cpu()); },
+               {"Rng: this generator was moved from", "stay where it is"});
+  expect_error([&] { rng.state(); }, {"Rng: this generator was moved from"});
+  expect_error([&] { rng.set_state({1, 2}); }, {"Rng: this generator was moved from"});
+  rng = Rng(7);
+  EXPECT_EQ(rng.reserve(Device::cpu()).seed, 7u);
 }
 
 TEST(RandomReplay, RepeatsWhatWasRecordedAndMovesNoRng) {
