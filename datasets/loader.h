@@ -46,7 +46,7 @@ struct LoaderOptions {
   int64_t size = 1;        // items per batch; ItemSource only
   Rng* shuffle = nullptr;  // a new order each epoch, from one stream of this generator; ItemSource only
   int64_t epochs = 0;      // after which next() throws; 0: no end; ItemSource only
-  bool drop_last = false;  // leaves out the last batch of an epoch if it is smaller
+  bool drop_last = false;  // leaves out the last batch of an epoch if it is smaller; ItemSource only
   int workers = 1;         // threads; each makes whole batches on one core
   int depth = 3;           // batches that wait or are being made
   LoaderShare share = {};  // the batches that next() returns; default: all
@@ -83,7 +83,7 @@ class Loader {
   /// @endcond
 
   /// Throws unless size, workers and depth are at least 1, the share lies within its period, and the source
-  /// has items for a batch.
+  /// has items for a batch; and for options for items with a source without end.
   explicit Loader(const Source& source, const LoaderOptions& options = {})
       : source_(&source),
         options_(options),
@@ -101,6 +101,9 @@ class Loader {
       }
     } else {
       check(!options.shuffle, "loader: a source without end has no order to shuffle");
+      check(options.size == 1 && options.epochs == 0 && !options.drop_last,
+            "loader: size, epochs and drop_last are for sources of items; a source without end makes batches "
+            "of its own size, and has no epochs");
     }
   }
 

@@ -233,6 +233,19 @@ TEST(Loader, RefusesWhatGivesNoBatch) {
   EXPECT_THROW(once.next(), Error);
 }
 
+struct Counter {
+  Numbers batch(uint64_t number) const { return {Tensor::from(std::vector{int64_t(number)}, {1})}; }
+};
+
+TEST(Loader, RefusesOptionsForItemsOfASourceWithoutEnd) {
+  const Counter counter;
+  Rng rng(1);
+  const LoaderOptions wrong[] = {{.size = 32}, {.shuffle = &rng}, {.epochs = 2}, {.drop_last = true}};
+  for (const LoaderOptions& options : wrong) EXPECT_THROW(Loader(counter, options), Error);
+  Loader loader(counter, {.workers = 2});
+  for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(items(loader.next()), (std::vector{i}));
+}
+
 TEST(Loader, RefusesAShareThatDoesNotLieWithinItsPeriod) {
   const Range three{3};
   const LoaderShare wrong[] = {
