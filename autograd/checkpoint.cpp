@@ -197,4 +197,13 @@ Tensor checkpoint(std::function<Tensor(const Tensor&)> f, const Tensor& input, S
       std::vector{input}, site)[0];
 }
 
+std::vector<Tensor> gradients::leaves_used(const std::function<void()>& f) {
+  const LeafCollector collector;
+  f();
+  std::vector<Tensor> leaves;
+  std::vector<Saved> values;
+  collector.leaves(leaves, values);
+  return leaves;
+}
+
 }  // namespace tessera

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/gradient_internal.h"
 #include "runtime/philox.h"
 
 namespace tessera {
@@ -16,6 +17,7 @@ double projection(uint64_t seed, uint64_t output, int64_t index) {
 }
 
 double project(const GradcheckFunction& f, const std::vector<Tensor>& inputs, uint64_t seed) {
+  const NoTape off;
   const std::vector<Tensor> outputs = f(inputs);
   double sum = 0;
   for (size_t n = 0; n < outputs.size(); ++n) {
@@ -48,6 +50,12 @@ GradcheckResult gradcheck(const GradcheckFunction& f, const std::vector<Tensor>&
   check(std::ranges::find(wanted, true) != wanted.end(), "gradcheck: no input is f64",
         differentiable.empty() ? "" : " and differentiable", "; only such inputs are perturbed");
   {
+    std::vector<std::pair<Tensor, Tensor>> kept;  // parameters, and their gradients
+    for (const Tensor& leaf : gradients::leaves_used([&] { f(leaves); })) {
+      const auto is_same = [&](const Tensor& own) { return own.grad_state() == leaf.grad_state(); };
+      if (std::ranges::none_of(leaves, is_same))
+        kept.emplace_back(leaf, grad(leaf).defined() ? grad(leaf).clone() : Tensor());
+    }
     Tape tape;
     const std::vector<Tensor> outputs = f(leaves);
     std::vector<Tensor> results, grads;
@@ -60,6 +68,12 @@ GradcheckResult gradcheck(const GradcheckFunction& f, const std::vector<Tensor>&
     }
     check(!results.empty(), "gradcheck: no output is on the tape");
     tape.backward(results, grads);
+    for (const auto& [leaf, before] : kept) {
+      if (before.defined())
+        grad(leaf).copy_from(before);
+      else
+        zero_grad(leaf);
+    }
   }
 
   GradcheckResult result;

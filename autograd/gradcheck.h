@@ -27,8 +27,8 @@ using GradcheckFunction = std::function<std::vector<Tensor>(const std::vector<Te
 /// random tensor, to central differences with the 4-point stencil (f(-2h) - 8 f(-h) + 8 f(h) - f(2h)) / 12h,
 /// whose error is O(h^4). Inputs that are f64 and named in `differentiable` (all f64 ones if empty) are
 /// perturbed element by element through their own layout, so strided views work. An input whose elements
-/// overlap in memory (stride 0) is refused. Throws if no input is perturbed, or `differentiable` has neither
-/// none nor one entry per input.
+/// overlap in memory (stride 0) is refused. Parameters that f uses keep the gradients that they had. Throws
+/// if no input is perturbed, or `differentiable` has neither none nor one entry per input.
 GradcheckResult gradcheck(const GradcheckFunction& f, const std::vector<Tensor>& inputs,
                           const std::vector<bool>& differentiable = {}, const GradcheckOptions& options = {});
 

@@ -11,6 +11,9 @@ namespace tessera::gradients {
 /// The state of a tensor that has no gradient yet: a result of that tape, or a leaf (0).
 std::shared_ptr<GradState> new_state(const Tensor& tensor, DType grad_dtype, uint64_t tape);
 
+/// The leaves that the operators of f() use. Nothing that it records is kept.
+std::vector<Tensor> leaves_used(const std::function<void()>& f);
+
 /// A view whose gradient lies in its base's.
 inline bool is_alias(const GradState& state) {
   return state.view && !state.retain;

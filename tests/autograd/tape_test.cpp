@@ -522,6 +522,24 @@ TEST(Gradcheck, SaysWhichInputsItNeeds) {
       {"gradcheck: differentiable has 2 entries for 1"});
 }
 
+TEST(Gradcheck, LeavesTheGradientsOfParametersAsTheyWere) {
+  Tensor used = Tensor::full({3}, 2.0, DType::f64, Device::cpu()), fresh = used.clone();
+  require_grad(used), require_grad(fresh);
+  const auto f = [&](const std::vector<Tensor>& in) {
+    return std::vector{ops::mul(ops::mul(in[0], used), fresh)};
+  };
+  const Tensor x = Tensor::full({3}, 0.5, DType::f64, Device::cpu());
+  Tape outer;
+  const Tensor loss = ops::sum(used);
+  EXPECT_TRUE(gradcheck(f, {x}).ok);
+  EXPECT_EQ(outer.size(), 1u);
+  outer.backward(loss);
+  EXPECT_EQ(grad(used).to_vector<double>(), std::vector<double>(3, 1.0));
+  EXPECT_TRUE(gradcheck(f, {x}).ok);
+  EXPECT_EQ(grad(used).to_vector<double>(), std::vector<double>(3, 1.0));
+  EXPECT_FALSE(grad(fresh).defined());
+}
+
 TEST(Gradcheck, CatchesAWrongDerivative) {
   const auto wrong = [](const std::vector<Tensor>& in) {
     Tensor y = ops::silu(in[0].detach());
