@@ -82,6 +82,7 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
                        std::span<Tensor* const> outputs) {
   check(!spent_, name, ": this tape has run backward already; make a new Tape for the next step");
   for (size_t i = 0; i < outputs.size(); ++i) {
+    check(outputs[i]->defined(), name, ": output ", i, " is undefined; record it when it has its values");
     const auto input = std::ranges::find(inputs, outputs[i]);
     check(input == inputs.end(), name, ": output ", i, " is input ", input - inputs.begin(), ", ",
           describe(*outputs[i]),
@@ -89,7 +90,10 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
   }
   for (size_t i = 0; options_.check_finite && i < outputs.size(); ++i)
     check_finite(outputs[i]->detach(), "result: ", name, "output", i);
-  for (Tensor* output : outputs) output->set_grad_state(new_state(*output, output->dtype(), id_), true);
+  // Integers, such as indices, have no gradient: their state only keeps the numbers of the outputs.
+  for (Tensor* output : outputs)
+    output->set_grad_state(is_floating(output->dtype()) ? new_state(*output, output->dtype(), id_) : nullptr,
+                           is_floating(output->dtype()));
   const auto is_of_outer = [&](const GradState& state) {
     const Tape* tape = outer_;
     while (tape && tape->id_ != state.tape) tape = tape->outer_;
@@ -110,7 +114,8 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
   }
   if (collects_only_) return false;
   for (const Tensor* input : inputs) states_.push_back(input->grad_state());
-  for (Tensor* output : outputs) states_.push_back(output->grad_state());
+  for (Tensor* output : outputs)
+    states_.push_back(output->grad_state() ? output->grad_state() : new_state(*output, output->dtype(), id_));
   entries_.push_back({.name = name,
                       .call = CallScope::current(),
                       .inputs = uint32_t(inputs.size()),

@@ -481,6 +481,38 @@ TEST(Tape, RefusesAGradientThatIsNotOfItsInput) {
   pass_of_mine([&](Backward& b) { b.accumulate(0, made({3}, DType::f32)); });
 }
 
+TEST(Tape, OutputsOfIntegersHaveNoGradient) {
+  const Tensor x = Tensor::from(std::vector<double>{3, 1, 2}, {3});
+  Tensor leaf = x.detach();
+  require_grad(leaf);
+  Tape tape;
+  Tensor sorted = Tensor::from(std::vector<double>{1, 2, 3}, {3});
+  Tensor order = Tensor::from(std::vector<int64_t>{1, 2, 0}, {3});
+  std::vector<bool> has;
+  tape.record("sort", {&leaf}, {&order, &sorted}, [&has](Backward& b) {
+    has = {b.has_grad(0), b.has_grad(1)};
+    b.accumulate(0, b.grad(1));
+  });
+  EXPECT_FALSE(requires_grad(order));
+  EXPECT_TRUE(requires_grad(sorted));
+  EXPECT_EQ(order.clone().to_vector<int64_t>(), (std::vector<int64_t>{1, 2, 0})) << "a copy loses nothing";
+  tape.backward(ops::sum(sorted));
+  EXPECT_EQ(has, (std::vector<bool>{false, true}));
+  EXPECT_EQ(grad(leaf).to_vector<double>(), std::vector<double>(3, 1.0));
+}
+
+TEST(Tape, RefusesAnOutputThatIsUndefined) {
+  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu()), y = x.detach(), none;
+  require_grad(x);
+  Tape tape;
+  expect_error(
+      [&] {
+        tape.record("mine", {&x}, {&y, &none}, [](Backward&) {});
+      },
+      {"mine: output 1 is undefined"});
+  EXPECT_FALSE(requires_grad(y));
+}
+
 TEST(Tape, RefusesAnOutputThatIsAnInput) {
   Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
   require_grad(x);
