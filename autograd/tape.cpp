@@ -80,7 +80,9 @@ Tape* Tape::recording_any(std::span<const Tensor> inputs) {
 
 bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
                        std::span<Tensor* const> outputs) {
-  check(!spent_, name, ": this tape has run backward already; make a new Tape for the next step");
+  check(!spent_, name,
+        ": this tape has run backward already; make a new Tape for the next step, or a NoTape around what "
+        "needs no gradient, such as an evaluation");
   for (size_t i = 0; i < outputs.size(); ++i) {
     check(outputs[i]->defined(), name, ": output ", i, " is undefined; record it when it has its values");
     const auto input = std::ranges::find(inputs, outputs[i]);

@@ -481,6 +481,16 @@ TEST(Tape, RefusesAGradientThatIsNotOfItsInput) {
   pass_of_mine([&](Backward& b) { b.accumulate(0, made({3}, DType::f32)); });
 }
 
+TEST(Tape, SaysHowToEvaluateAfterItsBackwardPass) {
+  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
+  require_grad(x);
+  Tape tape;
+  tape.backward(ops::sum(x));
+  expect_error([&] { ops::scale(x, 2); }, {"scale: this tape has run backward already", "a NoTape around"});
+  const NoTape off;
+  EXPECT_EQ(ops::sum(ops::scale(x, 2)).item(), 12);
+}
+
 TEST(Tape, OutputsOfIntegersHaveNoGradient) {
   const Tensor x = Tensor::from(std::vector<double>{3, 1, 2}, {3});
   Tensor leaf = x.detach();
