@@ -46,6 +46,13 @@ void Job::check_name(const std::string& name) const {
           name == "optimizer" ? " (train_with() keeps the optimizer)" : "");
 }
 
+void Job::check_seed(const std::string& name, const Rng& rng) const {
+  for (const Rng* const other : random_)
+    check(other->state().seed != rng.state().seed, "job: draws_from(\"", name,
+          "\", ...): another generator has the seed ", rng.state().seed,
+          ", too, and both would draw the same numbers; give them different seeds");
+}
+
 io::Checkpoint Job::checkpoint(int64_t step) const {
   io::Checkpoint whole;
   for (const Kept& part : kept_) part.add(whole);

@@ -128,8 +128,9 @@ class Job {
   }
   /// A generator that loss() draws from (dropout), kept under that name, so that a resumed run draws what it
   /// would have drawn. In the global order each micro-batch gets streams by its index. Several generators
-  /// must have different seeds.
+  /// must have different seeds: throws otherwise, since they would draw the same numbers.
   void draws_from(const std::string& name, Rng& rng) {
+    check_seed(name, rng);
     keep(name, rng);
     random_.push_back(&rng);
   }
@@ -148,6 +149,7 @@ class Job {
   };
   static bool may_be_missing(const std::string& name);
   void check_name(const std::string& name) const;
+  void check_seed(const std::string& name, const Rng& rng) const;
 
   Device device_;
   std::optional<OptimizerRef> trained_by_;

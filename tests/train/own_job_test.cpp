@@ -98,6 +98,19 @@ TEST(OwnJob, NamesThatCheckpointsHaveAlreadyAreRefusedAtOnce) {
     expect_error([&] { Keeper{name}; }, {"checkpoints have an entry of that name already"});
 }
 
+/// A job with two generators.
+struct Drawer : Square {
+  Drawer(uint64_t seed, uint64_t other) : masks(seed), noise(other) {
+    draws_from("masks", masks), draws_from("noise", noise);
+  }
+  Rng masks, noise;
+};
+
+TEST(OwnJob, GeneratorsOfOneSeedAreRefused) {
+  EXPECT_EQ(message_of([] { Drawer(3, 4); }), "");
+  expect_error([] { Drawer(3, 3); }, {"draws_from(\"noise\", ...)", "the seed 3", "different seeds"});
+}
+
 /// An optimizer whose rate is fixed.
 struct Descent {
   std::vector<nn::NamedParameter> parameters;
