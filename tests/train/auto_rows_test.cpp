@@ -6,21 +6,15 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "datasets/glue_synthetic.h"
 #include "ops/select/select.h"
-#include "pretrained/load.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
-#include "train/glue_job.h"
+#include "tests/train/small_glue.h"
 #include "train/gradient_probe.h"
-#include "train/trainer.h"
 
 /// `--rows auto`: the arithmetic, the estimate, and a run.
 
 namespace tessera::train {
 namespace {
-
-namespace fs = std::filesystem;
 
 // ---- the arithmetic ----
 
@@ -114,35 +108,13 @@ TEST(RowShares, AChoiceThatCostsMoreThanItSavesIsNotFaster) {
 
 // ---- the estimate ----
 
-struct AutoMade {
-  explicit AutoMade(int64_t texts = 160) {
-    datasets::write_synthetic_glue(datasets::GlueTask::sst2, folder.path().string(),
-                                   {.train = texts, .dev = 8, .test = 4});
-    tokenizer.emplace(io::Tokenizer::parse(
-        "made", train_glue_tokenizer(datasets::GlueTask::sst2, folder.path().string(), 500)));
-    set.emplace(read_glue(datasets::GlueTask::sst2, folder.path().string(), *tokenizer, 48, false));
-  }
+struct AutoMade : MadeSst2 {
+  AutoMade() : MadeSst2(160) {}
   GlueSettings job() const {
-    GlueSettings job;
-    job.task = "sst2";
-    job.data = folder.path().string();
-    const models::BertConfig config{.vocabulary = tokenizer->vocab_size(),
-                                    .positions = 64,
-                                    .d_model = 16,
-                                    .d_ff = 32,
-                                    .heads = 2,
-                                    .layers = 3,
-                                    .hidden_dropout = 0.1,
-                                    .attention_dropout = 0.1,
-                                    .head = models::BertHead::classify};
-    job.bert = bert_config("c", pretrained::config_text(config), datasets::GlueTask::sst2);
-    job.batch = 8, job.max_length = 48, job.steps = 12, job.lr = 1e-2;
-    job.slice = {.mode = "importance", .rows = "auto", .estimate_every = 4};
-    return job;
+    GlueSettings own = MadeSst2::job(8);
+    own.slice = {.mode = "importance", .rows = "auto", .estimate_every = 4};
+    return own;
   }
-  TemporaryFolder folder;
-  std::optional<io::Tokenizer> tokenizer;
-  std::optional<GlueSet> set;
 };
 
 std::vector<double> shares_of(const GlueJob& job) {
@@ -154,7 +126,7 @@ TEST(AutoRows, GroupsAreNetworksAndSingleLayersAndStartWithAllRows) {
   GlueSettings settings = made.job();
   const auto groups = [&](const char* layers) {
     settings.slice.layers = layers;
-    GlueJob job(settings, Device::cpu(), &*made.set);
+    GlueJob job(settings, Device::cpu(), &made.examples);
     EXPECT_EQ(shares_of(job), std::vector<double>(job.auto_rows()->groups().size(), 1));
     return job.auto_rows()->groups();
   };
@@ -179,7 +151,7 @@ double added_variance(GlueJob& job, const AutoMade& made, int64_t batches, int d
   };
   nn::set_training(job.model(), false);  // the same masks, none, in all passes
   datasets::Loader<datasets::GlueItems> loader(
-      made.set->train, {.size = job.settings().batch, .drop_last = true, .device = Device::cpu()});
+      made.examples.train, {.size = job.settings().batch, .drop_last = true, .device = Device::cpu()});
   std::vector<std::vector<Tensor>> dense;
   double added = 0;
   for (int64_t i = 0; i < batches; ++i) {
@@ -209,7 +181,7 @@ TEST(AutoRows, WhatTheChoiceOfRowsAddsKeepsToTheBound) {
     int count = 0;
     for (const uint64_t seed : {0, 1, 2}) {
       settings.seed = seed;
-      GlueJob job(settings, Device::cpu(), &*made.set);
+      GlueJob job(settings, Device::cpu(), &made.examples);
       job.batch(0);
       for (const double share : shares_of(job)) least = std::min(least, share);
       sum += added_variance(job, made, 12, 8), count += 1;
@@ -225,7 +197,7 @@ TEST(AutoRows, ATighterBoundTakesMoreRows) {
   const auto rows = [&](double bound) {
     GlueSettings settings = made.job();
     settings.slice.variance = bound;
-    GlueJob job(settings, Device::cpu(), &*made.set);
+    GlueJob job(settings, Device::cpu(), &made.examples);
     job.batch(0);
     const std::vector<double> shares = shares_of(job);
     return std::accumulate(shares.begin(), shares.end(), 0.0);
@@ -242,7 +214,7 @@ TEST(AutoRows, EstimatesLeaveBatchMasksAndRandomStreamsAlone) {
   const GlueSettings settings = made.job();
   GlueSettings dense = settings;
   dense.slice = {};
-  GlueJob job(settings, Device::cpu(), &*made.set), plain(dense, Device::cpu(), &*made.set);
+  GlueJob job(settings, Device::cpu(), &made.examples), plain(dense, Device::cpu(), &made.examples);
   job.batch(0), plain.batch(0);
   for (const pretrained::LayerParts& layer : pretrained::layer_parts(pretrained::linear_modules(job.model())))
     layer.layer->form = nn::Dense{};
@@ -259,8 +231,8 @@ TEST(AutoRows, RanksThatShareAStepFindTheSameShares) {
   const AutoMade made;
   GlueSettings settings = made.job();
   settings.slice.variance = 0.2, settings.accumulate = 2;
-  GlueJob alone(settings, Device::cpu(), &*made.set), first(settings, Device::cpu(), &*made.set),
-      second(settings, Device::cpu(), &*made.set);
+  GlueJob alone(settings, Device::cpu(), &made.examples), first(settings, Device::cpu(), &made.examples),
+      second(settings, Device::cpu(), &made.examples);
   first.divide({0, 1}), second.divide({1, 1});
   alone.batch(0), first.batch(0), second.batch(1);
   EXPECT_EQ(shares_of(alone), shares_of(first));
@@ -270,45 +242,28 @@ TEST(AutoRows, RanksThatShareAStepFindTheSameShares) {
 
 // ---- a run ----
 
-std::string run_bytes(const AutoMade& made, const GlueSettings& settings, int64_t stop = 0,
-                      std::vector<nlohmann::json>* log = nullptr) {
-  const TemporaryFolder root;
-  const RunFolder run = RunFolder::create(root.path(), "run");
-  Progress quiet(Progress::Mode::quiet);
-  const auto train_to = [&](GlueJob& job, int64_t from, int64_t to) {
-    train(job, run, {.steps = to, .log_every = 1, .schedule = settings.make_schedule()}, from, quiet);
-  };
-  const fs::path file = root / "end.safetensors";
-  if (stop > 0) {
-    GlueJob first(settings, Device::cpu(), &*made.set);
-    train_to(first, 0, stop);
-    first.checkpoint(stop).save(file.string());
+/// The lines of a log, without the time that each took.
+std::vector<nlohmann::json> timeless(const std::string& log) {
+  std::vector<nlohmann::json> list;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    list.push_back(nlohmann::json::parse(line));
+    EXPECT_EQ(list.back().erase("seconds"), 1u);
   }
-  GlueJob job(settings, Device::cpu(), &*made.set);
-  train_to(job, stop > 0 ? job.restore(file) : 0, settings.steps);
-  job.checkpoint(settings.steps).save(file.string());
-  if (log) {
-    std::istringstream lines(io::read_file((run.path() / "rows.jsonl").string(), 1 << 20));
-    for (std::string line; std::getline(lines, line);) log->push_back(nlohmann::json::parse(line));
-  }
-  return io::read_file(file.string(), uint64_t{1} << 30);
+  return list;
 }
 
 TEST(AutoRows, ARunThatStopsGoesOnToTheSameBytesAndLog) {
   const AutoMade made;
   GlueSettings settings = made.job();
   settings.slice.variance = 0.2;
-  std::vector<nlohmann::json> whole_log;
-  const std::string whole = run_bytes(made, settings, 0, &whole_log);
-  EXPECT_EQ(run_bytes(made, settings), whole) << "deterministic";
-  const auto timeless = [](std::vector<nlohmann::json> log) {
-    for (nlohmann::json& line : log) EXPECT_EQ(line.erase("seconds"), 1u);
-    return log;
-  };
+  const RunFiles whole = files_of_run(made, settings);
+  const std::vector<nlohmann::json> whole_log = timeless(whole.rows);
+  EXPECT_EQ(files_of_run(made, settings).checkpoint, whole.checkpoint) << "deterministic";
   for (const int64_t stop : {1, 4, 6}) {
-    std::vector<nlohmann::json> log;
-    EXPECT_EQ(run_bytes(made, settings, stop, &log), whole) << stop;
-    EXPECT_EQ(timeless(log), timeless(whole_log)) << stop;
+    const RunFiles run = files_of_run(made, settings, stop);
+    EXPECT_EQ(run.checkpoint, whole.checkpoint) << stop;
+    EXPECT_EQ(timeless(run.rows), whole_log) << stop;
   }
   ASSERT_EQ(whole_log.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
@@ -330,9 +285,9 @@ TEST(AutoRows, PaddingRowsDoNotCount) {
   GlueSettings settings = made.job();
   settings.slice.variance = 0.2;
   settings.bert.hidden_dropout = settings.bert.attention_dropout = 0;
-  GlueJob packed(settings, Device::cpu(), &*made.set);
+  GlueJob packed(settings, Device::cpu(), &made.examples);
   settings.batches = "padded";
-  GlueJob padded(settings, Device::cpu(), &*made.set);
+  GlueJob padded(settings, Device::cpu(), &made.examples);
   packed.batch(0), padded.batch(0);
   EXPECT_EQ(shares_of(packed), shares_of(padded));
 }
@@ -344,7 +299,7 @@ TEST(AutoRows, ProbesCompareTheSharesAsTheyAre) {
   GlueSettings probed = settings;
   probed.slice.probe_every = 3;
   const auto tail = [](const std::string& bytes) { return bytes.substr(bytes.size() - 4096); };
-  EXPECT_EQ(tail(run_bytes(made, settings)), tail(run_bytes(made, probed)));
+  EXPECT_EQ(tail(files_of_run(made, settings).checkpoint), tail(files_of_run(made, probed).checkpoint));
 }
 
 TEST(AutoRows, SaysWhatIsWrong) {
@@ -375,11 +330,11 @@ TEST(AutoRows, SaysWhatIsWrong) {
   settings.drop.share = 0.5;
   EXPECT_NE(message_of([&] { settings.validate(); }).find("--dropbp"), std::string::npos);
   settings = made.job();
-  GlueJob job(settings, Device::cpu(), &*made.set);
+  GlueJob job(settings, Device::cpu(), &made.examples);
   const TemporaryFolder root;
   job.checkpoint(0).save((root / "a").string());
   settings.slice.variance = 0.5;
-  GlueJob other(settings, Device::cpu(), &*made.set);
+  GlueJob other(settings, Device::cpu(), &made.examples);
   EXPECT_NE(message_of([&] { other.restore(root / "a"); }).find("variance"), std::string::npos);
 }
 

@@ -7,8 +7,6 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/error.h"
-
 namespace tessera::train {
 
 /// A folder that lives as long as the object.
@@ -39,5 +37,4 @@ inline std::string get(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// The text of the Error that `f` throws; "" if it throws none.
 }  // namespace tessera::train

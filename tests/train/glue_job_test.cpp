@@ -6,47 +6,15 @@
 
 #include "autograd/tape.h"
 #include "datasets/glue_submission.h"
-#include "datasets/glue_synthetic.h"
 #include "io/checkpoint_folder.h"
-#include "pretrained/load.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
-#include "train/trainer.h"
+#include "tests/train/small_glue.h"
 
 namespace tessera::train {
 namespace {
 
 using datasets::GlueTask;
 using nlohmann::json;
-
-/// A task's files and a tokenizer of their texts, made once for all tests of a task.
-struct MadeTask {
-  MadeTask(GlueTask task, int64_t train, int64_t dev) {
-    datasets::write_synthetic_glue(task, folder.path().string(), {.train = train, .dev = dev, .test = 20});
-    tokenizer.emplace(io::Tokenizer::parse("made", train_glue_tokenizer(task, folder.path().string(), 500)));
-  }
-  GlueSet set(GlueTask task, int64_t max_length = 48, bool with_test = false) const {
-    return read_glue(task, folder.path().string(), *tokenizer, max_length, with_test);
-  }
-  TemporaryFolder folder;
-  std::optional<io::Tokenizer> tokenizer;
-};
-
-GlueSettings small_glue_job(const MadeTask& made, const char* task, int64_t width = 16) {
-  GlueSettings job;
-  job.task = task;
-  job.data = made.folder.path().string();
-  models::BertConfig config{.vocabulary = made.tokenizer->vocab_size(),
-                            .positions = 64,
-                            .d_model = width,
-                            .d_ff = 2 * width,
-                            .heads = 2,
-                            .layers = 2,
-                            .head = models::BertHead::classify};
-  job.bert = bert_config("c", pretrained::config_text(config), datasets::parse_glue_task(task).task);
-  job.batch = 4, job.max_length = 48, job.steps = 5, job.lr = 1e-3;
-  return job;
-}
 
 TrainResult train_seed(const GlueSettings& job, const GlueSet& set, const std::filesystem::path& root,
                        std::map<std::string, double>* scores = nullptr) {

@@ -4,18 +4,16 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "comm/threads.h"
-#include "datasets/glue_synthetic.h"
 #include "nn/linear.h"
 #include "ops/dropout/dropout.h"
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/train/small_glue.h"
 #include "train/glue_run.h"
 #include "train/mlm_job.h"
 #include "train/step.h"
@@ -26,38 +24,14 @@ namespace tessera::train {
 namespace {
 
 namespace fs = std::filesystem;
-using datasets::GlueTask;
 
-/// Labelled texts, and an encoder of three blocks with dropout.
-struct RankData {
-  RankData() {
-    datasets::write_synthetic_glue(GlueTask::sst2, folder.path().string(),
-                                   {.train = 40, .dev = 8, .test = 4});
-    const std::string text = train_glue_tokenizer(GlueTask::sst2, folder.path().string(), 500);
-    tokenizer.emplace(io::Tokenizer::parse("made", text));
-    set.emplace(read_glue(GlueTask::sst2, folder.path().string(), *tokenizer, 48, false));
-  }
+struct RankData : MadeSst2 {
+  RankData() : MadeSst2(40) {}
   GlueSettings settings() const {
-    GlueSettings job;
-    job.task = "sst2";
-    job.data = folder.path().string();
-    const models::BertConfig config{.vocabulary = tokenizer->vocab_size(),
-                                    .positions = 64,
-                                    .d_model = 16,
-                                    .d_ff = 32,
-                                    .heads = 2,
-                                    .layers = 3,
-                                    .hidden_dropout = 0.1,
-                                    .attention_dropout = 0.1,
-                                    .head = models::BertHead::classify};
-    job.bert = bert_config("c", pretrained::config_text(config), GlueTask::sst2);
-    job.batch = 2, job.max_length = 48, job.steps = 12, job.lr = 1e-2;
-    job.accumulate = 4, job.order = "global";
-    return job;
+    GlueSettings own = job(2);
+    own.accumulate = 4, own.order = "global";
+    return own;
   }
-  TemporaryFolder folder;
-  std::optional<io::Tokenizer> tokenizer;
-  std::optional<GlueSet> set;
 };
 
 using MakeJob = std::function<std::unique_ptr<Job>(const optim::Sharding&)>;
@@ -110,7 +84,7 @@ MakeJob glue_maker(const RankData& data, const GlueSettings& settings) {
   return [&data, settings](const optim::Sharding& sharding) {
     GlueSettings own = settings;
     own.sharding = sharding;
-    return std::make_unique<GlueJob>(own, Device::cpu(), &*data.set);
+    return std::make_unique<GlueJob>(own, Device::cpu(), &data.examples);
   };
 }
 
@@ -241,7 +215,7 @@ std::vector<int64_t> arrivals_of(const RankData& data, int64_t accumulate) {
   GlueSettings settings = data.settings();
   settings.accumulate = accumulate, settings.order = "world", settings.missing_grad = "skip";
   settings.drop = {.share = 0.5};
-  GlueJob job(settings, Device::cpu(), &*data.set);
+  GlueJob job(settings, Device::cpu(), &data.examples);
   Step step(job, {});
   for (uint64_t number = 0; number < 6; ++number)
     step([&](int micro) { job.batch(number * uint64_t(accumulate) + uint64_t(micro)); });
@@ -265,9 +239,9 @@ TEST(GlueMicroBatches, OfAStepDropTheSameBranches) {
 TEST(GlueMicroBatches, CountInTokensAndEpochs) {
   const RankData data;
   GlueSettings settings = data.settings();
-  const double four = GlueJob(settings, Device::cpu(), &*data.set).info().tokens_per_step;
+  const double four = GlueJob(settings, Device::cpu(), &data.examples).info().tokens_per_step;
   settings.accumulate = 1;
-  const JobInfo one = GlueJob(settings, Device::cpu(), &*data.set).info();
+  const JobInfo one = GlueJob(settings, Device::cpu(), &data.examples).info();
   EXPECT_DOUBLE_EQ(four, 4 * one.tokens_per_step);
   EXPECT_EQ(one.micro_batches, 1);
   const auto group_of = [&](int64_t accumulate, const TemporaryFolder& runs, RunRequest& request) {
@@ -300,7 +274,7 @@ TEST(GlueMicroBatches, WithSkippedGradientsAreOfOneRankAlone) {
   expect_parts(refused(1, "global", {"--accumulate", "--order"}),
                {"--missing-grad skip with --order global"});
   EXPECT_EQ(refused(1, "world", {"--accumulate", "--order"}), "");
-  GlueJob job(settings, Device::cpu(), &*data.set);
+  GlueJob job(settings, Device::cpu(), &data.examples);
   expect_parts(message_of([&] { Step(job, {.global_order = true}); }), {"take missing gradients as zero"});
 }
 

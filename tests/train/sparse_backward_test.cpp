@@ -1,98 +1,38 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "datasets/glue_synthetic.h"
-#include "pretrained/load.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/train/small_glue.h"
 #include "train/drop_settings.h"
-#include "train/glue_job.h"
 #include "train/gradient_probe.h"
-#include "train/trainer.h"
 
 /// DropBP and comparisons with the dense gradient, as `train bert` has them.
 
 namespace tessera::train {
 namespace {
 
-using datasets::GlueTask;
 using nlohmann::json;
-namespace fs = std::filesystem;
-
-struct MadeRun {
-  MadeRun() {
-    datasets::write_synthetic_glue(GlueTask::sst2, folder.path().string(),
-                                   {.train = 24, .dev = 8, .test = 4});
-    tokenizer.emplace(
-        io::Tokenizer::parse("made", train_glue_tokenizer(GlueTask::sst2, folder.path().string(), 500)));
-    set.emplace(read_glue(GlueTask::sst2, folder.path().string(), *tokenizer, 48, false));
-  }
-  GlueSettings job() const {
-    GlueSettings job;
-    job.task = "sst2";
-    job.data = folder.path().string();
-    const models::BertConfig config{.vocabulary = tokenizer->vocab_size(),
-                                    .positions = 64,
-                                    .d_model = 16,
-                                    .d_ff = 32,
-                                    .heads = 2,
-                                    .layers = 3,
-                                    .hidden_dropout = 0.1,
-                                    .attention_dropout = 0.1,
-                                    .head = models::BertHead::classify};
-    job.bert = bert_config("c", pretrained::config_text(config), GlueTask::sst2);
-    job.batch = 4, job.max_length = 48, job.steps = 12, job.lr = 1e-2;
-    return job;
-  }
-  TemporaryFolder folder;
-  std::optional<io::Tokenizer> tokenizer;
-  std::optional<GlueSet> set;
-};
-
-/// The bytes of a checkpoint after the last step, of a run that stops after `stop` steps and goes on.
-std::string end_of_run(const MadeRun& made, const GlueSettings& settings, int64_t stop = 0,
-                       fs::path* folder = nullptr) {
-  const TemporaryFolder root;
-  const RunFolder run = RunFolder::create(root.path(), "run");
-  Progress quiet(Progress::Mode::quiet);
-  const auto train_to = [&](GlueJob& job, int64_t from, int64_t to) {
-    train(job, run, {.steps = to, .log_every = 1, .schedule = settings.make_schedule()}, from, quiet);
-  };
-  const fs::path file = root / "end.safetensors";
-  if (stop > 0) {
-    GlueJob first(settings, Device::cpu(), &*made.set);
-    train_to(first, 0, stop);
-    first.checkpoint(stop).save(file.string());
-  }
-  GlueJob job(settings, Device::cpu(), &*made.set);
-  train_to(job, stop > 0 ? job.restore(file) : 0, settings.steps);
-  job.checkpoint(settings.steps).save(file.string());
-  if (folder && fs::exists(run.path() / "probes.jsonl"))
-    fs::copy_file(run.path() / "probes.jsonl", *folder, fs::copy_options::overwrite_existing);
-  return io::read_file(file.string(), uint64_t{1} << 30);
-}
 
 TEST(DropSettings, ARunThatStopsGoesOnToTheSameBytes) {
-  const MadeRun made;
-  GlueSettings job = made.job();
-  const std::string dense = end_of_run(made, job);
+  const MadeSst2 made(24);
+  GlueSettings job = made.job(4);
+  const std::string dense = files_of_run(made, job).checkpoint;
   for (const char* rates : {"fixed", "sensitivity"}) {
     job.drop = {.share = 0.5, .rates = rates};
-    const std::string whole = end_of_run(made, job);
+    const std::string whole = files_of_run(made, job).checkpoint;
     EXPECT_NE(whole, dense);
     for (const int64_t stop : {1, 2, 7})
-      EXPECT_EQ(end_of_run(made, job, stop), whole) << rates << " " << stop;
+      EXPECT_EQ(files_of_run(made, job, stop).checkpoint, whole) << rates << " " << stop;
   }
 }
 
 TEST(DropSettings, CalibrationGivesTheRatesThatTheSensitivitiesSayAndLeavesTheRestAlone) {
-  const MadeRun made;
-  GlueSettings settings = made.job();
+  const MadeSst2 made(24);
+  GlueSettings settings = made.job(4);
   settings.drop = {.share = 0.4, .rates = "sensitivity"};
-  GlueJob job(settings, Device::cpu(), &*made.set);
+  GlueJob job(settings, Device::cpu(), &made.examples);
   ASSERT_NE(job.drops(), nullptr);
   job.batch(0);
   job.loss();
@@ -112,10 +52,10 @@ TEST(DropSettings, CalibrationGivesTheRatesThatTheSensitivitiesSayAndLeavesTheRe
 }
 
 TEST(DropSettings, SensitivitiesAreThoseOfNormsByHand) {
-  const MadeRun made;
-  GlueSettings settings = made.job();
+  const MadeSst2 made(24);
+  GlueSettings settings = made.job(4);
   settings.bert.hidden_dropout = settings.bert.attention_dropout = 0;
-  GlueJob job(settings, Device::cpu(), &*made.set);
+  GlueJob job(settings, Device::cpu(), &made.examples);
   job.batch(0);
   nn::DropBP drops(job.model(), 48);
   const auto backward = [&] {
@@ -161,14 +101,14 @@ TEST(DropSettings, SaysWhatIsWrong) {
   EXPECT_NE(refused({.rates = "sensitivity"}).find("add --dropbp P"), std::string::npos);
   EXPECT_NE(message_of([] { DropSettings().check_given({"--dropbp-rates"}); }).find("add --dropbp P"),
             std::string::npos);
-  const MadeRun made;
-  GlueSettings settings = made.job();
+  const MadeSst2 made(24);
+  GlueSettings settings = made.job(4);
   settings.drop.share = 0.5;
-  GlueJob job(settings, Device::cpu(), &*made.set);
+  GlueJob job(settings, Device::cpu(), &made.examples);
   const TemporaryFolder root;
   job.checkpoint(0).save((root / "a").string());
   settings.drop.share = 0.25;
-  GlueJob other(settings, Device::cpu(), &*made.set);
+  GlueJob other(settings, Device::cpu(), &made.examples);
   EXPECT_NE(message_of([&] { other.restore(root / "a"); }).find("dropbp"), std::string::npos);
 }
 
@@ -181,10 +121,10 @@ GradientDistance named(const std::vector<GradientDistance>& all, const std::stri
   return {};
 }
 
-std::vector<GradientDistance> probe(const MadeRun& made, const nn::Slice& slice, int draws) {
-  GlueSettings settings = made.job();
+std::vector<GradientDistance> probe(const MadeSst2& made, const nn::Slice& slice, int draws) {
+  GlueSettings settings = made.job(4);
   settings.bert.hidden_dropout = settings.bert.attention_dropout = 0;
-  GlueJob job(settings, Device::cpu(), &*made.set);
+  GlueJob job(settings, Device::cpu(), &made.examples);
   job.batch(0);
   const pretrained::LinearModules modules = pretrained::linear_modules(job.model());
   const std::string layers = SliceSettings().layers;
@@ -202,7 +142,7 @@ std::vector<GradientDistance> probe(const MadeRun& made, const nn::Slice& slice,
 }
 
 TEST(GradientProbe, AllRowsAreTheDenseGradientAndFewOnesAreUnbiasedButNoisy) {
-  const MadeRun made;
+  const MadeSst2 made(24);
   Rng rows(3);
   const auto all = probe(made, {.rows = ops::SelectMode::random, .share = 1.0, .rng = &rows}, 2);
   ASSERT_EQ(all.size(), 7u) << "two layers in each of three blocks, and all parameters";
@@ -236,22 +176,17 @@ TEST(GradientProbe, AllRowsAreTheDenseGradientAndFewOnesAreUnbiasedButNoisy) {
 }
 
 TEST(GradientProbe, ChangesNothingOfTheTrainingAndIsWrittenOncePerStep) {
-  const MadeRun made;
-  GlueSettings job = made.job();
+  const MadeSst2 made(24);
+  GlueSettings job = made.job(4);
   job.slice = {.mode = "importance", .rows = "25%"};
-  const TemporaryFolder root;
-  fs::path file = root / "probes";
   GlueSettings probed = job;
   probed.slice.probe_every = 4;
   // The settings in the checkpoints differ, nothing else.
-  const std::string plain = end_of_run(made, job), with = end_of_run(made, probed, 0, &file);
+  const RunFiles plain = files_of_run(made, job), with = files_of_run(made, probed);
   const auto tail = [](const std::string& bytes) { return bytes.substr(bytes.size() - 4096); };
-  EXPECT_EQ(tail(plain), tail(with));
-  const std::string lines = io::read_file(file.string(), 1 << 20);
-  fs::path again = root / "again";
-  end_of_run(made, probed, 6, &again);
-  EXPECT_EQ(io::read_file(again.string(), 1 << 20), lines);
-  std::istringstream in(lines);
+  EXPECT_EQ(tail(plain.checkpoint), tail(with.checkpoint));
+  EXPECT_EQ(files_of_run(made, probed, 6).probes, with.probes);
+  std::istringstream in(with.probes);
   std::vector<int> steps;
   for (std::string line; std::getline(in, line);) {
     const json parsed = json::parse(line);
