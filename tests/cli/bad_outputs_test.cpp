@@ -100,7 +100,7 @@ TEST(Output, ThatCannotBeWrittenIsAnError) {
 int shell(const Workplace& at, const std::string& line) {
   std::string program = tessera::test::place("TESSERA_PROGRAM", TESSERA_PROGRAM);
   if (program.find('/') != std::string::npos) program = fs::absolute(program).string();
-  const int status = std::system(("cd " + at.path().string() + " && " + program + " " + line).c_str());
+  const int status = std::system(("cd " + at.path() + " && " + program + " " + line).c_str());
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
@@ -120,7 +120,7 @@ TEST(Output, WhereThereIsNoneNoFileOfARunGetsIt) {
   EXPECT_TRUE(fs::exists(at / "runs/r/report.html"));
   put_tensors(at, "x.safetensors", {{"x", ramp({2, 3})}});
   EXPECT_EQ(shell(at, "op relu --in x.safetensors --out y.safetensors <&- >&- 2>&-"), 0);
-  EXPECT_EQ(io::load_safetensors((at / "y.safetensors").string()).size(), 1u);
+  EXPECT_EQ(io::load_safetensors(at / "y.safetensors").size(), 1u);
 }
 
 TEST(Output, LargerThanAFileMayBeIsAnError) {

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -19,57 +18,24 @@
 #include "tests/place.h"
 
 namespace tessera::cli::test {
-namespace {
-
-std::string read_all(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-std::string temporary(const char* what) {
-  std::string pattern = (fs::temp_directory_path() / (std::string("tessera-") + what + "-XXXXXX")).string();
-  if (!::mkdtemp(pattern.data())) throw std::runtime_error("mkdtemp failed");
-  return pattern;
-}
-
-}  // namespace
-
-Workplace::Workplace() : path_(temporary("cli")) {}
-
-Workplace::~Workplace() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
-void Workplace::put(const std::string& name, const std::string& bytes) const {
-  fs::create_directories((path_ / name).parent_path());
-  std::ofstream(path_ / name, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
-}
-
-std::string Workplace::get(const std::string& name) const {
-  return read_all(path_ / name);
-}
-
 std::vector<std::string> Workplace::files() const {
   std::vector<std::string> found;
-  for (const auto& entry : fs::recursive_directory_iterator(path_))
-    found.push_back(fs::relative(entry.path(), path_).string());
+  for (const auto& entry : fs::recursive_directory_iterator(path()))
+    found.push_back(fs::relative(entry.path(), path()).string());
   std::sort(found.begin(), found.end());
   return found;
 }
 
 Process::Process(const Workplace& workplace, const std::vector<std::string>& arguments,
                  const std::string& output) {
-  const std::string folder = temporary("said");
-  out_ = folder + "/out", err_ = folder + "/err";
   std::string program = tessera::test::place("TESSERA_PROGRAM", TESSERA_PROGRAM);
   if (program.find('/') != std::string::npos)
     program = fs::absolute(program).string();  // it stands elsewhere
   std::vector<char*> argv{program.data()};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
-  const fs::path stdin_file = workplace / "stdin";
-  const std::string input = fs::exists(stdin_file) ? stdin_file.string() : "/dev/null";
+  const std::string stdin_file = workplace / "stdin",
+                    input = fs::exists(stdin_file) ? stdin_file : "/dev/null";
   id_ = ::fork();
   if (id_ < 0) throw std::runtime_error("fork failed");
   if (id_ > 0) return;
@@ -85,12 +51,9 @@ Process::Process(const Workplace& workplace, const std::vector<std::string>& arg
 }
 
 Process::~Process() {
-  if (!ended_) {
-    send(SIGKILL);
-    ::waitpid(id_, nullptr, 0);
-  }
-  std::error_code ignored;
-  fs::remove_all(fs::path(out_).parent_path(), ignored);
+  if (ended_) return;
+  send(SIGKILL);
+  ::waitpid(id_, nullptr, 0);
 }
 
 void Process::send(int signal) const {
@@ -114,11 +77,11 @@ bool Process::running() {
 }
 
 std::string Process::out() const {
-  return read_all(out_);
+  return get(out_);
 }
 
 bool Process::waiting() const {
-  const std::string state = read_all("/proc/" + std::to_string(id_) + "/stat");  // "<id> (<name>) S ..."
+  const std::string state = get("/proc/" + std::to_string(id_) + "/stat");  // "<id> (<name>) S ..."
   const size_t name = state.rfind(") ");
   return name != std::string::npos && state.compare(name + 2, 1, "S") == 0;
 }
@@ -136,7 +99,7 @@ Outcome Process::wait() {
   if (WIFEXITED(status_)) outcome.code = WEXITSTATUS(status_);
   if (WIFSIGNALED(status_)) outcome.signal = WTERMSIG(status_);
   outcome.cpu_seconds = cpu_seconds_;
-  outcome.out = read_all(out_), outcome.err = read_all(err_);
+  outcome.out = get(out_), outcome.err = get(err_);
   return outcome;
 }
 

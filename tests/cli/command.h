@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/folder.h"
+
 /// Runs the built command `tessera` as a user does: a process with arguments and a folder to stand in.
 /// Nothing here has a time limit: that is ctest's, and a process ends with the test that started it.
 
@@ -24,20 +26,9 @@ struct Outcome {
 };
 
 /// A folder for one test, removed afterwards; the working directory of the commands.
-class Workplace {
- public:
-  Workplace();
-  ~Workplace();
-  Workplace(const Workplace&) = delete;
-  const fs::path& path() const { return path_; }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  void put(const std::string& name, const std::string& bytes) const;
-  std::string get(const std::string& name) const;
+struct Workplace : TemporaryFolder {
   /// Every path below, relative, sorted.
   std::vector<std::string> files() const;
-
- private:
-  fs::path path_;
 };
 
 /// A process that runs; killed if it outlives the object. Its standard input is the file "stdin" of the
@@ -66,7 +57,8 @@ class Process {
   int status_ = 0;
   bool ended_ = false;
   double cpu_seconds_ = 0;
-  std::string out_, err_;
+  const TemporaryFolder said_;
+  const std::string out_ = said_ / "out", err_ = said_ / "err";
 };
 
 /// "train tnp --name ''": words at blanks, '' for an empty one.

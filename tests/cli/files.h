@@ -24,12 +24,12 @@ inline Tensor ramp(const Shape& shape, DType dtype = DType::f32) {
 }
 
 inline void put_tensors(const Workplace& at, const std::string& name, const io::NamedTensors& tensors) {
-  io::save_safetensors((at / name).string(), tensors);
+  io::save_safetensors(at / name, tensors);
 }
 
 /// Leaves the first `positions` of a BERT model directory.
 inline void limit_positions(const Workplace& at, const std::string& model, int64_t positions) {
-  const std::string path = (at / (model + "/model.safetensors")).string(),
+  const std::string path = at / (model + "/model.safetensors"),
                     table = "bert.embeddings.position_embeddings.weight";
   auto weights = io::load_safetensors(path);
   weights.at(table) = weights.at(table).slice(0, 0, positions);

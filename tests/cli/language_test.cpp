@@ -244,7 +244,7 @@ TEST(TrainLanguageRuns, FromShardsWithDocumentsApart) {
   EXPECT_EQ(language_curve(at, "b").size(), 12u);
   EXPECT_EQ(at.get("runs/a/model/tokenizer.json"), at.get("t.json"));
   const json settings = json::parse(at.get("runs/a/run.json"));
-  EXPECT_EQ(settings.at("job").at("data"), (at / "d").string());
+  EXPECT_EQ(settings.at("job").at("data"), at / "d");
   // Shards that have been made again are not the run's.
   fs::remove_all(at / "d");
   expect_success(run(at, "tokenizer train --text a.txt --vocab-size 300 --out t2.json"));

@@ -32,7 +32,7 @@ TEST(TrainMlm, TellsOfExactStepsThatWereCheap) {
   const Workplace at;
   at.put("t.txt", mlm_text());
   said(at, "train bert --task mlm --text t.txt --steps 1 --name m" + kSmallMlm);
-  const std::string file = (at / "runs/m/model/model.safetensors").string(),
+  const std::string file = at / "runs/m/model/model.safetensors",
                     zeroed = "bert.encoder.layer.0.output.dense.weight";
   std::map<std::string, Tensor> weights = io::load_safetensors(file);
   ASSERT_TRUE(weights.contains(zeroed));

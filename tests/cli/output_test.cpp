@@ -130,12 +130,11 @@ TEST(OpList, AsJsonIsTheSameListAsInWords) {
 TEST(OpRun, WritesOutputsAndGradients) {
   const Workplace workplace;
   const Tensor x = square({-1.0f, 2.0f, 0.0f, 3.5f}), d = square({5.0f, 6.0f, 7.0f, 8.0f});
-  io::save_safetensors((workplace / "x").string(), {{"x", x}});
-  io::save_safetensors((workplace / "xd").string(), {{"x", x}, {"d_y", d}});
+  io::save_safetensors(workplace / "x", {{"x", x}});
+  io::save_safetensors(workplace / "xd", {{"x", x}, {"d_y", d}});
   EXPECT_EQ(said(workplace, "op relu --in x --out y"), "");
   EXPECT_EQ(said(workplace, "op relu --in xd --out yd --grad"), "");
-  auto y = io::load_safetensors((workplace / "y").string()),
-       yd = io::load_safetensors((workplace / "yd").string());
+  auto y = io::load_safetensors(workplace / "y"), yd = io::load_safetensors(workplace / "yd");
   ASSERT_EQ(y.size(), 1u);
   ASSERT_EQ(yd.size(), 2u);
   const std::vector<float> relu = {0, 2, 0, 3.5f};
@@ -148,9 +147,9 @@ TEST(OpRun, WritesOutputsAndGradients) {
 TEST(OpRun, KeepsTheDTypeAndTakesAttributes) {
   const Workplace workplace;
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-    io::save_safetensors((workplace / "x").string(), {{"x", square({1.0f, 2.0f, 3.0f, 5.0f}).to(dtype)}});
+    io::save_safetensors(workplace / "x", {{"x", square({1.0f, 2.0f, 3.0f, 5.0f}).to(dtype)}});
     said(workplace, "op sum --in x --out y --set dim=0 --set keep=true");
-    const Tensor y = io::load_safetensors((workplace / "y").string()).at("y");
+    const Tensor y = io::load_safetensors(workplace / "y").at("y");
     EXPECT_EQ(y.dtype(), dtype);
     EXPECT_EQ(y.shape(), Shape({1, 2}));
     EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{4, 7}));
@@ -463,7 +462,7 @@ TEST(Train, WritesTheWholeRunFolder) {
   EXPECT_EQ(steps, (std::vector<int64_t>{1, 5, 10, 15, 20}));
   EXPECT_EQ(evaluated, (std::vector<int64_t>{10, 20}));
 
-  const io::CheckpointFolder checkpoints((workplace / "runs/r/checkpoints").string());
+  const io::CheckpointFolder checkpoints(workplace / "runs/r/checkpoints");
   EXPECT_EQ(checkpoints.steps(), (std::vector<int64_t>{20, 15, 10}));  // --keep 3
   EXPECT_EQ(*checkpoints.latest().step, 20);
   EXPECT_TRUE(checkpoints.latest().warnings.empty());
@@ -523,7 +522,7 @@ TEST(Train, APathThatIsNotUtf8IsWrittenWithItsBytesEscaped) {
     EXPECT_TRUE(holds_all(at.get(page), "r\\xFF")) << page;
   }
 #if defined(TESSERA_WITH_SQLITE)
-  const auto row = query(at / runs / "runs.sqlite", "SELECT path, steps, count(*) OVER () FROM runs");
+  const auto row = query(at / runs + "/runs.sqlite", "SELECT path, steps, count(*) OVER () FROM runs");
   EXPECT_EQ(row, (std::vector<std::string>{(fs::canonical(at.path()) / shown / "r").string(), "3", "1"}));
 #endif
 }
@@ -543,7 +542,7 @@ TEST(Train, ANameThatIsTakenGetsANumber) {
   const Workplace workplace;
   for (int i = 0; i < 3; ++i) said(workplace, "train tnp --quiet --steps 1 --name r" + kTiny);
   for (const char* name : {"r", "r-2", "r-3"})
-    EXPECT_TRUE(fs::exists(workplace / "runs" / name / "report.html"));
+    EXPECT_TRUE(fs::exists(workplace / "runs/" + name + "/report.html"));
 }
 
 TEST(Train, QuietPrintsNoProgress) {

@@ -84,12 +84,11 @@ TEST(F32MathFlag, RunsAnOperatorInTf32) {
   std::vector<float> values;
   for (int i = 0; i < 12; ++i) values.push_back(1.0f + 0.0307f * float(i));
   const Tensor x = Tensor::from(values, {3, 4}), weight = Tensor::from(values, {3, 4});
-  io::save_safetensors((at / "x").string(), {{"x", x}, {"weight", weight}});
-  io::save_safetensors((at / "rounded").string(),
-                       {{"x", rounded_to_tf32(x)}, {"weight", rounded_to_tf32(weight)}});
+  io::save_safetensors(at / "x", {{"x", x}, {"weight", weight}});
+  io::save_safetensors(at / "rounded", {{"x", rounded_to_tf32(x)}, {"weight", rounded_to_tf32(weight)}});
   const auto y = [&](const std::string& line) {
     said(at, "op linear --out y " + line);
-    return io::load_safetensors((at / "y").string()).at("y").to_vector<float>();
+    return io::load_safetensors(at / "y").at("y").to_vector<float>();
   };
   EXPECT_EQ(y("--in x --f32-math tf32"), y("--in rounded"));
   EXPECT_NE(y("--in x --f32-math tf32"), y("--in x"));

@@ -246,7 +246,7 @@ TEST(PruneCommand, GoesOnAfterASignal) {
 // signal, since a second one may come before the command has returned from writing.
 void expect_output_in_spite_of(int signal, const Workplace& at, const std::string& command,
                                const std::string& file) {
-  const std::string pipe = (at / ("pipe-of-" + fs::path(file).parent_path().string())).string();
+  const std::string pipe = at / ("pipe-of-" + fs::path(file).parent_path().string());
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const int end = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK);
   ASSERT_GE(end, 0);

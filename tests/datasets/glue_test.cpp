@@ -1,21 +1,18 @@
 #include "datasets/glue.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <filesystem>
 
 #include "datasets/glue_batches.h"
 #include "datasets/glue_synthetic.h"
 #include "datasets/loader.h"
 #include "io/file.h"
 #include "io/tokenizer/train.h"
+#include "tests/folder.h"
 
 namespace tessera::datasets {
 namespace {
-
-namespace fs = std::filesystem;
 
 GlueData parse(GlueTask task, const std::string& text, bool is_test = false,
                const std::string& name = "x.tsv") {
@@ -208,11 +205,7 @@ TEST(GlueMetrics, ByHand) {
 
 class Synthetic : public ::testing::TestWithParam<int> {
  protected:
-  Synthetic() : folder_(fs::path(testing::TempDir()) / ("tessera_glue_" + std::to_string(::getpid()))) {
-    fs::remove_all(folder_);
-  }
-  ~Synthetic() override { fs::remove_all(folder_); }
-  fs::path folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_P(Synthetic, IsReadBackDecidedByTheSeedAndBalanced) {

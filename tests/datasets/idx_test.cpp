@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "datasets/loader.h"
 #include "runtime/philox.h"
+#include "tests/folder.h"
 
 namespace tessera::datasets {
 namespace {
@@ -74,12 +74,11 @@ TEST(Idx, SurvivesRandomBytes) {
 }
 
 TEST(Idx, LoadsImagesWithLabels) {
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "tessera_idx_test";
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "digits-images.idx", std::ios::binary)
-      << bytes({0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 255, 51, 102, 153, 204});
-  std::ofstream(folder / "digits-labels.idx", std::ios::binary) << bytes({0, 0, 8, 1, 0, 0, 0, 3, 4, 5, 6});
-  const Idx digits((folder / "digits").string());
+  const TemporaryFolder folder;
+  folder.put("digits-images.idx",
+             bytes({0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 255, 51, 102, 153, 204}));
+  folder.put("digits-labels.idx", bytes({0, 0, 8, 1, 0, 0, 0, 3, 4, 5, 6}));
+  const Idx digits(folder / "digits");
   EXPECT_EQ(digits.size(), 3);
   for (const auto& [images, labels] : batches(digits, {.size = 2})) {
     EXPECT_EQ(images.size(1), 2);
@@ -90,8 +89,7 @@ TEST(Idx, LoadsImagesWithLabels) {
   EXPECT_EQ(batch.labels.to_vector<int64_t>(), (std::vector<int64_t>{6, 4}));
   EXPECT_EQ(batch.images.to_vector<float>(), (std::vector<float>{0.6f, 0.8f, 0, 1}));
   std::filesystem::remove(folder / "digits-labels.idx");
-  EXPECT_THROW(Idx((folder / "digits").string()), Error);
-  std::filesystem::remove_all(folder);
+  EXPECT_THROW(Idx(folder / "digits"), Error);
 }
 
 }  // namespace

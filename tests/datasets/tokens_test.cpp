@@ -1,7 +1,6 @@
 #include "datasets/tokens.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -14,6 +13,7 @@
 #include "io/checksum.h"
 #include "io/file.h"
 #include "tests/errors.h"
+#include "tests/folder.h"
 
 namespace tessera::datasets {
 namespace {
@@ -24,17 +24,9 @@ const std::string kPrint(32, 'a');
 
 class Shards : public ::testing::Test {
  protected:
-  Shards() : folder_(fs::path(testing::TempDir()) / ("tessera_tokens_" + std::to_string(::getpid()))) {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  ~Shards() override { fs::remove_all(folder_); }
-  std::string path(const std::string& name = "x.tokens") const { return (folder_ / name).string(); }
-  /// Straight to the disk: nothing is flushed.
-  void put(const std::string& name, const std::string& content) const {
-    std::ofstream(path(name), std::ios::binary).write(content.data(), std::streamsize(content.size()));
-  }
-  std::string bytes(const std::string& name = "x.tokens") const { return io::read_file(path(name), 1 << 30); }
+  std::string path(const std::string& name = "x.tokens") const { return folder_ / name; }
+  void put(const std::string& name, const std::string& content) const { folder_.put(name, content); }
+  std::string bytes(const std::string& name = "x.tokens") const { return folder_.get(name); }
   /// Documents of the numbers from 0 on, of these lengths.
   std::string make(const std::string& name, const std::vector<int>& lengths, int first = 0,
                    int64_t vocab = 1000, const std::string& print = kPrint) const {
@@ -48,7 +40,7 @@ class Shards : public ::testing::Test {
     writer.write(path(name));
     return path(name);
   }
-  fs::path folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(Shards, KeepTokensAndDocuments) {
@@ -138,8 +130,7 @@ TEST_F(Shards, RefuseHeadsThatLie) {
     put(name, content);
     EXPECT_NE(message_of([&] { TokenShard shard(path(name)); }).find(error), std::string::npos);
   }
-  EXPECT_NE(message_of([&] { TokenShard shard(folder_.string()); }).find("is a directory"),
-            std::string::npos);
+  EXPECT_NE(message_of([&] { TokenShard shard(folder_.path()); }).find("is a directory"), std::string::npos);
 }
 
 TEST_F(Shards, NoticesTokensOutsideTheVocabularyAndACutAfterOpening) {
@@ -248,10 +239,10 @@ TEST_F(Shards, LoaderShufflesAndResumes) {
 TEST_F(Shards, NamesOfAFolder) {
   make(shard_name("train", 0), {5});
   make(shard_name("train", 1), {5});
-  EXPECT_EQ(shard_paths(folder_.string(), "train").size(), 2u);
-  expect_error([&] { shard_paths(folder_.string(), "validation"); }, {"no shards of the part validation"});
+  EXPECT_EQ(shard_paths(folder_.path(), "train").size(), 2u);
+  expect_error([&] { shard_paths(folder_.path(), "validation"); }, {"no shards of the part validation"});
   fs::rename(path(shard_name("train", 0)), path(shard_name("train", 2)));
-  EXPECT_NE(message_of([&] { shard_paths(folder_.string(), "train"); }).find("but not train-00000.tokens"),
+  EXPECT_NE(message_of([&] { shard_paths(folder_.path(), "train"); }).find("but not train-00000.tokens"),
             std::string::npos);
 }
 

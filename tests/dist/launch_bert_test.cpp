@@ -15,7 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::checkpoint;
-using test::Folder;
 using test::launched;
 using test::Said;
 using test::tessera;
@@ -23,16 +22,16 @@ using test::train;
 using test::write_text;
 
 /// Sentences with a word that tells the label.
-void write_task(const Folder& folder) {
-  fs::create_directories(folder.path / "glue");
+void write_task(const TemporaryFolder& folder) {
+  fs::create_directories(folder / "glue");
   for (const char* part : {"train", "dev"}) {
-    std::ofstream out(folder.path / "glue" / (std::string(part) + ".tsv"));
+    std::ofstream out(folder / (std::string("glue/") + part + ".tsv"));
     out << "sentence\tlabel\n";
     for (int i = 0; i < (part[0] == 't' ? 48 : 10); ++i)
       out << "film number " << (i * i) % 37 << (i % 2 ? " is good" : " is bad") << " and ends\t" << i % 2
           << "\n";
   }
-  std::ofstream out(folder.path / "glue/test.tsv");
+  std::ofstream out(folder / "glue/test.tsv");
   out << "index\tsentence\n0\ta good film\n1\ta bad film\n";
 }
 
@@ -41,12 +40,12 @@ const std::string kBertSizes =
     "--max-length 24 --lr 1e-3 --quiet";
 
 /// Seeds with dropout.
-std::string glue_flags(const Folder& folder, int seeds = 2) {
+std::string glue_flags(const TemporaryFolder& folder, int seeds = 2) {
   return "bert --task sst2 --scratch --seeds " + std::to_string(seeds) + " --data " + folder / "glue" +
          kBertSizes + " --runs " + folder / "runs";
 }
 
-std::string mlm_flags(const Folder& folder) {
+std::string mlm_flags(const TemporaryFolder& folder) {
   return "bert --task mlm --seeds 1 --text " + folder / "text.txt" + kBertSizes + " --runs " +
          folder / "runs";
 }
@@ -55,13 +54,13 @@ std::string replaced(std::string line, const std::string& old, const std::string
   return line.replace(line.find(old), old.size(), other);
 }
 
-void train_to_end(const Folder& folder, int ranks, const std::string& line) {
+void train_to_end(const TemporaryFolder& folder, int ranks, const std::string& line) {
   const Said said = train(folder, ranks, line);
   EXPECT_EQ(said.end.code, 0) << line << "\n" << said.err << said.end.cause;
 }
 
 /// The values of the last evaluation in metrics.jsonl, as they are written there.
-std::string last_evaluation(const Folder& folder, const std::string& run) {
+std::string last_evaluation(const TemporaryFolder& folder, const std::string& run) {
   const std::string lines = folder.get("runs/" + run + "/metrics.jsonl");
   const size_t last = lines.rfind("\"eval_"), line = lines.rfind("\n", last) + 1;
   if (last == std::string::npos) return "";
@@ -70,7 +69,7 @@ std::string last_evaluation(const Folder& folder, const std::string& run) {
 }
 
 TEST(LaunchBert, FineTuningHasTheSameBitsOnAnyNumberOfRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_task(folder);
   const std::string line = glue_flags(folder) + " --accumulate 4 --order global --steps 6 --name ";
   for (const int ranks : {1, 2, 4}) train_to_end(folder, ranks, line + "r" + std::to_string(ranks));
@@ -90,7 +89,7 @@ TEST(LaunchBert, FineTuningHasTheSameBitsOnAnyNumberOfRanks) {
 }
 
 TEST(LaunchBert, PretrainingHasTheSameBitsOnAnyNumberOfRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_text(folder, 1500);
   const std::string line = mlm_flags(folder) + " --accumulate 4 --order global --steps 6 --name ";
   for (const int ranks : {1, 2, 4}) train_to_end(folder, ranks, line + "r" + std::to_string(ranks));
@@ -108,7 +107,7 @@ TEST(LaunchBert, PretrainingHasTheSameBitsOnAnyNumberOfRanks) {
 }
 
 TEST(LaunchBert, SlicesAndDroppedBranchesAreTheSameOnAllRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_task(folder);
   const std::string line = glue_flags(folder, 1) +
                            " --slice random --rows 50% --probe-gradient 3 --dropbp 0.5 --dropbp-rates "
@@ -124,7 +123,7 @@ TEST(LaunchBert, SlicesAndDroppedBranchesAreTheSameOnAllRanks) {
 }
 
 TEST(LaunchBert, EpochsAreThoseOfAllRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_task(folder);
   train_to_end(folder, 2, glue_flags(folder, 1) + " --epochs 2 --log-every 100 --name two");
   // 24 micro-batches per epoch, one per rank and step; evaluated after each epoch.
@@ -135,7 +134,7 @@ TEST(LaunchBert, EpochsAreThoseOfAllRanks) {
 }
 
 TEST(LaunchBert, AnInterruptedGroupGoesOnWithOtherNumbersOfRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_task(folder);
   const std::string flags =
       glue_flags(folder) + " --accumulate 4 --order global --steps 40 --log-every 1 --save-every 5 --name ";
@@ -170,7 +169,8 @@ TEST(LaunchBert, AnInterruptedGroupGoesOnWithOtherNumbersOfRanks) {
 
 /// Kills rank 1 of two when the run has a checkpoint, and expects that a restart ends as a run that was never
 /// killed.
-void expect_restarted(const Folder& folder, const std::string& flags, const std::string& run, int steps) {
+void expect_restarted(const TemporaryFolder& folder, const std::string& flags, const std::string& run,
+                      int steps) {
   const std::string line =
       flags + " --order global --log-every 1 --save-every 5 --steps " + std::to_string(steps) + " --name ";
   train_to_end(folder, 2, line + "whole");
@@ -188,7 +188,7 @@ void expect_restarted(const Folder& folder, const std::string& flags, const std:
                               if (rank == 1) victim = pid;
                             }};
   std::jthread killer([&](const std::stop_token& stop) {
-    const fs::path saved = folder.path / ("runs/again" + run) / "checkpoints/step-000010.safetensors";
+    const std::string saved = folder / ("runs/again" + run + "/checkpoints/step-000010.safetensors");
     while (!stop.stop_requested() && !fs::exists(saved)) ::usleep(1000);
     if (!stop.stop_requested()) killed = ::kill(victim, SIGKILL) == 0;
   });
@@ -202,26 +202,26 @@ void expect_restarted(const Folder& folder, const std::string& flags, const std:
 }
 
 TEST(LaunchBert, AKilledFineTuningGoesOnToTheSameEnd) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_task(folder);
   expect_restarted(folder, glue_flags(folder), "/seed-1", 300);
 }
 
 TEST(LaunchBert, AKilledPretrainingGoesOnToTheSameEnd) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_text(folder, 1500);
   expect_restarted(folder, mlm_flags(folder), "", 300);
 }
 
 TEST(LaunchBert, RefusesWhatRanksCannotShare) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_task(folder), write_text(folder, 1500);
   const auto refuses = [&](int ranks, const std::string& line, int code,
                            std::initializer_list<const char*> parts) {
     const Said said = train(folder, ranks, line);
     EXPECT_EQ(said.end.code, code) << line << said.err;
     expect_parts(said.err, parts);
-    EXPECT_FALSE(fs::exists(folder.path / "runs") && !fs::is_empty(folder.path / "runs")) << line;
+    EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << line;
   };
   const std::string glue = glue_flags(folder), mlm = mlm_flags(folder);
   for (const std::string& line : {glue, mlm}) {

@@ -16,7 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::checkpoint;
-using test::Folder;
 using test::launched;
 using test::Said;
 using test::tessera;
@@ -27,7 +26,7 @@ const std::string kTask =
     "tnp --device cpu --d-model 16 --d-ff 12 --n-head 4 --layers 2 --emb-hidden 8 --components 2 --m 7 --n 5 "
     "--batch-size 2 --eval-tasks 3 --quiet --warmup 0 --schedule constant";
 
-Said trains(const Folder& folder, int ranks, const std::string& line) {
+Said trains(const TemporaryFolder& folder, int ranks, const std::string& line) {
   const Said said = train(folder, ranks, line);
   EXPECT_EQ(said.end.code, 0) << line << "\n" << said.err << said.end.cause;
   return said;
@@ -39,7 +38,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
 }
-std::vector<std::string> metrics(const Folder& folder, const std::string& run) {
+std::vector<std::string> metrics(const TemporaryFolder& folder, const std::string& run) {
   return lines_of(folder.get("runs/" + run + "/metrics.jsonl"));
 }
 /// A number of a line of JSON; NaN, which nothing is near to, if there is none.
@@ -49,7 +48,7 @@ double number(const std::string& line, const std::string& key) {
 }
 
 TEST(LaunchContext, HasTheLossesOfOneRankWhateverTheSplit) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string line = kTask + " --steps 20 --log-every 1 --runs " + folder / "runs" + " --accumulate 2";
   trains(folder, 1, line + " --name one");
   trains(folder, 2, line + " --name rows --context-parallel 2");
@@ -73,7 +72,7 @@ TEST(LaunchContext, HasTheLossesOfOneRankWhateverTheSplit) {
 }
 
 TEST(LaunchContext, GoesOnToTheBitsOfARunThatNeverStoppedOrWithAnotherSplitWhereItIsTold) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string flags = kTask + " --runs " + folder / "runs" + " --log-every 1";
   trains(folder, 2, flags + " --context-parallel 2 --steps 9 --name whole");
   trains(folder, 2, flags + " --context-parallel 2 --steps 3 --name parts");
@@ -95,13 +94,13 @@ TEST(LaunchContext, GoesOnToTheBitsOfARunThatNeverStoppedOrWithAnotherSplitWhere
 }
 
 TEST(LaunchContext, RefusesWhatCannotBeShared) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto refuses = [&](int ranks, const std::string& flags, int code,
                            std::initializer_list<const char*> parts) {
     const Said said = train(folder, ranks, kTask + " --steps 2 --runs " + folder / "runs " + flags);
     EXPECT_EQ(said.end.code, code) << flags << said.err;
     expect_parts(said.err, parts);
-    EXPECT_FALSE(fs::exists(folder.path / "runs") && !fs::is_empty(folder.path / "runs")) << flags;
+    EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << flags;
   };
   refuses(2, "--context-parallel 3", 1, {"--context-parallel 3 on 2 ranks", "must divide"});
   refuses(1, "--context-parallel 2", 1, {"--context-parallel 2 on 1 rank", "tessera launch -n 2"});
@@ -115,7 +114,7 @@ TEST(LaunchContext, RefusesWhatCannotBeShared) {
 }
 
 TEST(LaunchContext, BenchesStepsOfAllRanksTogether) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string line =
       "bench step tnp --device cpu --d-model 16 --d-ff 12 --n-head 4 --layers 2 --emb-hidden 8 "
       "--components 2 --m 7 --n 5 --batch-size 2 --seconds 0.01 --json " +

@@ -13,13 +13,12 @@ namespace tessera::dist {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Folder;
 using test::launched;
 using test::Said;
 using test::tessera;
 
 /// A llama of four heads that has trained a few steps, and its folder.
-std::string trained_llama(const Folder& folder) {
+std::string trained_llama(const TemporaryFolder& folder) {
   test::write_text(folder, 400);
   const Said said = launched(
       folder, {.ranks = 1,
@@ -31,7 +30,7 @@ std::string trained_llama(const Folder& folder) {
   return folder / "runs/m";
 }
 
-Said run_command(const Folder& folder, int ranks, const std::string& line) {
+Said run_command(const TemporaryFolder& folder, int ranks, const std::string& line) {
   return launched(folder, {.ranks = ranks, .command = tessera(line)});
 }
 
@@ -44,7 +43,7 @@ std::string value_of(const std::string& json, const std::string& name) {
 }
 
 TEST(LaunchDecode, AllRanksComeToTheTextOfOneAndOneWritesIt) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string line = "generate --device cpu --model " + trained_llama(folder) +
                            " --prompt word --max-tokens 12 --ignore-end ";
   for (const std::string sampling : {"--greedy", "--top-k 8 --seed 5"}) {
@@ -61,7 +60,7 @@ TEST(LaunchDecode, AllRanksComeToTheTextOfOneAndOneWritesIt) {
 }
 
 TEST(LaunchDecode, PerplexityIsThatOfOneRank) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string line =
       "eval ppl --device cpu --json --model " + trained_llama(folder) + " --text " + folder / "text.txt";
   const Said one = run_command(folder, 1, line), two = run_command(folder, 2, line + " --tensor-parallel 2");
@@ -71,7 +70,7 @@ TEST(LaunchDecode, PerplexityIsThatOfOneRank) {
 }
 
 TEST(LaunchDecode, TheBenchmarkRecordsTheRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said =
       run_command(folder, 2,
                   "bench decode --device cpu --shape qwen3-tiny --prompt-tokens 5 --new-tokens 3 --repeats 1 "
@@ -84,7 +83,7 @@ TEST(LaunchDecode, TheBenchmarkRecordsTheRanks) {
 }
 
 TEST(LaunchDecode, SaysWhatDoesNotFit) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string model = trained_llama(folder), generate = "generate --device cpu --model " + model;
   const std::string compressed = folder / "compressed";
   ASSERT_EQ(

@@ -23,12 +23,11 @@ namespace tessera::dist {
 namespace {
 
 namespace fs = std::filesystem;
-using test::Folder;
 using test::launched;
 using test::Said;
 using test::words_of;
 
-std::string run_flags(const Folder& folder, const std::string& more) {
+std::string run_flags(const TemporaryFolder& folder, const std::string& more) {
   return "train tnp --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 2 --emb-hidden 8 --components 2 "
          "--n 4 --eval-tasks 4 --quiet --runs " +
          folder / "runs" + " --name fault" + more;
@@ -41,12 +40,13 @@ std::vector<std::string> after(const std::string& script, const std::string& lin
   return command;
 }
 
-std::string log_of(const Folder& folder, int rank) {
+std::string log_of(const TemporaryFolder& folder, int rank) {
   return folder.get("ranks/rank-" + std::to_string(rank) + ".log");
 }
 
 /// Launches a run without end, and once it has logged a step does `act` to the process of rank 1.
-Said launched_and(const Folder& folder, LaunchOptions options, const std::function<void(int pid)>& act) {
+Said launched_and(const TemporaryFolder& folder, LaunchOptions options,
+                  const std::function<void(int pid)>& act) {
   std::atomic<int> one = 0;
   options.started = [&](int rank, int pid) {
     if (rank == 1) one = pid;
@@ -60,7 +60,7 @@ Said launched_and(const Folder& folder, LaunchOptions options, const std::functi
 const std::string kEndless = " --m 4 --batch-size 2 --steps 1000000 --log-every 1";
 
 TEST(LaunchFaults, AStoppedRankIsNamedAtTheDeadline) {
-  const Folder folder;
+  const TemporaryFolder folder;
   int stopped = 0;
   const Said said =
       launched_and(folder,
@@ -95,7 +95,7 @@ bool came(int pipe, const std::string& text) {
 }
 
 TEST(LaunchFaults, TheProgramsOfScriptsEndWithALauncherThatIsKilled) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const AdoptsOrphans adopts;
   // The programs tell of their steps through a pipe that is not the launcher's. They would
   // end by themselves, later.
@@ -138,7 +138,7 @@ TEST(LaunchFaults, TheProgramsOfScriptsEndWithALauncherThatIsKilled) {
 }
 
 TEST(LaunchFaults, AFullDiskOnRankZeroIsTheCauseOnAll) {
-  const Folder folder;
+  const TemporaryFolder folder;
   // Of 512 bytes each; a write beyond that is an error then, not a signal.
   const Said said = launched(folder, {.ranks = 2,
                                       .command = after("trap '' XFSZ; [ $RANK = 0 ] && ulimit -f 16",
@@ -146,7 +146,7 @@ TEST(LaunchFaults, AFullDiskOnRankZeroIsTheCauseOnAll) {
   EXPECT_EQ(said.end.code, 1) << said.err;
   expect_parts(log_of(folder, 0), {"File too large"});
   expect_parts(log_of(folder, 1), {"rank 0 (pid ", "File too large"});
-  EXPECT_FALSE(fs::exists(folder.path / "runs/fault/checkpoints/step-1000000.safetensors"));
+  EXPECT_FALSE(fs::exists(folder / "runs/fault/checkpoints/step-1000000.safetensors"));
 }
 
 /// The most KiB of addresses that a process has had.
@@ -163,7 +163,7 @@ TEST(LaunchFaults, ARankWithoutMemoryIsTheCauseOnAll) {
   constexpr int64_t kBeyond = 262144;
   int64_t enough = 0;
   {
-    const Folder folder;
+    const TemporaryFolder folder;
     launched_and(folder, {.ranks = 2, .command = after(":", run_flags(folder, kEndless)), .grace = 0.01},
                  [&](int pid) {
                    enough = peak_addresses(pid) + kBeyond;
@@ -171,7 +171,7 @@ TEST(LaunchFaults, ARankWithoutMemoryIsTheCauseOnAll) {
                  });
   }
   ASSERT_GT(enough, kBeyond);
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said = launched(
       folder,
       {.ranks = 2,

@@ -10,7 +10,6 @@
 namespace tessera::dist {
 namespace {
 
-using test::Folder;
 using test::launched;
 using test::Said;
 using test::tessera;
@@ -22,7 +21,7 @@ const std::string kBenchSizes =
 class LaunchBench : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(LaunchBench, AStepNamesTheSlowestRankAndWhatOneTakesAlone) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said = launched(
       folder,
       {.ranks = 2, .command = tessera("bench step " + GetParam() + " --json " + folder / "step.jsonl")});
@@ -45,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "50 --shape 2x8 --seconds 0.01 --zero 1"));
 
 TEST(LaunchDoctor, LinksTellsTheVariablesOfEveryRank) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::vector<std::string> command = tessera("doctor --links");
   if (Device::cuda_count() == 1)  // two ranks cannot share it
     command.insert(command.begin(), {"env", "CUDA_VISIBLE_DEVICES="});

@@ -22,7 +22,6 @@
 namespace tessera::dist {
 namespace {
 
-using test::Folder;
 using test::launched;
 using test::Said;
 
@@ -31,7 +30,7 @@ std::vector<std::string> shell(const std::string& script) {
 }
 
 TEST(Launch, TagsLinesAndKeepsLogs) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said = launched(
       folder,
       {.ranks = 3,
@@ -48,7 +47,7 @@ TEST(Launch, TagsLinesAndKeepsLogs) {
 }
 
 TEST(Launch, GivesEveryRankItsVariables) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said =
       launched(folder, {.ranks = 2,
                         .nodes = 2,
@@ -61,7 +60,7 @@ TEST(Launch, GivesEveryRankItsVariables) {
 }
 
 TEST(Launch, NamesTheRankThatFailedAndItsStatus) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said = launched(
       folder, {.ranks = 3, .command = shell("[ $RANK = 1 ] && exit 5; exec sleep 1000"), .grace = 0.01});
   EXPECT_EQ(said.end.code, 5);
@@ -69,7 +68,7 @@ TEST(Launch, NamesTheRankThatFailedAndItsStatus) {
 }
 
 TEST(Launch, NamesTheSignal) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said = launched(
       folder, {.ranks = 3, .command = shell("[ $RANK = 2 ] && kill -9 $$; exec sleep 1000"), .grace = 0.01});
   EXPECT_EQ(said.end.code, 128 + SIGKILL);
@@ -77,7 +76,7 @@ TEST(Launch, NamesTheSignal) {
 }
 
 TEST(Launch, LeavesNoProcess) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::vector<int> pids;
   launched(folder, {.ranks = 4,
                     .command = shell("[ $RANK = 0 ] && exit 1; exec sleep 1000"),
@@ -88,7 +87,7 @@ TEST(Launch, LeavesNoProcess) {
 }
 
 TEST(Launch, StartsAgain) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string script = "[ $RANK = 1 ] && [ $TESSERA_RESTART -lt 2 ] && exit 3; exit 0";
   const Said said = launched(folder, {.ranks = 2, .restarts = 3, .command = shell(script)});
   EXPECT_EQ(said.end.code, 0);
@@ -100,7 +99,7 @@ TEST(Launch, StartsAgain) {
 }
 
 TEST(Launch, PassesSignalsOnOnce) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::atomic<int> ready = 0;
   LaunchOptions options{
       .ranks = 2,
@@ -125,7 +124,7 @@ std::vector<std::string> script_around(const std::string& program) {
 
 TEST(Launch, ReachesTheProgramOfAScript) {
   for (const int signal : {SIGINT, SIGTERM}) {
-    const Folder folder;
+    const TemporaryFolder folder;
     std::atomic<int> ready = 0;
     // SIGTERM ends the shell of the script at once, before the program has saved; at SIGINT it waits for it.
     LaunchOptions options{.ranks = 2,
@@ -145,7 +144,7 @@ TEST(Launch, ReachesTheProgramOfAScript) {
 }
 
 TEST(Launch, LeavesNoProcessOfAScript) {
-  const Folder folder;
+  const TemporaryFolder folder;
   // Rank 0 leaves a program behind, and rank 1 still waits for one.
   const Said said = launched(
       folder,
@@ -180,7 +179,7 @@ class TakesSignals {
 };
 
 TEST(Launch, EndsThoughAnotherThreadTakesTheSignals) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const TakesSignals other;
   // A lost end would be waited for for ever; one in three was lost where SIGCHLD was waited for.
   for (int i = 0; i < 30; ++i)
@@ -189,7 +188,7 @@ TEST(Launch, EndsThoughAnotherThreadTakesTheSignals) {
 }
 
 TEST(Launch, PassesOnSignalsThatAnotherThreadTakes) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const TakesSignals other;
   LaunchOptions options{.ranks = 1,
                         .command = shell("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")};
@@ -201,7 +200,7 @@ TEST(Launch, PassesOnSignalsThatAnotherThreadTakes) {
 // As some launchers leave it to the programs that they start: the ranks' ends
 // were waited for for ever.
 TEST(Launch, TellsHowRanksEndWhereTheEndsOfProcessesAreIgnored) {
-  const Folder folder;
+  const TemporaryFolder folder;
   struct sigaction before {};
   ::sigaction(SIGCHLD, nullptr, &before);
   ::signal(SIGCHLD, SIG_IGN);
@@ -213,7 +212,7 @@ TEST(Launch, TellsHowRanksEndWhereTheEndsOfProcessesAreIgnored) {
 
 TEST(Launch, WhatCannotBeIsRefused) {
   const auto refuses = [](const LaunchOptions& options, std::initializer_list<const char*> parts) {
-    const Folder folder;
+    const TemporaryFolder folder;
     expect_error([&] { launched(folder, options); }, parts);
   };
   refuses({.ranks = 0, .command = shell("")}, {"-n 0"});
@@ -228,7 +227,7 @@ TEST(Launch, WhatCannotBeIsRefused) {
   const comm::File taken = comm::listen_on(0, false);
   refuses({.master = "127.0.0.1:" + std::to_string(comm::port_of(taken)), .command = shell("")},
           {"is taken by another program"});
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said = launched(folder, {.ranks = 2, .command = {"/no/such/program"}});
   EXPECT_EQ(said.end.code, 127);
   expect_parts(said.err, {"launch: /no/such/program: No such file"});

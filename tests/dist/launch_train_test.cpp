@@ -22,7 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::checkpoint;
-using test::Folder;
 using test::launched;
 using test::Said;
 using test::tessera;
@@ -33,7 +32,7 @@ const std::string kTnp =
     " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 2 --emb-hidden 8 --components 2 --m 4 --n 4 "
     "--batch-size 2 --eval-tasks 4 --quiet";
 
-std::string gpt_flags(const Folder& folder) {
+std::string gpt_flags(const TemporaryFolder& folder) {
   return " --device cpu --text " + folder / "text.txt" +
          " --tokenizer-kind byte --d-model 16 --n-head 2 --layers 2 --d-ff 32 --length 16 --batch-size 2 "
          "--dropout 0.1 "
@@ -41,7 +40,8 @@ std::string gpt_flags(const Folder& folder) {
 }
 
 /// Runs on 1, 2 and 4 ranks that end with the same bytes.
-void expect_same_end(const Folder& folder, const std::string& model, const std::string& flags, int steps) {
+void expect_same_end(const TemporaryFolder& folder, const std::string& model, const std::string& flags,
+                     int steps) {
   const std::string line = model + flags + " --runs " + folder / "runs" +
                            " --accumulate 4 --order global --steps " + std::to_string(steps) +
                            " --warmup 2 --name ";
@@ -55,18 +55,18 @@ void expect_same_end(const Folder& folder, const std::string& model, const std::
 }
 
 TEST(LaunchTrain, TnpHasTheSameBitsOnAnyNumberOfRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   expect_same_end(folder, "tnp", kTnp, 12);
 }
 
 TEST(LaunchTrain, GptWithDropoutHasTheSameBitsOnAnyNumberOfRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_text(folder, 3000);
   expect_same_end(folder, "gpt", gpt_flags(folder), 8);
 }
 
 TEST(LaunchTrain, NoBitsDependOnBuckets) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_text(folder, 3000);
   const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
                            " --accumulate 4 --steps 6 --warmup 2 --log-every 1 --name ";
@@ -81,7 +81,7 @@ TEST(LaunchTrain, NoBitsDependOnBuckets) {
 }
 
 TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_text(folder, 3000);
   const std::string line =
       "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
@@ -119,7 +119,7 @@ TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
 
 /// Each rank takes the gradients that columns are chosen by whole, in whatever way the run has its own.
 TEST(LaunchTrain, ColumnsChosenByGradientAreThoseOfOneRank) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_text(folder, 3000);
   const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
                            " --form lost --rank 2 --column-share 0.2 --columns gradient --accumulate 2 "
@@ -132,7 +132,7 @@ TEST(LaunchTrain, ColumnsChosenByGradientAreThoseOfOneRank) {
 }
 
 TEST(LaunchTrain, StatesInBf16HaveTheSameBitsOnAnyNumberOfRanks) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_text(folder, 3000);
   const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
                            " --accumulate 4 --order global --warmup 2 --save-every 2 --precision bf16" +
@@ -155,7 +155,7 @@ TEST(LaunchTrain, StatesInBf16HaveTheSameBitsOnAnyNumberOfRanks) {
 
 /// Two ranks on the CPU that are told what the optimizer or the device cannot do.
 void expect_refused(const std::string& flags, std::initializer_list<const char*> parts) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const Said said = train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 " + flags);
   EXPECT_EQ(said.end.code, 1);
   expect_parts(said.err, parts);
@@ -177,12 +177,12 @@ const std::string kOnGpus =
 
 TEST(LaunchTrain, CopiesBetweenGpusHaveTheBitsOfOne) {
   if (Device::cuda_count() < 2) GTEST_SKIP() << "this machine has no two GPUs";
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string line = kOnGpus + folder / "runs" + " --accumulate 4 --order global --name ";
   ASSERT_EQ(train(folder, 1, line + "alone").end.code, 0);
   for (int ranks = 2; ranks <= std::min(4, Device::cuda_count()); ranks *= 2)
     for (const std::string how : {"0", "0.05", "0.05 --graph off", "0.05 --zero 1"}) {
-      fs::remove_all(folder.path / "runs" / "several");
+      fs::remove_all(folder / "runs/several");
       const Said said = train(folder, ranks, line + "several --rank-exchange peer --bucket-mb " + how);
       EXPECT_EQ(said.end.code, 0) << said.err;
       EXPECT_TRUE(checkpoint(folder, "several", 12) == checkpoint(folder, "alone", 12))
@@ -192,7 +192,7 @@ TEST(LaunchTrain, CopiesBetweenGpusHaveTheBitsOfOne) {
 
 TEST(LaunchTrain, CopiesBetweenThreeGpusHaveTheBitsOfNccl) {
   if (Device::cuda_count() < 3) GTEST_SKIP() << "this machine has no three GPUs";
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string line = kOnGpus + folder / "runs" + " --order world --rank-exchange ";
   for (const std::string how : {"communicator", "peer"})
     ASSERT_EQ(train(folder, 3, line + how + " --name " + how).end.code, 0);
@@ -200,7 +200,7 @@ TEST(LaunchTrain, CopiesBetweenThreeGpusHaveTheBitsOfNccl) {
 }
 
 TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string flags =
       kTnp + " --runs " + folder / "runs" + " --accumulate 2 --schedule constant --warmup 0";
   EXPECT_EQ(train(folder, 2, "tnp" + flags + " --steps 9 --name whole").end.code, 0);
@@ -217,7 +217,7 @@ TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
 }
 
 TEST(LaunchTrain, BegunAloneGoesOnOnTwoRanksAndAloneAgain) {
-  const Folder folder;
+  const TemporaryFolder folder;
   write_text(folder, 3000);
   const std::string flags = gpt_flags(folder) + " --runs " + folder / "runs" +
                             " --accumulate 4 --order global --schedule constant --warmup 0";
@@ -234,13 +234,13 @@ TEST(LaunchTrain, BegunAloneGoesOnOnTwoRanksAndAloneAgain) {
 }
 
 TEST(LaunchTrain, RefusesWhatRanksCannotShare) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto refuses = [&](int ranks, const std::string& line, int code,
                            std::initializer_list<const char*> parts) {
     const Said said = train(folder, ranks, line + kTnp + " --runs " + folder / "runs");
     EXPECT_EQ(said.end.code, code) << said.err;
     expect_parts(said.err, parts);
-    EXPECT_FALSE(fs::exists(folder.path / "runs") && !fs::is_empty(folder.path / "runs")) << line;
+    EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << line;
   };
   refuses(2, "tnp --accumulate 3", 1, {"--accumulate 3 micro-batches per step on 2 ranks", "multiple of 2"});
   refuses(4, "tnp --accumulate 2", 1, {"--accumulate 2", "on 4 ranks", "multiple of 4"});
@@ -250,7 +250,7 @@ TEST(LaunchTrain, RefusesWhatRanksCannotShare) {
 }
 
 /// Kills a rank of a run in training as soon as `ready`, and expects what the others and the launcher say.
-void expect_killed(const Folder& folder, int dead, const std::function<bool()>& ready) {
+void expect_killed(const TemporaryFolder& folder, int dead, const std::function<bool()>& ready) {
   std::map<int, int> pids;
   std::atomic<int> target = 0;
   LaunchOptions options{.ranks = 4,
@@ -280,17 +280,17 @@ void expect_killed(const Folder& folder, int dead, const std::function<bool()>& 
 class LaunchKilled : public ::testing::TestWithParam<int> {};
 
 TEST_P(LaunchKilled, InTraining) {
-  const Folder folder;
+  const TemporaryFolder folder;
   std::mt19937 engine{unsigned(GetParam())};
   const size_t bytes = 1 + engine() % 4000;
   expect_killed(folder, GetParam() % 4, [&] { return folder.get("runs/dead/metrics.jsonl").size() > bytes; });
 }
 
 TEST_P(LaunchKilled, InASave) {
-  const Folder folder;
+  const TemporaryFolder folder;
   expect_killed(folder, GetParam() % 4, [&] {
     std::error_code code;
-    for (fs::directory_iterator at(folder.path / "runs/dead/checkpoints", code), end; !code && at != end;
+    for (fs::directory_iterator at(folder / "runs/dead/checkpoints", code), end; !code && at != end;
          at.increment(code))
       if (at->path().filename().string().starts_with(".")) return true;
     return false;
@@ -300,7 +300,7 @@ TEST_P(LaunchKilled, InASave) {
 INSTANTIATE_TEST_SUITE_P(Rank, LaunchKilled, ::testing::Range(0, 5));
 
 TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const std::string flags =
       kTnp + " --runs " + folder / "runs" + " --steps 400 --save-every 10 --log-every 1 --name ";
   EXPECT_EQ(train(folder, 2, "tnp" + flags + "whole").end.code, 0);
@@ -330,7 +330,7 @@ TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
 }
 
 TEST(LaunchTrain, AStartThatFailsTwiceInTheSameWayIsNotRepeated) {
-  const Folder folder;
+  const TemporaryFolder folder;
   const auto command = tessera("train gpt --text " + folder / "missing.txt" + " --runs " + folder / "runs" +
                                " --device cpu --accumulate 2");
   const Said said = launched(folder, {.ranks = 2, .restarts = 5, .command = command});
@@ -346,10 +346,9 @@ std::vector<int> children_of(int pid) {
 }
 
 TEST(LaunchTrain, ARestartKeepsWhatAConfigFileSaysOfTheRun) {
-  const Folder folder;
-  std::ofstream(folder.path / "run.toml")
-      << "device = \"cpu\"\nquiet = true\njson = \"" << folder / "run.json"
-      << "\"\n";
+  const TemporaryFolder folder;
+  std::ofstream(folder / "run.toml") << "device = \"cpu\"\nquiet = true\njson = \"" << folder / "run.json"
+                                     << "\"\n";
   std::string flags = kTnp;
   for (const std::string flag : {" --device cpu", " --quiet"}) flags.erase(flags.find(flag), flag.size());
   std::atomic<int> launcher = 0;

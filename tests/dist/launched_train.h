@@ -24,17 +24,17 @@ inline std::vector<std::string> tessera(const std::string& line) {
 }
 
 /// A text for language models: words in an order that repeats itself late.
-inline void write_text(const Folder& folder, int words) {
-  std::ofstream out(folder.path / "text.txt");
+inline void write_text(const TemporaryFolder& folder, int words) {
+  std::ofstream out(folder / "text.txt");
   for (int i = 0; i < words; ++i) out << "word" << (i * i) % 97 << (i % 11 ? " " : ".\n");
 }
 
-inline Said train(const Folder& folder, int ranks, const std::string& line) {
+inline Said train(const TemporaryFolder& folder, int ranks, const std::string& line) {
   return launched(folder, {.ranks = ranks, .command = tessera("train " + line)});
 }
 
 /// The bytes of a checkpoint of a run in the folder `runs`; "" if there is none.
-inline std::string checkpoint(const Folder& folder, const std::string& run, int step) {
+inline std::string checkpoint(const TemporaryFolder& folder, const std::string& run, int step) {
   const std::string digits = std::to_string(step);
   return folder.get("runs/" + run + "/checkpoints/step-" + std::string(6 - digits.size(), '0') + digits +
                     ".safetensors");

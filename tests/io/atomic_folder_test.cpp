@@ -21,7 +21,7 @@ std::map<std::string, std::string> content_of(const std::string& folder) {
   std::map<std::string, std::string> content;
   for (const auto& entry : fs::recursive_directory_iterator(folder))
     content[fs::relative(entry.path(), folder).string()] =
-        entry.is_directory() ? "(folder)" : get_raw(entry.path().string());
+        entry.is_directory() ? "(folder)" : get(entry.path().string());
   return content;
 }
 using Content = std::map<std::string, std::string>;
@@ -39,9 +39,9 @@ const Content kNew = {{"config.json", "new"}, {"weights", "new"}, {"index.json",
 class AtomicFolders : public ::testing::Test {
  protected:
   void SetUp() override {
-    put_raw(root / "other", "mine");
+    put(root / "other", "mine");
     fs::create_directory(model);
-    for (const auto& [name, text] : kOld) put_raw(model + "/" + name, text);
+    for (const auto& [name, text] : kOld) put(model + "/" + name, text);
     before = content_of(root.path());
   }
   Content with_model(const Content& files) const {
@@ -77,7 +77,7 @@ TEST_F(AtomicFolders, KeepALinkAndThePermissions) {
   fs::permissions(model, fs::perms::owner_all);
   publish(root / "link", Existing::replace, kNew);
   EXPECT_TRUE(fs::is_symlink(root / "link"));
-  EXPECT_EQ(get_raw(model + "/config.json"), "new");
+  EXPECT_EQ(get(model + "/config.json"), "new");
   EXPECT_EQ(fs::status(model).permissions(), fs::perms::owner_all);
 }
 
@@ -155,7 +155,7 @@ TEST_F(AtomicFolders, SurviveAKillAtEveryCall) {
     for (int at = 0;; ++at) {
       fs::remove_all(model);
       fs::create_directory(model);
-      for (const auto& [name, text] : kOld) put_raw(model + "/" + name, text);
+      for (const auto& [name, text] : kOld) put(model + "/" + name, text);
       const pid_t child = ::fork();
       if (child == 0) {
         int calls = 0;

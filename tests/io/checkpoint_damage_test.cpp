@@ -12,7 +12,7 @@ std::string whole_checkpoint(const TemporaryFolder& folder) {
        named("moment", random_bits({16, 8}, DType::bf16, 2)),
        named("mask", random_bits({40}, DType::boolean, 3)), named("none", random_bits({0, 4}, DType::f32, 4)),
        named("step", int64_t{1200}), named("rng", Rng(42)));
-  return get_raw(folder / "file");
+  return get(folder / "file");
 }
 
 std::string error_of_reading(const std::string& bytes) {
@@ -58,7 +58,7 @@ TEST(CheckpointDamage, RandomFlipsOfThePayloadNameTheTensorAndItsPlace) {
 TEST(CheckpointDamage, ZeroedPagesAreNoticed) {
   const TemporaryFolder folder;
   save(folder / "file", named("x", random_bits({5000}, DType::f32, 1)));
-  const std::string whole = get_raw(folder / "file");
+  const std::string whole = get(folder / "file");
   for (size_t page = 0; page < whole.size(); page += 4096) {
     std::string bytes = whole;
     std::fill(bytes.begin() + ptrdiff_t(page), bytes.begin() + ptrdiff_t(std::min(page + 4096, whole.size())),
@@ -79,9 +79,9 @@ TEST(CheckpointDamage, NothingIsChangedByAFileThatIsRefused) {
   const TemporaryFolder folder;
   save(folder / "file", named("a", random_bits({4}, DType::i64, 1)),
        named("b", random_bits({4}, DType::f32, 2)));
-  std::string bytes = get_raw(folder / "file");
+  std::string bytes = get(folder / "file");
   bytes.back() ^= 1;  // the last tensor
-  put_raw(folder / "file", bytes);
+  put(folder / "file", bytes);
   Tensor a = random_bits({4}, DType::i64, 5), b = random_bits({4}, DType::f32, 6);
   const std::string before = bits_of(a) + bits_of(b);
   EXPECT_TRUE(throws([&] { load(folder / "file", named("a", a), named("b", b)); }, "tensor 'b'"));

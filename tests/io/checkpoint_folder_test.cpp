@@ -39,10 +39,10 @@ TEST(CheckpointFolder, FallsBackLoudlyAndNeverToNothing) {
   const TemporaryFolder base;
   const CheckpointFolder folder(base.path(), 3);
   for (const int64_t step : {1, 2, 3}) folder.save(step, Checkpoint::of(step));
-  std::string bytes = get_raw(folder.file_of(3));
+  std::string bytes = get(folder.file_of(3));
   bytes.back() ^= 4;
-  put_raw(folder.file_of(3), bytes);
-  put_raw(folder.file_of(2), bytes.substr(0, 50));
+  put(folder.file_of(3), bytes);
+  put(folder.file_of(2), bytes.substr(0, 50));
   const auto latest = folder.latest();
   EXPECT_EQ(latest.step, 1);
   ASSERT_EQ(latest.warnings.size(), 2u);
@@ -58,7 +58,7 @@ TEST(CheckpointFolder, LooksOnlyAtItsOwnNames) {
        {"step-.safetensors", "step-7.safetensors", "step-0000007.safetensors", "step--00007.safetensors",
         "step-00000x.safetensors", "step-000007.safetensors.bak", "step-99999999999999999999.safetensors",
         "notes.txt", ".step-000009.safetensors.tmp-1-1"})
-    put_raw(base / name, "x");
+    put(base / name, "x");
   const CheckpointFolder folder(base.path());
   EXPECT_TRUE(folder.steps().empty());
   EXPECT_FALSE(folder.latest().step.has_value());

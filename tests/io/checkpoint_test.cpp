@@ -296,7 +296,7 @@ TEST(Checkpoint, FieldsMayBeComputed) {
 std::string resealed(const std::function<void(std::string& header)>& change) {
   const TemporaryFolder folder;
   save(folder / "file", named("n", int64_t{5}), named("x", Tensor::from(std::vector<float>{1, 2}, {2})));
-  const std::string bytes = get_raw(folder / "file");
+  const std::string bytes = get(folder / "file");
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
   std::string header = bytes.substr(8, length);
@@ -369,7 +369,7 @@ TEST(Checkpoint, TwoTensorsThatChangedPlacesAreNoticed) {
   const TemporaryFolder folder;
   save(folder / "file", named("a", random_bits({4}, DType::f32, 1)),
        named("b", random_bits({4}, DType::f32, 2)));
-  std::string bytes = get_raw(folder / "file");
+  std::string bytes = get(folder / "file");
   const size_t data = bytes.size() - 32;
   bytes = bytes.substr(0, data) + bytes.substr(data + 16) + bytes.substr(data, 16);
   EXPECT_TRUE(throws([&] { Checkpoint::read(InputFile("memory", bytes)); }, "tensor 'a' (bytes "));

@@ -22,7 +22,7 @@ TEST(Events, AreFramedRecords) {
   EventWriter events(folder / "run");
   events.scalar("a", 3, 0.5, 2.0);
   events.flush();
-  const std::string bytes = get_raw(events.path());
+  const std::string bytes = get(events.path());
   // The second record: Event{wall_time: 2, step: 3, summary{value{tag: "a", simple_value: 0.5}}}, by hand.
   const std::string message("\x09\0\0\0\0\0\0\0\x40\x10\3\x2A\x0A\x0A\x08\x0A\1a\x15\0\0\0\x3F", 23);
   ASSERT_GT(bytes.size(), message.size() + 16);
@@ -42,7 +42,7 @@ TEST(Events, AFailedRecordIsWrittenOver) {
   const RestoreFileCalls restore;
   const TemporaryFolder folder;
   EventWriter events(folder.path());
-  const size_t before = get_raw(events.path()).size();
+  const size_t before = get(events.path()).size();
   const FileCalls system = FileCalls::system();
   int calls = 0;
   file_calls().pwrite = [&](int file, const void* from, size_t, off_t offset) -> ssize_t {
@@ -52,7 +52,7 @@ TEST(Events, AFailedRecordIsWrittenOver) {
                      events.path() + " at byte " + std::to_string(before) + ": No space left on device"));
   file_calls() = system;
   events.scalar("b", 2, 2);
-  const std::string bytes = get_raw(events.path());
+  const std::string bytes = get(events.path());
   uint64_t length = 0;
   std::memcpy(&length, bytes.data() + before, 8);
   EXPECT_EQ(bytes.size(), before + 16 + length);

@@ -16,19 +16,19 @@ TEST(InputFile, SaysWhatIsWrong) {
   const TemporaryFolder folder;
   EXPECT_TRUE(throws([&] { InputFile(folder / "absent"); }, "there is no file " + (folder / "absent")));
   EXPECT_TRUE(throws([&] { InputFile(folder.path()); }, "is a directory"));
-  put_raw(folder / "empty", "");
+  put(folder / "empty", "");
   EXPECT_TRUE(throws([&] { InputFile(folder / "empty"); }, "is empty"));
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
   EXPECT_TRUE(throws([&] { InputFile(folder / "pipe"); }, "is not a regular file"));
   EXPECT_TRUE(throws([&] { InputFile("/dev/zero"); }, "is not a regular file"));
-  put_raw(folder / "lfs", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n");
+  put(folder / "lfs", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n");
   EXPECT_TRUE(throws([&] { InputFile(folder / "lfs"); }, "is a Git LFS pointer"));
   for (const std::string start :
        {"<!DOCTYPE html>", "<html>", "\n \t<HTML lang=en>", "\xEF\xBB\xBF<!doctype html>"}) {
-    put_raw(folder / "page", start + "404");
+    put(folder / "page", start + "404");
     EXPECT_TRUE(throws([&] { InputFile(folder / "page"); }, "is an HTML page")) << start;
   }
-  put_raw(folder / "text", "<htm");
+  put(folder / "text", "<htm");
   EXPECT_EQ(read_file(folder / "text", 4), "<htm");
   EXPECT_TRUE(throws([&] { read_file(folder / "text", 3); }, "has 4 bytes, more than the 3"));
 }
@@ -41,7 +41,7 @@ TEST(InputFile, SaysThatItMayNotRead) {
 
 TEST(InputFile, NoticesThatTheFileShrinks) {
   const TemporaryFolder folder;
-  put_raw(folder / "file", std::string(10000, 'x'));
+  put(folder / "file", std::string(10000, 'x'));
   const InputFile file(folder / "file");
   fs::resize_file(folder / "file", 5000);
   std::string bytes(10000, '\0');
@@ -54,7 +54,7 @@ TEST(InputFile, NoticesThatTheFileShrinks) {
 TEST(InputFile, ReadsOnAfterSignalsAndShortReadsAndNamesErrors) {
   const RestoreFileCalls restore;
   const TemporaryFolder folder;
-  put_raw(folder / "file", "0123456789");
+  put(folder / "file", "0123456789");
   int calls = 0;
   file_calls().pread = [&](int file, void* to, size_t, off_t offset) -> ssize_t {
     if (++calls % 2) return errno = EINTR, -1;
@@ -71,7 +71,7 @@ TEST(AtomicFile, ReplacesAWholeFileAndLeavesNothingElse) {
   {
     AtomicFile file(folder / "file", 6);
     file.write("new");
-    EXPECT_EQ(get_raw(folder / "file"), "old");
+    EXPECT_EQ(get(folder / "file"), "old");
     EXPECT_EQ(folder.names().size(), 2u);
     file.write("...");
     file.rewrite(0, "NEW");
@@ -79,25 +79,25 @@ TEST(AtomicFile, ReplacesAWholeFileAndLeavesNothingElse) {
     file.publish();
     EXPECT_TRUE(throws([&] { file.publish(); }, "published or given up already"));
   }
-  EXPECT_EQ(get_raw(folder / "file"), "NEW...");
+  EXPECT_EQ(get(folder / "file"), "NEW...");
   EXPECT_EQ(folder.names(), std::vector<std::string>{"file"});
   { AtomicFile(folder / "file", 3).write("bad"); }
   EXPECT_TRUE(throws([&] { AtomicFile(folder / "file", 3).publish(); }, "0 bytes were written, 3 announced"));
-  EXPECT_EQ(get_raw(folder / "file"), "NEW...");
+  EXPECT_EQ(get(folder / "file"), "NEW...");
   EXPECT_EQ(folder.names(), std::vector<std::string>{"file"});
 }
 
 TEST(AtomicFile, ReplacesWhatALinkLeadsTo) {
   const TemporaryFolder folder;
   make_folder(folder / "there");
-  put_raw(folder / "there/target", "old");
+  put(folder / "there/target", "old");
   fs::create_symlink("there/target", folder / "relative");
   fs::create_symlink(folder / "relative", folder / "link");
   write_file(folder / "link", "new");
-  EXPECT_EQ(get_raw(folder / "there/target"), "new");
+  EXPECT_EQ(get(folder / "there/target"), "new");
   fs::create_symlink("there/later", folder / "dangling");
   write_file(folder / "dangling", "x");
-  EXPECT_EQ(get_raw(folder / "there/later"), "x");
+  EXPECT_EQ(get(folder / "there/later"), "x");
   fs::create_symlink("circle", folder / "circle");
   EXPECT_TRUE(throws([&] { write_file(folder / "circle", "x"); }, "lead in a circle"));
   for (const char* name : {"relative", "link", "dangling", "circle"})
@@ -121,14 +121,14 @@ TEST(AtomicFile, KeepsPermissionsAndRefusesAReadOnlyFile) {
   fs::permissions(folder.path(), fs::perms::all);
   const Nobody nobody;
   const auto secret = fs::perms::owner_read | fs::perms::owner_write;
-  put_raw(folder / "secret", "old");
+  put(folder / "secret", "old");
   fs::permissions(folder / "secret", secret);
   write_file(folder / "secret", "new");
   EXPECT_EQ(fs::status(folder / "secret").permissions(), secret);
-  put_raw(folder / "kept", "old");
+  put(folder / "kept", "old");
   fs::permissions(folder / "kept", fs::perms::owner_read);
   EXPECT_TRUE(throws([&] { write_file(folder / "kept", "new"); }, "kept is read-only"));
-  EXPECT_EQ(get_raw(folder / "kept"), "old");
+  EXPECT_EQ(get(folder / "kept"), "old");
 }
 
 TEST(AtomicFile, WritesTheLongestNameThatThereIs) {
@@ -142,7 +142,7 @@ TEST(AtomicFile, RefusesWhatIsNoFileName) {
   const TemporaryFolder folder;
   EXPECT_TRUE(throws([&] { write_file(folder.path(), "x"); }, "is a directory"));
   EXPECT_TRUE(throws([&] { write_file(folder / "no/such/file", "x"); }, "there is no folder"));
-  put_raw(folder / "file", "x");
+  put(folder / "file", "x");
   EXPECT_TRUE(throws([&] { make_folder(folder / "file/below"); }, "cannot create the folder"));
   EXPECT_TRUE(throws([&] { make_folder(folder / std::string(256, 'n')); }, "cannot create the folder"));
   EXPECT_TRUE(throws([&] { make_folder(""); }, "has no name"));
@@ -168,7 +168,7 @@ TEST(AtomicFile, RefusesBeforeTheFirstByteIfThereIsNoRoom) {
   file_calls().open = [](const char*, int, mode_t) -> int { throw std::logic_error("opened"); };
   EXPECT_TRUE(
       throws([&] { AtomicFile(folder / "file", 8); }, "8 bytes are needed, 0 were written, 7 are free in"));
-  EXPECT_EQ(get_raw(folder / "file"), "old");
+  EXPECT_EQ(get(folder / "file"), "old");
 }
 
 /// The order is what makes a file survive: content on the disk before its name, the name before we say so.
@@ -231,7 +231,7 @@ TEST(AtomicFile, EveryFailureNamesPathAndRoomAndLeavesTheOldFile) {
     EXPECT_NE(text.find(folder / "file"), std::string::npos) << text;
     EXPECT_NE(text.find("11 bytes are needed"), std::string::npos) << text;
     EXPECT_NE(text.find(" are free in " + folder.path()), std::string::npos) << text;
-    EXPECT_EQ(get_raw(folder / "file"), "old");
+    EXPECT_EQ(get(folder / "file"), "old");
     EXPECT_EQ(folder.names(), std::vector<std::string>{"file"});
   }
 }
@@ -242,7 +242,7 @@ TEST(AtomicFile, SaysWhenOnlyTheFolderCouldNotBeFlushed) {
   int calls = 0;
   file_calls().fsync = [&](int) { return ++calls == 2 ? (errno = EIO, -1) : 0; };
   EXPECT_TRUE(throws([&] { write_file(folder / "file", "new"); }, "could not be flushed"));
-  EXPECT_EQ(get_raw(folder / "file"), "new");
+  EXPECT_EQ(get(folder / "file"), "new");
 }
 
 TEST(AtomicFile, SignalsAndShortWritesDoNotDisturb) {
@@ -262,7 +262,7 @@ TEST(AtomicFile, SignalsAndShortWritesDoNotDisturb) {
     return interrupted() ? -1 : system.rename(a, b);
   };
   write_file(folder / "file", "content");
-  EXPECT_EQ(get_raw(folder / "file"), "content");
+  EXPECT_EQ(get(folder / "file"), "content");
   EXPECT_GT(calls, 20);
 }
 
@@ -270,10 +270,10 @@ TEST(StaleTemporaries, GoUnlessTheirWriterLives) {
   const TemporaryFolder folder;
   const std::vector<std::string> foreign = {"x.tmp-1-2", ".x.tmp-",    ".x.tmp-1",     ".x.tmp-1-",
                                             ".x.tmp--1", ".x.tmp-1-a", ".x.tmp-1-2-3", "data"};
-  for (const std::string& name : foreign) put_raw(folder / name, "keep");
+  for (const std::string& name : foreign) put(folder / name, "keep");
   fs::create_directory(folder / ".dir.tmp-1-2");
   fs::create_symlink(folder / "data", folder / ".link.tmp-1-2");
-  put_raw(folder / ".file.safetensors.tmp-123-4", "half");
+  put(folder / ".file.safetensors.tmp-123-4", "half");
   AtomicFile living(folder / "living", 1);
   // A file, and a folder in which several were being written together.
   EXPECT_EQ(remove_stale_temporaries(folder.path()),
@@ -281,7 +281,7 @@ TEST(StaleTemporaries, GoUnlessTheirWriterLives) {
   EXPECT_EQ(folder.names().size(), foreign.size() + 2);
   living.write("x");
   living.publish();
-  EXPECT_EQ(get_raw(folder / "living"), "x");
+  EXPECT_EQ(get(folder / "living"), "x");
 }
 
 /// A real full file system, where the machine lets us mount one.
@@ -299,7 +299,7 @@ TEST(AtomicFile, SurvivesARealFullDisk) {
   const RestoreFileCalls restore;
   file_calls().free_bytes = [](const char*) { return uint64_t(-1); };  // past the early check
   EXPECT_TRUE(throws([&] { write_file(path, much); }, "No space left on device"));
-  EXPECT_EQ(get_raw(path), "old");
+  EXPECT_EQ(get(path), "old");
   EXPECT_EQ(folder.names(), std::vector<std::string>{"file"});
 }
 

@@ -13,6 +13,7 @@
 #include "io/file.h"
 #include "tensor/tensor.h"
 #include "tests/errors.h"
+#include "tests/folder.h"
 
 /// What the tests of io share: folders of their own, raw files, and what an error says.
 
@@ -20,47 +21,12 @@ namespace tessera::io::test {
 
 namespace fs = std::filesystem;
 
-/// A folder that lives as long as the object.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-io-XXXXXX").string();
-    if (!::mkdtemp(pattern.data())) throw std::runtime_error("mkdtemp failed");
-    path_ = pattern;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  std::string operator/(const std::string& name) const { return (fs::path(path_) / name).string(); }
-  const std::string& path() const { return path_; }
-  std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(path_)) names.push_back(entry.path().filename().string());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
- private:
-  std::string path_;
-};
-
 /// The system's calls again when a test ends, however it ends.
 struct RestoreFileCalls {
   ~RestoreFileCalls() { file_calls() = FileCalls::system(); }
 };
 
-/// Straight to the disk, without the code under test.
-inline void put_raw(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary).write(bytes.data(), std::streamsize(bytes.size()));
-}
-inline std::string get_raw(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-/// The text of the Error that `f` throws; "" if it throws none.
+/// `f` throws an error whose message has this part.
 template <class F>
 ::testing::AssertionResult throws(F&& f, const std::string& part) {
   const std::string text = message_of(f);

@@ -22,7 +22,7 @@ struct Answer {
 /// Runs a Python program with one argument.
 Answer python(const std::string& program, const std::string& argument) {
   const TemporaryFolder folder;
-  put_raw(folder / "program.py", program);
+  put(folder / "program.py", program);
   const char* const chosen = std::getenv("TESSERA_PEER_PYTHON");
   const std::string command =
       std::string(chosen ? chosen : "python3") + " '" + (folder / "program.py") + "' '" + argument + "' 2>&1";
@@ -83,7 +83,7 @@ assert len(tensors) == 45, len(tensors)
 )",
                                folder.path());
   ASSERT_EQ(answer.status, 0) << answer.text;
-  EXPECT_EQ(get_raw(folder / "theirs"), get_raw(folder / "ours"));
+  EXPECT_EQ(get(folder / "theirs"), get(folder / "ours"));
   const auto read = load_safetensors(folder / "theirs");
   for (const auto& [name, tensor] : tensors) EXPECT_TRUE(same(read.at(name), tensor)) << name;
 }
@@ -165,7 +165,7 @@ TEST(Interop, NothingIsAcceptedThatTheReferenceRefuses) {
     const uint32_t size = uint32_t(bytes.size());
     all.append(reinterpret_cast<const char*>(&size), 4).append(bytes);
   }
-  put_raw(folder / "mutants", all);
+  put(folder / "mutants", all);
   const Answer answer = python(R"(
 import sys, safetensors, struct
 data, at = open(sys.argv[1] + "/mutants", "rb").read(), 0
@@ -220,7 +220,7 @@ numpy.save(sys.argv[1] + "/records.npy", numpy.zeros(2, dtype=[("a", "<f4")]))
                                folder.path());
   ASSERT_EQ(answer.status, 0) << answer.text;
   for (const auto& [name, tensor] : tensors) {
-    EXPECT_EQ(get_raw(folder / (name + ".theirs")), get_raw(folder / (name + ".ours"))) << name;
+    EXPECT_EQ(get(folder / (name + ".theirs")), get(folder / (name + ".ours"))) << name;
     for (const char* kind : {".theirs", ".v1", ".v2", ".v3", ".fortran"})
       EXPECT_TRUE(same(load_npy(folder / (name + kind)), tensor)) << name << kind;
     if (size_of(tensor.dtype()) == 1) continue;  // no byte order

@@ -25,7 +25,7 @@ TEST(Npy, RoundTripsEveryDtypeShapeAndLayout) {
       const Tensor tensor = random_bits(shape, dtype, 5);
       save_npy(folder / "file.npy", tensor);
       EXPECT_TRUE(same(load_npy(folder / "file.npy"), tensor)) << describe(tensor);
-      EXPECT_EQ((get_raw(folder / "file.npy").size() - tensor.bytes()) % 64, 0u);
+      EXPECT_EQ((get(folder / "file.npy").size() - tensor.bytes()) % 64, 0u);
     }
     const Tensor base = random_bits({6, 10, 14}, dtype, 6);
     for (const Tensor& view : {base.transpose(0, 2), base.slice(1, 0, 10, 3), base.clone(), base.select(2, 3),
@@ -42,7 +42,7 @@ TEST(Npy, GoldenBytes) {
   save_npy(folder / "file.npy", Tensor::from(std::vector<float>{1, -2}, {2, 1}));
   std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 1), }";
   header += std::string(117 - header.size(), ' ') + "\n";
-  EXPECT_EQ(get_raw(folder / "file.npy"), npy_bytes(1, header, std::string("\0\0\x80\x3f\0\0\0\xc0", 8)));
+  EXPECT_EQ(get(folder / "file.npy"), npy_bytes(1, header, std::string("\0\0\x80\x3f\0\0\0\xc0", 8)));
 }
 
 TEST(Npy, ReadsTheThreeVersionsAndOtherSpellings) {
@@ -178,7 +178,7 @@ TEST(Npy, RefusesMalformedFilesByName) {
   const TemporaryFolder folder;
   for (const Malformed& file : files) {
     EXPECT_TRUE(throws([&] { load_npy(InputFile("memory", file.bytes)); }, file.error)) << file.what;
-    put_raw(folder / "file.npy", file.bytes);
+    put(folder / "file.npy", file.bytes);
     EXPECT_TRUE(throws([&] { load_npy(folder / "file.npy"); }, folder / "file.npy")) << file.what;
   }
 }
@@ -186,7 +186,7 @@ TEST(Npy, RefusesMalformedFilesByName) {
 TEST(Npy, RefusesATruncationAtEveryByte) {
   const TemporaryFolder folder;
   save_npy(folder / "file.npy", random_bits({3, 5}, DType::f32, 1));
-  const std::string whole = get_raw(folder / "file.npy");
+  const std::string whole = get(folder / "file.npy");
   for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
     const std::string part = whole.substr(0, bytes);
     EXPECT_FALSE(message_of([&] { load_npy(InputFile("memory", part)); }).empty()) << bytes;

@@ -195,7 +195,7 @@ TEST(SafetensorsMalformed, EachIsRefusedByItsName) {
   EXPECT_GE(files.size(), 100u);
   for (const Malformed& file : files) {
     EXPECT_TRUE(throws([&] { SafetensorsFile(InputFile("memory", file.bytes)); }, file.error)) << file.what;
-    put_raw(folder / "file", file.bytes);
+    put(folder / "file", file.bytes);
     EXPECT_TRUE(throws([&] { load_safetensors(folder / "file"); }, folder / "file")) << file.what;
   }
 }
@@ -211,7 +211,7 @@ TEST(SafetensorsMalformed, ATruncationAtEveryByteIsRefused) {
   const TemporaryFolder folder;
   save_safetensors(folder / "file", NamedTensors{{"a", random_bits({2, 3}, DType::f32, 1)},
                                                  {"b", random_bits({5}, DType::u8, 2)}});
-  const std::string whole = get_raw(folder / "file");
+  const std::string whole = get(folder / "file");
   for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
     const std::string part = whole.substr(0, bytes);
     EXPECT_FALSE(message_of([&] { SafetensorsFile(InputFile("memory", part)); }).empty()) << bytes;

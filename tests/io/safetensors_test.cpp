@@ -64,7 +64,7 @@ TEST(Safetensors, GoldenBytes) {
       R"("c":{"dtype":"U8","shape":[3],"data_offsets":[16,19]}})";
   const std::string padded = header + std::string((8 - header.size() % 8) % 8, ' ');
   const std::string data("\3\0\0\0\0\0\0\0\0\0\x80\x3f\0\0\0\xc0\7\10\11", 19);
-  EXPECT_EQ(get_raw(folder / "file"), safetensors_bytes(padded, data));
+  EXPECT_EQ(get(folder / "file"), safetensors_bytes(padded, data));
 }
 
 TEST(Safetensors, TheOrderOfTheBytesDoesNotDependOnTheOrderGiven) {
@@ -76,7 +76,7 @@ TEST(Safetensors, TheOrderOfTheBytesDoesNotDependOnTheOrderGiven) {
   save_safetensors(folder / "one", tensors);
   std::reverse(tensors.begin(), tensors.end());
   save_safetensors(folder / "two", tensors);
-  EXPECT_EQ(get_raw(folder / "one"), get_raw(folder / "two"));
+  EXPECT_EQ(get(folder / "one"), get(folder / "two"));
   const SafetensorsFile file(folder / "one");
   for (const SafetensorsEntry& entry : file.entries()) EXPECT_EQ(entry.offset % size_of(entry.dtype), 0u);
 }
@@ -84,7 +84,7 @@ TEST(Safetensors, TheOrderOfTheBytesDoesNotDependOnTheOrderGiven) {
 TEST(Safetensors, AnEmptySetIsAFile) {
   const TemporaryFolder folder;
   save_safetensors(folder / "file", NamedTensors{});
-  EXPECT_EQ(get_raw(folder / "file"), safetensors_bytes("{}      "));
+  EXPECT_EQ(get(folder / "file"), safetensors_bytes("{}      "));
   EXPECT_TRUE(load_safetensors(folder / "file").empty());
 }
 

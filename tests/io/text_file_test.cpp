@@ -59,7 +59,7 @@ TEST(CheckText, TakesTextWithADamagedByteInAThousand) {
 TEST(ReadText, RefusesUnlessToldOtherwise) {
   const TemporaryFolder folder;
   const std::string bytes("\x1F\x8B\x08\0", 4);
-  put_raw(folder / "corpus.gz", bytes);
+  put(folder / "corpus.gz", bytes);
   EXPECT_TRUE(throws([&] { read_text(folder / "corpus.gz", 100); }, "corpus.gz is compressed by gzip"));
   EXPECT_TRUE(throws([&] { read_text(folder / "corpus.gz", 100); }, "(--any-bytes takes it as it is"));
   EXPECT_EQ(read_text(folder / "corpus.gz", 100, true), bytes);

@@ -255,8 +255,8 @@ TEST(TokenizerMalformed, APatternHasABudgetForTheWholeText) {
 TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {
   const TemporaryFolder folder;
   const auto pair = [&](const std::string& vocabulary, const std::string& merges) {
-    put_raw(folder / "vocab.json", vocabulary);
-    put_raw(folder / "merges.txt", merges);
+    put(folder / "vocab.json", vocabulary);
+    put(folder / "merges.txt", merges);
     return message_of([&] { Tokenizer::load(folder / "merges.txt"); });
   };
   const std::string good = R"({"a":0,"b":1,"ab":2})";
@@ -284,7 +284,7 @@ TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {
             std::string::npos);
   EXPECT_NE(lines("[UNK]\n\xC3\n").find("line 2 is no UTF-8"), std::string::npos);
   EXPECT_TRUE(throws([&] { Tokenizer::load(folder / "weights.bin"); }, "is neither a file nor a folder"));
-  put_raw(folder / "weights.bin", "");
+  put(folder / "weights.bin", "");
   EXPECT_TRUE(throws([&] { Tokenizer::load(folder / "weights.bin"); }, "is no tokenizer.json, vocab.json"));
   EXPECT_TRUE(throws([&] { Tokenizer::load("/nowhere/tokenizer.json"); }, "there is no file"));
   const TemporaryFolder empty;
@@ -381,7 +381,7 @@ TEST(TokenizerMalformed, SurvivesCutsAndFlips) {
   };
   const std::string folder = tessera::test::place("TESSERA_TEST_DATA", TESSERA_TEST_DATA) + "/io/tokenizers/";
   for (const char* name : {"gpt2.json", "bert.json", "llama2.json", "mixed.json"}) {
-    std::string text = get_raw(folder + name);
+    std::string text = get(folder + name);
     for (size_t i = 0; i < text.size(); i += 61) {
       attempt([&] { return Tokenizer::parse("x.json", text.substr(0, i)); });
       text[i] = char(text[i] ^ (1 << (i % 8)));
@@ -389,7 +389,7 @@ TEST(TokenizerMalformed, SurvivesCutsAndFlips) {
       text[i] = char(text[i] ^ (1 << (i % 8)));
     }
   }
-  std::string model = get_raw(folder + "sp_bpe.model");
+  std::string model = get(folder + "sp_bpe.model");
   for (size_t i = 0; i < model.size(); i += 29) {
     attempt([&] { return Tokenizer::parse_sentencepiece("x.model", model.substr(0, i)); });
     model[i] = char(model[i] ^ (1 << (i % 8)));

@@ -38,7 +38,7 @@ TEST_P(Golden, SameTokensAndTextAsThePeer) {
   const std::string path = data(name + (name.starts_with("sp_") ? ".model" : ".json"));
   if (lacks_library(path)) GTEST_SKIP() << "skipped: this build lacks a library of " << name;
   const Tokenizer tokenizer = Tokenizer::load(path);
-  const nlohmann::json golden = nlohmann::json::parse(get_raw(data("golden.json")))[name];
+  const nlohmann::json golden = nlohmann::json::parse(get(data("golden.json")))[name];
   ASSERT_GT(golden["texts"].size(), 100u);
   for (const auto& one : golden["texts"]) {
     const std::string text = from_hex(one["text"]);
@@ -88,8 +88,7 @@ TEST(Utf8, RepairsAsPythonDoes) {
 Tokenizer with_added(const TemporaryFolder& folder, const std::string& steps, const std::string& content,
                      bool special) {
   const std::string flags = R"("single_word": false, "lstrip": false, "rstrip": false, "normalized": true)";
-  put_raw(
-      folder / "tokenizer.json",
+  put(folder / "tokenizer.json",
       R"({"normalizer": {"type": "Sequence", "normalizers": )" + steps +
           R"(}, "decoder": {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
                  "added_tokens": [{"id": 8, "content": ")" +
@@ -183,14 +182,14 @@ TEST(Tokenizer, LongWordsTakeTimeInProportion) {
 TEST(Tokenizer, OldPairOfFilesGivesTheSameTokens) {
   if (lacks_library(data("gpt2.json"))) GTEST_SKIP() << "skipped: no PCRE2";
   const TemporaryFolder folder;
-  const nlohmann::json model = nlohmann::json::parse(get_raw(data("gpt2.json")))["model"];
-  put_raw(folder / "vocab.json", model["vocab"].dump());
+  const nlohmann::json model = nlohmann::json::parse(get(data("gpt2.json")))["model"];
+  put(folder / "vocab.json", model["vocab"].dump());
   std::string merges = "#version: 0.2\n";
   for (const auto& merge : model["merges"]) {
     merges += merge[0].get<std::string>();
     (merges += ' ') += merge[1].get<std::string>() + "\n";
   }
-  put_raw(folder / "merges.txt", merges);
+  put(folder / "merges.txt", merges);
   const Tokenizer old = Tokenizer::load(folder.path()), whole = Tokenizer::load(data("gpt2.json"));
   for (const char* text : {"The licence", " isn't <|endoftext|> free", "caf\xC3\xA9 12345"})
     EXPECT_EQ(old.encode(text).ids, whole.encode(text).ids);
@@ -201,17 +200,17 @@ TEST(Tokenizer, OldPairOfFilesGivesTheSameTokens) {
 TEST(Tokenizer, VocabularyOfLinesGivesTheSameTokens) {
   if (lacks_library(data("bert.json"))) GTEST_SKIP() << "skipped: no utf8proc";
   const TemporaryFolder folder;
-  const nlohmann::json vocabulary = nlohmann::json::parse(get_raw(data("bert.json")))["model"]["vocab"];
+  const nlohmann::json vocabulary = nlohmann::json::parse(get(data("bert.json")))["model"]["vocab"];
   std::vector<std::string> lines(vocabulary.size());
   for (const auto& [token, id] : vocabulary.items()) lines[id.get<size_t>()] = token;
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
-  put_raw(folder / "vocab.txt", text);
+  put(folder / "vocab.txt", text);
   const Tokenizer old = Tokenizer::load(folder / "vocab.txt"), whole = Tokenizer::load(data("bert.json"));
   EXPECT_EQ(old.encode_pair("The Free", "caf\xC3\xA9 software!").ids,
             whole.encode_pair("The Free", "caf\xC3\xA9 software!").ids);
   EXPECT_EQ(old.encode_pair("a", "b").types, (Ids{0, 0, 0, 1, 1}));
-  put_raw(folder / "tokenizer_config.json", R"({"do_lower_case": false, "pad_token": {"content": "[SEP]"}})");
+  put(folder / "tokenizer_config.json", R"({"do_lower_case": false, "pad_token": {"content": "[SEP]"}})");
   const Tokenizer cased = Tokenizer::load(folder.path());
   EXPECT_NE(cased.encode("The").ids, whole.encode("The").ids);
   EXPECT_EQ(cased.special().pad, cased.id_of("[SEP]"));
@@ -228,15 +227,15 @@ TEST(Tokenizer, OldPairHasTheTokensOfItsConfig) {
   const TemporaryFolder folder;
   const Tokenizer whole = Tokenizer::load(data("gpt2.json"));
   const int32_t end = int32_t(whole.vocab_size()), pad = end + 1, added = end + 2;
-  nlohmann::json vocab = nlohmann::json::parse(get_raw(data("gpt2.json")))["model"]["vocab"];
+  nlohmann::json vocab = nlohmann::json::parse(get(data("gpt2.json")))["model"]["vocab"];
   vocab["</s>"] = end, vocab["<pad>"] = pad;
-  put_raw(folder / "vocab.json", vocab.dump());
-  put_raw(folder / "merges.txt", "#version: 0.2\n");
+  put(folder / "vocab.json", vocab.dump());
+  put(folder / "merges.txt", "#version: 0.2\n");
   const Tokenizer bare = Tokenizer::load(folder.path());
-  put_raw(folder / "tokenizer_config.json",
-          R"({"bos_token": "</s>", "eos_token": {"content": "</s>"}, "add_bos_token": true})");
-  put_raw(folder / "special_tokens_map.json", R"({"pad_token": "<pad>", "eos_token": "<pad>"})");
-  put_raw(folder / "added_tokens.json", R"({"<call>": )" + std::to_string(added) + "}");
+  put(folder / "tokenizer_config.json",
+      R"({"bos_token": "</s>", "eos_token": {"content": "</s>"}, "add_bos_token": true})");
+  put(folder / "special_tokens_map.json", R"({"pad_token": "<pad>", "eos_token": "<pad>"})");
+  put(folder / "added_tokens.json", R"({"<call>": )" + std::to_string(added) + "}");
   // As OPT's: the end token begins each text, and is itself where a text names it.
   const Tokenizer opt = Tokenizer::load(folder.path());
   const Ids hi = bare.encode("Hi").ids, x = bare.encode("x").ids;
@@ -250,7 +249,7 @@ TEST(Tokenizer, OldPairHasTheTokensOfItsConfig) {
   EXPECT_FALSE(opt.is_special(added));
   EXPECT_NE(opt.fingerprint(), bare.fingerprint());
   const auto refused = [&](const std::string& config) {
-    put_raw(folder / "tokenizer_config.json", config);
+    put(folder / "tokenizer_config.json", config);
     return message_of([&] { Tokenizer::load(folder.path()); });
   };
   EXPECT_NE(refused(R"({"add_bos_token": true})").find("add_bos_token is true, but there is no bos_token"),
@@ -266,39 +265,38 @@ TEST(Tokenizer, OldPairHasTheTokensOfItsConfig) {
 // As transformers 5.24, which takes the class of the model's type where no file of the tokenizer names it.
 TEST(Tokenizer, APairWithTokensOfRobertaIsThatOfItsModel) {
   const TemporaryFolder folder;
-  put_raw(folder / "vocab.json",
-          R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "H": 5, "i": 6})");
-  put_raw(folder / "merges.txt", "#version: 0.2\n");
+  put(folder / "vocab.json", R"({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4, "H": 5, "i": 6})");
+  put(folder / "merges.txt", "#version: 0.2\n");
   const auto encoded = [&] { return Tokenizer::load(folder.path()).encode("Hi").ids; };
   EXPECT_EQ(encoded(), (Ids{0, 5, 6, 2}));
-  put_raw(folder / "config.json", R"({"model_type": "roberta"})");
+  put(folder / "config.json", R"({"model_type": "roberta"})");
   EXPECT_EQ(encoded(), (Ids{0, 5, 6, 2}));
-  put_raw(folder / "config.json", R"({"model_type": "gpt2"})");
+  put(folder / "config.json", R"({"model_type": "gpt2"})");
   EXPECT_EQ(encoded(), (Ids{5, 6}));
-  put_raw(folder / "tokenizer_config.json", R"({"tokenizer_class": "RobertaTokenizer"})");
+  put(folder / "tokenizer_config.json", R"({"tokenizer_class": "RobertaTokenizer"})");
   EXPECT_EQ(encoded(), (Ids{0, 5, 6, 2}));
 }
 
 TEST(Tokenizer, ARoleThatTheConfigNamesIsNotGuessed) {
   const TemporaryFolder folder;
-  put_raw(folder / "tokenizer.json",
-          R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [
+  put(folder / "tokenizer.json",
+      R"({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [
     {"id": 1, "content": "<|endoftext|>", "special": true}]})");
   EXPECT_EQ(Tokenizer::load(folder.path()).special().eos, std::optional(1));
-  put_raw(folder / "tokenizer_config.json", R"({"eos_token": "<|end|>"})");  // which is not in the file
+  put(folder / "tokenizer_config.json", R"({"eos_token": "<|end|>"})");  // which is not in the file
   EXPECT_EQ(Tokenizer::load(folder.path()).special().eos, std::optional(2));
 }
 
 // Numbers and flags are those of transformers 5.24.
 TEST(Tokenizer, OfOneFileHasTheTokensOfItsConfigToo) {
   const TemporaryFolder folder;
-  put_raw(folder / "tokenizer.json",
-          R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [
+  put(folder / "tokenizer.json",
+      R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [
     {"id": 2, "content": "<e>", "special": true}]})");
   const Tokenizer bare = Tokenizer::load(folder.path());
   EXPECT_EQ(bare.vocab_size(), 3);
-  put_raw(folder / "tokenizer_config.json",
-          R"({"pad_token": "<p>", "eos_token": "b", "added_tokens_decoder": {
+  put(folder / "tokenizer_config.json",
+      R"({"pad_token": "<p>", "eos_token": "b", "added_tokens_decoder": {
     "9": {"content": "<x>", "lstrip": true, "special": true}, "7": {"content": "<y>"},
     "2": {"content": "<e>", "rstrip": true, "special": true}}, "extra_special_tokens": ["<z>"]})");
   const Tokenizer whole = Tokenizer::load(folder.path());
@@ -307,13 +305,13 @@ TEST(Tokenizer, OfOneFileHasTheTokensOfItsConfigToo) {
   EXPECT_EQ(whole.special().pad, std::optional(5));
   EXPECT_EQ(whole.special().eos, std::optional(1));
   EXPECT_NE(whole.fingerprint(), bare.fingerprint());
-  put_raw(folder / "special_tokens_map.json", R"({"eos_token": "a", "mask_token": "<m>"})");
+  put(folder / "special_tokens_map.json", R"({"eos_token": "a", "mask_token": "<m>"})");
   EXPECT_EQ(Tokenizer::load(folder.path()).fingerprint(), whole.fingerprint());  // for lists of old folders
-  put_raw(folder / "special_tokens_map.json", "{}");
+  put(folder / "special_tokens_map.json", "{}");
   // Old folders list them elsewhere; what the file has already changes nothing.
-  put_raw(folder / "tokenizer_config.json", R"({"eos_token": "<e>"})");
+  put(folder / "tokenizer_config.json", R"({"eos_token": "<e>"})");
   EXPECT_EQ(Tokenizer::load(folder.path()).fingerprint(), bare.fingerprint());
-  put_raw(folder / "added_tokens.json", R"({"<n>": 8, "<m>": 5})");
+  put(folder / "added_tokens.json", R"({"<n>": 8, "<m>": 5})");
   const Tokenizer old = Tokenizer::load(folder.path());
   EXPECT_EQ(old.encode("a<n><m>").ids, (Ids{0, 4, 3}));
   EXPECT_FALSE(old.is_special(3));
@@ -324,12 +322,12 @@ TEST(Tokenizer, SentencePieceHasTheTokensOfItsConfig) {
   const TemporaryFolder folder;
   const Tokenizer bare = Tokenizer::load(data("sp_bpe.model"));
   const int32_t end = int32_t(bare.vocab_size());
-  put_raw(folder / "tokenizer.model", get_raw(data("sp_bpe.model")));
+  put(folder / "tokenizer.model", get(data("sp_bpe.model")));
   EXPECT_EQ(Tokenizer::load(folder.path()).fingerprint(), bare.fingerprint());
-  put_raw(folder / "added_tokens.json",
-          R"({"<|im_end|>": )" + std::to_string(end) + R"(, "<note>": )" + std::to_string(end + 1) + "}");
+  put(folder / "added_tokens.json",
+      R"({"<|im_end|>": )" + std::to_string(end) + R"(, "<note>": )" + std::to_string(end + 1) + "}");
   const auto with = [&](const std::string& more) {
-    put_raw(folder / "tokenizer_config.json", R"({"eos_token": "<|im_end|>")" + more + "}");
+    put(folder / "tokenizer_config.json", R"({"eos_token": "<|im_end|>")" + more + "}");
     return Tokenizer::load(folder.path());
   };
   const Ids hi = bare.encode("Hi", {.special = false}).ids, x = bare.encode("x", {.special = false}).ids;
@@ -363,13 +361,13 @@ TEST(Tokenizer, SentencePieceHasTheTokensOfItsConfig) {
 TEST(Tokenizer, VocabularyOfLinesKeepsAccentsAndChineseWordsAsItsConfigSays) {
   if (lacks_library(data("bert.json"))) GTEST_SKIP() << "skipped: no utf8proc";
   const TemporaryFolder folder;
-  nlohmann::json file = nlohmann::json::parse(get_raw(data("bert.json")));
+  nlohmann::json file = nlohmann::json::parse(get(data("bert.json")));
   std::vector<std::string> lines(file["model"]["vocab"].size());
   for (const auto& [token, id] : file["model"]["vocab"].items()) lines[id.get<size_t>()] = token;
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
-  put_raw(folder / "vocab.txt", text);
-  put_raw(folder / "tokenizer_config.json", R"({"strip_accents": false, "tokenize_chinese_chars": false})");
+  put(folder / "vocab.txt", text);
+  put(folder / "tokenizer_config.json", R"({"strip_accents": false, "tokenize_chinese_chars": false})");
   file["normalizer"] = {{"type", "BertNormalizer"},
                         {"lowercase", true},
                         {"strip_accents", false},

@@ -60,10 +60,10 @@ TEST_F(TorchFiles, AStorageWithManyTensorsIsReadOnce) {
     items.emplace_back("six" + std::to_string(c), matrix("FloatStorage", "1"));
   }
   const TemporaryFolder folder;
-  put_raw(folder / "model.bin", zip_bytes({{"model/data.pkl", program(items)},
-                                           {"model/byteorder", "little"},
-                                           {"model/data/0", data},
-                                           {"model/data/1", six_floats()}}));
+  put(folder / "model.bin", zip_bytes({{"model/data.pkl", program(items)},
+                                       {"model/byteorder", "little"},
+                                       {"model/data/0", data},
+                                       {"model/data/1", six_floats()}}));
   const TorchFile file(folder / "model.bin");
   const RestoreFileCalls restore;
   size_t bytes_read = 0;

@@ -90,7 +90,7 @@ class Weights : public ::testing::Test {
   TemporaryFolder folder;
   const Tensor x = Tensor::from(std::vector<float>{1, 2, 3}, {3});
 
-  void put(const std::string& name, const std::string& text) { put_raw(folder / name, text); }
+  void put(const std::string& name, const std::string& text) { folder.put(name, text); }
   std::string open_error() {
     return message_of([&] { WeightSource(folder.path()); });
   }
@@ -120,7 +120,7 @@ TEST_F(Weights, OfTorchAreReadByContentWhateverTheirName) {
   if (!has_torch_files()) GTEST_SKIP() << "skipped: this build has no libzip";
   put("pytorch_model.bin", torch_bytes(pickle::program({{"x", pickle::matrix()}})));
   EXPECT_EQ(WeightSource(folder.path()).load("x").shape(), (Shape{2, 3}));
-  put("weights.safetensors", get_raw(folder / "pytorch_model.bin"));
+  put("weights.safetensors", get(folder / "pytorch_model.bin"));
   EXPECT_EQ(WeightSource(folder / "weights.safetensors").load("x").shape(), (Shape{2, 3}));
   put("pytorch_model.bin.index.json", index_of("pytorch_model.bin"));
   EXPECT_EQ(WeightSource(folder / "pytorch_model.bin.index.json").load("x").shape(), (Shape{2, 3}));

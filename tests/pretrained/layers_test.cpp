@@ -4,7 +4,7 @@
 
 #include "pretrained/load.h"
 #include "tests/errors.h"
-#include "tests/io/files.h"
+#include "tests/folder.h"
 #include "tests/models/small_models.h"
 
 namespace tessera::pretrained {

@@ -12,7 +12,6 @@
 namespace tessera::pretrained {
 namespace {
 
-using io::test::TemporaryFolder;
 using models::BertHead;
 
 models::BertConfig tiny_bert(BertHead head) {

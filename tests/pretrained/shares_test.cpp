@@ -7,7 +7,7 @@
 #include "comm/threads.h"
 #include "models/generate.h"
 #include "tests/errors.h"
-#include "tests/io/files.h"
+#include "tests/folder.h"
 #include "tests/models/small_models.h"
 
 // A llama that is shared out over ranks, which are threads: what each holds, and that all of them together
@@ -17,7 +17,6 @@ namespace tessera::pretrained {
 namespace {
 
 using comm::Communicator;
-using io::test::TemporaryFolder;
 using models::Llama;
 using models::LlamaConfig;
 using models::LlamaFamily;

@@ -19,8 +19,6 @@
 namespace tessera::pretrained {
 namespace {
 
-using io::test::TemporaryFolder;
-
 constexpr ops::SparseFormat kFormats[] = {ops::SparseFormat::dense_columns, ops::SparseFormat::tiled_cbc,
                                           ops::SparseFormat::tca_bme, ops::SparseFormat::sell_delta4,
                                           ops::SparseFormat::mma_delta4};

@@ -8,12 +8,10 @@
 #include "io/file.h"
 #include "report/run_table.h"
 #include "tests/errors.h"
-#include "tests/io/files.h"
+#include "tests/folder.h"
 
 namespace tessera::report {
 namespace {
-
-using io::test::TemporaryFolder;
 
 constexpr int32_t kId = 77;
 

@@ -1,14 +1,13 @@
 #include "report/table.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "report/run_table.h"
 #include "runtime/error.h"
+#include "tests/folder.h"
 
 #if defined(TESSERA_WITH_SQLITE)
 #include <sqlite3.h>
@@ -16,8 +15,6 @@
 
 namespace tessera::report {
 namespace {
-
-namespace fs = std::filesystem;
 
 Table example() {
   return {"scores",
@@ -56,16 +53,12 @@ TEST(Table, JsonHasEveryColumnOnceAndIsUtf8) {
 
 #if defined(TESSERA_WITH_SQLITE)
 TEST(Table, ADatabaseIsReplacedAsAWholeAndHasTheSameBytes) {
-  std::string pattern = (fs::temp_directory_path() / "tessera-table-XXXXXX").string();
-  const fs::path root = ::mkdtemp(pattern.data()), file = root / "t.sqlite";
-  const auto bytes = [&] {
-    std::ifstream in(file, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  };
+  const TemporaryFolder root;
+  const std::string file = root / "t.sqlite";
   write_database(file, {example(), {"empty", {"x"}, {}}});
-  const std::string first = bytes();
+  const std::string first = get(file);
   write_database(file, {example(), {"empty", {"x"}, {}}});
-  EXPECT_EQ(bytes(), first);
+  EXPECT_EQ(get(file), first);
   sqlite3* handle = nullptr;
   ASSERT_EQ(sqlite3_open(file.c_str(), &handle), SQLITE_OK);
   std::vector<std::string> found;
@@ -82,7 +75,6 @@ TEST(Table, ADatabaseIsReplacedAsAWholeAndHasTheSameBytes) {
   EXPECT_EQ(found, (std::vector<std::string>{"say \"x\"\n", "-2", "NULL", "integer", "a,b", "1", "0.1",
                                              "integer", "NULL", "3", "1.0e+300", "integer", "0"}));
   EXPECT_THROW(write_database(root / "none/t.sqlite", {example()}), Error);
-  fs::remove_all(root);
 }
 #endif
 

@@ -2,10 +2,10 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
 #include "runtime/error.h"
 #include "runtime/host_memory_internal.h"
+#include "tests/folder.h"
 
 // Files of /proc and of control groups as different systems have them, below a folder of their own.
 
@@ -19,19 +19,12 @@ constexpr size_t kLimitUnit = 1 << 20;  // 1 MiB
 class Limits : public ::testing::Test {
  protected:
   Limits() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-limits-XXXXXX").string();
-    if (!::mkdtemp(pattern.data())) throw std::runtime_error("mkdtemp failed");
-    root = pattern;
     put("proc/meminfo",
         "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\n"
         "HugePages_Total:       0\nSwapFree:        2097152 kB\n");  // 16, 8 and 2 GiB
     put("proc/self/statm", "1000 256 30 1 0 40 0\n");
   }
-  ~Limits() override { fs::remove_all(root); }
-  void put(const std::string& name, const std::string& text) const {
-    fs::create_directories((fs::path(root) / name).parent_path());
-    std::ofstream(fs::path(root) / name) << text;
-  }
+  void put(const std::string& name, const std::string& text) const { folder.put(name, text); }
   void put_mib(const std::string& name, size_t mib) const {
     put(name, std::to_string(mib * kLimitUnit) + "\n");
   }
@@ -43,7 +36,8 @@ class Limits : public ::testing::Test {
   }
   size_t available() const { return MemoryLimits(root).available() / kLimitUnit; }
   size_t total() const { return MemoryLimits(root).total() / kLimitUnit; }
-  std::string root;
+  const TemporaryFolder folder;
+  const std::string root = folder.path();
   const std::string top = "sys/fs/cgroup";
 };
 

@@ -6,8 +6,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -17,11 +15,10 @@
 #include "runtime/cpu_count_internal.h"
 #include "runtime/error.h"
 #include "tests/errors.h"
+#include "tests/folder.h"
 
 namespace tessera {
 namespace {
-
-namespace fs = std::filesystem;
 
 /// Sets the number of threads for one test.
 class Threads {
@@ -201,26 +198,13 @@ TEST(CpuThreads, VariablesAreNumbers) {
 }
 
 /// A copy of what Linux shows of control groups, mounted in /sys/fs/cgroup.
-class Groups {
- public:
-  Groups() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-cgroup-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~Groups() { fs::remove_all(path_); }
-  void put(const std::string& name, const std::string& text) const {
-    fs::create_directories((path_ / name).parent_path());
-    std::ofstream(path_ / name) << text;
-  }
+struct Groups : TemporaryFolder {
   /// The process is in `group` of version 2, of which `mounted` is the part that is seen.
   void join(const std::string& group, const std::string& mounted = "/") const {
     put("proc/self/cgroup", "0::" + group + "\n");
     put("proc/self/mountinfo", "31 23 0:28 " + mounted + " /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
   }
-  int cpus() const { return cgroup_cpus(path_.string()); }
-
- private:
-  fs::path path_;
+  int cpus() const { return cgroup_cpus(path()); }
 };
 
 TEST(CgroupCpus, OfVersionTwoAreTheLeastUpToTheRoot) {

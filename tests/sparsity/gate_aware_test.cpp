@@ -17,7 +17,6 @@
 namespace tessera::sparsity {
 namespace {
 
-using io::test::TemporaryFolder;
 using io::test::throws;
 using namespace test;
 

@@ -19,7 +19,6 @@
 namespace tessera::sparsity {
 namespace {
 
-using io::test::TemporaryFolder;
 using io::test::throws;
 using namespace test;
 

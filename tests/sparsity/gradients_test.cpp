@@ -13,8 +13,8 @@
 #include "pretrained/load.h"
 #include "sparsity/gradient_tasks.h"
 #include "tests/errors.h"
+#include "tests/folder.h"
 #include "tests/tensors.h"
-#include "tests/train/folder.h"
 #include "train/glue_job.h"
 #include "train/language_data.h"
 
@@ -127,7 +127,7 @@ TEST(GradientFigures, MagnitudesBeyondTheRangeAreInItsEnds) {
 /// A model directory and the files of two tasks.
 struct Made {
   explicit Made(models::BertFamily family = models::BertFamily::bert, double dropout = 0) {
-    const std::string root = folder.path().string();
+    const std::string root = folder.path();
     for (const GlueTask task : {GlueTask::sst2, GlueTask::stsb})
       datasets::write_synthetic_glue(task, root, {.train = 24, .dev = 9, .test = 4});
     const std::string text = train::train_glue_tokenizer(GlueTask::sst2, root, 400);
@@ -152,15 +152,15 @@ struct Made {
     for (int i = 0; i < 200; ++i) lines += "line " + std::to_string(i * i % 97) + " of the film\n";
     io::write_file(root + "/t.txt", lines);
   }
-  std::string model() const { return (folder.path() / "model").string(); }
+  std::string model() const { return folder / "model"; }
   GradientTasks tasks(std::vector<std::string> names) const {
     GradientTasks what;
-    what.model = model(), what.tasks = std::move(names), what.data = folder.path().string();
+    what.model = model(), what.tasks = std::move(names), what.data = folder.path();
     what.batch = 4, what.batches = 3, what.max_length = 24;
     what.options.top = {TopRows::parse("2"), TopRows::parse("10%")};
     return what;
   }
-  train::TemporaryFolder folder;
+  TemporaryFolder folder;
   std::optional<io::Tokenizer> tokenizer;
 };
 
@@ -181,7 +181,7 @@ std::string bytes_of(const fs::path& file) {
 /// rows, as another implementation runs it: what the meter says of rows that are never computed.
 TEST(Gradients, RowsThatAreNotComputedAreZeroRowsOfAPaddedBatch) {
   const Made made;
-  const datasets::GlueItems items(datasets::GlueData(GlueTask::sst2, made.folder.path().string(), "train"),
+  const datasets::GlueItems items(datasets::GlueData(GlueTask::sst2, made.folder.path(), "train"),
                                   *made.tokenizer, {.max_length = 24, .packed = true});
   Rng rng(1);
   models::Bert model = pretrained::load_bert(made.model(), rng, kCpu,
@@ -290,7 +290,7 @@ TEST(Gradients, AreThoseOfTheFirstStepOfTraining) {
 TEST(Gradients, AllTasksAreAllBatchesTogether) {
   const Made made;
   GradientTasks what = made.tasks({"sst2", "stsb"});
-  what.text = {(made.folder.path() / "t.txt").string()};
+  what.text = {made.folder / "t.txt"};
   std::vector<std::string> lines;
   const auto all = measure_gradients(what, kCpu, [&](const std::string& line) { lines.push_back(line); });
   ASSERT_EQ(all.size(), 4u);
@@ -348,7 +348,7 @@ TEST(Gradients, FilesHoldEveryFigure) {
   const Made made;
   const GradientTasks what = made.tasks({"sst2", "stsb"});
   const auto all = measure_gradients(what, kCpu, ignore);
-  const fs::path out = made.folder.path() / "out";
+  const fs::path out = made.folder / "out";
   const std::string page = write_gradients(what, all, out.string());
   EXPECT_EQ(page, (out / "gradients.html").string());
   const auto read = [&](const char* name) { return bytes_of(out / name); };
@@ -370,7 +370,7 @@ TEST(Gradients, FilesHoldEveryFigure) {
   EXPECT_NE(read("energy.csv").find("sst2," + module.name + ",10%,3,"), std::string::npos);
   EXPECT_NE(read("magnitudes.csv").find("stsb," + module.name + ",0,0,"), std::string::npos);
   // The same work gives the same bytes.
-  const fs::path again = made.folder.path() / "again";
+  const fs::path again = made.folder / "again";
   write_gradients(what, measure_gradients(what, kCpu, ignore), again.string());
   for (const char* name : {"gradients.html", "gradients.json", "energy.csv", "magnitudes.csv"})
     EXPECT_EQ(read(name), bytes_of(again / name)) << name;

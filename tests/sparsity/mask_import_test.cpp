@@ -17,7 +17,6 @@ namespace tessera::sparsity {
 namespace {
 
 using io::test::same;
-using io::test::TemporaryFolder;
 using io::test::throws;
 using test::SmallGpt;
 using test::SmallLlama;
@@ -51,7 +50,7 @@ struct Models {
       const std::string path =
           folder / (to + "/layer" + std::to_string(matrix.block) + "-" + matrix.part + ending);
       if (ending.ends_with(".pt"))
-        io::test::put_raw(path, torch_matrix(matrices.load(matrix)));
+        put(path, torch_matrix(matrices.load(matrix)));
       else
         io::save_npy(path, matrices.load(matrix));
     }
@@ -258,7 +257,7 @@ TEST(Import, RefusesDuplicatesEmptyFoldersAndWhatCannotBeRead) {
   says(models.fails("empty"), {"neither a config.json nor files *.pt or *.npy"});
   says(models.fails("none.npy"), {"none.npy"});
   says(models.fails("none"), {"none"});
-  io::test::put_raw(models.folder / "layer0-mlp.up_proj-0-0-0.5.npy", "not an array");
+  put(models.folder / "layer0-mlp.up_proj-0-0-0.5.npy", "not an array");
   says(models.fails("layer0-mlp.up_proj-0-0-0.5.npy"), {"layer0-mlp.up_proj-0-0-0.5.npy"});
   says(message_of([&] { import_masks({}, models.folder / "dense"); }), {"no input"});
   says(message_of([&] { import_masks({models.folder / "m"}, models.folder / "m"); }),
@@ -268,12 +267,12 @@ TEST(Import, RefusesDuplicatesEmptyFoldersAndWhatCannotBeRead) {
   const std::string bytes = torch_matrix(pruned.load(*pruned.find("model.layers.0.mlp.up_proj")));
   const std::string name = "layer0-mlp.up_proj-0-0-0.5.pt";
   for (size_t size = 1; size < bytes.size(); size += 97) {
-    io::test::put_raw(models.folder / name, bytes.substr(0, size));
+    put(models.folder / name, bytes.substr(0, size));
     says(models.fails(name), {name.c_str()});
   }
-  io::test::put_raw(models.folder / name, bytes);
+  put(models.folder / name, bytes);
   EXPECT_EQ(models.fails(name), "");
-  io::test::put_raw(models.folder / "pt.bin", bytes);
+  put(models.folder / "pt.bin", bytes);
   says(models.fails("pt.bin"), {"expected a name that ends with .pt"});
 }
 

@@ -15,7 +15,6 @@
 namespace tessera::sparsity {
 namespace {
 
-using io::test::TemporaryFolder;
 using io::test::throws;
 
 /// [rows, columns] in which element (r, c) is 0 where (3 r + c) % 4 == 0.
@@ -134,12 +133,12 @@ TEST(Masks, AreReadFromArraysAndPicturesOfTorch) {
   if (!io::has_torch_files()) return;
   namespace pickle = io::test::pickle;
   const std::string bare = io::test::torch_bytes(pickle::kProto + pickle::matrix() + pickle::kStop);
-  io::test::put_raw(folder / "layer0-up_proj-0-0-0.5.pt", bare);
+  put(folder / "layer0-up_proj-0-0-0.5.pt", bare);
   masks = read_masks(folder / "layer0-up_proj-0-0-0.5.pt");
   EXPECT_EQ(masks.layers[0].first, "layers.0.up_proj");
   EXPECT_EQ(masks.layers[0].second.ones(), 6);
   for (size_t bytes = 1; bytes < bare.size(); bytes += 7) {
-    io::test::put_raw(folder / "cut.pt", bare.substr(0, bytes));
+    put(folder / "cut.pt", bare.substr(0, bytes));
     EXPECT_NE(message_of([&] { read_masks(folder / "cut.pt"); }), "") << bytes;
   }
 }

@@ -30,8 +30,6 @@
 namespace tessera::sparsity {
 namespace {
 
-using io::test::TemporaryFolder;
-
 uint32_t hashed(uint32_t i, uint32_t seed) {
   uint32_t x = i * 2654435761u + seed * 40503u;
   x = (x ^ x >> 16) * 2246822519u;

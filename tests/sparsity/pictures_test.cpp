@@ -68,7 +68,7 @@ TEST(InputNorms, ColumnsAreCountedAlongBothAxes) {
 }
 
 TEST(InputNorms, FilesOfAnotherPruningOrDamagedOnesAreRefused) {
-  const io::test::TemporaryFolder folder;
+  const TemporaryFolder folder;
   Masks masks{.info = {.fingerprint = "f",
                        .model = "",
                        .method = "wanda",
@@ -97,7 +97,7 @@ TEST(InputNorms, FilesOfAnotherPruningOrDamagedOnesAreRefused) {
 
 TEST(InputNorms, OfAPrunedModelAreInTheDatabase) {
   if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
-  const io::test::TemporaryFolder folder;
+  const TemporaryFolder folder;
   test::SmallLlama small, magnitude;
   const Samples samples = test::small_samples();
   const Pruned pruned = prune(small.model, samples, {});
@@ -176,7 +176,7 @@ TEST(Pictures, BinsOfDistancesHoldEqualNumbersOfDistances) {
 
 TEST(Pictures, AreTheSameAgainUnderTheNamesOfTheOriginal) {
   if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
-  const io::test::TemporaryFolder folder;
+  const TemporaryFolder folder;
   for (const uint32_t step : {2u, 3u})
     save_masks(
         folder / (step == 2 ? "wanda" : "sparsegpt"),

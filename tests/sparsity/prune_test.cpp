@@ -18,7 +18,6 @@ namespace tessera::sparsity {
 namespace {
 
 using io::test::same;
-using io::test::TemporaryFolder;
 using io::test::throws;
 using namespace test;
 

@@ -16,7 +16,6 @@
 namespace tessera::sparsity {
 namespace {
 
-using io::test::TemporaryFolder;
 using io::test::throws;
 using nlohmann::json;
 

@@ -20,7 +20,6 @@
 namespace tessera::sparsity {
 namespace {
 
-using io::test::TemporaryFolder;
 using io::test::throws;
 using namespace test;
 

@@ -297,9 +297,9 @@ TEST(Allocation, OwlGivesBlocksWithOutliersMore) {
 }
 
 TEST(Allocation, FilesAreObjectsOfSparsities) {
-  const io::test::TemporaryFolder folder;
+  const TemporaryFolder folder;
   const auto read = [&](const std::string& text) {
-    io::test::put_raw(folder / "a.json", text);
+    put(folder / "a.json", text);
     return read_allocation(folder / "a.json");
   };
   EXPECT_EQ(read("{\"k_proj\": 0.25, \"**\": 0}"),

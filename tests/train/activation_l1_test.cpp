@@ -1,8 +1,10 @@
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/language_job.h"
 #include "train/step.h"
 
@@ -84,7 +86,7 @@ TEST(ActivationL1Job, IsTheMeanOverMicroBatchesInEitherOrder) {
 
 TEST(ActivationL1Job, GoesOnToTheSameBitsAndIsPartOfTheCheckpoint) {
   const TemporaryFolder folder;
-  const std::string file = (folder / "c.safetensors").string();
+  const std::string file = folder / "c.safetensors";
   const LanguageSettings settings = arcee_job(0.1, true);
   LanguageJob whole(settings, Device::cpu()), other(settings, Device::cpu());
   run(whole, 0, 3);

@@ -332,7 +332,7 @@ TEST(AutoRows, SaysWhatIsWrong) {
   settings = made.job();
   GlueJob job(settings, Device::cpu(), &made.examples);
   const TemporaryFolder root;
-  job.checkpoint(0).save((root / "a").string());
+  job.checkpoint(0).save(root / "a");
   settings.slice.variance = 0.5;
   GlueJob other(settings, Device::cpu(), &made.examples);
   EXPECT_NE(message_of([&] { other.restore(root / "a"); }).find("variance"), std::string::npos);

@@ -6,7 +6,7 @@
 #include <csignal>
 
 #include "runtime/interrupt.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 
 namespace tessera::train {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "io/file.h"
 #include "models/gpt.h"
+#include "tests/folder.h"
 #include "tests/io/files.h"
 #include "tests/models/small_models.h"
-#include "tests/train/folder.h"
 
 // Multiple choice by log-likelihood.
 
@@ -91,8 +91,8 @@ TEST(Choice, IntervalsAreWilsons) {
 TEST(Choice, ReadersNameTheLine) {
   const TemporaryFolder folder;
   const auto read = [&](const std::string& text) {
-    io::write_file((folder / "f").string(), text);
-    return read_choices((folder / "f").string());
+    io::write_file(folder / "f", text);
+    return read_choices(folder / "f");
   };
   const std::string good = R"({"context": "a", "choices": ["b", "c"], "answer": 1, "id": 7})";
   const auto items = read(good + "\n\n" + good + "\r\n");

@@ -201,8 +201,8 @@ TEST(GlueSlices, TwoRunsAndOneThatIsResumedAreTheSame) {
     GlueJob whole(job, Device::cpu(), &set), first(job, Device::cpu(), &set);
     step(whole, 0), step(first, 0);
     const TemporaryFolder folder;
-    const auto file = folder.path() / "c.safetensors";
-    first.checkpoint(1).save(file.string());
+    const auto file = folder / "c.safetensors";
+    first.checkpoint(1).save(file);
     step(whole, 1);
     GlueJob resumed(job, Device::cpu(), &set);
     EXPECT_EQ(resumed.restore(file), 1);
@@ -253,7 +253,7 @@ TEST(GlueJob, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {
   models::BertConfig config = job.bert;
   config.head = models::BertHead::none;
   const models::Bert bare(config, rng, Device::cpu());
-  const std::string folder = (made.folder / "model").string();
+  const std::string folder = made.folder / "model";
   pretrained::save(bare, folder);
   GlueSettings from = job;
   from.model = folder;
@@ -284,7 +284,7 @@ TEST(GlueJob, BeginsWithTheEncoderOfAClassifierOfOtherClasses) {
   models::BertConfig config = job.bert;
   config.labels = 3;
   const models::Bert three(config, rng, Device::cpu());
-  job.model = (made.folder / "model").string();
+  job.model = made.folder / "model";
   pretrained::save(three, job.model);
   GlueJob two(job, Device::cpu());
   EXPECT_EQ(two.loaded().fresh, (std::vector<std::string>{"classifier.out.weight", "classifier.out.bias"}));
@@ -358,7 +358,7 @@ TEST(GlueJob, TrainsOnlyWhatItIsAskedTo) {
 TEST(GlueJob, RestoresOnlyItsOwnJob) {
   const MadeTask made(GlueTask::sst2, 8, 4);
   const GlueSettings job = small_glue_job(made, "sst2");
-  const std::string file = (made.folder / "c.safetensors").string();
+  const std::string file = made.folder / "c.safetensors";
   GlueJob(job, Device::cpu()).checkpoint(3).save(file);
   EXPECT_EQ(GlueJob(job, Device::cpu()).restore(file), 3);
   GlueSettings other = job;
@@ -426,11 +426,11 @@ TEST(GlueSet, RefusesPartsWithoutLabelsAndIncompleteTests) {
   const TemporaryFolder root;
   const io::Tokenizer tokenizer = io::Tokenizer::parse("t", [] {
     const TemporaryFolder made;
-    datasets::write_synthetic_glue(GlueTask::qqp, made.path().string(), {.train = 8, .dev = 2, .test = 2});
-    return train_glue_tokenizer(GlueTask::qqp, made.path().string(), 300);
+    datasets::write_synthetic_glue(GlueTask::qqp, made.path(), {.train = 8, .dev = 2, .test = 2});
+    return train_glue_tokenizer(GlueTask::qqp, made.path(), 300);
   }());
   const auto read = [&](GlueTask task, bool with_test) {
-    return message_of([&] { read_glue(task, root.path().string(), tokenizer, 16, with_test); });
+    return message_of([&] { read_glue(task, root.path(), tokenizer, 16, with_test); });
   };
   EXPECT_NE(read(GlueTask::sst2, false).find("there is no train.tsv"), std::string::npos);
   put(root / "train.jsonl", "{\"sentence\":\"a\"}\n");
@@ -450,8 +450,8 @@ TEST(GlueTokenizer, FramesPairsAsBertDoes) {
   EXPECT_EQ(pair.types.front(), 0);
   EXPECT_EQ(pair.types.back(), 1);
   EXPECT_EQ(made.tokenizer->special().pad, 0);
-  EXPECT_EQ(train_glue_tokenizer(GlueTask::rte, made.folder.path().string(), 500),
-            train_glue_tokenizer(GlueTask::rte, made.folder.path().string(), 500));
+  EXPECT_EQ(train_glue_tokenizer(GlueTask::rte, made.folder.path(), 500),
+            train_glue_tokenizer(GlueTask::rte, made.folder.path(), 500));
 }
 
 TEST(GlueSet, RefusesALengthThatLeavesNoRoomForText) {

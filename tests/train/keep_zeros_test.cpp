@@ -3,7 +3,7 @@
 #include "ops/bits/bits.h"
 #include "pretrained/load.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/language_job.h"
 #include "train/step.h"
 
@@ -33,7 +33,7 @@ std::string sparse_llama(const TemporaryFolder& folder, DType dtype, bool prune 
     for (size_t i = 0; i < values.size(); ++i) values[i] *= keep[i];
     weight.copy_from(Tensor::from(values, weight.shape()));
   });
-  const std::string path = (folder / "sparse").string();
+  const std::string path = folder / "sparse";
   pretrained::save(model, path);
   return path;
 }
@@ -64,8 +64,8 @@ TEST(KeepZeros, HoldsEveryZeroAndMovesAllOthers) {
       LanguageJob job(sparse_job(path, dtype, optimizer), Device::cpu(), path);
       Step step(job, {.graph = false});
       for (int64_t i = 0; i < 4; ++i) step([&](int) { job.load(batch_number(i)); });
-      job.save((folder / "trained").string());
-      const io::WeightSource before(path), after((folder / "trained").string());
+      job.save(folder / "trained");
+      const io::WeightSource before(path), after(folder / "trained");
       int64_t matrices = 0;
       for (const io::WeightEntry& entry : after.entries()) {
         if (entry.name.find("_proj.weight") == std::string::npos) continue;
@@ -122,14 +122,14 @@ TEST(KeepZeros, AreInTheCheckpoint) {
   run(whole, 0, 4);
   run(begun, 0, 2);
   const auto file = folder / "checkpoint";
-  begun.checkpoint(2).save(file.string());
+  begun.checkpoint(2).save(file);
   LanguageJob resumed(settings,
                       Device::cpu());  // as a run that goes on: its weights come from the checkpoint
   EXPECT_EQ(resumed.restore(file), 2);
   run(resumed, 2, 4);
-  whole.save((folder / "a").string()), resumed.save((folder / "b").string());
-  EXPECT_EQ(io::read_file((folder / "a/model.safetensors").string(), 1 << 20),
-            io::read_file((folder / "b/model.safetensors").string(), 1 << 20));
+  whole.save(folder / "a"), resumed.save(folder / "b");
+  EXPECT_EQ(io::read_file(folder / "a/model.safetensors", 1 << 20),
+            io::read_file(folder / "b/model.safetensors", 1 << 20));
 }
 
 TEST(KeepZeros, NeedsAPrunedModel) {

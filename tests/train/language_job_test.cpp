@@ -16,7 +16,7 @@
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/step.h"
 
 namespace tessera::train {
@@ -49,15 +49,13 @@ std::string some_text(int lines) {
 
 /// Byte tokens of two texts, the second short.
 LanguageData small_data(const TemporaryFolder& root, bool documents = false) {
-  const std::string folder = (root / "data").string();
+  const std::string folder = root / "data";
   if (!std::filesystem::exists(folder)) {
     std::ofstream(root / "a.txt") << some_text(60);
     std::ofstream(root / "b.txt") << some_text(9);
-    write_language_data({.files = {(root / "a.txt").string(), (root / "b.txt").string()},
-                         .tokenizer = {},
-                         .kind = "byte",
-                         .validation = 0.2},
-                        folder);
+    write_language_data(
+        {.files = {root / "a.txt", root / "b.txt"}, .tokenizer = {}, .kind = "byte", .validation = 0.2},
+        folder);
   }
   return LanguageData(folder, folder, 16, documents);
 }
@@ -129,7 +127,7 @@ TEST(LanguageJob, DropsTheSameElementsWithWeightsThatWereLoaded) {
   LanguageSettings job = small_job();
   std::get<models::GptConfig>(job.model).residual_dropout = 0.5;
   LanguageJob drawn(job, Device::cpu());
-  const std::string folder = (root / "weights").string();
+  const std::string folder = root / "weights";
   drawn.save(folder);
   LanguageJob loaded(job, Device::cpu(), folder);
   std::vector<float> losses;
@@ -185,9 +183,9 @@ TEST(LanguageData, PartsOfEachTextAndATokenizerThatHasSeenTheFirstOnly) {
   const auto tokens = read_tokens(data.train(), begins[1] - 1, begins[1] + 1);
   EXPECT_EQ(tokens[0], *data.tokenizer().special().eos);
   // A character that stands in the held-out part alone is no token of its own.
-  const std::string own = (root / "own").string();
+  const std::string own = root / "own";
   std::ofstream(root / "c.txt") << "abc abc abc abc\nabc abc\nabc xyz\n";
-  write_language_data({.files = {(root / "c.txt").string()}, .tokenizer = {}, .validation = 0.3}, own);
+  write_language_data({.files = {root / "c.txt"}, .tokenizer = {}, .validation = 0.3}, own);
   EXPECT_TRUE(io::Tokenizer::load(own).id_of("a").has_value());
   EXPECT_FALSE(io::Tokenizer::load(own).id_of("x").has_value());
   EXPECT_EQ(io::Tokenizer::load(own).decode(io::Tokenizer::load(own).encode("x").ids), "x");
@@ -196,9 +194,9 @@ TEST(LanguageData, PartsOfEachTextAndATokenizerThatHasSeenTheFirstOnly) {
 TEST(LanguageData, RefusesShardsOfAnotherTokenizer) {
   const TemporaryFolder root;
   small_data(root);
-  const std::string other = (root / "other").string();
-  write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = {}}, other);
-  const std::string error = message_of([&] { LanguageData((root / "data").string(), other, 16, false); });
+  const std::string other = root / "other";
+  write_language_data({.files = {root / "a.txt"}, .tokenizer = {}}, other);
+  const std::string error = message_of([&] { LanguageData(root / "data", other, 16, false); });
   EXPECT_NE(error.find("fingerprint"), std::string::npos) << error;
 }
 
@@ -206,21 +204,20 @@ TEST(LanguageData, RefusesATokenizerWithAnotherEndToken) {
   const TemporaryFolder root;
   put(root / "t.json", io::byte_tokenizer({"<|endoftext|>", "<end>"}));
   std::ofstream(root / "a.txt") << some_text(60);
-  write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = (root / "t.json").string()},
-                      (root / "data").string());
+  write_language_data({.files = {root / "a.txt"}, .tokenizer = root / "t.json"}, root / "data");
   put(root / "data/tokenizer_config.json", R"({"eos_token": "<end>"})");
   const std::string error = message_of([&] { small_data(root); });
   EXPECT_NE(error.find("end with token 0"), std::string::npos) << error;
-  EXPECT_NE(error.find("tokenizer.json is " +
-                       std::to_string(*io::Tokenizer::load((root / "data").string()).special().eos)),
-            std::string::npos)
+  EXPECT_NE(
+      error.find("tokenizer.json is " + std::to_string(*io::Tokenizer::load(root / "data").special().eos)),
+      std::string::npos)
       << error;
 }
 
 TEST(LanguageData, ComesFromTheModelsTokenizerIfNoneLiesNextToTheShards) {
   const TemporaryFolder root;
   small_data(root);
-  const std::string data = (root / "data").string(), model = (root / "model").string();
+  const std::string data = root / "data", model = root / "model";
   copy_tokenizer(data, model);
   EXPECT_EQ(tokenizer_folder(data, model), data);
   std::filesystem::remove(root / "data/tokenizer.json");
@@ -263,13 +260,13 @@ TEST(HeldOut, ADocumentWithoutATrainingOrHeldOutPartMovesNoOther) {
   std::ofstream(root / "a.txt") << some_text(60);
   std::ofstream(root / "b.txt") << "short\n";  // nothing of it is held out
   std::ofstream(root / "c.txt") << some_text(50);
-  const std::string folder = (root / "data").string();
-  const datasets::Tokenized done = write_language_data(
-      {.files = {(root / "a.txt").string(), (root / "b.txt").string(), (root / "c.txt").string()},
-       .tokenizer = {},
-       .kind = "byte",
-       .validation = 0.2},
-      folder);
+  const std::string folder = root / "data";
+  const datasets::Tokenized done =
+      write_language_data({.files = {root / "a.txt", root / "b.txt", root / "c.txt"},
+                           .tokenizer = {},
+                           .kind = "byte",
+                           .validation = 0.2},
+                          folder);
   EXPECT_EQ(done.train.documents, 3u);
   EXPECT_EQ(done.validation.documents, 3u);
   EXPECT_EQ(done.validation.empty_documents, 1u);
@@ -284,10 +281,10 @@ TEST(HeldOut, ADocumentWithoutATrainingOrHeldOutPartMovesNoOther) {
 TEST(HeldOut, WithoutAKnownTrainingPartIsTheWholeOrDocumentsApart) {
   const TemporaryFolder root;
   small_data(root);
-  const std::string folder = (root / "data").string();
+  const std::string folder = root / "data";
   // Shards of another text stand for the training part: how they belong together is not known.
-  const std::string other = (root / "other").string();
-  write_language_data({.files = {(root / "a.txt").string()}, .tokenizer = {}, .kind = "byte"}, other);
+  const std::string other = root / "other";
+  write_language_data({.files = {root / "a.txt"}, .tokenizer = {}, .kind = "byte"}, other);
   std::filesystem::copy_file(other + "/train-00000.tokens", folder + "/train-00000.tokens",
                              std::filesystem::copy_options::overwrite_existing);
   const LanguageData together(folder, folder, 16, false), apart(folder, folder, 16, true);
@@ -340,7 +337,7 @@ TEST(LanguageJob, RestoresEverythingThatContinuesTheCurve) {
     LanguageJob whole(job, Device::cpu()), other(job, Device::cpu());
     step(whole, 0), step(whole, 2);
     const datasets::LoaderState state{.batch = 2, .seed = 3, .stream = 4};
-    const std::string file = (root / "c.safetensors").string();
+    const std::string file = root / "c.safetensors";
     whole.position() = state;
     whole.checkpoint(2).save(file);
     EXPECT_EQ(other.restore(file), 2);
@@ -352,7 +349,7 @@ TEST(LanguageJob, RestoresEverythingThatContinuesTheCurve) {
 TEST(LanguageJob, RestoresOnlyItsOwnJob) {
   const TemporaryFolder root;
   const LanguageSettings job = small_job();
-  const std::string file = (root / "c.safetensors").string();
+  const std::string file = root / "c.safetensors";
   LanguageJob(job, Device::cpu()).checkpoint(7).save(file);
   LanguageSettings longer = job, other = job;
   longer.steps = 2 * job.steps;
@@ -401,7 +398,7 @@ TEST(LanguageJob, DropoutOfALlamaIsOfTheJobAndNotOfItsFolder) {
   job.dropout = 0.25;
   EXPECT_EQ(language_settings_from_json(to_json(job)).dropout, 0.25);
   LanguageJob session(job, Device::cpu());
-  const std::string folder = (root / "model").string();
+  const std::string folder = root / "model";
   session.save(folder);
   EXPECT_EQ(io::read_file(folder + "/config.json", 1 << 20).find("0.25"), std::string::npos);
   LanguageSettings gpt = small_job();
@@ -434,12 +431,12 @@ TEST(LanguageJob, AveragesAreWhatIsEvaluatedSavedAndRestored) {
       EXPECT_EQ(step(averaged, window), step(plain, window)) << "they do not change the training";
       EXPECT_NE(loss_of(averaged, tokens), loss_of(plain, tokens));
     }
-    const std::string file = (root / "c.safetensors").string();
+    const std::string file = root / "c.safetensors";
     averaged.checkpoint(3).save(file);
     EXPECT_EQ(again.restore(file), 3);
     EXPECT_EQ(step(again, 8), step(averaged, 8));
     EXPECT_EQ(loss_of(again, tokens), loss_of(averaged, tokens));
-    const std::string folder = (root / name_of(dtype)).string();
+    const std::string folder = root / name_of(dtype);
     averaged.save(folder);
     LanguageJob exported(job, Device::cpu(), folder);
     EXPECT_EQ(loss_of(exported, tokens), loss_of(averaged, tokens));
@@ -484,7 +481,7 @@ TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
     const TemporaryFolder root;
     const LanguageData data = small_data(root);
     LanguageJob session(small_job(llama), Device::cpu());
-    const std::string folder = (root / "model").string(), tokenizer = (root / "data").string();
+    const std::string folder = root / "model", tokenizer = root / "data";
     export_language(session, data, tokenizer, folder);
     export_language(session, data, tokenizer, folder);  // a second end of the run replaces it
     EXPECT_EQ(io::Tokenizer::load(folder).fingerprint(), data.tokenizer().fingerprint());
@@ -503,7 +500,7 @@ TEST(LanguageExport, IsAFolderThatLoadsAsTheSameModel) {
 TEST(LanguageExport, KeepsTheEndTokensOfTheModelThatItBeganWith) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
-  const std::string base = (root / "base").string(), own = (root / "data").string();
+  const std::string base = root / "base", own = root / "data";
   copy_tokenizer(own, base);
   put(root / "base/config.json", R"({"eos_token_id": [0, 5, 7], "bos_token_id": 3})");
   put(root / "base/generation_config.json", R"({"eos_token_id": 9, "top_p": 0.9})");
@@ -514,8 +511,7 @@ TEST(LanguageExport, KeepsTheEndTokensOfTheModelThatItBeganWith) {
   const pretrained::Config config = pretrained::read_config(folder.string());
   EXPECT_EQ(config.end_tokens, (std::vector<int64_t>{0, 9}));
   EXPECT_EQ(config.first_token, std::optional<int64_t>(3));
-  EXPECT_EQ(pretrained::read_config((folder / "config.json").string()).end_tokens,
-            (std::vector<int64_t>{0, 5, 7}));
+  EXPECT_EQ(pretrained::read_config(folder / "config.json").end_tokens, (std::vector<int64_t>{0, 5, 7}));
   // Documents ended with token 0, so the model makes it, whatever ended a text before.
   const json generation = json::parse(get(folder / "generation_config.json"));
   EXPECT_EQ(generation, json::parse(R"({"eos_token_id": [0, 9], "bos_token_id": 0, "top_p": 0.9})"));
@@ -524,19 +520,19 @@ TEST(LanguageExport, KeepsTheEndTokensOfTheModelThatItBeganWith) {
 TEST(LanguageExport, DoesNotKeepTheEndTokensOfAnotherTokenizer) {
   const TemporaryFolder root;
   small_data(root);
-  const std::string base = (root / "base").string(), own = (root / "data").string();
+  const std::string base = root / "base", own = root / "data";
   copy_tokenizer(own, base);
   put(root / "base/config.json", R"({"eos_token_id": [0, 5, 7]})");
   put(root / "base/tokenizer_config.json", R"({"eos_token": "a"})");
   keep_base_configs(base, own);
-  EXPECT_FALSE(std::filesystem::exists(root / "data" / kBaseFolder));
+  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(root / "data") / kBaseFolder));
 }
 
 TEST(LanguageExport, ReplacesTheOldOneOnlyWhenItIsComplete) {
   const TemporaryFolder root;
   const LanguageData data = small_data(root);
   LanguageJob first(small_job(), Device::cpu());
-  const std::string folder = (root / "model").string(), tokenizer = (root / "data").string();
+  const std::string folder = root / "model", tokenizer = root / "data";
   export_language(first, data, tokenizer, folder);
   const std::string weights = get(folder + "/model.safetensors"), config = get(folder + "/config.json");
   LanguageSettings job = small_job();
@@ -571,7 +567,7 @@ TEST(LanguageJob, AnInterruptedEvaluationLeavesTheStateAsItWas) {
   tape.backward(session.loss());
   session.optimizer().step();
   session.updated();
-  const std::string path = (root / "c").string();
+  const std::string path = root / "c";
   session.checkpoint(1).save(path);
   const std::string before = get(path);
   const std::vector<int64_t> tokens = read_tokens(data.train(), 0, 17);

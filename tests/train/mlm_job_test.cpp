@@ -9,7 +9,7 @@
 #include "io/checkpoint_folder.h"
 #include "io/tokenizer/train.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/trainer.h"
 
 namespace tessera::train {
@@ -33,10 +33,9 @@ struct Text {
   explicit Text(int sentences = 400, double validation = 0.1) {
     put(folder / "text", sample_text(sentences));
     write_language_data(
-        {.files = {(folder / "text").string()}, .kind = "bert", .vocab_size = 300, .validation = validation},
-        path());
+        {.files = {folder / "text"}, .kind = "bert", .vocab_size = 300, .validation = validation}, path());
   }
-  std::string path() const { return (folder / "data").string(); }
+  std::string path() const { return folder / "data"; }
   LanguageData data(int64_t length) const { return {path(), path(), length, false, length}; }
   TemporaryFolder folder;
 };

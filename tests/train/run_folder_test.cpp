@@ -11,7 +11,7 @@
 
 #include "report/run_table.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 
 namespace tessera::train {
 namespace {
@@ -188,9 +188,8 @@ TEST(RecordRun, NamesADatabaseThatCannotBeUsed) {
   const RunFolder run = RunFolder::create(root.path(), "r");
   run.write_settings(json::object());
   put(root / "bad.sqlite", std::string(2000, 'x'));
-  for (const fs::path& path : {root / "bad.sqlite", root / "none/runs.sqlite", root.path()})
-    EXPECT_NE(message_of([&] { record_run(path, run, "running"); }).find(path.string()), std::string::npos)
-        << path;
+  for (const std::string& path : {root / "bad.sqlite", root / "none/runs.sqlite", root.path()})
+    EXPECT_NE(message_of([&] { record_run(path, run, "running"); }).find(path), std::string::npos) << path;
 }
 #endif
 

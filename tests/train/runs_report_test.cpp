@@ -5,7 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 
 namespace tessera::train {
 namespace {

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 
 namespace tessera::train {
 namespace {

@@ -9,7 +9,7 @@
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 
 // Several seeds in one folder, of which some diverge.
 

@@ -138,9 +138,9 @@ TEST(MlmRanks, EndWithTheBytesOfOne) {
   std::string text;
   for (int i = 0; i < 600; ++i) text += "word" + std::to_string(i * i % 97) + (i % 11 == 0 ? ".\n" : " ");
   put(folder / "text", text);
-  const std::string shards = (folder / "data").string();
-  write_language_data(
-      {.files = {(folder / "text").string()}, .kind = "bert", .vocab_size = 300, .validation = 0.1}, shards);
+  const std::string shards = folder / "data";
+  write_language_data({.files = {folder / "text"}, .kind = "bert", .vocab_size = 300, .validation = 0.1},
+                      shards);
   const LanguageData data(shards, shards, 14, false, 14);
   MlmSettings settings;
   settings.bert = {.vocabulary = data.tokenizer().vocab_size(),
@@ -246,10 +246,10 @@ TEST(GlueMicroBatches, CountInTokensAndEpochs) {
   EXPECT_EQ(one.micro_batches, 1);
   const auto group_of = [&](int64_t accumulate, const TemporaryFolder& runs, RunRequest& request) {
     GlueStart start;
-    start.settings.task = "sst2", start.settings.data = data.folder.path().string();
+    start.settings.task = "sst2", start.settings.data = data.folder.path();
     start.settings.batch = 2, start.settings.accumulate = accumulate;
     start.scratch = true, start.layers = 1, start.d_model = 16, start.vocab_size = 500, start.epochs = 2;
-    request.runs = runs.path().string(), request.given = {"--accumulate"};
+    request.runs = runs.path(), request.given = {"--accumulate"};
     const GlueGroup group = GlueGroup::open(start, {}, request);
     return std::pair(group.settings().steps, request.options.eval_every);
   };

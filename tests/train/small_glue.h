@@ -4,7 +4,7 @@
 
 #include "datasets/glue_synthetic.h"
 #include "pretrained/load.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/glue_job.h"
 #include "train/trainer.h"
 
@@ -13,11 +13,11 @@ namespace tessera::train {
 /// A task's files and a tokenizer of their texts, made once for all tests of a task.
 struct MadeTask {
   MadeTask(datasets::GlueTask task, int64_t train, int64_t dev) {
-    datasets::write_synthetic_glue(task, folder.path().string(), {.train = train, .dev = dev, .test = 20});
-    tokenizer.emplace(io::Tokenizer::parse("made", train_glue_tokenizer(task, folder.path().string(), 500)));
+    datasets::write_synthetic_glue(task, folder.path(), {.train = train, .dev = dev, .test = 20});
+    tokenizer.emplace(io::Tokenizer::parse("made", train_glue_tokenizer(task, folder.path(), 500)));
   }
   GlueSet set(datasets::GlueTask task, int64_t max_length = 48, bool with_test = false) const {
-    return read_glue(task, folder.path().string(), *tokenizer, max_length, with_test);
+    return read_glue(task, folder.path(), *tokenizer, max_length, with_test);
   }
   TemporaryFolder folder;
   std::optional<io::Tokenizer> tokenizer;
@@ -27,7 +27,7 @@ struct MadeTask {
 inline GlueSettings small_glue_job(const MadeTask& made, const char* task, int64_t width = 16) {
   GlueSettings job;
   job.task = task;
-  job.data = made.folder.path().string();
+  job.data = made.folder.path();
   models::BertConfig config{.vocabulary = made.tokenizer->vocab_size(),
                             .positions = 64,
                             .d_model = width,

@@ -106,7 +106,7 @@ TEST(DropSettings, SaysWhatIsWrong) {
   settings.drop.share = 0.5;
   GlueJob job(settings, Device::cpu(), &made.examples);
   const TemporaryFolder root;
-  job.checkpoint(0).save((root / "a").string());
+  job.checkpoint(0).save(root / "a");
   settings.drop.share = 0.25;
   GlueJob other(settings, Device::cpu(), &made.examples);
   EXPECT_NE(message_of([&] { other.restore(root / "a"); }).find("dropbp"), std::string::npos);

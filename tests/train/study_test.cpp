@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/study_report.h"
 #include "train/study_run.h"
 
@@ -300,7 +300,7 @@ TEST(StudyRun, DoesNotBeginWhileACellOfAKilledCallRuns) {
   }
   const std::string before = get(root / "s/study.json");
   {
-    const FolderLock held(root / "s/cells" / cell.name);
+    const FolderLock held(root / ("s/cells/" + cell.name));
     expect_parts(message_of([&] { StudyFolder::begin(root / "s", plan); }),
                  {"half,seed-1", "an earlier call of the study", "once it has ended"});
   }
@@ -382,7 +382,7 @@ TEST(StudyRun, TheEnvironmentDividesTheProcessorsAmongJobs) {
   const auto threads = [&](const char* folder_name, int64_t jobs) {
     StudyFolder folder = StudyFolder::begin(root / folder_name, small_plan());
     run_study(folder, {.program = program, .jobs = jobs});
-    return get(root / folder_name / "logs/dense,seed-1.log");
+    return root.get(std::string(folder_name) + "/logs/dense,seed-1.log");
   };
   const char* const before = std::getenv("TESSERA_THREADS");
   const std::string kept = before ? before : "";

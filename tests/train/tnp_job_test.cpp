@@ -4,7 +4,7 @@
 #include <set>
 
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/step.h"
 
 namespace tessera::train {
@@ -73,7 +73,7 @@ TEST(TnpJob, ARunInTf32IsAnotherJobThanOneInF32) {
   TnpSettings tf32 = plain;
   tf32.set_precision({DType::f32, F32Math::tf32});
   for (const auto& [saved, restored] : {std::pair(plain, tf32), std::pair(tf32, plain)}) {
-    const std::string file = (root / "c.safetensors").string();
+    const std::string file = root / "c.safetensors";
     TnpJob(saved, Device::cpu()).checkpoint(7).save(file);
     TnpJob session(restored, Device::cpu());
     const std::string error = message_of([&] { session.restore(file); });
@@ -111,8 +111,7 @@ TEST(TnpJob, EveryOptimizerResumesToTheSameBits) {
         Step step(session);
         for (uint64_t i = from; i < to; ++i) step([&](int) { session.batch(i); });
       };
-      const std::string whole = (root / "whole").string(), half = (root / "half").string(),
-                        rest = (root / "rest").string();
+      const std::string whole = root / "whole", half = root / "half", rest = root / "rest";
       TnpJob straight(job, Device::cpu()), first(job, Device::cpu()), second(job, Device::cpu());
       steps(straight, 0, 9), straight.checkpoint(9).save(whole);
       steps(first, 0, 4), first.checkpoint(4).save(half);
@@ -142,7 +141,7 @@ TEST(TnpJob, ComputesInItsOwnF32Math) {
 TEST(TnpJob, RestoresOnlyItsOwnJob) {
   const TemporaryFolder root;
   const TnpSettings job = small_tnp_job();
-  const std::string file = (root / "c.safetensors").string();
+  const std::string file = root / "c.safetensors";
   TnpJob session(job, Device::cpu());
   session.checkpoint(7).save(file);
   TnpSettings longer = job, other = job;
@@ -161,7 +160,7 @@ TEST(TnpJob, ALossScaleContinuesAndOneThatWasNotSavedBegins) {
   const TemporaryFolder root;
   TnpSettings job = small_tnp_job();
   job.model.dtype = DType::f16;
-  const std::string file = (root / "c.safetensors").string(), old_file = (root / "old.safetensors").string();
+  const std::string file = root / "c.safetensors", old_file = root / "old.safetensors";
   const auto step = [&](TnpJob& session, uint64_t batch) {
     Step one(session);
     one([&](int) { session.batch(batch); });
@@ -176,7 +175,7 @@ TEST(TnpJob, ALossScaleContinuesAndOneThatWasNotSavedBegins) {
   EXPECT_EQ(same.restore(file), 7);
   EXPECT_EQ(same.optimizer().loss_scale().item(), 0x1p11);
   for (uint64_t batch = 1; batch < 6; ++batch) EXPECT_EQ(step(session, batch), step(same, batch));
-  session.checkpoint(12).save((root / "a").string()), same.checkpoint(12).save((root / "b").string());
+  session.checkpoint(12).save(root / "a"), same.checkpoint(12).save(root / "b");
   EXPECT_EQ(get(root / "a"), get(root / "b"));
 
   // A checkpoint from before there was loss scaling.
@@ -201,7 +200,7 @@ TEST(TnpJob, AJobOfOtherTasksIsReadButNotTrained) {
   TnpSettings job = small_tnp_job();
   job.task_stream = 1, job.steps = 2;
   EXPECT_FALSE(to_json(job).contains("task_stream"));
-  const std::string file = (root / "c.safetensors").string();
+  const std::string file = root / "c.safetensors";
   TnpJob session(job, Device::cpu());
   session.checkpoint(2).save(file);
   EXPECT_EQ(TnpJob(tnp_settings_from_json(to_json(job)), Device::cpu()).restore(file), 2);
@@ -243,7 +242,7 @@ TEST(TnpJob, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
     EXPECT_EQ(std::set<double>(losses.begin(), losses.end()).size(), 12u) << "steps met the same tasks";
     EXPECT_EQ(run_steps(graph, true, 0, 12), losses) << prior;
     const TemporaryFolder root;
-    const std::string file = (root / "c.safetensors").string();
+    const std::string file = root / "c.safetensors";
     std::vector<double> parts = run_steps(cut, true, 0, 7);
     cut.checkpoint(7).save(file);
     TnpJob resumed(job, Device::cuda(), 2);

@@ -5,7 +5,7 @@
 #include "comm/threads.h"
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/step.h"
 #include "train/tnp_run.h"
 

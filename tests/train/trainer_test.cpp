@@ -16,7 +16,7 @@
 #include "runtime/interrupt.h"
 #include "runtime/philox.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/due.h"
 #include "train/step.h"
 
@@ -667,7 +667,7 @@ TEST(OwnJob, RestoresAllOrNothing) {
   const TemporaryFolder root;
   OwnJob a(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
   OwnJob b(1, [](auto parameters) { return optim::Sgd(std::move(parameters), {}); });
-  const std::string file = (root / "c.safetensors").string();
+  const std::string file = root / "c.safetensors";
   a.layer.weight.detach().fill(3);
   a.checkpoint(4).save(file);
   const std::vector<double> before = b.layer.weight.detach().template to_vector<double>();

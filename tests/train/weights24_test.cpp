@@ -9,7 +9,7 @@
 #include "pretrained/load.h"
 #include "runtime/parallel.h"
 #include "tests/errors.h"
-#include "tests/train/folder.h"
+#include "tests/folder.h"
 #include "train/language_job.h"
 #include "train/step.h"
 
@@ -28,13 +28,13 @@ LanguageSettings weights24_job(const std::string& layers = "attn,mlp") {
 }
 
 LanguageData weights24_data(const TemporaryFolder& root) {
-  const std::string folder = (root / "data").string();
+  const std::string folder = root / "data";
   if (!std::filesystem::exists(folder)) {
     std::ofstream out(root / "a.txt");
     for (int i = 0; i < 60; ++i) out << "line " << i * 7 % 23 << " is free, as in speech\n";
     out.close();
-    write_language_data(
-        {.files = {(root / "a.txt").string()}, .tokenizer = {}, .kind = "byte", .validation = 0.2}, folder);
+    write_language_data({.files = {root / "a.txt"}, .tokenizer = {}, .kind = "byte", .validation = 0.2},
+                        folder);
   }
   return LanguageData(folder, folder, 16, false);
 }
@@ -90,14 +90,14 @@ TEST(Weights24Job, GoesOnToTheSameBitsAcrossARefreshAndASwitchWithAnyNumberOfThr
       EXPECT_EQ(from.empty() ? 0 : job.restore(from), first);
       Step step(job);
       for (int64_t at = first; at < last; ++at) step([&](int micro) { job.batch(uint64_t(2 * at + micro)); });
-      const std::string file = (root / "c.safetensors").string();
+      const std::string file = root / "c.safetensors";
       job.checkpoint(last).save(file);
       return io::read_file(file, 1 << 24);
     };
     set_cpu_threads(1);
     const std::string whole = bytes_after(0, 9, "");
     for (const int stop : {1, 2, 3, 5, 7, 8}) {
-      const std::string part = (root / "part.safetensors").string();
+      const std::string part = root / "part.safetensors";
       io::write_file(part, bytes_after(0, stop, ""));
       set_cpu_threads(3);
       EXPECT_TRUE(bytes_after(stop, 9, part) == whole) << layers << " stopped after " << stop;
@@ -186,7 +186,7 @@ TEST(Weights24Job, ExportsWhatItEvaluates) {
       LanguageJob job(settings, Device::cpu());
       set_data(job, data);
       flip_rates(job, 0, 4);
-      const std::string folder = (root / "model").string(), file = (root / "before.safetensors").string();
+      const std::string folder = root / "model", file = root / "before.safetensors";
       job.checkpoint(4).save(file);
       const std::string before = io::read_file(file, 1 << 24);
       job.save(folder);
