@@ -21,18 +21,14 @@ import sys
 import tempfile
 import time
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-os.environ["HF_HUB_OFFLINE"] = "1"
-try:
+from needs import needs
+
+with needs("torch, transformers and tokenizers"):
     import torch
     import torch.nn.functional as F
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import BertConfig, BertForSequenceClassification, BertModel
-except ImportError as missing:
-    print(f"skipped: no transformers ({missing}); set TESSERA_PEER_PYTHON to a Python with torch, transformers and tokenizers")
-    sys.exit(77)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("tessera")

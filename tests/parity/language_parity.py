@@ -19,10 +19,9 @@ import subprocess
 import sys
 import tempfile
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-os.environ["HF_HUB_OFFLINE"] = "1"
-try:
+from needs import needs
+
+with needs("torch, transformers and safetensors"):
     import torch
     import torch.nn.functional as F
     import transformers
@@ -31,9 +30,6 @@ try:
                               LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM, Phi3Config,
                               Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, RobertaConfig,
                               RobertaForMaskedLM, RobertaForSequenceClassification)
-except ImportError as missing:
-    print(f"skipped: no transformers ({missing}); set TESSERA_PEER_PYTHON to a Python with torch, transformers and safetensors")
-    sys.exit(77)
 
 parser = argparse.ArgumentParser()
 parser.add_argument("dump")

@@ -13,14 +13,12 @@ import subprocess
 import sys
 import tempfile
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-try:
+from needs import needs
+
+with needs("numpy and torch"):
     import numpy as np
     import torch
     import torch.nn.functional as F
-except ImportError as missing:
-    print(f"skipped: no PyTorch ({missing}); set TESSERA_PEER_PYTHON to a Python that has it")
-    sys.exit(77)
 
 torch.set_num_threads(1)
 STEPS, WARMUP, BATCH, LENGTH, FINAL, DECAY, CLIP, BETA2, EPS = 20, 5, 4, 24, 0.1, 0.1, 0.5, 0.95, 1e-8

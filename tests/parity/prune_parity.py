@@ -15,18 +15,14 @@ import subprocess
 import sys
 import tempfile
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-os.environ["HF_HUB_OFFLINE"] = "1"
-try:
+from needs import needs
+
+with needs("torch, transformers and safetensors"):
     import torch
     import torch.nn.functional as F
     import transformers
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
-except ImportError as missing:
-    print(f"skipped: no transformers ({missing}); set TESSERA_PEER_PYTHON to a Python with torch, transformers and safetensors")
-    sys.exit(77)
 
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()

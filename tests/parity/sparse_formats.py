@@ -13,11 +13,10 @@ import subprocess
 import sys
 import tempfile
 
-try:
+from needs import needs
+
+with needs("numpy"):
     import numpy as np
-except ImportError as missing:
-    print(f"skipped: no numpy ({missing})")
-    sys.exit(77)
 
 TESSERA = os.path.abspath(sys.argv[1])
 D, FF, LAYERS, HEADS, KV_HEADS, VOCABULARY = 96, 300, 2, 4, 2, 16

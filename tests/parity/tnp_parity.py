@@ -12,13 +12,12 @@ import subprocess
 import sys
 import tempfile
 
-try:
+from needs import needs
+
+with needs("torch, numpy and safetensors"):
     import torch
     import torch.nn.functional as F
     from safetensors.torch import load_file
-except ImportError as missing:
-    print(f"skipped: no PyTorch ({missing}); set TESSERA_PEER_PYTHON to a Python with torch, numpy and safetensors")
-    sys.exit(77)
 
 HEADS, STEPS, LEARNING_RATE, DECAY = 3, 20, 1e-3, 0.1  # those of dump_tnp.cpp
 LIMITS = {"loss": 1e-5, "gradient": 1e-4, "final": 1e-4}

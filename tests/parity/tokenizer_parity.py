@@ -19,13 +19,12 @@ import sys
 import tempfile
 import time
 
-try:
+from needs import needs
+
+with needs("tokenizers and sentencepiece"):
     import sentencepiece
     import tokenizers
     from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers)
-except ImportError as missing:
-    print(f"skipped: {missing}; set TESSERA_PEER_PYTHON to a Python with tokenizers and sentencepiece")
-    sys.exit(77)
 
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")

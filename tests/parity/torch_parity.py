@@ -16,13 +16,12 @@ import tempfile
 import time
 import zlib
 
-try:
+from needs import needs
+
+with needs("torch, numpy and safetensors"):
     import numpy as np
     import torch
     from safetensors.torch import load_file, save_file
-except ImportError as missing:
-    print(f"skipped: no PyTorch ({missing}); set TESSERA_PEER_PYTHON to a Python with torch, numpy and safetensors")
-    sys.exit(77)
 
 import peers_elements  # noqa: F401, each fills PEERS
 import peers_language  # noqa: F401
