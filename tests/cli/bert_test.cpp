@@ -3,7 +3,6 @@
 
 #include <csignal>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "io/safetensors.h"
 #include "tests/cli/command.h"
@@ -341,9 +340,7 @@ TEST(TrainBert, ChoosesItsRowsByTheirVarianceAndGoesOnToTheSameBits) {
   const auto losses = [&](const char* name) { return curve_of(at, name, {"loss", "grad_norm"}); };
   EXPECT_EQ(losses("runs/part/seed-0"), losses("runs/whole/seed-0"));
   const auto log = [&](const std::string& name) {
-    std::vector<json> lines;
-    std::istringstream in(at.get("runs/" + name + "/seed-0/rows.jsonl"));
-    for (std::string text; std::getline(in, text);) lines.push_back(json::parse(text));
+    std::vector<json> lines = json_lines(at.get("runs/" + name + "/seed-0/rows.jsonl"));
     for (json& each : lines) each.erase("seconds");
     return lines;
   };

@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 
@@ -155,7 +154,12 @@ void expect_failures(const Workplace& workplace, std::initializer_list<Failure> 
     EXPECT_EQ(outcome.code, one.code) << one.line << ": " << outcome.err;
     EXPECT_TRUE(holds_all(outcome.err, one.says)) << one.line << ": " << outcome.err;
     EXPECT_EQ(outcome.out, "") << one.line;
+    EXPECT_LE(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 2) << one.line << ": " << outcome.err;
   }
+}
+
+std::vector<nlohmann::json> metrics_of(const Workplace& workplace, const std::string& folder) {
+  return json_lines(workplace.get(folder + "/metrics.jsonl"));
 }
 
 int64_t steps_logged(const Workplace& workplace, const std::string& folder) {
@@ -166,9 +170,7 @@ int64_t steps_logged(const Workplace& workplace, const std::string& folder) {
 std::vector<std::string> curve_of(const Workplace& workplace, const std::string& folder,
                                   std::initializer_list<const char*> values) {
   std::vector<std::string> lines;
-  std::istringstream text(workplace.get(folder + "/metrics.jsonl"));
-  for (std::string line; std::getline(text, line);) {
-    const nlohmann::json record = nlohmann::json::parse(line);
+  for (const nlohmann::json& record : metrics_of(workplace, folder)) {
     nlohmann::json kept = {{"step", record.at("step")}};
     for (const auto& [name, value] : record.items())
       for (const std::string wanted : values)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/folder.h"
+#include "tests/json_lines.h"
 
 /// Runs the built command `tessera` as a user does: a process with arguments and a folder to stand in.
 /// Nothing here has a time limit: that is ctest's, and a process ends with the test that started it.
@@ -102,12 +103,14 @@ struct Failure {
   int code;
   const char* says;
 };
-/// Expects that each fails so and writes nothing to standard output; `more` is appended to those with
-/// status 1.
+/// Expects that each fails so, in at most two lines, and writes nothing to standard output; `more` is
+/// appended to those with status 1.
 void expect_failures(const Workplace& workplace, std::initializer_list<Failure> failures,
                      const std::string& more = {});
 
-/// Lines of metrics.jsonl in the run folder.
+/// The records of metrics.jsonl in the run folder.
+std::vector<nlohmann::json> metrics_of(const Workplace& workplace, const std::string& folder);
+/// How many there are so far, even if the last one is not complete.
 int64_t steps_logged(const Workplace& workplace, const std::string& folder);
 /// Each of them as JSON: the step, and of these values those that it has ("eval_" stands for all that begin
 /// so).

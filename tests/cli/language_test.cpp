@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
-#include <sstream>
 
 #include "runtime/allocator.h"
 #include "tests/cli/command.h"
@@ -72,8 +71,8 @@ TEST_P(TrainLanguage, MakesARunFolderAndAModelFromText) {
                                     " --steps 3 --name b --model runs/a --text a.txt b.txt "
                                     "--device cpu --length 16 --batch 2 --quiet --sample-tokens 0");
   expect_success(tuned);
-  const double start = json::parse(first_line(at.get("runs/b/metrics.jsonl"))).at("loss");
-  const double drawn = json::parse(first_line(at.get("runs/a/metrics.jsonl"))).at("loss");
+  const double start = metrics_of(at, "runs/b")[0].at("loss");
+  const double drawn = metrics_of(at, "runs/a")[0].at("loss");
   EXPECT_LT(start, drawn - 0.2);
   EXPECT_EQ(at.get("runs/b/model/tokenizer.json"), at.get("runs/a/model/tokenizer.json"));
 }
@@ -111,7 +110,7 @@ TEST(TrainLanguageRuns, InterruptedGoesOnToTheSameEnd) {
   const std::string flags = "train llama --steps 1500 --accumulate 2 --sample-every 400 --eval-every 300";
   expect_success(run(at, flags + " --name whole" + kFromText));
   Process process(at, words_of(flags + " --name cut" + kFromText));
-  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/" + std::string("cut")) >= 5; }));
+  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/cut") >= 5; }));
   process.send(SIGINT);
   const Outcome cut = process.wait();
   ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
@@ -134,7 +133,7 @@ TEST(TrainLanguageRuns, StoppedEarlyWithAveragesEndsTheSameHoweverOftenItIsInter
   const int64_t best = whole.at("best").at("step"), end = best + 12 * 40;
   ASSERT_LT(end, 4000) << "a text as small as this is learnt soon";
   Process process(at, words_of(flags + " --name cut" + kFromText));
-  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/" + std::string("cut")) >= best + 50; }));
+  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/cut") >= best + 50; }));
   process.send(SIGINT);
   const Outcome cut = process.wait();
   ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
@@ -221,8 +220,8 @@ TEST(SlowTrainLanguageRuns, KilledAgainAndAgainEndsWithTheSameBits) {
     if (!begun) fs::remove_all(at / "runs/cut");  // killed before it said what it is
     Process process(at, words_of(begun ? "train gpt --quiet --resume runs/cut --device cpu"
                                        : flags + " --name cut" + kFromText));
-    const int64_t enough = steps_logged(at, "runs/" + std::string("cut")) + int64_t(random() % 90);
-    if (!wait_for(process, [&] { return steps_logged(at, "runs/" + std::string("cut")) >= enough; })) break;
+    const int64_t enough = steps_logged(at, "runs/cut") + int64_t(random() % 90);
+    if (!wait_for(process, [&] { return steps_logged(at, "runs/cut") >= enough; })) break;
     process.send(SIGKILL);
     if (process.wait().signal != SIGKILL) break;
     ++kills;

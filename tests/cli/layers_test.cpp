@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tests/cli/files.h"
 
@@ -40,14 +39,12 @@ TEST(BenchLayers, PrintsTimesAndWritesCsvTraceAndRecords) {
       sliced =
           sliced || event.at("args").at("name").get<std::string>().find("importance") != std::string::npos;
   EXPECT_TRUE(sliced);
-  std::istringstream lines(at.get("r.json"));
-  int records = 0;
-  for (std::string line; std::getline(lines, line); ++records) {
-    const auto record = nlohmann::json::parse(line);
+  const auto records = json_lines(at.get("r.json"));
+  for (const auto& record : records) {
     EXPECT_EQ(record.at("op"), "layers bert");
     EXPECT_GE(record.at("attrs").at("layer").get<std::string>().size(), 1u);
   }
-  EXPECT_GT(records, 4 * 10);
+  EXPECT_GT(records.size(), 4 * 10u);
 }
 
 TEST(BenchLayers, TimesTasksWithTheModelThatReadsThem) {

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/cli/command.h"
+#include "tests/cli/language_runs.h"
 
 // Models of LLaMA's shape as a user meets them: trained from text, exported, fine-tuned from the export,
 // evaluated, made to write, converted and planned.
@@ -17,9 +17,7 @@ class LlamaType : public ::testing::TestWithParam<const char*> {};
 TEST_P(LlamaType, IsTrainedExportedAndUsed) {
   const Workplace at;
   const std::string type = GetParam();
-  std::string text;
-  for (int i = 0; i < 40; ++i) text += "clause " + std::to_string(i) + ": a copy is free\n";
-  at.put("a.txt", text);
+  put_clauses(at, 40);
   const std::string sizes =
       " --type " + type + " --layers 2 --d-model 32 --heads 4 --kv-heads 2 --head-dim 12";
   expect_success(run(at,
@@ -34,8 +32,7 @@ TEST_P(LlamaType, IsTrainedExportedAndUsed) {
                      "--batch 4 --quiet --name b --sample-tokens 0"));
   EXPECT_EQ(json::parse(at.get("runs/b/model/config.json")).at("model_type"), type);
   const auto loss = [&](const std::string& name) {
-    const std::string lines = at.get("runs/" + name + "/metrics.jsonl");
-    return json::parse(lines.substr(0, lines.find('\n'))).at("loss").get<double>();
+    return metrics_of(at, "runs/" + name)[0].at("loss").get<double>();
   };
   EXPECT_LT(loss("b"), loss("a") - 0.2);
   expect_success(run(at, "convert runs/b/model c --dtype bf16"));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tests/cli/command.h"
+#include "tests/cli/language_runs.h"
 
 // Weights made of factors, and the optimizers of their family, as a user meets them.
 
@@ -14,12 +14,6 @@ using nlohmann::json;
 
 constexpr const char* kSmallLlama = " --layers 2 --d-model 24 --n-head 4 --kv-heads 2 --d-ff 36";
 
-std::string clauses() {
-  std::string text;
-  for (int i = 0; i < 60; ++i) text += "clause " + std::to_string(i) + ": a copy is free\n";
-  return text;
-}
-
 std::string train(const std::string& more, const std::string& name, int steps = 8) {
   return "train llama --text a.txt --device cpu --length 16 --batch-size 4 --lr 0.01 --quiet --sample-tokens "
          "4 --ngram 0 "
@@ -28,9 +22,7 @@ std::string train(const std::string& more, const std::string& name, int steps = 
 }
 
 double last_loss(const Workplace& at, const std::string& run) {
-  const std::string lines = at.get("runs/" + run + "/metrics.jsonl");
-  const size_t end = lines.rfind('\n', lines.size() - 2);
-  return json::parse(lines.substr(end == std::string::npos ? 0 : end + 1)).at("loss").get<double>();
+  return metrics_of(at, "runs/" + run).back().at("loss");
 }
 
 double perplexity(const Workplace& at, const std::string& model) {
@@ -57,7 +49,7 @@ class LowRankRun : public ::testing::TestWithParam<Arm> {};
 
 TEST_P(LowRankRun, IsTrainedResumedExportedAndUsed) {
   const Workplace at;
-  at.put("a.txt", clauses());
+  put_clauses(at);
   const std::string flags = GetParam().flags;
   expect_success(run(at, train(flags, "whole")));
   // The same in two parts has the same bits.
@@ -95,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(Arms, LowRankRun, ::testing::ValuesIn(kLowRankArms),
 
 TEST(LowRankRun, BeginsWithGivenWeights) {
   const Workplace at;
-  at.put("a.txt", clauses());
+  put_clauses(at);
   expect_success(run(at, train("", "dense", 20)));
   for (const std::string form : {"low_rank", "sltrain", "lost"}) {
     const std::string more = form == "sltrain" ? " --density 1" : form == "lost" ? " --column-share 1" : "";
@@ -114,7 +106,7 @@ TEST(LowRankRun, BeginsWithGivenWeights) {
 
 TEST(LowRankRun, BertTakesTheSame) {
   const Workplace at;
-  at.put("a.txt", clauses() + clauses());
+  put_clauses(at, 120);
   const std::string mlm =
       "train bert --task mlm --text a.txt --device cpu --layers 2 --d-model 24 --n-head 2 --d-ff 36 "
       "--max-length 16 "
@@ -161,7 +153,7 @@ struct Wrong {
 
 TEST(LowRankRun, EndsWithOneLineForBadInputs) {
   const Workplace at;
-  at.put("a.txt", clauses());
+  put_clauses(at);
   for (const Wrong& wrong : std::initializer_list<Wrong>{
            {"--form lora", "--form|lora"},
            {"--form low_rank", "rank of attention|is not given|--rank"},

@@ -253,11 +253,10 @@ TEST(Bench, OpWritesRecordsThatCompareReads) {
       "bench op linear --device cpu --shape B=1,T=4,bias=0,in=8,out=8 --seconds 0.01 --json a.jsonl";
   EXPECT_TRUE(holds_all(said(workplace, line), "linear|fwd|bwd|f32"));
   said(workplace, line + " --mode fwd --dtype f64,bf16");
-  const auto lines = lines_of(workplace.get("a.jsonl"));
-  ASSERT_EQ(lines.size(), 4u);  // appended
+  const auto records = json_lines(workplace.get("a.jsonl"));
+  ASSERT_EQ(records.size(), 4u);  // appended
   std::set<std::string> kinds;
-  for (const std::string& text : lines) {
-    const json record = json::parse(text);
+  for (const json& record : records) {
     EXPECT_EQ(record.at("op"), "linear");
     EXPECT_EQ(record.at("shape").at("T"), 4);
     EXPECT_EQ(record.at("device"), "cpu");
@@ -272,7 +271,7 @@ TEST(Bench, OpWritesRecordsThatCompareReads) {
   EXPECT_TRUE(holds_all(workplace.get("page.html"), "<!doctype html>|linear|Benchmark comparison"));
   // A forced variant is named, also in records of the time when they were called rows; an unknown share is
   // not 0 %.
-  std::string forced = lines.front();
+  std::string forced = first_line(workplace.get("a.jsonl"));
   forced.replace(forced.find("\"variant\":\"\""), 12, "\"row\":\"big\"");
   workplace.put("b.jsonl", forced + "\n");
   said(workplace, "bench compare b.jsonl a.jsonl --html page.html");
@@ -284,10 +283,10 @@ TEST(Bench, OpTakesSeveralShapes) {
   said(workplace,
        "bench op softmax --device cpu --shape R=2,C=3 --shape R=4,C=3 --mode fwd --seconds 0.001 --json "
        "a.jsonl");
-  const auto lines = lines_of(workplace.get("a.jsonl"));
-  ASSERT_EQ(lines.size(), 2u);
-  EXPECT_EQ(json::parse(lines[0]).at("shape").at("R"), 2);
-  EXPECT_EQ(json::parse(lines[1]).at("shape").at("R"), 4);
+  const auto records = json_lines(workplace.get("a.jsonl"));
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[0].at("shape").at("R"), 2);
+  EXPECT_EQ(records[1].at("shape").at("R"), 4);
 }
 
 TEST(Bench, CompareLeavesOutAnotherGpuUnlessAsked) {
@@ -309,14 +308,14 @@ TEST(Bench, SweepWritesVerdictsThatCompareCounts) {
   const std::string words = said(workplace, "bench sweep relu linear --device cpu --count 6 --json a.jsonl");
   EXPECT_EQ(count_of(words, " 12 measurements"), 2u) << words;
   EXPECT_EQ(count_of(words, " 0 wrong"), 2u) << words;
-  auto lines = lines_of(workplace.get("a.jsonl"));
-  ASSERT_EQ(lines.size(), 24u);
-  for (const std::string& line : lines) EXPECT_EQ(json::parse(line).at("sweep").at("verdict"), "ok");
+  const auto records = json_lines(workplace.get("a.jsonl"));
+  ASSERT_EQ(records.size(), 24u);
+  for (const json& record : records) EXPECT_EQ(record.at("sweep").at("verdict"), "ok");
   EXPECT_TRUE(holds_all(said(workplace, "bench compare a.jsonl a.jsonl --html page.html"),
                         "slower than 1.3x|linear  bwd          6|relu    fwd          6"));
   EXPECT_TRUE(holds_all(workplace.get("page.html"), "Sweep: linear bwd"));
 
-  json wrong = json::parse(lines[0]);
+  json wrong = records[0];
   wrong["sweep"]["verdict"] = "y: error 1";
   workplace.put("b.jsonl", wrong.dump() + "\n");
   const Outcome outcome = run(workplace, "bench compare b.jsonl a.jsonl");
@@ -330,8 +329,7 @@ TEST(Bench, OptimAndCopy) {
        "bench optim --device cpu --parameters 5000 --dtype f32,bf16 --seconds 0.01 --json o.jsonl");
   said(workplace, "bench copy --device cpu --json o.jsonl");
   std::set<std::string> kinds;
-  for (const std::string& line : lines_of(workplace.get("o.jsonl"))) {
-    const json record = json::parse(line);
+  for (const json& record : json_lines(workplace.get("o.jsonl"))) {
     EXPECT_GT(record.at("gbs").get<double>(), 0);
     EXPECT_GT(record.at("copy_gbs").get<double>(), 0);
     const std::string clip = record.contains("attrs") ? record.at("attrs").at("clip").get<std::string>() : "";
@@ -349,14 +347,13 @@ TEST(Bench, StepAndHost) {
   said(workplace, "bench step tnp --checkpoint on,off --seconds 0.01 --json s.jsonl" + tiny);
   said(workplace, "bench host --device cpu --json h.jsonl");
   std::set<std::string> steps, hosts;
-  for (const std::string& line : lines_of(workplace.get("s.jsonl"))) {
-    const json record = json::parse(line);
+  for (const json& record : json_lines(workplace.get("s.jsonl"))) {
     EXPECT_GT(record.at("tokens_per_s").get<double>(), 0);
     steps.insert(record.at("op").get<std::string>() + " " +
                  record.at("attrs").at("checkpoint").get<std::string>());
   }
-  for (const std::string& line : lines_of(workplace.get("h.jsonl")))
-    hosts.insert(json::parse(line).at("mode").get<std::string>());
+  for (const json& record : json_lines(workplace.get("h.jsonl")))
+    hosts.insert(record.at("mode").get<std::string>());
   EXPECT_EQ(steps, (std::set<std::string>{"step tnp on", "step tnp off"}));
   said(workplace, "bench step tnp --checkpoint-interval 2 --seconds 0.01 --json c.jsonl" + tiny);
   const json grouped = json::parse(workplace.get("c.jsonl"));
@@ -449,14 +446,13 @@ TEST(Train, WritesTheWholeRunFolder) {
   EXPECT_EQ(settings.at("options").at("save_every"), 5);
   EXPECT_TRUE(settings.at("build").at("revision").is_string());
 
-  const auto metrics = lines_of(workplace.get("runs/r/metrics.jsonl"));
+  const std::vector<json> metrics = metrics_of(workplace, "runs/r");
   std::vector<int64_t> steps, evaluated;
-  for (const std::string& line : metrics) {
-    const json record = json::parse(line);
+  for (const json& record : metrics) {
     steps.push_back(record.at("step"));
     for (const char* name :
          {"loss", "lr", "grad_norm", "ms_per_step", "tokens_per_s", "data_wait", "memory_gib"})
-      EXPECT_TRUE(record.at(name).is_number()) << line;
+      EXPECT_TRUE(record.at(name).is_number()) << record;
     if (record.contains("eval_nll")) evaluated.push_back(record["step"]);
   }
   EXPECT_EQ(steps, (std::vector<int64_t>{1, 5, 10, 15, 20}));
@@ -491,8 +487,8 @@ TEST(Train, WritesTheWholeRunFolder) {
   EXPECT_EQ(summary.at("steps"), 20);
   EXPECT_EQ(summary.at("run"), "runs/r");
   EXPECT_EQ(summary.at("config"), settings.at("job"));
-  EXPECT_EQ(summary.at("loss"), json::parse(metrics.back()).at("loss"));
-  EXPECT_EQ(summary.at("evaluation").at("eval_nll"), json::parse(metrics.back()).at("eval_nll"));
+  EXPECT_EQ(summary.at("loss"), metrics.back().at("loss"));
+  EXPECT_EQ(summary.at("evaluation").at("eval_nll"), metrics.back().at("eval_nll"));
   for (const char* name : {"tokens_per_s", "tasks_per_s", "points_per_s"})
     EXPECT_GT(summary.at("throughput").at(name).get<double>(), 0) << name;
   EXPECT_GT(summary.at("avg_step_ms").get<double>(), 0);

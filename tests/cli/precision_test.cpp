@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "io/safetensors.h"
 #include "runtime/device.h"
@@ -43,9 +42,7 @@ TEST(PrecisionFlag, Tf32IsKeptByAResumedRun) {
   // Another curve than that of f32, which a run without the flag has.
   said(at, "train tnp --name f --steps 4" + kTiny);
   const auto last_loss = [&](const std::string& name) {
-    const std::string lines = at.get("runs/" + name + "/metrics.jsonl");
-    const size_t end = lines.rfind('\n'), before = lines.rfind('\n', end - 1);
-    return json::parse(lines.substr(before + 1, end - before - 1)).at("loss").get<double>();
+    return metrics_of(at, "runs/" + name).back().at("loss").get<double>();
   };
   EXPECT_NE(last_loss("t"), last_loss("f"));
   EXPECT_NEAR(last_loss("t"), last_loss("f"), 0.05);
@@ -72,10 +69,9 @@ TEST(PrecisionFlag, RecordsNameTf32) {
        "bench op linear --device cpu --shape B=0,T=4,bias=0,in=8,out=8 --seconds 0.01 --dtype tf32,f32 "
        "--mode fwd --json s.jsonl");
   said(at, "bench sweep linear --device cpu --count 3 --dtype tf32 --mode fwd --json s.jsonl");
-  std::istringstream lines(at.get("s.jsonl"));
   std::string dtypes;
-  for (std::string line; std::getline(lines, line);)
-    dtypes += json::parse(line).at("dtype").get<std::string>() + " ";
+  for (const json& record : json_lines(at.get("s.jsonl")))
+    dtypes += record.at("dtype").get<std::string>() + " ";
   EXPECT_EQ(dtypes, "f32 tf32 bf16 tf32 f32 tf32 tf32 tf32 ");
 }
 

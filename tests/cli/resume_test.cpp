@@ -8,7 +8,6 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <random>
-#include <sstream>
 
 #include "io/checkpoint_folder.h"
 #include "tests/cli/command.h"
@@ -109,9 +108,7 @@ TEST(Resume, AnF16RunGoesOnWithItsLossScale) {
              other = json::parse(workplace.get("runs/b/run.json")).at("loss_scale");
   EXPECT_EQ(scale, other);
   EXPECT_GT(scale.at("skipped_steps"), 0);
-  std::istringstream text(workplace.get("runs/b/metrics.jsonl"));
-  json last;
-  for (std::string line; std::getline(text, line);) last = json::parse(line);
+  const json last = metrics_of(workplace, "runs/b").back();
   EXPECT_EQ(last.at("skipped_steps"), scale.at("skipped_steps"));
   EXPECT_EQ(last.at("loss_scale"), scale.at("last"));
   const std::string at_end = "loss scale " + std::to_string(scale.at("last").get<int64_t>()) + " at the end";
@@ -128,7 +125,7 @@ TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   const Workplace workplace;
   workplace.put("runs/.metrics.jsonl.tmp-1-0", "not of a run");
   Process first(workplace, words_of("train tnp --steps 1000000 --name r" + kLogged));
-  ASSERT_TRUE(wait_for(first, [&] { return steps_logged(workplace, "runs/" + std::string("r")) >= 5; }));
+  ASSERT_TRUE(wait_for(first, [&] { return steps_logged(workplace, "runs/r") >= 5; }));
   const Outcome second = run(workplace, "train tnp --device cpu --resume runs/r");
   EXPECT_EQ(second.code, 1) << second.out;
   EXPECT_TRUE(holds_all(second.err, "runs/r|another process")) << second.err;
@@ -136,7 +133,7 @@ TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   first.send(SIGKILL);
   first.wait();
   workplace.put("runs/r/.metrics.jsonl.tmp-1-0", "of a writer that was killed");
-  const int64_t more = steps_logged(workplace, "runs/" + std::string("r")) + 1;
+  const int64_t more = steps_logged(workplace, "runs/r") + 1;
   expect_success(
       run(workplace, "train tnp --device cpu --quiet --resume runs/r --steps " + std::to_string(more)));
   EXPECT_FALSE(fs::exists(workplace / "runs/r/.metrics.jsonl.tmp-1-0"));
@@ -179,11 +176,10 @@ TEST(SlowResume, KilledTwentyTimesEndsWithTheSameBits) {
     Process process(workplace, words_of(begun ? "train tnp --quiet --resume runs/cut --device cpu"
                                               : flags + " --name cut --save-every 2" + kLogged));
     // Some kills while the process begins, some after a few steps, some in a save.
-    const int64_t enough = steps_logged(workplace, "runs/" + std::string("cut")) + int64_t(random() % 60);
+    const int64_t enough = steps_logged(workplace, "runs/cut") + int64_t(random() % 60);
     if (round % 4 == 0) {
       if (random() % 2) wait_for(process, [&] { return !process.out().empty(); });
-    } else if (!wait_for(process,
-                         [&] { return steps_logged(workplace, "runs/" + std::string("cut")) >= enough; })) {
+    } else if (!wait_for(process, [&] { return steps_logged(workplace, "runs/cut") >= enough; })) {
       break;
     }
     if (round % 4 >= 2 && !stop_in_a_save(process, checkpoints)) break;
@@ -213,11 +209,11 @@ TEST_P(Interrupted, SavesAndPrintsTheCommandThatGoesOn) {
   const std::string flags = "train tnp --steps 3000 --save-every 1000 --keep 2";
   expect_success(run(workplace, flags + " --name whole" + kLogged));
   Process process(workplace, words_of(flags + " --name cut" + kLogged));
-  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(workplace, "runs/" + std::string("cut")) >= 5; }));
+  ASSERT_TRUE(wait_for(process, [&] { return steps_logged(workplace, "runs/cut") >= 5; }));
   process.send(GetParam());
   const Outcome cut = process.wait();
   ASSERT_EQ(cut.code, 128 + GetParam()) << cut.out << cut.err;
-  const int64_t step = steps_logged(workplace, "runs/" + std::string("cut"));
+  const int64_t step = steps_logged(workplace, "runs/cut");
   EXPECT_LT(step, kSteps);
   EXPECT_TRUE(fs::exists(workplace / checkpoint_name("cut", step)));
   EXPECT_TRUE(holds_all(cut.out, "interrupted after step " + std::to_string(step) + "; saved"));
@@ -276,8 +272,7 @@ TEST(InterruptedEvaluation, IsAcknowledgedAndTheRunEndsAsIfNothingHadBeen) {
     expect_success(run(workplace, "train tnp --quiet --device cpu --eval-tasks 4 --resume runs/" + name));
     EXPECT_TRUE(same_end(workplace, "whole", name, 6));
     const auto last_record = [&](const std::string& of) {
-      const std::string text = workplace.get("runs/" + of + "/metrics.jsonl");
-      return json::parse(text.substr(text.rfind('\n', text.size() - 2) + 1));
+      return metrics_of(workplace, "runs/" + of).back();
     };
     EXPECT_EQ(last_record(name).at("eval_nll"), last_record("whole").at("eval_nll"));
     EXPECT_FALSE(last_record(name).contains("unevaluated"));
@@ -471,22 +466,18 @@ TEST_P(EarlierRun, GoesOnToItsEnd) {
   const json after = json::parse(workplace.get(name + "/run.json"));
   EXPECT_EQ(after.at("job"), before.at("job"));
   EXPECT_EQ(after.at("options"), before.at("options"));
-  std::istringstream expected(workplace.get(name + "/expected.jsonl")),
-      found(workplace.get(name + "/metrics.jsonl"));
-  int64_t lines = 0;
-  for (std::string line, other; std::getline(expected, line); ++lines) {
-    ASSERT_TRUE(std::getline(found, other)) << line;
-    const json a = json::parse(line), b = json::parse(other);
+  const std::vector<json> expected = json_lines(workplace.get(name + "/expected.jsonl")),
+                          found = metrics_of(workplace, name);
+  ASSERT_EQ(expected.size(), 8u);
+  ASSERT_EQ(found.size(), 8u);
+  for (size_t i = 0; i < 8; ++i)
     // Another processor's BLAS may round otherwise: the last bits of 8 steps in f32; f16 keeps 11 bits.
-    for (const auto& [key, value] : a.items())
+    for (const auto& [key, value] : expected[i].items())
       if (value.is_number())
-        EXPECT_NEAR(b.at(key).get<double>(), value.get<double>(), 2e-3 * std::abs(value.get<double>()))
-            << key << " of " << line;
+        EXPECT_NEAR(found[i].at(key).get<double>(), value.get<double>(), 2e-3 * std::abs(value.get<double>()))
+            << key << " of " << expected[i];
       else
-        EXPECT_EQ(b.at(key), value) << key << " of " << line;
-  }
-  EXPECT_EQ(lines, 8);
-  EXPECT_EQ(steps_logged(workplace, "runs/" + std::string(model)), 8);
+        EXPECT_EQ(found[i].at(key), value) << key << " of " << expected[i];
 }
 INSTANTIATE_TEST_SUITE_P(Of, EarlierRun, ::testing::Values("tnp", "llama"));
 
@@ -502,7 +493,7 @@ TEST(FullDisk, WithoutAByteLeftTheMessageIsStillTheDisks) {
   EXPECT_TRUE(holds_all(full.err, "runs/cut/|bytes are needed|0 are free|make room")) << full.err;
   fs::remove(workplace / "runs/filler");
   expect_success(run(workplace, resume));
-  EXPECT_EQ(steps_logged(workplace, "runs/" + std::string("cut")), 8);
+  EXPECT_EQ(steps_logged(workplace, "runs/cut"), 8);
 }
 
 }  // namespace

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "tests/cli/command.h"
+#include "tests/cli/language_runs.h"
 #include "tests/place.h"
 
 // Training with 2:4 sparse activations as a user meets it: train, stop and go on, plan, measure; and what is
@@ -16,35 +15,22 @@ namespace {
 
 using nlohmann::json;
 
-const std::string kSizes = " --layers 2 --d-model 32 --n-head 2 --d-ff 64 --length 16 --batch-size 4";
-const std::string kTrain =
-    "train llama --text a.txt --device cpu --quiet --sample-tokens 0 --log-every 1 "
-    "--lr 0.01 --ngram 0" +
-    kSizes;
-
-Workplace& with_text(Workplace& at) {
-  std::string text;
-  for (int i = 0; i < 60; ++i) text += "clause " + std::to_string(i) + ": a copy is free\n";
-  at.put("a.txt", text);
-  return at;
-}
-
-std::vector<double> losses(const Workplace& at, const std::string& run) {
+/// The values of one name, of a run's curve.
+std::vector<double> curve(const Workplace& at, const std::string& run, const char* name = "loss") {
   std::vector<double> list;
-  std::istringstream lines(at.get("runs/" + run + "/metrics.jsonl"));
-  for (std::string line; std::getline(lines, line);) list.push_back(json::parse(line).at("loss"));
+  for (const json& record : metrics_of(at, "runs/" + run)) list.push_back(record.at(name));
   return list;
 }
 
 TEST(Sparse24Training, StartsDenseThenSparsifiesThenIsDenseAgain) {
-  Workplace at;
-  with_text(at);
-  const std::string dense = kTrain + " --ffn relu2 --steps 12";
+  const Workplace at;
+  put_clauses(at);
+  const std::string dense = kTrainOnClauses + " --ffn relu2 --steps 12";
   expect_success(run(at, dense + " --name dense --sparse24 naive --sparse24-y dense --sparse24-dx dense "
                                  "--sparse24-dup dense --sparse24-ddown dense"));
   const Outcome outcome = run(at, dense + " --name sparse --sparse24 naive --dense-first 5 --dense-last 3");
   expect_success(outcome);
-  const std::vector<double> one = losses(at, "dense"), other = losses(at, "sparse");
+  const std::vector<double> one = curve(at, "dense"), other = curve(at, "sparse");
   ASSERT_EQ(one.size(), 12u);
   // The loss of step 6 is the first that a sparse forward pass gives.
   EXPECT_EQ(std::vector(one.begin(), one.begin() + 5), std::vector(other.begin(), other.begin() + 5));
@@ -54,10 +40,7 @@ TEST(Sparse24Training, StartsDenseThenSparsifiesThenIsDenseAgain) {
   EXPECT_EQ(model.at("model_type"), "arcee");  // a model that transformers reads, without a word of 2:4
   EXPECT_EQ(model.at("hidden_act"), "relu2");
   EXPECT_EQ(json::parse(at.get("runs/sparse/run.json")).at("job").at("sparse24"), "naive");
-  std::istringstream lines(at.get("runs/sparse/metrics.jsonl"));
-  std::string last;
-  for (std::string line; std::getline(lines, line);) last = line;
-  const json values = json::parse(last);
+  const json values = metrics_of(at, "runs/sparse").back();
   EXPECT_GT(values.at("activation_zeros"), 0.2);
   EXPECT_LT(values.at("dropped_energy"), 0.5);
   EXPECT_TRUE(values.contains("zeros.blocks.1.mlp"));
@@ -72,9 +55,9 @@ TEST(Sparse24Training, GoesOnToTheSameBitsAcrossASwitch) {
         cola + "naive --permute random", cola + "mvue --sparse24-tokens mvue",
         cola + "soft_threshold --dense-share 0", cola + "soft_dynamic --dynamic-steps 2",
         std::string("--ffn relu2 --form low_rank --rank 8 --sparse24 naive --permute stride")}) {
-    Workplace at;
-    with_text(at);
-    const std::string flags = kTrain +
+    const Workplace at;
+    put_clauses(at);
+    const std::string flags = kTrainOnClauses +
                               " --steps 9 --save-every 1 --keep 20 --dense-first 3 --dense-last 2 "
                               "--name a " +
                               how;
@@ -90,14 +73,6 @@ TEST(Sparse24Training, GoesOnToTheSameBitsAcrossASwitch) {
   }
 }
 
-/// The last line of a run's curve.
-json last_values(const Workplace& at, const std::string& run) {
-  std::istringstream lines(at.get("runs/" + run + "/metrics.jsonl"));
-  std::string last;
-  for (std::string line; std::getline(lines, line);) last = line;
-  return json::parse(last);
-}
-
 std::vector<std::string> sparse_places(const json& values) {
   std::vector<std::string> names;
   for (const auto& [name, value] : values.items())
@@ -107,19 +82,20 @@ std::vector<std::string> sparse_places(const json& values) {
 }
 
 TEST(Sparse24Training, SparsifiesBetweenTheFactorsOfColaLayers) {
-  Workplace at;
-  with_text(at);
-  const std::string cola = kTrain + " --form cola --rank 8 --cola-activation relu_squared --steps 12";
+  const Workplace at;
+  put_clauses(at);
+  const std::string cola =
+      kTrainOnClauses + " --form cola --rank 8 --cola-activation relu_squared --steps 12";
   expect_success(run(at, cola + " --name dense --sparse24 naive --sparse24-y dense --sparse24-dx dense "
                                 "--sparse24-dup dense --sparse24-ddown dense"));
   expect_success(run(at, cola + " --name sparse --sparse24 naive --dense-first 5 --dense-last 3"));
-  const std::vector<double> one = losses(at, "dense"), other = losses(at, "sparse");
+  const std::vector<double> one = curve(at, "dense"), other = curve(at, "sparse");
   ASSERT_EQ(one.size(), 12u);
   // Next to a gate, too: the first sparse forward pass is that of step 6.
   EXPECT_EQ(std::vector(one.begin(), one.begin() + 5), std::vector(other.begin(), other.begin() + 5));
   EXPECT_NE(one[5], other[5]);
   EXPECT_LT(other.back(), other.front());  // it learns
-  const json values = last_values(at, "sparse");
+  const json values = metrics_of(at, "runs/sparse").back();
   const std::vector<std::string> places = sparse_places(values);
   // Each part is measured by itself, and the gated network's hidden activations, which stay dense, are not.
   for (const char* const name : {"attention.qkv.0", "attention.qkv.2", "mlp.up.0", "mlp.up.1", "mlp.down"})
@@ -145,57 +121,50 @@ TEST(Sparse24Training, SparsifiesBetweenTheFactorsOfColaLayers) {
 
   // In attention alone, with networks that are sparse by themselves; of a GPT, whose fused q, k and v are
   // one.
-  expect_success(run(at, kTrain + " --ffn relu2 --form cola --form-layers attention --rank 8 --steps 2 "
-                                  "--cola-activation relu_squared --sparse24 naive --name both"));
-  const std::vector<std::string> both = sparse_places(last_values(at, "both"));
+  expect_success(run(at, kTrainOnClauses +
+                             " --ffn relu2 --form cola --form-layers attention --rank 8 --steps 2 "
+                             "--cola-activation relu_squared --sparse24 naive --name both"));
+  const std::vector<std::string> both = sparse_places(metrics_of(at, "runs/both").back());
   EXPECT_NE(std::ranges::find(both, "attention.qkv.0"), both.end());
   EXPECT_NE(std::ranges::find(both, "mlp"), both.end());
   EXPECT_EQ(both.size(), 5u);
   expect_success(run(at,
-                     "train gpt --text a.txt --device cpu --quiet --sample-tokens 0 --ngram 0 --steps 2 "
-                     "--log-every 1 --form cola --rank 8 --cola-activation relu_squared --sparse24 naive "
-                     "--name gpt" +
-                         kSizes));
-  EXPECT_EQ(sparse_places(last_values(at, "gpt")).size(), 4u);
+                     "train gpt --steps 2 --batch-size 4 --form cola --rank 8 --cola-activation relu_squared "
+                     "--sparse24 naive --name gpt" +
+                         kOnClauses));
+  EXPECT_EQ(sparse_places(metrics_of(at, "runs/gpt").back()).size(), 4u);
 }
 
 TEST(Sparse24Training, SparsifiesNetworksOfLowRankLayers) {
-  Workplace at;
-  with_text(at);
-  const std::string low = kTrain + " --ffn relu2 --form low_rank --rank 8 --steps 8";
+  const Workplace at;
+  put_clauses(at);
+  const std::string low = kTrainOnClauses + " --ffn relu2 --form low_rank --rank 8 --steps 8";
   expect_success(run(at, low + " --name dense"));
   expect_success(run(at, low + " --name sparse --sparse24 naive"));
-  const std::vector<double> one = losses(at, "dense"), other = losses(at, "sparse");
+  const std::vector<double> one = curve(at, "dense"), other = curve(at, "sparse");
   EXPECT_NE(one[0], other[0]);
   EXPECT_LT(other.back(), other.front());  // it learns
-  EXPECT_EQ(sparse_places(last_values(at, "sparse")), std::vector<std::string>{"mlp"});
+  EXPECT_EQ(sparse_places(metrics_of(at, "runs/sparse").back()), std::vector<std::string>{"mlp"});
   const json model = json::parse(at.get("runs/sparse/model/config.json"));
   EXPECT_EQ(model.at("model_type"), "arcee");  // the dense weights that the factors stand for
   // Factors of the manifold's optimizer, and of attention alone, whose networks are dense.
   expect_success(run(at, low + " --name loro --sparse24 naive --optimizer loro --loro-every 3"));
-  expect_success(run(at, kTrain + " --ffn relu2 --form lost --rank 8 --columns gradient --steps 2 "
-                                  "--form-layers attention --sparse24 naive --name attention"));
-}
-
-/// The values of one name, of a run's curve.
-std::vector<double> curve(const Workplace& at, const std::string& run, const std::string& name) {
-  std::vector<double> list;
-  std::istringstream lines(at.get("runs/" + run + "/metrics.jsonl"));
-  for (std::string line; std::getline(lines, line);) list.push_back(json::parse(line).at(name));
-  return list;
+  expect_success(run(at, kTrainOnClauses + " --ffn relu2 --form lost --rank 8 --columns gradient --steps 2 "
+                                           "--form-layers attention --sparse24 naive --name attention"));
 }
 
 TEST(ActivationL1, MakesActivationsSparserAndIsLoggedApartFromTheLoss) {
-  Workplace at;
-  with_text(at);
+  const Workplace at;
+  put_clauses(at);
   for (const std::string more : {"", " --sparse24 naive --dense-first 3"}) {
-    const std::string flags = kTrain + " --ffn relu2 --steps 12 --warmup 2 --save-every 1 --keep 20" + more;
+    const std::string flags =
+        kTrainOnClauses + " --ffn relu2 --steps 12 --warmup 2 --save-every 1 --keep 20" + more;
     expect_success(run(at, flags + " --name plain"));
     expect_success(run(at, flags + " --name weak --activation-l1 1e-3"));
     expect_success(run(at, flags + " --name strong --activation-l1 10"));
     // The loss of the first step has no penalty in it.
-    EXPECT_NEAR(losses(at, "strong")[0], losses(at, "plain")[0], 1e-4);
-    EXPECT_NE(losses(at, "weak").back(), losses(at, "plain").back());
+    EXPECT_NEAR(curve(at, "strong")[0], curve(at, "plain")[0], 1e-4);
+    EXPECT_NE(curve(at, "weak").back(), curve(at, "plain").back());
     const std::vector<double> weak = curve(at, "weak", "activation_l1"),
                               strong = curve(at, "strong", "activation_l1");
     // At the first step the same activations, which strong weighs 1e4 times.
@@ -219,13 +188,10 @@ TEST(ActivationL1, MakesActivationsSparserAndIsLoggedApartFromTheLoss) {
 }
 
 TEST(ActivationL1, IsTheMeanOverMicroBatchesAndRefusedWithoutZeros) {
-  Workplace at;
-  with_text(at);
+  const Workplace at;
+  put_clauses(at);
   // Micro-batches of one step are the sequences of one larger batch.
-  const std::string flags =
-      "train llama --text a.txt --device cpu --quiet --sample-tokens 0 --log-every 1 "
-      "--lr 0.01 --ngram 0 --layers 2 --d-model 32 --n-head 2 --d-ff 64 --length 16 "
-      "--ffn relu --steps 3 --activation-l1 0.1";
+  const std::string flags = "train llama --lr 0.01 --ffn relu --steps 3 --activation-l1 0.1" + kOnClauses;
   expect_success(run(at, flags + " --batch-size 4 --name one"));
   expect_success(run(at, flags + " --batch-size 2 --accumulate 2 --name two"));
   expect_success(run(at, flags + " --batch-size 2 --accumulate 2 --order global --name tree"));
@@ -235,25 +201,19 @@ TEST(ActivationL1, IsTheMeanOverMicroBatchesAndRefusedWithoutZeros) {
     EXPECT_NEAR(two[i], one[i], 1e-4 * one[i]);
     EXPECT_NEAR(tree[i], one[i], 1e-4 * one[i]);
   }
-  const std::string train = kTrain + " --steps 4 ";
-  for (const auto& [more, says] :
-       {std::pair<const char*, const char*>{"--activation-l1 1",
-                                            "--activation-l1|without a gate|--ffn relu2"},
-        {"--ffn relu2 --activation-l1 -1", "--activation-l1"},
-        {"--ffn relu2 --activation-l1 many", "--activation-l1"},
-        {"--ffn relu2 --activation-l1 1 --form low_rank --rank 4", "--activation-l1|--form low_rank"}}) {
-    const Outcome outcome = run(at, train + more);
-    EXPECT_EQ(outcome.code, 2) << more << "\n" << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, says)) << more << "\n" << outcome.err;
-  }
-  const Outcome gpt = run(at, "train gpt --text a.txt --device cpu --quiet --steps 2 --activation-l1 1");
-  EXPECT_EQ(gpt.code, 2);
-  EXPECT_TRUE(holds_all(gpt.err, "activations with zeros")) << gpt.err;
+  const std::string train = kTrainOnClauses + " --steps 4 ";
+  expect_failures(at, {{train + "--activation-l1 1", 2, "--activation-l1|without a gate|--ffn relu2"},
+                       {train + "--ffn relu2 --activation-l1 -1", 2, "--activation-l1"},
+                       {train + "--ffn relu2 --activation-l1 many", 2, "--activation-l1"},
+                       {train + "--ffn relu2 --activation-l1 1 --form low_rank --rank 4", 2,
+                        "--activation-l1|--form low_rank"},
+                       {"train gpt --text a.txt --device cpu --quiet --steps 2 --activation-l1 1", 2,
+                        "activations with zeros"}});
 }
 
 TEST(Sparse24Training, IsPlannedAndMeasured) {
-  Workplace at;
-  with_text(at);
+  const Workplace at;
+  put_clauses(at);
   const std::string plan = "plan llama --json --precision bf16 --vocab-size 300 --ffn relu2 --length 256";
   const auto saved = [&](const std::string& more) {
     const Outcome outcome = run(at, plan + more);
@@ -274,7 +234,7 @@ TEST(Sparse24Training, IsPlannedAndMeasured) {
     return json::parse(outcome.out).at("saved").get<double>();
   };
   EXPECT_NEAR(saved_gated(cola) - saved_gated(cola + " --sparse24 naive"), between, 1e-6 * between);
-  expect_success(run(at, kTrain + " --ffn relu --steps 3 --name m --sparse24 naive"));
+  expect_success(run(at, kTrainOnClauses + " --ffn relu --steps 3 --name m --sparse24 naive"));
   const Outcome measured =
       run(at,
           "sparsity activations --model runs/m runs/m --text a.txt --length 16 --windows 4 "
@@ -291,73 +251,66 @@ TEST(Sparse24Training, IsPlannedAndMeasured) {
 }
 
 TEST(Sparse24Training, ChecksDenseStepsAgainstTheStepsThatThereAre) {
-  Workplace at;
-  with_text(at);
+  const Workplace at;
+  put_clauses(at);
   // 1,000 is the default of --steps, which --epochs, --minutes, plans and benchmarks do not have.
   const std::string sparse = "--ffn relu2 --sparse24 naive --dense-first 1000 ";
-  const Outcome few = run(at, kTrain + " --epochs 0.01 " + sparse);
+  const Outcome few = run(at, kTrainOnClauses + " --epochs 0.01 " + sparse);
   EXPECT_EQ(few.code, 1) << few.out;
   EXPECT_TRUE(holds_all(few.err, "1000 dense steps first|leave none of the 1 steps")) << few.err;
-  expect_success(run(at, kTrain + " --epochs 80 --name r --eval-tokens 8 " + sparse));
+  expect_success(run(at, kTrainOnClauses + " --epochs 80 --name r --eval-tokens 8 " + sparse));
   EXPECT_GT(json::parse(at.get("runs/r/run.json")).at("job").at("steps").get<int64_t>(), 1000);
   expect_success(run(at, "plan llama --size demo " + sparse));
 }
 
 TEST(Sparse24Training, RefusesWhatMakesNoSense) {
-  Workplace at;
-  with_text(at);
-  const std::string train = kTrain + " --steps 4 ";
-  struct Bad {
-    std::string flags;
-    int code;
-    std::string says;
-  };
-  const Bad all[] = {
-      {train + "--sparse24 naive", 2, "--sparse24 naive|without a gate|--ffn relu2"},
-      {train + "--ffn relu2 --sparse24 best", 2, "--sparse24"},
-      {train + "--ffn relu2 --dense-share 0.1", 2, "--dense-share|needs --sparse24"},
-      {train + "--ffn relu2 --dense-first 3", 2, "--dense-first|needs --sparse24 or --weights-24"},
-      {train + "--ffn relu2 --permute stride", 2, "--permute|needs --sparse24"},
-      {train + "--ffn relu2 --sparse24-require", 2, "--sparse24-require|needs --sparse24"},
-      {train + "--ffn relu2 --sparse24 naive --dense-share 1.5", 2, "--dense-share"},
-      {train + "--ffn relu2 --sparse24 naive --dense-share -0.1", 2, "--dense-share"},
-      {train + "--ffn relu2 --sparse24 naive --dense-share 0 --sparse24-y split", 2,
-       "split|--dense-share is 0"},
-      {train + "--ffn relu2 --sparse24 naive --dense-first 2 --dense-last 2", 2, "none of the 4 steps"},
-      {train + "--ffn relu2 --sparse24 naive --dynamic-steps 5", 2, "--dynamic-steps|soft_dynamic"},
-      {train + "--ffn relu2 --sparse24 naive --permute zigzag", 2, "--permute"},
-      {train + "--ffn relu2 --sparse24 naive --sparse24-dx half", 2, "--sparse24-dx"},
-      {train + "--ffn relu2 --sparse24 naive --sparse24-tokens soft_dynamic", 2, "--sparse24-tokens"},
-      {train + "--ffn relu2 --sparse24 naive --order global", 2, "--order global"},
-      {train + "--form cola --rank 8 --sparse24 naive", 2,
-       "--sparse24 naive|--form cola|silu|--cola-activation relu_squared"},
-      {train + "--form cola --rank 8 --cola-activation relu_squared --sparse24 naive --sparse24-require", 1,
-       "sparse tensor cores are required"},
-      {train + "--form cola --rank 8 --cola-activation relu_squared --sparse24 naive --order global", 2,
-       "--order global"},
-      {train + "--form low_rank --rank 8 --sparse24 naive", 2, "--sparse24 naive|without a gate|--ffn relu2"},
-      {train + "--ffn relu2 --form sltrain --rank 8 --sparse24 naive", 2,
-       "--form sltrain in the MLPs|--form-layers attention|low_rank or cola"},
-      {train + "--ffn relu2 --form lost --rank 8 --sparse24 naive", 2, "--form lost in the MLPs"},
-      {train + "--ffn relu2 --sparse24 naive --sparse24-require", 1, "sparse tensor cores are required"},
-      {train + "--ffn relu2 --type qwen2", 2, "--ffn relu2 and --type qwen2"},
-      {train + "--ffn swiglu --type arcee", 2, "--ffn swiglu and --type arcee"},
-      {train + "--ffn gelu", 2, "--ffn"},
-      {train + "--ffn relu2 --ffn-ratio 2", 2, "--d-ff and --ffn-ratio"},
-      {"train gpt --text a.txt --device cpu --quiet --steps 2 --sparse24 naive", 2, "activations with zeros"},
-      {"sparsity activations --model nowhere --text a.txt", 1, "nowhere"},
-      {"sparsity activations --model a --text a.txt --dense-share 2", 2, "--dense-share"},
-      {"plan llama --sparse24 naive", 2, "without a gate"},
-      {"bench ffn --device cpu --sparsity 1.5", 2, "--sparsity"},
-      {"bench ffn --device cpu --shape T=8,D=4", 2, "--shape"},
-      {"bench ffn --device cpu --variant fused", 2, "--variant"},
-      {"bench ffn --device cpu --variant other", 2, "--variant"}};
-  for (const Bad& bad : all) {
-    const Outcome outcome = run(at, bad.flags);
-    EXPECT_EQ(outcome.code, bad.code) << bad.flags << "\n" << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, bad.says)) << bad.flags << "\n" << outcome.err;
-    EXPECT_LE(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 2) << bad.flags << "\n"
-                                                                           << outcome.err;
+  const Workplace at;
+  put_clauses(at);
+  const std::string train = kTrainOnClauses + " --steps 4 ";
+  expect_failures(
+      at, {{train + "--sparse24 naive", 2, "--sparse24 naive|without a gate|--ffn relu2"},
+           {train + "--ffn relu2 --sparse24 best", 2, "--sparse24"},
+           {train + "--ffn relu2 --dense-share 0.1", 2, "--dense-share|needs --sparse24"},
+           {train + "--ffn relu2 --dense-first 3", 2, "--dense-first|needs --sparse24 or --weights-24"},
+           {train + "--ffn relu2 --permute stride", 2, "--permute|needs --sparse24"},
+           {train + "--ffn relu2 --sparse24-require", 2, "--sparse24-require|needs --sparse24"},
+           {train + "--ffn relu2 --sparse24 naive --dense-share 1.5", 2, "--dense-share"},
+           {train + "--ffn relu2 --sparse24 naive --dense-share -0.1", 2, "--dense-share"},
+           {train + "--ffn relu2 --sparse24 naive --dense-share 0 --sparse24-y split", 2,
+            "split|--dense-share is 0"},
+           {train + "--ffn relu2 --sparse24 naive --dense-first 2 --dense-last 2", 2, "none of the 4 steps"},
+           {train + "--ffn relu2 --sparse24 naive --dynamic-steps 5", 2, "--dynamic-steps|soft_dynamic"},
+           {train + "--ffn relu2 --sparse24 naive --permute zigzag", 2, "--permute"},
+           {train + "--ffn relu2 --sparse24 naive --sparse24-dx half", 2, "--sparse24-dx"},
+           {train + "--ffn relu2 --sparse24 naive --sparse24-tokens soft_dynamic", 2, "--sparse24-tokens"},
+           {train + "--ffn relu2 --sparse24 naive --order global", 2, "--order global"},
+           {train + "--form cola --rank 8 --sparse24 naive", 2,
+            "--sparse24 naive|--form cola|silu|--cola-activation relu_squared"},
+           {train + "--form cola --rank 8 --cola-activation relu_squared --sparse24 naive --order global", 2,
+            "--order global"},
+           {train + "--form low_rank --rank 8 --sparse24 naive", 2,
+            "--sparse24 naive|without a gate|--ffn relu2"},
+           {train + "--ffn relu2 --form sltrain --rank 8 --sparse24 naive", 2,
+            "--form sltrain in the MLPs|--form-layers attention|low_rank or cola"},
+           {train + "--ffn relu2 --form lost --rank 8 --sparse24 naive", 2, "--form lost in the MLPs"},
+           {train + "--ffn relu2 --type qwen2", 2, "--ffn relu2 and --type qwen2"},
+           {train + "--ffn swiglu --type arcee", 2, "--ffn swiglu and --type arcee"},
+           {train + "--ffn gelu", 2, "--ffn"},
+           {train + "--ffn relu2 --ffn-ratio 2", 2, "--d-ff and --ffn-ratio"},
+           {"train gpt --text a.txt --device cpu --quiet --steps 2 --sparse24 naive", 2,
+            "activations with zeros"},
+           {"sparsity activations --model nowhere --text a.txt", 1, "nowhere"},
+           {"sparsity activations --model a --text a.txt --dense-share 2", 2, "--dense-share"},
+           {"plan llama --sparse24 naive", 2, "without a gate"},
+           {"bench ffn --device cpu --sparsity 1.5", 2, "--sparsity"},
+           {"bench ffn --device cpu --shape T=8,D=4", 2, "--shape"},
+           {"bench ffn --device cpu --variant fused", 2, "--variant"},
+           {"bench ffn --device cpu --variant other", 2, "--variant"}});
+  // What a step finds is said after the header.
+  for (const std::string more : {"--ffn relu2", "--form cola --rank 8 --cola-activation relu_squared"}) {
+    const Outcome outcome = run(at, train + more + " --sparse24 naive --sparse24-require");
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, "sparse tensor cores are required")) << outcome.err;
   }
   // Another setting on resume.
   expect_success(run(at, train + "--ffn relu2 --name r --sparse24 naive"));

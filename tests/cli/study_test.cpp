@@ -5,7 +5,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "tests/cli/command.h"
 #include "tests/place.h"
@@ -282,11 +281,8 @@ TEST(Study, TakesAllThatRunsLogAsItsMetric) {
        "--quiet --name llama");
   for (const std::string command : {"tnp", "llama"}) {
     std::set<std::string> logged;
-    std::istringstream lines(at.get("runs/" + command + "/metrics.jsonl"));
-    for (std::string line; std::getline(lines, line);) {
-      const json values = json::parse(line);
+    for (const json& values : metrics_of(at, "runs/" + command))
       for (const auto& [name, value] : values.items()) logged.insert(name);
-    }
     logged.erase("step");
     EXPECT_GE(logged.size(), command == "tnp" ? 12u : 21u);
     for (const std::string& name : logged) {

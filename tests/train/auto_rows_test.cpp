@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "ops/select/select.h"
 #include "tests/errors.h"
+#include "tests/json_lines.h"
 #include "tests/train/small_glue.h"
 #include "train/gradient_probe.h"
 
@@ -244,13 +244,9 @@ TEST(AutoRows, RanksThatShareAStepFindTheSameShares) {
 
 /// The lines of a log, without the time that each took.
 std::vector<nlohmann::json> timeless(const std::string& log) {
-  std::vector<nlohmann::json> list;
-  std::istringstream lines(log);
-  for (std::string line; std::getline(lines, line);) {
-    list.push_back(nlohmann::json::parse(line));
-    EXPECT_EQ(list.back().erase("seconds"), 1u);
-  }
-  return list;
+  std::vector<nlohmann::json> lines = json_lines(log);
+  for (nlohmann::json& line : lines) EXPECT_EQ(line.erase("seconds"), 1u);
+  return lines;
 }
 
 TEST(AutoRows, ARunThatStopsGoesOnToTheSameBytesAndLog) {

@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "tests/errors.h"
+#include "tests/json_lines.h"
 #include "tests/train/small_glue.h"
 #include "train/drop_settings.h"
 #include "train/gradient_probe.h"
@@ -186,10 +186,8 @@ TEST(GradientProbe, ChangesNothingOfTheTrainingAndIsWrittenOncePerStep) {
   const auto tail = [](const std::string& bytes) { return bytes.substr(bytes.size() - 4096); };
   EXPECT_EQ(tail(plain.checkpoint), tail(with.checkpoint));
   EXPECT_EQ(files_of_run(made, probed, 6).probes, with.probes);
-  std::istringstream in(with.probes);
   std::vector<int> steps;
-  for (std::string line; std::getline(in, line);) {
-    const json parsed = json::parse(line);
+  for (const json& parsed : json_lines(with.probes)) {
     steps.push_back(parsed["step"]);
     EXPECT_GT(parsed["gradients"]["all"]["cosine"].get<double>(), 0.1);
     EXPECT_EQ(parsed["gradients"].size(), 7u);
