@@ -283,19 +283,25 @@ TEST(TrainLanguageRuns, TheEndTokenIsTheOneOfTheTokenizersConfig) {
   EXPECT_EQ(json::parse(at.get("runs/c/model/config.json")).at("eos_token_id"), 257);
 }
 
-TEST(TrainLanguageRuns, TheHeaderPlansTheSumsThatWait) {
-  const Workplace at;
-  put_texts(at);
-  const std::string step = " --accumulate 8 --order global";
-  const std::string header = said(at, "train gpt --steps 1 --ngram 0 --name a" + kFromText + step);
+/// The memory that `plan` computes of a run with these flags, which the run's header names.
+std::string planned_memory(const Workplace& at, const std::string& flags) {
+  const std::string header = said(at, "train gpt --steps 1 --ngram 0 --name a" + kFromText + flags);
   const json config = json::parse(at.get("runs/a/model/config.json"));
   const json planned = json::parse(
       said(at,
            "plan gpt --json --precision f32 --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 "
            "--batch 2 --vocab-size " +
-               config.at("vocab_size").dump() + step));
+               config.at("vocab_size").dump() + flags));
   const std::string total = format_bytes(size_t(planned.at("total").get<double>()));
   EXPECT_TRUE(holds_all(header, "memory    " + total + " planned a step\n")) << header << planned;
+  fs::remove_all(at / "runs");
+  return total;
+}
+
+TEST(TrainLanguageRuns, TheHeaderPlansTheSumsThatWait) {
+  const Workplace at;
+  put_texts(at);
+  planned_memory(at, " --accumulate 8 --order global");
 }
 
 TEST(TrainLanguageRuns, TheHeaderAndThePlanHaveTheStatesOfTheOptimizer) {
@@ -303,19 +309,8 @@ TEST(TrainLanguageRuns, TheHeaderAndThePlanHaveTheStatesOfTheOptimizer) {
   put_texts(at);
   std::set<std::string> totals;
   for (const std::string states : {"", " --optimizer sgd --momentum 0", " --optimizer muon", " --ema 0.9",
-                                   " --optimizer galore --galore-rank 4"}) {
-    const std::string header = said(at, "train gpt --steps 1 --ngram 0 --name a" + kFromText + states);
-    const json config = json::parse(at.get("runs/a/model/config.json"));
-    const json planned = json::parse(
-        said(at,
-             "plan gpt --json --precision f32 --layers 1 --d-model 16 --heads 2 --d-ff 32 --length 16 "
-             "--batch 2 --vocab-size " +
-                 config.at("vocab_size").dump() + states));
-    const std::string total = format_bytes(size_t(planned.at("total").get<double>()));
-    EXPECT_TRUE(holds_all(header, "memory    " + total + " planned a step\n")) << header << planned;
-    totals.insert(total);
-    fs::remove_all(at / "runs");
-  }
+                                   " --optimizer galore --galore-rank 4"})
+    totals.insert(planned_memory(at, states));
   EXPECT_EQ(totals.size(), 5u);
   expect_failures(at, {{"plan gpt --galore-rank 4", 2, "--galore-rank is for --optimizer galore"},
                        {"plan tnp --galore-rank 4", 2, "--galore-rank is for --optimizer galore"},
