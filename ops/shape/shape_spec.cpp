@@ -226,14 +226,14 @@ OpSpec transpose_spec() {
   };
 }
 
+Case to_shape(Dims dims, const char* shape, Placement placement = Placement::pitched, bool gradcheck = true) {
+  return {.dims = std::move(dims),
+          .attrs = {{"shape", std::string(shape)}},
+          .placement = placement,
+          .gradcheck = gradcheck};
+}
+
 OpSpec reshape_spec() {
-  const auto make = [](Dims dims, const char* shape, Placement placement = Placement::pitched,
-                       bool gradcheck = true) {
-    return Case{.dims = std::move(dims),
-                .attrs = {{"shape", std::string(shape)}},
-                .placement = placement,
-                .gradcheck = gradcheck};
-  };
   return {
       .name = "reshape",
       .summary = "y = the elements of x under another shape, a view where the strides allow it",
@@ -249,26 +249,19 @@ OpSpec reshape_spec() {
             const Shape shape = shape_of(d);
             return moves({{.shape = shape}}, 2 * double(shape.count()), 2 * double(shape.count()));
           },
-      .cases = {make({{"X", 6}, {"Y", 4}}, "-1"), make({{"X", 6}, {"Y", 5}}, "2,3,-1"),
-                make({{"X", 6}, {"Y", 5}}, "5,6"), make({{"X", 2}, {"Y", 3}, {"Z", 11}}, "6,11"),
-                make({{"X", 2}, {"Y", 3}, {"Z", 11}}, "33,2"), make({{"X", 1}, {"Y", 1}}, ""),
-                make({{"X", 7}}, "1,7,1"), make({{"X", 0}, {"Y", 3}}, "5,0,2"),
-                make({{"X", 6}, {"Y", 4}}, "3,2,4", Placement::strided),
-                make({{"X", 6}, {"Y", 4}}, "8,3", Placement::strided),
-                make({{"X", 6}, {"Y", 4}}, "2,12", Placement::transposed),
-                make({{"X", 65}, {"Y", 129}}, "129,65", Placement::pitched, false)},
-      .benches = {make({{"X", 36096}, {"Y", 1365}}, "-1")},
+      .cases = {to_shape({{"X", 6}, {"Y", 4}}, "-1"), to_shape({{"X", 6}, {"Y", 5}}, "2,3,-1"),
+                to_shape({{"X", 6}, {"Y", 5}}, "5,6"), to_shape({{"X", 2}, {"Y", 3}, {"Z", 11}}, "6,11"),
+                to_shape({{"X", 2}, {"Y", 3}, {"Z", 11}}, "33,2"), to_shape({{"X", 1}, {"Y", 1}}, ""),
+                to_shape({{"X", 7}}, "1,7,1"), to_shape({{"X", 0}, {"Y", 3}}, "5,0,2"),
+                to_shape({{"X", 6}, {"Y", 4}}, "3,2,4", Placement::strided),
+                to_shape({{"X", 6}, {"Y", 4}}, "8,3", Placement::strided),
+                to_shape({{"X", 6}, {"Y", 4}}, "2,12", Placement::transposed),
+                to_shape({{"X", 65}, {"Y", 129}}, "129,65", Placement::pitched, false)},
+      .benches = {to_shape({{"X", 36096}, {"Y", 1365}}, "-1")},
   };
 }
 
 OpSpec expand_spec() {
-  const auto make = [](Dims dims, const char* shape, Placement placement = Placement::pitched,
-                       bool gradcheck = true) {
-    return Case{.dims = std::move(dims),
-                .attrs = {{"shape", std::string(shape)}},
-                .placement = placement,
-                .gradcheck = gradcheck};
-  };
   return {
       .name = "expand",
       .summary = "y = x broadcast to shape, a view; dx = the sum of dy over the expanded dimensions",
@@ -285,15 +278,16 @@ OpSpec expand_spec() {
             const double n = double(x.count()), whole = double(expand_word(attrs.word("shape"), x).count());
             return moves({{.shape = x}}, 0, whole + n, whole - n);
           },
-      .cases = {make({{"X", 1}, {"Y", 5}}, "7,5"), make({{"X", 6}, {"Y", 1}}, "-1,11"),
-                make({{"X", 1}, {"Y", 4}, {"Z", 1}}, "3,-1,5"), make({{"X", 5}}, "2,3,-1"), make({}, "4,3"),
-                make({{"X", 3}, {"Y", 4}}, "3,4"), make({{"X", 1}, {"Y", 3}}, "0,3"),
-                make({{"X", 0}, {"Y", 1}}, "0,4"), make({{"X", 1}, {"Y", 1}}, "1,1,1"),
-                make({{"X", 4}, {"Y", 1}}, "2,-1,9", Placement::strided),
-                make({{"X", 1}, {"Y", 7}}, "5,-1", Placement::transposed),
-                make({{"X", 1}, {"Y", 129}}, "257,-1", Placement::pitched, false),
-                make({{"X", 65}, {"Y", 1}}, "-1,1365", Placement::pitched, false)},
-      .benches = {make({{"X", 1}, {"Y", 512}}, "36096,-1")},
+      .cases = {to_shape({{"X", 1}, {"Y", 5}}, "7,5"), to_shape({{"X", 6}, {"Y", 1}}, "-1,11"),
+                to_shape({{"X", 1}, {"Y", 4}, {"Z", 1}}, "3,-1,5"), to_shape({{"X", 5}}, "2,3,-1"),
+                to_shape({}, "4,3"), to_shape({{"X", 3}, {"Y", 4}}, "3,4"),
+                to_shape({{"X", 1}, {"Y", 3}}, "0,3"), to_shape({{"X", 0}, {"Y", 1}}, "0,4"),
+                to_shape({{"X", 1}, {"Y", 1}}, "1,1,1"),
+                to_shape({{"X", 4}, {"Y", 1}}, "2,-1,9", Placement::strided),
+                to_shape({{"X", 1}, {"Y", 7}}, "5,-1", Placement::transposed),
+                to_shape({{"X", 1}, {"Y", 129}}, "257,-1", Placement::pitched, false),
+                to_shape({{"X", 65}, {"Y", 1}}, "-1,1365", Placement::pitched, false)},
+      .benches = {to_shape({{"X", 1}, {"Y", 512}}, "36096,-1")},
   };
 }
 
