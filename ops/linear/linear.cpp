@@ -68,6 +68,16 @@ void check_residual(const char* op, const Tensor& x, const Shape& y, const Tenso
   check(residual.shape() == y, op, ": residual ", residual.shape(), " is not of the result's shape ", y);
 }
 
+Shape check_linear_call(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const Tensor& residual) {
+  check_operand(op, "x", x, x);
+  check(x.rank() >= 1, op, ": x is a scalar; expected [..., in]");
+  check_linear(op, "weight", x, x.size(-1), weight, bias);
+  const Shape shape = x.shape().with(-1, weight.size(0));
+  check_residual(op, x, shape, residual);
+  return shape;
+}
+
 void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
                     const Tensor& residual) {
   multiply(as_matrix(y), as_matrix(x), weight.detach().transpose(0, 1),
@@ -237,11 +247,7 @@ namespace {
 
 /// Checks and computes y, off the tape.
 Tensor linear_output(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual) {
-  check_operand("linear", "x", x, x);
-  check(x.rank() >= 1, "linear: x is a scalar; expected [..., in]");
-  check_linear("linear", "weight", x, x.size(-1), weight, bias);
-  const Shape shape = x.shape().with(-1, weight.size(0));
-  check_residual("linear", x, shape, residual);
+  const Shape shape = check_linear_call("linear", x, weight, bias, residual);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   if (x.device().is_cpu()) {
     linear_forward(y, x, weight, bias, residual);

@@ -130,13 +130,11 @@ ActivatedLinear linear_activation(const Tensor& x, const Tensor& weight, Activat
   const CallScope call(site);
   check(kind == Activation::none || kind == Activation::relu || kind == Activation::relu_squared,
         "linear_activation: the activation is ", name_of(kind), "; expected none, relu or relu_squared");
-  check_operand("linear_activation", "x", x, x);
-  check(x.rank() >= 1, "linear_activation: x is a scalar; expected [..., in]");
-  check_linear("linear_activation", "weight", x, x.size(-1), weight, bias);
+  const Shape shape = check_linear_call("linear_activation", x, weight, bias, {});
   const Tensor rows = as_rows(x);
   check(rows.size(0) <= kMostRows, "linear_activation: x ", x.shape(), " has ", rows.size(0),
         " rows; at most ", kMostRows, " can be counted");
-  Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0)), x.dtype(), x.device());
+  Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   const Tensor counts = Tensor::empty_packed({weight.size(0)}, DType::i32, x.device());
   linear_activation_forward(as_rows(y), counts, rows, weight.detach(), bias.detach(), kind);
   if (Tape* tape = Tape::recording(x, weight, bias)) {

@@ -20,6 +20,10 @@ void check_linear(const char* op, const char* weight_name, const Tensor& x, int6
 /// Throws unless `residual` is undefined or goes with an output of shape `y` of x's dtype and device.
 void check_residual(const char* op, const Tensor& x, const Shape& y, const Tensor& residual);
 
+/// The shape of x weight^T + bias + residual. Throws as the two above, and unless x [..., in] is an operand.
+Shape check_linear_call(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const Tensor& residual);
+
 /// What linear chooses for x as a matrix: "gemv" or "gemm", which is multiply's choice.
 std::string_view linear_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu);
 

@@ -62,9 +62,7 @@ constexpr Variant<Call, Tensor(const Call&)> kVariants[] = {
      [](const Call& call) { return swiglu(linear(call.x, call.weight)); }}};
 
 void check_operands(const Tensor& x, const Tensor& weight) {
-  check_operand("linear_swiglu", "x", x, x);
-  check(x.rank() >= 1, "linear_swiglu: x is a scalar; expected [..., in]");
-  check_linear("linear_swiglu", "weight", x, x.size(-1), weight, {});
+  check_linear_call("linear_swiglu", x, weight, {}, {});
   check(weight.size(0) % 2 == 0, "linear_swiglu: weight ", weight.shape(),
         " has an odd number of rows; expected [2F, in]: gate and up");
 }

@@ -11,11 +11,7 @@ Tensor sparse24_linear(const Tensor& x, const Tensor& weight, const Tensor& bias
                        const Selection24& selection, Site site) {
   const CallScope call(site);
   constexpr const char* kOp = "sparse24_linear";
-  check_operand(kOp, "x", x, x);
-  check(x.rank() >= 1, kOp, ": x is a scalar; expected [..., in]");
-  check_linear(kOp, "weight", x, x.size(-1), weight, bias);
-  const Shape shape = x.shape().with(-1, weight.size(0));
-  check_residual(kOp, x, shape, residual);
+  const Shape shape = check_linear_call(kOp, x, weight, bias, residual);
   const Sparse24 kept = compress24(flatten_leading(x, 1), Along24::features, selection);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   const auto rows = [](const Tensor& given) { return given.defined() ? flatten_leading(given, 1) : given; };

@@ -60,12 +60,8 @@ Tensor weight24_linear(const Tensor& x, const Tensor& weight, const Tensor& mask
                        const Tensor& residual, Site site) {
   const CallScope call(site);
   constexpr const char* kOp = "weight24_linear";
-  check_operand(kOp, "x", x, x);
-  check(x.rank() >= 1, kOp, ": x is a scalar; expected [..., in]");
-  check_linear(kOp, "weight", x, x.size(-1), weight, bias);
+  const Shape shape = check_linear_call(kOp, x, weight, bias, residual);
   check_mask(kOp, weight, mask);
-  const Shape shape = x.shape().with(-1, weight.size(0));
-  check_residual(kOp, x, shape, residual);
   const auto rows = [](const Tensor& given) { return flatten_leading(given, 1).detach(); };
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   Multiply24Options options;
