@@ -263,6 +263,16 @@ void PreTokenizer::operator()(Pieces& pieces, bool at_start) const {
     for (const Pieces::Span span : pieces.spans) {
       matches.clear();
       const auto characters = [&](auto&& is_of) { find_characters(is_of, pieces.text, span, matches); };
+      const auto within_words = [&](auto&& is_of, SplitBehavior behavior) {
+        std::vector<Pieces::Span> words;
+        characters(unicode::is_space);
+        cut(SplitBehavior::removed, false, matches, words);
+        for (const Pieces::Span word : words) {
+          matches.clear();
+          find_characters(is_of, pieces.text, word, matches);
+          cut(behavior, false, matches, spans);
+        }
+      };
       if (step.pattern) {
         find_matches(*step.pattern, pieces.text, span, matches);
       } else if (step.kind == Kind::digits) {
@@ -276,24 +286,10 @@ void PreTokenizer::operator()(Pieces& pieces, bool at_start) const {
         cut(SplitBehavior::removed, false, matches, spans);
         continue;
       } else if (step.kind == Kind::words) {  // runs of word characters and of what is neither that nor blank
-        std::vector<Pieces::Span> words;
-        characters(unicode::is_space);
-        cut(SplitBehavior::removed, false, matches, words);
-        for (const Pieces::Span word : words) {
-          matches.clear();
-          find_characters(unicode::is_word, pieces.text, word, matches);
-          cut(SplitBehavior::contiguous, false, matches, spans);
-        }
+        within_words(unicode::is_word, SplitBehavior::contiguous);
         continue;
       } else {  // BERT: blanks go, punctuation stands alone
-        std::vector<Pieces::Span> words;
-        characters(unicode::is_space);
-        cut(SplitBehavior::removed, false, matches, words);
-        for (const Pieces::Span word : words) {
-          matches.clear();
-          find_characters(unicode::is_bert_punctuation, pieces.text, word, matches);
-          cut(SplitBehavior::isolated, false, matches, spans);
-        }
+        within_words(unicode::is_bert_punctuation, SplitBehavior::isolated);
         continue;
       }
       cut(step.behavior, step.invert, matches, spans);

@@ -138,16 +138,24 @@ void Tokenizer::append(std::string_view text, std::vector<int32_t>& ids) const {
   }
 }
 
+namespace {
+
+/// How many tokens of a text, or of both of a pair, there may be besides the special ones.
+size_t room_for(bool pair, const PostProcessor& post_processor, const EncodeOptions& options) {
+  check(options.max_length >= 0, "tokenizer: a length of at most ", options.max_length, " tokens");
+  if (options.max_length == 0) return SIZE_MAX;
+  const size_t added = options.special ? post_processor.added(pair) : 0;
+  check(uint64_t(options.max_length) >= added, "tokenizer: at most ", options.max_length, " tokens, but ",
+        added, " special ones stand around a ", pair ? "pair" : "text");
+  return size_t(options.max_length) - added;
+}
+
+}  // namespace
+
 Encoding Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
   std::vector<int32_t> ids;
   append(text, ids);
-  check(options.max_length >= 0, "tokenizer: a length of at most ", options.max_length, " tokens");
-  if (options.max_length > 0) {
-    const size_t added = options.special ? core_->post_processor.added(false) : 0;
-    check(uint64_t(options.max_length) >= added, "tokenizer: at most ", options.max_length, " tokens, but ",
-          added, " special ones stand around a text");
-    ids.resize(std::min(ids.size(), size_t(options.max_length) - added));
-  }
+  ids.resize(std::min(ids.size(), room_for(false, core_->post_processor, options)));
   return core_->post_processor(ids, nullptr, options.special);
 }
 
@@ -156,21 +164,15 @@ Encoding Tokenizer::encode_pair(std::string_view first, std::string_view second,
   std::vector<int32_t> a, b;
   append(first, a);
   append(second, b);
-  check(options.max_length >= 0, "tokenizer: a length of at most ", options.max_length, " tokens");
-  if (options.max_length > 0) {
-    const size_t added = options.special ? core_->post_processor.added(true) : 0;
-    check(uint64_t(options.max_length) >= added, "tokenizer: at most ", options.max_length, " tokens, but ",
-          added, " special ones stand around a pair");
+  const size_t room = room_for(true, core_->post_processor, options);
+  if (a.size() + b.size() > room) {
     // Truncate the longer text until both are equally long, then both; an odd token stays with the longer
     // one.
-    const size_t room = size_t(options.max_length) - added;
     std::vector<int32_t>& shorter = a.size() > b.size() ? b : a;
     std::vector<int32_t>& longer = a.size() > b.size() ? a : b;
-    if (a.size() + b.size() > room) {
-      const size_t keep = std::max(room - std::min(room, shorter.size()), room - room / 2);
-      shorter.resize(std::min(shorter.size(), room - keep));
-      longer.resize(keep);
-    }
+    const size_t keep = std::max(room - std::min(room, shorter.size()), room - room / 2);
+    shorter.resize(std::min(shorter.size(), room - keep));
+    longer.resize(keep);
   }
   return core_->post_processor(a, &b, options.special);
 }
