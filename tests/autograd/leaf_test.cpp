@@ -194,16 +194,20 @@ Tensor custom(const Tensor& a, const Tensor& b, F backward) {
   return y;
 }
 
-TEST(Leaf, NeverSharesMemoryWithAnotherGradient) {
-  // The first operator passes one gradient to the leaf and to z. Then z's backward adds to the leaf's
-  // gradient, in place, before it has finished reading its own.
-  const Tensor a = leaf({2, 3}), w = leaf({5, 7});
-  Tape tape;
-  const Tensor z = custom(a, w, [](Backward& b) {
+/// Of a and w, whose backward adds 100 to a's gradient before it has finished reading its own.
+Tensor adds_before_it_reads(const Tensor& a, const Tensor& w) {
+  return custom(a, w, [](Backward& b) {
     const Tensor dz = b.grad();
     b.accumulate(0, Tensor::full({2}, 100, DType::f64, kCpu));
     b.accumulate(1, dz);
   });
+}
+
+TEST(Leaf, NeverSharesMemoryWithAnotherGradient) {
+  // The first operator passes one gradient to the leaf and to z, whose backward then adds to it in place.
+  const Tensor a = leaf({2, 3}), w = leaf({5, 7});
+  Tape tape;
+  const Tensor z = adds_before_it_reads(a, w);
   const Tensor y = custom(a, z, [](Backward& b) {
     const Tensor dy = b.grad();
     b.accumulate(0, dy);
@@ -244,11 +248,7 @@ TEST(Leaf, SharesWhatItAdoptsWithNoOtherInput) {
   // As above, but the gradient is fresh: the leaf may keep its memory, so z must get a copy.
   const Tensor a = leaf({2, 3}), w = leaf({5, 7});
   Tape tape;
-  const Tensor z = custom(a, w, [](Backward& b) {
-    const Tensor dz = b.grad();
-    b.accumulate(0, Tensor::full({2}, 100, DType::f64, kCpu));
-    b.accumulate(1, dz);
-  });
+  const Tensor z = adds_before_it_reads(a, w);
   const Tensor y = custom(a, z, [](Backward& b) { b.give({0, 1}, b.grad().clone()); });
   tape.backward(ops::sum(ops::scale(y, 1)));
   EXPECT_EQ(values(grad(a)), (std::vector<double>{101, 101}));

@@ -56,6 +56,15 @@ class Load : public ::testing::Test {
     io::save_safetensors((folder / name) + "/model.safetensors", tensors);
     return folder / name;
   }
+  /// A folder with `gpt` as the bare model's tensors, and a buffer, the causal mask.
+  std::string put_bare() {
+    save(gpt, folder / "good");
+    std::map<std::string, Tensor> bare;
+    for (const auto& [name, tensor] : tensors_in(folder / "good"))
+      bare.emplace(name.substr(std::string("transformer.").size()), tensor);
+    bare.emplace("h.0.attn.bias", Tensor::zeros({1, 1, 8, 8}, DType::boolean, kCpu));
+    return put("bare", folder / "good", bare);
+  }
 };
 
 template <class Model>
@@ -280,13 +289,8 @@ TEST_F(Load, AMismatchIsListedWhole) {
 }
 
 TEST_F(Load, FilesOfTheBareModelAndItsBuffersAreUnderstood) {
-  save(gpt, folder / "good");
-  std::map<std::string, Tensor> bare;
-  for (const auto& [name, tensor] : tensors_in(folder / "good"))
-    bare.emplace(name.substr(std::string("transformer.").size()), tensor);
-  bare.emplace("h.0.attn.bias", Tensor::zeros({1, 1, 8, 8}, DType::boolean, kCpu));  // the causal mask
   LoadReport report;
-  expect_same(load_gpt(put("bare", folder / "good", bare), rng, kCpu, {}, &report), gpt);
+  expect_same(load_gpt(put_bare(), rng, kCpu, {}, &report), gpt);
   EXPECT_EQ(report.ignored, std::vector<std::string>{"h.0.attn.bias"});
 }
 
@@ -347,12 +351,7 @@ TEST_F(Load, ShapesAreComparedBeforeMemoryIsTaken) {
 }
 
 TEST_F(Load, ConvertWritesTheModelsOwnNamesInAnyDtypeAndShards) {
-  save(gpt, folder / "good");
-  std::map<std::string, Tensor> bare;
-  for (const auto& [name, tensor] : tensors_in(folder / "good"))
-    bare.emplace(name.substr(std::string("transformer.").size()), tensor);
-  bare.emplace("h.0.attn.bias", Tensor::zeros({1, 1, 8, 8}, DType::boolean, kCpu));
-  const std::string from = put("bare", folder / "good", bare);
+  const std::string from = put_bare();
   io::write_file(from + "/tokenizer.json", "{}");
   const Conversion done = convert(from, folder / "out", {.dtype = DType::f16, .shard_bytes = 200});
   EXPECT_EQ(done.tensors, 28u);
