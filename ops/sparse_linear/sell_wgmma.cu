@@ -1,4 +1,5 @@
 #include "ops/sparse_linear/sell_wgmma.cuh"
+#include "ops/sparse_linear/sell_wgmma_ends.cuh"
 
 namespace tessera::ops {
 namespace {

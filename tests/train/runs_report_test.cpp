@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "runtime/error.h"
 #include "tests/folder.h"
 
 namespace tessera::train {
