@@ -63,11 +63,6 @@ struct Args {
   }
 };
 
-/// Bytes from 8 rows of a tile to the next 8.
-__device__ __forceinline__ uint32_t outer_bytes(const SellWgmmaPlan& plan) {
-  return uint32_t(plan.apart) * kColumn + kSkew;
-}
-
 /// A pass of a unit.
 struct Pass {
   int tile, part, pass;
