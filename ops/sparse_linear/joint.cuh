@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <span>
 #include <utility>
 #include <vector>
@@ -58,6 +59,28 @@ SellWeight<T> sell_weight_of(const SparsePartCall& part, const Tensor& x, int fi
           .gate = device_gate(part.gate, x, kept.emplace_back()),
           .first_tile = first_tile,
           .constant = weight.constant};
+}
+
+/// Sets the weights of a launch's arguments, how many there are, whether all are constant and any has a gate.
+template <class T, class Args>
+void set_sell_weights(Args& args, std::span<const SparsePartCall> parts, const Tensor& x,
+                      std::vector<Tensor>& kept) {
+  args.count = int(parts.size()), args.constant = true, args.has_gates = false;
+  int windows = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    args.weights[i] = sell_weight_of<T>(parts[i], x, windows, kept);
+    args.constant &= parts[i].weight.constant;
+    args.has_gates |= parts[i].gate.kind != Gate::Kind::none;
+    windows += int(parts[i].weight.group_rows());
+  }
+}
+
+/// Gate and up of a call with SwiGLU, whose y is one.
+inline std::array<SparsePartCall, 2> swiglu_parts(const SparseCall& call) {
+  const auto part = [&](const SparsePart& of) {
+    return SparsePartCall{call.y, call.x, of.weight, of.gate, {}, {}};
+  };
+  return {part(call.parts[0]), part(call.parts[1])};
 }
 
 /// Calls run(parts) for runs of at most kJointWeights parts that are not empty.

@@ -11,6 +11,7 @@ namespace tessera::ops::sparse {
 namespace {
 
 constexpr int kMostCluster = 8, kWarps = 8, kThreads = 256;  // blocks; of a group
+constexpr int64_t kMostSums = int64_t{1} << 28;              // of splits or parts, in memory: 1 GiB
 constexpr int64_t kMostSteps = 32;                           // a lane of a warp has the place of each
 /// Inputs of which a group of columns has 128 or more: fewer are not worth the sum over the cluster.
 constexpr int64_t kLeastInputs = 128;
@@ -75,7 +76,6 @@ JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, i
 
 SellWgmmaPlan plan_sell_wgmma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors) {
   constexpr int64_t kMostUnits = int64_t{1} << 22;  // times blocks fits into 32 bits
-  constexpr int64_t kMostSums = int64_t{1} << 28;   // 1 GiB
   SellWgmmaPlan plan{.windows = int(windows), .parts = int(sell_delta4::parts_of(in))};
   plan.tokens = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
   plan.token_tiles = int(ceil_of(tokens, plan.tokens));
@@ -106,7 +106,6 @@ std::string describe(const SellWgmmaPlan& plan) {
 }
 
 MmaPlan plan_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors) {
-  constexpr int64_t kMostSums = int64_t{1} << 28;  // of the parts: 1 GiB
   MmaPlan plan{.windows = int(windows), .parts = int(mma_delta4::parts_of(in))};
   plan.tokens = tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
   plan.token_tiles = int(ceil_of(tokens, plan.tokens));

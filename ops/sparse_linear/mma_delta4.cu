@@ -42,20 +42,12 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
                             .tokens = int(x.size(0)),
                             .in = int(x.size(1)),
                             .parts = plan.parts,
-                            .count = int(parts.size()),
                             .strips = plan.strips(),
                             .token_tiles = plan.token_tiles,
                             .partial = partial.data<float>(),
-                            .constant = true,
                             .has_packs = reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
                                          (x.size(0) == 1 || x.layout().stride(0) % 8 == 0)};
-      int windows = 0;
-      for (size_t i = 0; i < parts.size(); ++i) {
-        args.weights[i] = sell_weight_of<T>(parts[i], x, windows, kept);
-        args.constant &= parts[i].weight.constant;
-        args.has_gates |= parts[i].gate.kind != Gate::Kind::none;
-        windows += int(parts[i].weight.group_rows());
-      }
+      set_sell_weights<T>(args, parts, x, kept);
       if (plan.tokens == 8)
         launch<T, 8>(device, plan, args, swiglu);
       else if (plan.tokens == 16)
@@ -73,9 +65,7 @@ void sparse_mma_cuda(const SparseCall& call) {
 }
 
 void sparse_mma_swiglu_cuda(const SparseCall& call) {
-  const SparsePartCall parts[] = {{call.y, call.x, call.parts[0].weight, call.parts[0].gate, {}, {}},
-                                  {call.y, call.x, call.parts[1].weight, call.parts[1].gate, {}, {}}};
-  multiply(parts, true);
+  multiply(swiglu_parts(call), true);
 }
 
 }  // namespace tessera::ops

@@ -55,9 +55,7 @@ void sparse_sell_joint_cuda(const SparseCall& call) {
 }
 
 void sparse_sell_swiglu_cuda(const SparseCall& call) {
-  const SparsePartCall parts[] = {{call.y, call.x, call.parts[0].weight, call.parts[0].gate, {}, {}},
-                                  {call.y, call.x, call.parts[1].weight, call.parts[1].gate, {}, {}}};
-  multiply(parts, true);
+  multiply(swiglu_parts(call), true);
 }
 
 }  // namespace tessera::ops

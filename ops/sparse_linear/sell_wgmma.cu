@@ -42,21 +42,9 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
   dispatch_floating_cuda(x.dtype(), "sparse_linear", [&]<class T>() {
     if constexpr (sizeof(T) == 2) {
       std::vector<Tensor> kept;  // until the launch is issued
-      tiles::Args<T> args{.weights = {},
-                          .x = inputs_of<T>(x, parts[0].weight),
-                          .plan = plan,
-                          .count = int(parts.size()),
-                          .has_gates = false,
-                          .constant = true,
-                          .packed = nullptr,
-                          .partial = nullptr};
-      int windows = 0;
-      for (size_t i = 0; i < parts.size(); ++i) {
-        args.weights[i] = sell_weight_of<T>(parts[i], x, windows, kept);
-        args.constant &= parts[i].weight.constant;
-        args.has_gates |= parts[i].gate.kind != Gate::Kind::none;
-        windows += int(parts[i].weight.group_rows());
-      }
+      tiles::Args<T> args{};
+      args.x = inputs_of<T>(x, parts[0].weight), args.plan = plan;
+      set_sell_weights<T>(args, parts, x, kept);
       const Tensor packed = Tensor::empty_packed({args.has_gates ? args.count : 1, plan.token_tiles,
                                                   plan.parts, plan.passes * plan.apart, plan.tokens, 8},
                                                  x.dtype(), device),
@@ -86,9 +74,7 @@ void sparse_sell_wgmma_cuda(const SparseCall& call) {
 }
 
 void sparse_sell_wgmma_swiglu_cuda(const SparseCall& call) {
-  const SparsePartCall parts[] = {{call.y, call.x, call.parts[0].weight, call.parts[0].gate, {}, {}},
-                                  {call.y, call.x, call.parts[1].weight, call.parts[1].gate, {}, {}}};
-  multiply(parts, true);
+  multiply(swiglu_parts(call), true);
 }
 
 }  // namespace tessera::ops

@@ -20,8 +20,8 @@
 /// A tile is A of WGMMA, with rows m next to each other (no swizzle): core matrices of 8 columns x 8 rows,
 /// 16 bytes of rows per column. Row m = 2 lane + slice. Which column is which k is free as long as x agrees:
 /// the 8 columns of a core matrix are `apart` columns from each other, a power of two. So the lanes of a
-/// warp, which are within few columns of each other, are at the same place in their core matrices; and as
-/// core matrices of neighbouring rows begin 16 bytes later, each lane writes a bank of its own.
+/// warp, which are within few columns of each other, are mostly at the same place in their core matrices; and
+/// as core matrices of neighbouring rows begin 16 bytes later, these lanes write a bank each.
 ///
 /// Lanes are not equally far after a chunk, so that the chunks around the limit of a pass are read in both
 /// passes; each takes the elements of its columns.
