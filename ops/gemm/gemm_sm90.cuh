@@ -38,9 +38,11 @@ namespace tessera::ops {
 
 /// A configuration: layouts of the operands, a warpgroup's tile (kRows x kN, kRows 64 or 128), pipeline
 /// stages, ping-pong, cluster size, whether its tiles are neighbours along n and share a, and whether a may
-/// be summed.
+/// be summed. kGatedB: the first half of b's columns in the tile are gates, the other half the ups of the
+/// same features, which lie a matrix apart (gated_map): a tile is kFeatures wide in d.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
-          int kRing, bool kPingPong_, int kBlocks, bool kAlongN = false, bool kSums = false>
+          int kRing, bool kPingPong_, int kBlocks, bool kAlongN = false, bool kSums = false,
+          bool kGatedB = false>
 struct GemmTile {
   using T = Element;
   static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
@@ -56,7 +58,8 @@ struct GemmTile {
   static constexpr int kBytesA = kM * 128;
   static constexpr int kBytesB = (kB == gpu::TileOrder::k_major ? kN : (kN + 63) / 64 * 64) * 128;
   static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr bool kSumsA = kSums;
+  static constexpr bool kSumsA = kSums, kGated = kGatedB;
+  static constexpr int kFeatures = kGated ? kN / 2 : kN;  // columns of d
   static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
 };
 
@@ -119,7 +122,7 @@ struct GemmPlan {
               row = g * group + rest - column * high;
     const int first = split * split_blocks;
     return {(row * Tile::kClusterM + (Tile::kSharesA ? 0 : rank)) * Tile::kM,
-            (column * Tile::kClusterN + (Tile::kSharesA ? rank : 0)) * Tile::kN,
+            (column * Tile::kClusterN + (Tile::kSharesA ? rank : 0)) * Tile::kFeatures,
             batch_index,
             split,
             first,
@@ -386,6 +389,14 @@ gpu::TensorMap operand_map(const GemmOperand<T>& x, int64_t extent, int64_t k, i
                                {x.ld, x.stride}, {64, kKMajor ? boxed : 64, 1}, gpu::Swizzle::k128);
 }
 
+/// A K-major b of 2 n rows for tiles with gates: its first n rows are the gates, the others the ups.
+template <class T, class Tile>
+gpu::TensorMap gated_map(const GemmOperand<T>& b, int64_t n, int64_t k) {
+  static_assert(Tile::kGated && Tile::kB == gpu::TileOrder::k_major);
+  return gpu::tensor_map<T, 3>(b.data, {k, n, 2}, {b.ld, n * b.ld}, {64, Tile::kFeatures, 2},
+                               gpu::Swizzle::k128);
+}
+
 /// The plan of m x n x k on this tile, with `splits` splits of k (fewer if k is short) after `whole` tiles
 /// that are not split; for the sum of `terms` such products.
 template <class Tile>
@@ -397,7 +408,7 @@ GemmPlan gemm_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, i
   plan.split_blocks = int(gpu::ceil_div(plan.blocks, splits));
   plan.splits = int(gpu::ceil_div(plan.blocks, plan.split_blocks));
   plan.rows = int(gpu::ceil_div(m, Tile::kM * Tile::kClusterM));
-  plan.columns = int(gpu::ceil_div(n, Tile::kN * Tile::kClusterN));
+  plan.columns = int(gpu::ceil_div(n, Tile::kFeatures * Tile::kClusterN));
   // Concurrent tiles should cover an area that is about square: 12 ... 16 tiles of 128 rows.
   plan.group = std::max(1, (Tile::kN > 192 ? 2048 : 1536) / (Tile::kM * Tile::kClusterM));
   const int tiles = plan.batch * plan.rows * plan.columns;

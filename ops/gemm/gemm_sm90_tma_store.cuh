@@ -3,7 +3,7 @@
 #include "gpu/mma.cuh"
 #include "ops/gemm/gemm_sm90.cuh"
 
-/// TMA-store epilogue: accumulators -> Math (elementwise) -> one or two outputs of d's shape, through shared
+/// TMA-store epilogue: accumulators -> Math (elementwise) -> up to three outputs of d's shape, through shared
 /// memory and TMA, which writes full lines and clips the edges.
 ///
 /// A warpgroup's tile is stored in panels of 64 rows and 128 bytes, swizzled, so that stores have no bank
@@ -42,19 +42,22 @@ __device__ __forceinline__ float2 read_pair(typename GemmPair<Out>::type pair) {
 }
 
 /// Math is a class, a part of the kernel parameters, with
-///   static constexpr int kOutputs        1 or 2
+///   static constexpr int kOutputs        1 to 3
 ///   static constexpr bool kOperand       whether it reads a matrix
 ///   Columns columns(int batch, int column)                        what two columns need, such as a bias
 ///   void operator()(float x0, float x1, const Columns&, Pair operand, Pair (&outputs)[kOutputs])
-/// columns() is called for columns past the edge as well.
+/// columns() is called for columns past the edge as well. In tiles with gates, which take no operand, instead
+///   void operator()(float2 gate, float2 up, Pair (&outputs)[kOutputs])
 template <class Tile, class Out, class Math, int kMostBuffers>
 class TmaStoreEpilogue {
   using Pair = typename GemmPair<Out>::type;
   static constexpr int kPanel = 128 / int(sizeof(Out));  // columns
   static constexpr int kPanelBytes = 64 * 128;
-  static constexpr int kAcross = (Tile::kN + kPanel - 1) / kPanel, kPanels = Tile::kMBlocks * kAcross;
+  static constexpr int kWidth = Tile::kFeatures;
+  static constexpr int kAcross = (kWidth + kPanel - 1) / kPanel, kPanels = Tile::kMBlocks * kAcross;
   static constexpr int kBuffers = std::min(kMostBuffers, kPanels);
-  static_assert(Tile::kN >= kPanel && Tile::kN % 16 == 0 && (Tile::kN % kPanel == 0 || !Math::kOperand));
+  static_assert(kWidth >= kPanel && kWidth % 16 == 0 && (kWidth % kPanel == 0 || !Math::kOperand));
+  static_assert(!Tile::kGated || !Math::kOperand);
   // The panels of a tile use the buffers round-robin, and every tile starts with the first buffer: the last
   // store from a buffer is kBuffers stores back only if kBuffers divides the number of panels.
   static_assert(kPanels % kBuffers == 0);
@@ -129,7 +132,7 @@ class TmaStoreEpilogue {
 
  private:
   static constexpr __device__ __host__ int column_of(int panel) {
-    return std::min(panel / Tile::kMBlocks * kPanel, Tile::kN - kPanel);
+    return std::min(panel / Tile::kMBlocks * kPanel, kWidth - kPanel);
   }
   __device__ __forceinline__ char* at(int output, int buffer) const {
     return shared_ + (output * kBuffers + buffer) * kPanelBytes;
@@ -151,17 +154,25 @@ class TmaStoreEpilogue {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block)
       columns[block] = params_.math.columns(work.batch, first + block * 8 + lane % 4 * 2);
+    const auto apply = [&](int block, int down, Pair operand, Pair(&out)[Math::kOutputs]) {
+      const int i = (from / 8 + block) * 4 + down * 2;
+      if constexpr (Tile::kGated) {
+        const int j = i + Tile::kN / 4;  // the same place in the other half
+        params_.math(make_float2(sums[i], sums[i + 1]), make_float2(sums[j], sums[j + 1]), out);
+      } else {
+        params_.math(sums[i], sums[i + 1], columns[block], operand, out);
+      }
+    };
     if constexpr (sizeof(Out) == 4) {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
         for (int down = 0; down < 2; ++down) {
-          const int i = (from / 8 + block) * 4 + down * 2;
           Pair out[1];
           Pair* const to = reinterpret_cast<Pair*>(
               panel + gpu::swizzled_offset(warp * 16 + lane / 4 + down * 8, block * 2 + lane % 4 / 2) +
               lane % 2 * 8);
-          params_.math(sums[i], sums[i + 1], columns[block], Math::kOperand ? *to : Pair{}, out);
+          apply(block, down, Math::kOperand ? *to : Pair{}, out);
           *to = out[0];
         }
     } else {
@@ -178,9 +189,9 @@ class TmaStoreEpilogue {
       for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
         for (int down = 0; down < 2; ++down) {
-          const int i = (from / 8 + block) * 4 + down * 2, at = block % 2 * 2 + down;
+          const int at = block % 2 * 2 + down;
           Pair out[Math::kOutputs];
-          params_.math(sums[i], sums[i + 1], columns[block], operand[block / 2][at], out);
+          apply(block, down, operand[block / 2][at], out);
 #pragma unroll
           for (int output = 0; output < Math::kOutputs; ++output)
             results[output][block / 2][at] = out[output];

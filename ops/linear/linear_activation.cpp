@@ -5,6 +5,7 @@
 #include "autograd/tape.h"
 #include "ops/activation/activation_kernels.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_fused_internal.h"
 #include "ops/linear/linear_activation_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "runtime/has_cuda.h"
@@ -34,24 +35,14 @@ std::string describe_problem(const Call& call) {
                  describe(call.weight));
 }
 
-/// Whether TMA can read the matrix, and, `written`, write it.
-bool is_tma_compatible(const Tensor& x, bool written) {
-  const int64_t columns = x.size(1), unit = 16 / int64_t(size_of(x.dtype()));
-  return x.count() > 0 && x.size(0) < kMostRows / 2 && reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
-         (columns == 1 || x.layout().stride(1) == 1) && x.layout().stride(0) >= columns &&
-         x.layout().stride(0) % unit == 0 &&
-         (!written || columns % unit == 0 || owns_row_padding(x, (columns + unit - 1) / unit * unit));
-}
-
 Reason epilogue_lacks(const Call& call, const Gpu& gpu) {
   const DType dtype = call.x.dtype();
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (dtype != DType::bf16 && dtype != DType::f16) return "bf16 or f16";
   if (call.kind == Activation::none) return "relu or relu_squared";
   if (!call.counts.defined()) return "counts that are wanted";
-  if (!is_tma_compatible(call.y, true)) return "a result that TMA can write";
-  if (!is_tma_compatible(call.x, false) || !is_tma_compatible(call.weight, false))
-    return "operands that TMA can read";
+  if (!is_tma_writable(call.y)) return "a result that TMA can write";
+  if (!is_tma_readable(call.x) || !is_tma_readable(call.weight)) return "operands that TMA can read";
   return {};
 }
 

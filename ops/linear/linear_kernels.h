@@ -27,11 +27,6 @@ Shape check_linear_call(const char* op, const Tensor& x, const Tensor& weight, c
 /// What linear chooses for x as a matrix: "gemv" or "gemm", which is multiply's choice.
 std::string_view linear_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu);
 
-/// Names of the variants of linear_swiglu.
-std::vector<std::string> linear_swiglu_variants();
-/// What linear_swiglu chooses.
-std::string_view linear_swiglu_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu);
-
 /// y = x weight^T + bias + residual
 void linear_forward(const Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,
                     const Tensor& residual = {});

@@ -2,64 +2,87 @@
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_fused_internal.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/linear_swiglu_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"
 #include "ops/swiglu/swiglu_kernels.h"
 #include "runtime/has_cuda.h"
+#include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
 
-/// A call of linear_swiglu; `rows` is x as a matrix.
+/// y [T, F] of x [T, in] and weight. `h`, unless null, gets gate and up, [T, 2F].
 struct Call {
-  const Tensor &x, &rows, &weight;
+  const Tensor &y, &x, &weight;
+  Tensor* h;
 };
 
 std::string describe_problem(const Call& call) {
   return text_of("x ", describe(call.x), " and weight ", describe(call.weight));
 }
 
-/// What the kernels with the activation in their epilogue need.
-Reason fused_lacks(const Call& call) {
+/// What the kernels need that keep neither gate nor up.
+Reason few_rows_lack(const Call& call) {
   if (call.x.dtype() != DType::bf16 && call.x.dtype() != DType::f16) return "bf16 or f16";
-  if (Tape::recording(call.x, call.weight)) return "no gradient";
+  if (call.h) return "no gradient";
   return {};
 }
 
-/// Runs one of them on y as a matrix.
-template <class Kernel>
-Tensor run_fused(const Call& call, Kernel&& kernel) {
-  const Tensor y =
-      Tensor::empty(call.x.shape().with(-1, call.weight.size(0) / 2), call.x.dtype(), call.x.device());
-  kernel(flatten_leading(y, 1), call.rows, call.weight.detach());
-  return y;
+FusedGemm as_fused(const Call& call) {
+  return {"swiglu", true, true, 1, 3, {&call.y}, {&call.x, &call.weight}};
 }
 
-constexpr Variant<Call, Tensor(const Call&)> kVariants[] = {
+void run_epilogue(const Call& call) {
+  const Tensor &y = call.y, &x = call.x, &weight = call.weight;
+  if (call.h) *call.h = as_scratch(Tensor::empty({x.size(0), weight.size(0)}, x.dtype(), x.device()));
+  const bool wide = fused_gemm_is_wide(as_fused(call), Gpu(x.device()));
+  if constexpr (kCuda) {
+    if (x.dtype() == DType::bf16)
+      linear_swiglu_sm90<bf16>(y, call.h ? *call.h : Tensor(), x, weight, wide);
+    else
+      linear_swiglu_sm90<f16>(y, call.h ? *call.h : Tensor(), x, weight, wide);
+  }
+}
+
+void run_parts(const Call& call) {
+  const Tensor h = linear(call.x, call.weight);
+  swiglu_forward(call.y, h);
+  if (call.h) *call.h = h;
+}
+
+constexpr Variant<Call> kVariants[] = {
     {"gemv",
      [](const Call& call, const Gpu& gpu) {
-       Reason lacks = fused_lacks(call);
-       return lacks.empty() ? gemv_lacks(call.rows, call.weight, gpu) : lacks;
+       Reason lacks = few_rows_lack(call);
+       return lacks.empty() ? gemv_lacks(call.x, call.weight, gpu) : lacks;
      },
      is_preferred<Call>,
      [](const Call& call) {
-       return run_fused(call, [](const Tensor& y, const Tensor& x, const Tensor& weight) {
-         if constexpr (kCuda) gemv_swiglu_cuda(y, x, weight);
-       });
+       if constexpr (kCuda) gemv_swiglu_cuda(call.y, call.x, call.weight);
      }},
     {"wgmma",
      [](const Call& call, const Gpu& gpu) {
-       Reason lacks = fused_lacks(call);
-       return lacks.empty() ? Reason(multiply_swiglu_lacks(call.rows, call.weight, gpu)) : lacks;
+       Reason lacks = few_rows_lack(call);
+       return lacks.empty() ? Reason(multiply_swiglu_lacks(call.x, call.weight, gpu)) : lacks;
      },
      [](const Call& call, const Gpu& gpu) {
-       return multiply_swiglu_pays(call.rows, call.weight, gpu) ? Estimate::preferred() : Estimate::slower();
+       return multiply_swiglu_pays(call.x, call.weight, gpu) ? Estimate::preferred() : Estimate::slower();
      },
-     [](const Call& call) { return run_fused(call, multiply_swiglu); }},
-    {"parts", lacks_nothing<Call>, is_otherwise<Call>,
-     [](const Call& call) { return swiglu(linear(call.x, call.weight)); }}};
+     [](const Call& call) { multiply_swiglu(call.y, call.x, call.weight); }},
+    {"epilogue",
+     [](const Call& call, const Gpu& gpu) -> Reason {
+       Reason lacks = fused_gemm_lacks(as_fused(call), gpu);
+       return lacks.empty() && call.y.size(1) % 8 != 0 ? "features that are a multiple of 8" : lacks;
+     },
+     [](const Call& call, const Gpu& gpu) {
+       return fused_gemm_runs(as_fused(call), gpu) ? Estimate::preferred() : Estimate::slower();
+     },
+     run_epilogue},
+    {"parts", lacks_nothing<Call>, is_otherwise<Call>, run_parts}};
 
 void check_operands(const Tensor& x, const Tensor& weight) {
   check_linear_call("linear_swiglu", x, weight, {}, {});
@@ -112,13 +135,32 @@ void record_sliced(Tape& tape, Tensor& y, const Tensor& x, const Tensor& weight,
 
 }  // namespace
 
+void linear_swiglu_forward(const Tensor& y, Tensor* h, const Tensor& x, const Tensor& weight) {
+  const Call call{y, x, weight, h};
+  if (x.device().is_cpu()) return run_parts(call);
+  choose("linear_swiglu", kVariants, call, Gpu(x.device())).launch(call);
+}
+
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
   const CallScope scope(site);
   check_operands(x, weight);
-  if (x.device().is_cpu()) return swiglu(linear(x, weight));
-  const Tensor rows = flatten_leading(x, 1);
-  const Call call{x, rows, weight};
-  return choose("linear_swiglu", kVariants, call, Gpu(x.device())).launch(call);
+  Tape* const tape = Tape::recording(x, weight);
+  Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0) / 2), x.dtype(), x.device()), h;
+  linear_swiglu_forward(flatten_leading(y, 1), tape ? &h : nullptr, flatten_leading(x, 1), weight.detach());
+  if (tape) {
+    const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
+    tape->record("linear_swiglu", {&x, &weight}, {&y},
+                 [x = kept_x, weight = Saved(weight), h = Saved(h)](Backward& b) {
+                   const Tensor dy = b.grad();
+                   const PassVariant pass("linear", dy);
+                   const Tensor dh = swiglu_gradient(flatten_leading(dy, 1), h.get());
+                   const Tensor& w = weight.get();
+                   linear_input_gradient(b, 0, dy.shape().with(-1, w.size(1)),
+                                         dh.reshape(dy.shape().with(-1, w.size(0))), w);
+                   linear_weight_gradient(b, 1, weight.get(), x.get(), dh);
+                 });
+  }
+  return y;
 }
 
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const Slice& slice, Site site) {
@@ -129,8 +171,8 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const Slice& slice, 
   check_operands(x, weight);
   SlicedRows rows("linear_swiglu", slice, flatten_leading(x, 1).size(0), x.device());
   if (rows.is_dense()) return linear_swiglu(x, weight);
-  const Tensor h = linear(x.detach(), weight.detach());
-  Tensor y = swiglu(h);
+  Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0) / 2), x.dtype(), x.device()), h;
+  linear_swiglu_forward(flatten_leading(y, 1), &h, flatten_leading(x, 1), weight.detach());
   record_sliced(*tape, y, x, weight, h, std::move(rows), slice.weight_grad);
   return y;
 }
@@ -139,8 +181,10 @@ std::vector<std::string> linear_swiglu_variants() {
   return names_of(kVariants);
 }
 
-std::string_view linear_swiglu_variant(const Tensor& rows, const Tensor& weight, const Gpu& gpu) {
-  return choose("linear_swiglu", kVariants, Call{rows, rows, weight}, gpu).name;
+std::string_view linear_swiglu_variant(const Tensor& y, const Tensor& x, const Tensor& weight, bool keeps,
+                                       const Gpu& gpu) {
+  Tensor h;
+  return choose("linear_swiglu", kVariants, Call{y, x, weight, keeps ? &h : nullptr}, gpu).name;
 }
 
 }  // namespace tessera::ops

@@ -1,5 +1,5 @@
-#include "ops/linear/linear_kernels.h"
 #include "ops/linear/linear_swiglu.h"
+#include "ops/linear/linear_swiglu_kernels.h"
 #include "ops/op.h"
 
 namespace tessera::ops {
@@ -12,7 +12,7 @@ std::vector<OpSpec> linear_swiglu_specs() {
   spec.inputs = {{"x", "[..., in]", false, false}, {"weight", "[2F, in]", false, false}};
   spec.outputs = {{"y", "[..., F]", false}};
   spec.variants = linear_swiglu_variants();
-  spec.variant_dtypes = {{DType::bf16, DType::f16}, {DType::bf16, DType::f16}, {}};
+  spec.variant_dtypes = {{DType::bf16, DType::f16}, {DType::bf16, DType::f16}, {DType::bf16, DType::f16}, {}};
   spec.honours_f32_math = true;
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear";
@@ -38,8 +38,14 @@ std::vector<OpSpec> linear_swiglu_specs() {
                 {.dims = dims(5, 1100, 65), .gradcheck = false},
                 {.dims = dims(20, 64, 40), .gradcheck = false},
                 {.dims = dims(33, 1032, 700), .gradcheck = false},
-                {.dims = dims(64, 136, 4360), .gradcheck = false}};
-  for (const int64_t tokens : {1, 8, 32}) spec.benches.push_back({.dims = dims(tokens, 4096, 11008)});
+                {.dims = dims(64, 136, 4360), .gradcheck = false},
+                {.dims = dims(130, 136, 344), .gradcheck = false},
+                {.dims = dims(300, 72, 264), .placement = Placement::strided, .gradcheck = false},
+                {.dims = dims(2100, 40, 4168), .gradcheck = false}};
+  for (const int64_t tokens : {1, 8, 32, 2048}) spec.benches.push_back({.dims = dims(tokens, 4096, 11008)});
+  // The steps of LLaMAs of 130 million and a billion parameters.
+  spec.benches.push_back({.dims = dims(65536, 768, 2048)});
+  spec.benches.push_back({.dims = dims(16384, 2048, 5632)});
   return {std::move(spec)};
 }
 

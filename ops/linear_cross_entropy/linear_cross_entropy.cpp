@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <utility>
 
 #include "autograd/tape.h"
 #include "ops/cross_entropy/cross_entropy_kernels.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_fused_internal.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
 #include "ops/variant.h"
@@ -132,18 +132,13 @@ void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, co
 
 /// What variant "wgmma" needs and the problem lacks.
 Reason wgmma_lacks(const Head& head, const Gpu& gpu) {
-  const auto is_tma_compatible = [](const Tensor& x) {
-    return x.layout().stride(1) == 1 && x.layout().stride(0) >= x.size(1) && x.layout().stride(0) % 8 == 0 &&
-           reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 &&
-           x.size(0) < std::numeric_limits<int32_t>::max() / 2;
-  };
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (head.x.dtype() != DType::bf16) return "bf16";
   if (head.bias.defined() || head.options.label_smoothing != 0) return "no bias and no label_smoothing";
   // Shorter rows of x, dweight and the exponentials are dense, which TMA cannot read.
   if (head.tokens() == 0 || head.x.size(1) < 8 || head.classes() < 8)
     return "tokens, of 8 features or more, and 8 classes or more";
-  if (!is_tma_compatible(head.x) || !is_tma_compatible(head.weight))
+  if (!is_tma_readable(head.x) || !is_tma_readable(head.weight))
     return "x and weight with rows that start on 16-byte boundaries";
   return {};
 }

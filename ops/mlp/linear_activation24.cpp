@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_fused_internal.h"
 #include "ops/linear/linear_activation_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/mlp/linear_activation24_kernels.h"
@@ -31,14 +32,6 @@ LinearActivation24 run_separate(const LinearActivation24Call& call) {
   }
   made.kept = compress24(a, Along24::features);
   return made;
-}
-
-/// Whether TMA can read the matrix.
-bool is_tma_compatible(const Tensor& x) {
-  const int64_t unit = 16 / int64_t(size_of(x.dtype()));
-  return x.count() > 0 && x.size(0) < std::numeric_limits<int32_t>::max() / 2 &&
-         reinterpret_cast<uintptr_t>(x.raw()) % 16 == 0 && (x.size(1) == 1 || x.layout().stride(1) == 1) &&
-         x.layout().stride(0) >= x.size(1) && x.layout().stride(0) % unit == 0;
 }
 
 Reason epilogue_lacks(const LinearActivation24Call& call, const Gpu& gpu) {
@@ -82,7 +75,7 @@ constexpr Variant<LinearActivation24Call, Run> kVariants[] = {
 Reason linear_activation24_epilogue_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (size_of(x.dtype()) != 2) return "bf16 or f16";
-  if (!is_tma_compatible(x) || !is_tma_compatible(weight)) return "operands that TMA can read";
+  if (!is_tma_readable(x) || !is_tma_readable(weight)) return "operands that TMA can read";
   return {};
 }
 

@@ -32,7 +32,8 @@ struct Sparse24Tile {
   static constexpr gpu::TileOrder kB = kOrderB;
   static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
   static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
-  static constexpr bool kPingPong = false, kSharesA = false;
+  static constexpr int kFeatures = kN;
+  static constexpr bool kPingPong = false, kSharesA = false, kGated = false;
   static constexpr int kClusterM = kBlocks, kClusterN = 1, kM = kGroups * kRows, kMBlocks = kRows / 64;
   static constexpr int kValueBytes = int(sparse24::kTileValues) * 2,
                        kWordBytes = int(sparse24::kTileWords) * 4;

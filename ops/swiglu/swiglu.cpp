@@ -7,14 +7,12 @@
 namespace tessera::ops {
 namespace {
 
-Tensor forward(const Tensor& gate, const Tensor& up) {
-  const Tensor y = Tensor::empty_like(gate);
+void forward(const Tensor& y, const Tensor& gate, const Tensor& up) {
   if (gate.device().is_cpu()) {
     swiglu_forward_cpu(y, gate, up);
   } else if constexpr (kCuda) {
     swiglu_forward_cuda(y, gate, up);
   }
-  return y;
 }
 
 void backward(const Tensor& dgate, const Tensor& dup, const Tensor& dy, const Tensor& gate,
@@ -41,7 +39,8 @@ Tensor swiglu(const Tensor& gate, const Tensor& up, Site site) {
   check(gate.defined() && up.defined(), "swiglu: ", gate.defined() ? "up" : "gate", " is undefined");
   check(gate.shape() == up.shape() && gate.dtype() == up.dtype() && gate.device() == up.device(),
         "swiglu: gate is ", describe(gate), ", but up is ", describe(up));
-  Tensor y = forward(gate.detach(), up.detach());
+  Tensor y = Tensor::empty_like(gate);
+  forward(y, gate.detach(), up.detach());
   if (Tape* tape = Tape::recording(gate, up)) {
     tape->record("swiglu", {&gate, &up}, {&y}, [gate = Saved(gate), up = Saved(up)](Backward& b) {
       const auto gradient = [&](int input) {
@@ -54,6 +53,11 @@ Tensor swiglu(const Tensor& gate, const Tensor& up, Site site) {
     });
   }
   return y;
+}
+
+void swiglu_forward(const Tensor& y, const Tensor& packed) {
+  const Halves x = halves(packed);
+  forward(y, x.gate, x.up);
 }
 
 Tensor swiglu_gradient(const Tensor& dy, const Tensor& packed) {
@@ -69,7 +73,8 @@ Tensor swiglu(const Tensor& packed, Site site) {
   check(packed.rank() >= 1 && packed.size(-1) % 2 == 0, "swiglu: x is ", describe(packed),
         "; expected [..., 2F]: gate and up");
   const Halves x = halves(packed.detach());
-  Tensor y = forward(x.gate, x.up);
+  Tensor y = Tensor::empty_like(x.gate);
+  forward(y, x.gate, x.up);
   if (Tape* tape = Tape::recording(packed)) {
     tape->record("swiglu", {&packed}, {&y}, [packed = Saved(packed)](Backward& b) {
       b.give(0, swiglu_gradient(b.grad(), packed.get()));

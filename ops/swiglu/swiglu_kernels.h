@@ -6,6 +6,8 @@
 
 namespace tessera::ops {
 
+/// y [..., F] of packed x [..., 2F] (gate, then up).
+void swiglu_forward(const Tensor& y, const Tensor& x);
 /// The gradient of packed x [..., 2F] (gate, then up) from dy [..., F].
 Tensor swiglu_gradient(const Tensor& dy, const Tensor& x);
 

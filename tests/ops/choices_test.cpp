@@ -11,6 +11,7 @@
 #include "ops/gemm/gemm_padding.h"
 #include "ops/grouped_mlp/grouped_mlp_kernels.h"
 #include "ops/linear/linear_kernels.h"
+#include "ops/linear/linear_swiglu_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
 #include "ops/mlp/mlp_kernels.h"
@@ -68,7 +69,9 @@ Table all_choices() {
     });
     for_each_linear(cpu, [&](const std::string& kind, const Tensor& x, const Tensor& weight) {
       line("linear", kind).add(std::string(linear_variant(x, weight, gpu)));
-      line("linear_swiglu", kind).add(std::string(linear_swiglu_variant(x, weight, gpu)));
+      const Tensor y = matrix(cpu, x.size(0), weight.size(0) / 2, x.dtype(), 0);
+      line("linear_swiglu", kind).add(std::string(linear_swiglu_variant(y, x, weight, false, gpu)));
+      line("linear_swiglu kept", kind).add(std::string(linear_swiglu_variant(y, x, weight, true, gpu)));
     });
     for_each_sum(cpu, [&](const std::string& kind, const Tensor& x) {
       const bool narrow = x.count() > 0 && column_sums_variant(x, gpu) == "narrow";
