@@ -22,6 +22,7 @@ tessera_check(api_docs ${Python3_EXECUTABLE} tools/api_docs ${CMAKE_CURRENT_BINA
 tessera_check(api_docs_self_test ${Python3_EXECUTABLE} tools/api_docs --self-test)
 tessera_check(measured ${Python3_EXECUTABLE} tests/measured/run)
 tessera_check(campaign tests/measured/campaign)
+tessera_check(scripts tests/tools/run)
 tessera_check(measured_tables ${Python3_EXECUTABLE} tools/measured --check)
 if(TARGET tessera)
   set(program $<TARGET_FILE:tessera>)
