@@ -202,7 +202,7 @@ SparseModule describe_dense(const LinearModule& module, const std::string& reaso
 /// Decides over one layer, whose gates are set, of a model in `dtype`.
 void decide(const Layer& layer, DType dtype, const SparseOptions& options, std::vector<SparseModule>& all) {
   std::vector<SparseModule> modules;
-  std::string against;
+  std::string against, why;  // the first part that cannot, and its reason
   const nn::Compressed form = std::get<nn::Compressed>(layer.linear->form);
   for (size_t i = 0; i < layer.modules.size(); ++i) {
     const ops::SparsePart& part = form.parts.at(i);
@@ -210,7 +210,7 @@ void decide(const Layer& layer, DType dtype, const SparseOptions& options, std::
     const std::string& name = layer.modules[i].name;
     check(is_sparse || options.mode != SparseMode::required, "--sparse required: layer ", name,
           " cannot run sparse: ", reason, "; use --sparse auto, or a smaller batch");
-    if (!is_sparse && against.empty()) against = name + ": " + reason;
+    if (!is_sparse && against.empty()) against = name, why = reason;
     modules.push_back({.name = name,
                        .is_sparse = true,
                        .reason = reason,
@@ -229,7 +229,8 @@ void decide(const Layer& layer, DType dtype, const SparseOptions& options, std::
   }
   // Rows of one weight: a part of it that is dense makes all of it dense.
   make_dense(*layer.linear, dtype);
-  for (const LinearModule& module : layer.modules) all.push_back(describe_dense(module, against));
+  for (const LinearModule& module : layer.modules)
+    all.push_back(describe_dense(module, module.name == against ? why : against + ": " + why));
 }
 
 /// The checks that are possible before a layer is changed.

@@ -260,6 +260,11 @@ TEST(SparseModels, ChooseByTheBreakEvenUnderAuto) {
   for (const SparseModule& module : make_sparse(none, automatic)) {
     EXPECT_FALSE(module.is_sparse);
     expect_parts(module.reason, {"less than the break-even"});
+    // The layer is named where it is another one: q for k and v.
+    const bool other = module.name.ends_with("k_proj") || module.name.ends_with("v_proj") ||
+                       module.name.ends_with("up_proj");
+    EXPECT_EQ(module.reason.find("model.layers.") != std::string::npos, other)
+        << module.name << ": " << module.reason;
   }
   for (const LinearModule& module : linear_modules(none).all) EXPECT_TRUE(nn::is_dense(module.layer->form));
   EXPECT_LT(largest_difference(before, logits(none)), 1e-5);
