@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/sparse_flags.h"
 #include "cli/split_flags.h"
+#include "cli/train_run.h"
 #include "io/utf8.h"
 #include "runtime/interrupt.h"
 #include "sparsity/split.h"
@@ -134,7 +135,7 @@ void print_result(const sparsity::Sparsified& done, const std::string& out, cons
   line("layers, MB", double(done.dense.bytes) / 1e6, double(done.sparse.bytes) / 1e6);
   fmt::print("{:<20} {}\n", "generates", text_of(done, tokenizer));
   fmt::print("written to {}; run it with\n  tessera generate --model {} --sparse required{} --prompt Once\n",
-             out, out,
+             out, quoted(out),
              split.activations > 0 ? fmt::format(" --activation-sparsity {:.4g}{}", split.activations,
                                                  done.greedy ? "" : " --allocation uniform")
                                    : "");

@@ -246,9 +246,10 @@ TEST(ChainCommand, SparsifyDoesAllOfIt) {
           "generate --device cpu --model s --sparse required --activation-sparsity 0.375 --prompt a "
           "--max-tokens 4"));
   // Any bound is kept by some split of a wide search; the result is within it on held-out text.
-  const std::string out = said(at, "sparsify --model m --max-ppl 1.5x --search 0.2,0.4 --out b " + how);
-  EXPECT_TRUE(holds_all(out, "searched|perplexity|written to b")) << out;
-  EXPECT_TRUE(fs::exists(at / "b/sparse.safetensors"));
+  const std::string out = said(at, "sparsify --model m --max-ppl 1.5x --search 0.2,0.4 --out b(1) " + how);
+  EXPECT_TRUE(holds_all(out, "searched|perplexity|written to b(1)")) << out;
+  EXPECT_TRUE(holds_all(out, "tessera generate --model 'b(1)' --sparse required")) << out;  // for a shell
+  EXPECT_TRUE(fs::exists(at / "b(1)/sparse.safetensors"));
   expect_failures(
       at, {{"sparsify --model m --out d --text t", 2, "give the sparsity"},
            {"sparsify --model m --out d --text t --total 1.5", 2, "--total"},
