@@ -1,6 +1,9 @@
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "cli/commands.h"
+#include "cli/language_folder.h"
 #include "cli/setting_flags.h"
 #include "runtime/interrupt.h"
 #include "sparsity/chain.h"
@@ -46,7 +49,7 @@ int compress(const ConvertArgs& args, std::optional<DType> dtype, const pretrain
   return 0;
 }
 
-int convert(const ConvertArgs& args, const train::Given& given) {
+int convert(ConvertArgs args, const train::Given& given) {
   const bool compresses = !args.format.empty() && args.format != "dense";
   pretrained::SaveOptions options{.shard_bytes = uint64_t(args.shard_megabytes) * 1'000'000};
   const InterruptGuard interrupts(kGivingUp);
@@ -59,6 +62,13 @@ int convert(const ConvertArgs& args, const train::Given& given) {
         "tca-bme or dense-columns");
   if (compresses && given.contains("--shard-mb"))
     throw UsageError("--shard-mb: a compressed model is one file, of any size; leave it out");
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!args.format.empty() && fs::is_regular_file(args.from, ignored))
+    throw UsageError(
+        "--format: " + args.from +
+        " is a file; compressing and decompressing take a model directory, with its config.json");
+  if (fs::is_regular_file(fs::path(args.from) / "run.json", ignored)) args.from = language_folder(args.from);
   const pretrained::ConfigOptions config{.ignored_fields = {args.ignored.begin(), args.ignored.end()}};
   if (compresses) return compress(args, options.dtype, config);
   const pretrained::Conversion done =
@@ -83,7 +93,10 @@ void add_convert(CLI::App& app, Action& action) {
       "Pickled code in .bin and .pt files is never executed. With a config.json of gpt2, opt, llama, "
       "mistral, qwen2, qwen3,\nphi3, arcee, bert or roberta the names are checked and translated to those of "
       "transformers; the tokenizer's files\nare copied.");
-  command.add_option("FROM", args->from, "Hugging Face model directory, or weights file")->required();
+  command
+      .add_option("FROM", args->from,
+                  "Hugging Face model directory, run folder of a finished run, or weights file")
+      ->required();
   command.add_option("TO", args->to, "Directory to write; it must not contain weights yet")->required();
   command.add_option("--dtype", args->dtype, "Dtype of floating tensors; default: unchanged")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));

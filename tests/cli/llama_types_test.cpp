@@ -35,7 +35,7 @@ TEST_P(LlamaType, IsTrainedExportedAndUsed) {
     return metrics_of(at, "runs/" + name)[0].at("loss").get<double>();
   };
   EXPECT_LT(loss("b"), loss("a") - 0.2);
-  expect_success(run(at, "convert runs/b/model c --dtype bf16"));
+  expect_success(run(at, "convert runs/b c --dtype bf16"));
   expect_success(run(at, "generate --model c --prompt clause --max-tokens 5 --device cpu --json g.json"));
   EXPECT_EQ(json::parse(at.get("g.json")).at("texts")[0].at("tokens").size(), 5u);
   expect_success(run(at, "eval ppl --model runs/a --text a.txt --length 8 --device cpu"));

@@ -159,6 +159,7 @@ TEST(SparseCommands, RefuseWhatCannotRun) {
   refused("convert m m --format tca-bme", 1, "m");
   refused("convert m d --format csr", 2, "--format");
   refused("convert nothing d --format tca-bme", 1, "nothing");
+  refused("convert m/model.safetensors d --format tca-bme", 2, "--format|is a file|model directory");
   EXPECT_FALSE(fs::exists(at / "d"));
 }
 
