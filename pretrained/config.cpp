@@ -433,7 +433,8 @@ std::optional<ColaConfig> cola_config(ConfigReader& reader, bool accepted, std::
   const json* const field = reader.object(kColaField);
   if (!field) return {};
   check(accepted, reader.where(), ": the weights are factors with an activation between them (", kColaField,
-        "); this command takes dense weights only, while generate and eval ppl take such a model");
+        "); this command takes dense weights only, while generate, eval and sparsity activations take such a "
+        "model");
   ConfigReader parts(reader.where() + ": " + kColaField, *field);
   ColaConfig cola{.attention_rank = parts.integer("attention_rank"), .mlp_rank = parts.integer("mlp_rank")};
   cola.activation = activation(parts, "activation", "silu");
