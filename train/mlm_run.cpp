@@ -116,9 +116,12 @@ void MlmRecipe::make_data(const std::string& own) {
   if (text.tokenizer.empty())
     text.tokenizer =
         settings_.data.empty() ? settings_.model : tokenizer_folder(settings_.data, settings_.model);
-  if (!settings_.data.empty()) {
+  if (!settings_.data.empty())
     check(fs::is_directory(settings_.data), "mlm: --data: ", settings_.data,
           " is not a directory; tessera data tokenize makes one from text");
+  // What it lacks is told of the user's file, not of the copy, and before the text is tokenized.
+  if (!text.tokenizer.empty()) Masking(io::Tokenizer::load(text.tokenizer), settings_.mask);
+  if (!settings_.data.empty()) {
     io::make_folder(own);
     copy_tokenizer(text.tokenizer, own);
   } else {

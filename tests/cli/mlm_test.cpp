@@ -154,7 +154,8 @@ TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
   bad("--text t.txt --max-length 4000 --size tiny --layers 0", 2, "--layers");
   bad("--text none.txt --name bad", 1, "none.txt");
   bad("--text short.txt --vocab-size 261 --validation 0 --name bad", 1, "6 tokens|give no window");
-  bad("--text t.txt --tokenizer tok.json --name bad", 1, "[CLS], [SEP] and [MASK]");
+  bad("--text t.txt --tokenizer tok.json --name bad", 1,
+      "the tokenizer tok.json lacks|[CLS], [SEP] and [MASK]");
   bad("--text t.txt --batch-size 100000 --name bad", 1, "--batch-size");
   bad("--text t.txt --model none --name bad", 1, "none");
   bad("--data t.txt --name bad", 1, "t.txt");
