@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/eval.h"
 #include "io/checkpoint_folder.h"
@@ -15,7 +16,7 @@ namespace {
 struct EvalArgs {
   std::string run, device;
   int64_t tasks = 4096, batch = 64;
-  double most_gap = -1;
+  std::optional<double> most_gap;
   bool json = false;
 };
 
@@ -33,7 +34,7 @@ int run_eval(const EvalArgs& args) {
   const train::TnpEvaluation e =
       train::evaluate_tnp(job.model(), settings, device, args.tasks, std::min(args.tasks, args.batch));
   const bool has_error = e.tasks > 1;  // of the mean over tasks
-  const bool within = args.most_gap < 0 || e.gap <= args.most_gap;
+  const bool within = !args.most_gap || e.gap <= *args.most_gap;
   if (args.json) {
     fmt::print("{}\n",
                io::json_text({{"run", run.path().string()},
@@ -59,7 +60,7 @@ int run_eval(const EvalArgs& args) {
   }
   if (!within)
     train::tell(
-        fmt::format("tessera: the gap {:.4f} is above {:.4f} nats per point\n", e.gap, args.most_gap));
+        fmt::format("tessera: the gap {:.4f} is above {:.4f} nats per point\n", e.gap, *args.most_gap));
   return within ? 0 : 1;
 }
 
@@ -77,7 +78,7 @@ void add_eval_tnp(CLI::App& eval, Action& action) {
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 20));
   tnp->add_option("--most-gap", args->most_gap,
-                  "Exit with status 1 if the gap is larger than this, in nats per point")
+                  "Exit with status 1 if the gap is larger than this, in nats per point; default: any gap")
       ->check(kFinite);
   add_device(*tnp, args->device);
   tnp->add_flag("--json", args->json, "Print the result as JSON");

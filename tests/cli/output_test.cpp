@@ -587,6 +587,8 @@ TEST(Eval, ComparesWithTheOptimumAndCanFail) {
   EXPECT_TRUE(holds_all(failed.err, "the gap|is above 0.0001 nats"));
   EXPECT_TRUE(holds_all(failed.out, "prior|optimal"));
   said(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --most-gap 1000");
+  // A bound below 0 is one, too.
+  EXPECT_EQ(run(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --most-gap -1000").code, 1);
   // More tasks at a time than there are must not cost their memory.
   const json few =
       json::parse(said(workplace, "eval tnp runs/r --eval-tasks 8 --batch-size 1000000 --device cpu --json"));
