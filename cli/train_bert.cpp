@@ -192,6 +192,9 @@ void add_train_bert(CLI::App& train, Action& action) {
   auto run = std::make_shared<RunFlags>();
   flags->add_to(*bert);
   run->add_to(*bert, "bert-<task>-<time>");
+  bert->get_option("--eval-every")
+      ->description("Steps between evaluations; 0: only at the end; default: an epoch, with --task mlm 0")
+      ->default_str("");
   bert->callback([&action, flags, run, bert] {
     action = [flags, run, bert] {
       apply_config(*bert, run->config);

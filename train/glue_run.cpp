@@ -119,7 +119,8 @@ SettingList GlueStart::list() {
   more.group("Training");
   more.add("seeds", seeds, "Number of runs, which differ only in their seed")
       .range(int64_t{1}, int64_t{1000});
-  more.add("epochs", epochs, "Epochs; the model is evaluated after each unless --eval-every is given")
+  more.add("epochs", epochs,
+           "Epochs; of a GLUE task the model is evaluated after each unless --eval-every is given")
       .range(1e-6, 1e6);
   list.append(more);
   return list;

@@ -487,6 +487,9 @@ TEST(OldFlags, MeanWhatTheNewOnesMean) {
   for (const char* old : {"--batch ", "--batch,", "--heads", "--clip ", "--clip,", "--json-out", "--preset"})
     EXPECT_EQ(help.find(old), std::string::npos) << old;
   EXPECT_TRUE(holds_all(help, "--batch-size|--n-head|--clip-norm|--json |--size"));
+  // Fine-tuning is evaluated after each epoch unless told otherwise: there the default is not 0.
+  const std::string bert = run(at, "train bert --help").out;
+  EXPECT_TRUE(holds_all(bert, "--eval-every INT  |default: an epoch, with --task mlm 0")) << bert;
 }
 
 }  // namespace
