@@ -221,7 +221,10 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
         args.options.method()));
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   std::error_code ignored;
-  if (!args.plan_only && std::filesystem::is_directory(args.out, ignored)) io::check_no_weights(args.out);
+  if (!args.plan_only) {
+    if (std::filesystem::is_directory(args.out, ignored)) io::check_no_weights(args.out);
+    check_folder_writable(args.out);
+  }
   LanguageFolder language = load_language(args.model, device, args.dtype);
   check(!language.config.cola, "prune: the weights in ", language.path,
         " are factors (cola); only dense weights are pruned");

@@ -135,6 +135,10 @@ TEST(PruneCommand, SaysWhatIsWrongAndWritesNothing) {
        {"prune --device cpu --model m --text missing --out p --length 16", 1, "missing"},
        {"prune --device cpu --model m --text t --out m --length 16", 1, "m has model.safetensors already"},
        {"prune --device cpu --model other --text t --out p", 1, "has no config.json"}});
+  // Where nothing can be written, before the model is loaded and samples pass a block for the plan.
+  const Outcome early = run(at, "prune --device cpu --model other --text t --length 16 --out few/p");
+  EXPECT_EQ(early.code, 1);
+  EXPECT_TRUE(holds_all(early.err, "write: cannot create the folder |few")) << early.err;
   EXPECT_EQ(at.files(), before);
 }
 
