@@ -64,6 +64,7 @@ void require_grad(Tensor& tensor, DType grad_dtype) {
         "retain_grad()");
   check(tensor.defined() && is_floating(tensor.dtype()) && is_floating(grad_dtype),
         "require_grad: ", describe(tensor), " cannot have a gradient; only floating tensors can");
+  if (tensor.grad_state() && tensor.grad_state()->grad_dtype == grad_dtype) return;
   tensor.set_grad_state(gradients::new_state(tensor, grad_dtype, 0));
 }
 

@@ -89,7 +89,8 @@ struct GradState {
 };
 
 /// Makes `tensor` a leaf that requires a gradient, of dtype `grad_dtype` (the tensor's own by default).
-/// Throws unless floating.
+/// Throws unless floating. One that requires a gradient of that dtype already stays as it is: its gradient,
+/// hooks and place in an optimizer are those of all its copies (tied weights).
 void require_grad(Tensor& tensor);
 void require_grad(Tensor& tensor, DType grad_dtype);
 inline bool requires_grad(const Tensor& tensor) {

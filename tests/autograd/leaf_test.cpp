@@ -595,6 +595,25 @@ TEST(FailedPass, CostsNoCopyUnlessItAdds) {
   EXPECT_EQ(requests[2], requests[1] + 1);
 }
 
+// As requires_grad_() of PyTorch: a tied weight that was made a parameter once more had a gradient of its
+// own, so that an optimizer of its copies saw none.
+TEST(Leaf, ThatRequiresAGradientAlreadyStaysTied) {
+  const Tensor embedding = leaf({1, 2});
+  Tensor head = embedding;
+  require_grad(head);
+  {
+    Tape tape;
+    tape.backward(ops::sum(ops::scale(head, 3)));
+  }
+  require_grad(head);
+  EXPECT_EQ(head.grad_state(), embedding.grad_state());
+  EXPECT_EQ(values(grad(embedding)), (std::vector<double>{3, 3}));
+  Tensor wider = Tensor::zeros({2}, DType::bf16, kCpu);
+  require_grad(wider);
+  require_grad(wider, DType::f32);
+  EXPECT_EQ(wider.grad_state()->grad_dtype, DType::f32);
+}
+
 TEST(Leaf, ThatIsTwoInputsOfAnEntryHasNoTargetBeforeItsGradientArrives) {
   const Tensor x = leaf({1, 2}), other = leaf({3, 4}), buffer = Tensor::full({2}, 9, DType::f64, kCpu);
   set_grad_buffer(x, buffer);
