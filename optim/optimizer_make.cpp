@@ -138,6 +138,7 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
   std::vector<double> lr_scales, decay;
   std::vector<std::vector<size_t>> members(rules.size());
   std::map<const GradState*, std::string> given;
+  std::map<const void*, std::string> places;
   std::set<std::string> names;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const nn::NamedParameter& parameter = parameters[i];
@@ -147,6 +148,13 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
       const auto [first, is_new] = given.emplace(state, parameter.name);
       check(is_new, name, ": the parameters ", first->second, " and ", parameter.name,
             " are one tensor (tied weights?); give it once, as nn::parameters does");
+    }
+    if (parameter.tensor.count() > 0) {
+      const auto [first, is_new] = places.emplace(parameter.tensor.raw(), parameter.name);
+      check(is_new, name, ": the parameters ", first->second, " and ", parameter.name,
+            " have their elements in one place, but gradients of their own; make one of them the parameter, "
+            "and "
+            "then the other a copy of it (tied weights), or clone() it");
     }
     check(names.insert(parameter.name).second, name, ": two parameters are named ", parameter.name,
           ", the second ", describe(parameter.tensor),

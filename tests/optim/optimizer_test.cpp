@@ -458,6 +458,9 @@ TEST(Optimizer, RefusesWhatItCannotTrain) {
               AdamW({{"a", single}, {"b", single}});
             }).find("a and b are one tensor"),
             std::string::npos);
+  Tensor twin = single.detach();  // as by freezing and unfreezing tied weights
+  nn::make_parameter(twin);
+  expect_error([&] { AdamW({{"a", single}, {"b", twin}}); }, {"a and b have their elements in one place"});
   Tensor shared = Tensor::zeros({1, 4}, DType::f32, Device::cpu()).expand({3, 4});
   nn::make_parameter(shared);
   EXPECT_NE(message([&] { AdamW({{"shared", shared}}); }).find("expanded"), std::string::npos);
