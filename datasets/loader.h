@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "datasets/prefetcher.h"
@@ -107,6 +108,9 @@ class Loader {
     }
   }
 
+  Loader(const Source&& temporary,
+         const LoaderOptions& options = {}) = delete;  // the loader would outlive it
+
   /// The next batch; waits for it. Rethrows what the source threw while making it; the call after that gives
   /// the batch after it.
   Batch next() {
@@ -193,11 +197,14 @@ class Loader {
 };
 
 /// One epoch for a range-for: `for (auto [images, labels] : batches(train, {.size = 256, .shuffle = &rng}))`.
+/// Every further loop over the same object is a whole epoch again, with `shuffle` in an order of its own.
 template <ItemSource Source>
 class Epoch {
  public:
   Epoch(const Source& source, LoaderOptions options)
-      : loader_(source, (options.epochs = 1, options)),
+      : source_(&source),
+        options_((options.epochs = 1, options)),
+        loader_(source, options_),
         batches_(int64_t(options.share.index(uint64_t(loader_.batches_per_epoch())))) {}
   class Iterator {
    public:
@@ -213,10 +220,16 @@ class Epoch {
     Loader<Source>* loader_;
     int64_t left_;
   };
-  Iterator begin() { return {&loader_, batches_}; }
+  Iterator begin() {
+    if (std::exchange(begun_, true)) loader_ = Loader<Source>(*source_, options_);
+    return {&loader_, batches_};
+  }
   Iterator end() { return {&loader_, 0}; }
 
  private:
+  const Source* source_;
+  LoaderOptions options_;
+  bool begun_ = false;
   Loader<Source> loader_;
   int64_t batches_;  // of the share
 };

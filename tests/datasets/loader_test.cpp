@@ -209,6 +209,28 @@ TEST(Loader, OneEpochIsARange) {
   EXPECT_EQ(seen.size(), 7u);
 }
 
+// As a loop over epochs around a DataLoader of PyTorch: a second loop ended with "there is no batch", and
+// after a break it began where the first one had stopped.
+TEST(Loader, EveryLoopOverARangeIsAWholeEpoch) {
+  const Range range{7};
+  Rng rng(1);
+  auto epochs = batches(range, {.size = 3, .shuffle = &rng});
+  std::vector<std::vector<int64_t>> seen(4);
+  for (size_t epoch = 0; epoch < seen.size(); ++epoch)
+    for (const auto& [numbers] : epochs) {
+      const std::vector<int64_t> now = numbers.to_vector<int64_t>();
+      seen[epoch].insert(seen[epoch].end(), now.begin(), now.end());
+      if (epoch == 1) break;
+    }
+  EXPECT_EQ(seen[1].size(), 3u);
+  EXPECT_NE(seen[0], seen[2]);
+  for (const size_t epoch : {0, 2, 3})
+    EXPECT_EQ(std::set<int64_t>(seen[epoch].begin(), seen[epoch].end()).size(), 7u) << epoch;
+  Rng same(1);
+  for (const auto& [numbers] : batches(range, {.size = 7, .shuffle = &same}))
+    EXPECT_EQ(numbers.to_vector<int64_t>(), seen[0]);
+}
+
 TEST(Loader, TheSharesOfOneEpochAreRangesToo) {  // those of 7 items in 3 batches, for 1 to 5 consumers
   const Range range{7};
   for (uint64_t consumers = 1; consumers <= 5; ++consumers) {
