@@ -125,7 +125,7 @@ class Loader {
     check(number < end(), "loader: there is no batch after batch ", end());
     state_.batch = number + 1;
     running_->batch = state_.batch;
-    return *std::static_pointer_cast<Batch>(prefetcher_->next());
+    return std::move(*std::static_pointer_cast<Batch>(prefetcher_->next()));
   }
 
   /// ItemSource only.
@@ -238,5 +238,7 @@ template <ItemSource Source>
 Epoch<Source> batches(const Source& source, const LoaderOptions& options) {
   return Epoch<Source>(source, options);
 }
+template <ItemSource Source>
+Epoch<Source> batches(const Source&& temporary, const LoaderOptions& options) = delete;
 
 }  // namespace tessera::datasets

@@ -242,6 +242,23 @@ TEST(Loader, TheSharesOfOneEpochAreRangesToo) {  // those of 7 items in 3 batche
   }
 }
 
+TEST(Loader, GivesBatchesThatCanOnlyBeMoved) {
+  struct Boxes {
+    int64_t size() const { return 3; }
+    std::unique_ptr<int64_t> batch(std::span<const int64_t> items) const {
+      return std::make_unique<int64_t>(items[0]);
+    }
+  };
+  const Boxes boxes;
+  Loader loader(boxes, {.device = Device::cpu()});
+  for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(*loader.next(), i);
+}
+
+// Which would be gone before the first batch.
+static_assert(!std::is_constructible_v<Loader<Range>, Range>);
+static_assert(!std::is_constructible_v<Loader<Range>, Range, LoaderOptions>);
+static_assert(std::is_constructible_v<Loader<Range>, Range&, LoaderOptions>);
+
 TEST(Loader, RefusesWhatGivesNoBatch) {
   const Range empty{0}, three{3};
   EXPECT_THROW(Loader(empty, {.size = 2}), Error);
