@@ -97,6 +97,7 @@ Tensor Tensor::with_rows() const {
 }
 
 Tensor Tensor::with_layout(const Layout& layout, const char* what, const char* instead) const {
+  check(defined(), what, ": the tensor is undefined");
   check(!grad_, what, ": this tensor is on the tape, and a plain view would lose its gradient; use ", instead,
         " (or detach() first)");
   Tensor view;
@@ -120,6 +121,7 @@ void Tensor::check_writable(const char* writer) const {
 }
 
 Tensor Tensor::slice(int dim, int64_t begin, int64_t end, int64_t step) const {
+  check(defined(), "slice: the tensor is undefined");
   const int d = shape().resolve(dim);
   const int64_t size = shape()[d];
   const int64_t from = begin < 0 ? begin + size : begin, to = end < 0 ? end + size : end;
@@ -135,6 +137,7 @@ Tensor Tensor::slice(int dim, int64_t begin, int64_t end, int64_t step) const {
 }
 
 Tensor Tensor::select(int dim, int64_t index) const {
+  check(defined(), "select: the tensor is undefined");
   const int d = shape().resolve(dim);
   const int64_t size = shape()[d], at = index < 0 ? index + size : index;
   check(0 <= at && at < size, "select: index ", index, " is outside dimension ", dim, " of size ", size);
@@ -154,6 +157,7 @@ Tensor Tensor::at(std::initializer_list<int64_t> indices) const {
 }
 
 Tensor Tensor::transpose(int a, int b) const {
+  check(defined(), "transpose: the tensor is undefined");
   const int da = shape().resolve(a), db = shape().resolve(b);
   std::array<int64_t, kMaxRank> sizes{};
   std::ranges::copy(shape(), sizes.begin());
@@ -310,12 +314,14 @@ Tensor Tensor::packed() const {
 
 template <class T>
 T Tensor::item() const {
+  check(defined(), "item: the tensor is undefined");
   check(count() == 1, "item: ", describe(*this), " has ", count(), " elements, not one");
   return to_vector<T>()[0];
 }
 
 template <class T>
 std::vector<T> Tensor::to_vector() const {
+  check(defined(), "to_vector: the tensor is undefined");
   Tensor host = empty_packed(shape(), dtype_of<T>, Device::cpu());
   host.copy_from(detach());
   // std::vector<bool> has no contiguous data: copy element by element.

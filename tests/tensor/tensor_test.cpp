@@ -95,8 +95,18 @@ TEST(Tensor, ItemAndToVectorConvert) {
   EXPECT_EQ(counting({3}).to_vector<bool>(), (std::vector<bool>{false, true, true}));
   EXPECT_TRUE(counting({0, 3}).to_vector<double>().empty());
   expect_parts(message_of([] { counting({2, 3}).item(); }), {"item", "f64[2, 3]", "6 elements"});
-  expect_parts(message_of([] { Tensor().item(); }), {"undefined"});
+  expect_parts(message_of([] { Tensor().item(); }), {"item", "undefined"});
+  expect_parts(message_of([] { Tensor().to_vector<float>(); }), {"to_vector", "undefined"});
   expect_parts(message_of([] { Tensor().fill(1); }), {"undefined"});
+}
+
+// Such as a gradient that has not arrived: a view of one was an undefined tensor with a shape.
+TEST(Tensor, AnUndefinedOneHasNoViews) {
+  expect_parts(message_of([] { Tensor().expand({3}); }), {"expand", "undefined"});
+  expect_parts(message_of([] { Tensor().reshape({1, 1}); }), {"reshape", "undefined"});
+  expect_parts(message_of([] { Tensor().slice(0, 0, 1); }), {"slice", "undefined"});
+  expect_parts(message_of([] { Tensor().select(0, 0); }), {"select", "undefined"});
+  expect_parts(message_of([] { Tensor().transpose(0, 1); }), {"transpose", "undefined"});
 }
 
 // ---- views ----
