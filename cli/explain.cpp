@@ -103,7 +103,10 @@ std::string unknown_word(const CLI::App& at, const std::string& word) {
   const std::string flag = word.substr(0, word.find('='));
   if (std::find(names.begin(), names.end(), flag) != names.end())
     return flag + " comes too early: flags go after the subcommand that they belong to, " + at.get_name();
-  return "unknown flag " + flag + did_you_mean(flag, names);
+  const std::string near = did_you_mean(flag, names);
+  if (near.empty() && at.get_name() == "launch")
+    return "unknown flag " + flag + "; the command to start goes after --, with all of its flags";
+  return "unknown flag " + flag + near;
 }
 
 }  // namespace

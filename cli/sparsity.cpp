@@ -241,10 +241,22 @@ void add_compare(CLI::App& group, Action& action) {
   command->callback([&action, args] { action = [args] { return run_compare(*args); }; });
 }
 
+/// A folder; the database in it stands for it.
+void add_result(CLI::App& command, std::string& folder) {
+  command.add_option("result", folder, "Directory with sparsity.sqlite")
+      ->required()
+      ->transform([](std::string given) {
+        const fs::path path = given;
+        std::error_code ignored;
+        if (path.filename() != sparsity::kPatternsFile || !fs::is_regular_file(path, ignored)) return given;
+        return path.has_parent_path() ? path.parent_path().string() : std::string(".");
+      });
+}
+
 void add_query(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand("query", "Query sparsity.sqlite with one SELECT (read-only)");
   auto args = std::make_shared<QueryArgs>();
-  command->add_option("result", args->result, "Directory with sparsity.sqlite")->required();
+  add_result(*command, args->result);
   command->add_option("sql", args->sql, "The query")->required();
   command->add_option("--format", args->format, "Output")->check(CLI::IsMember({"markdown", "csv", "json"}));
   command->add_option("--seconds", args->seconds, "Time limit in seconds")->check(between(0, 86'400));
@@ -257,7 +269,7 @@ void add_export(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand(
       "export", "Write the tables of sparsity.sqlite as CSV, or pictures of them as PNG");
   auto args = std::make_shared<ExportArgs>();
-  command->add_option("result", args->result, "Directory with sparsity.sqlite")->required();
+  add_result(*command, args->result);
   command->add_option("--out", args->out, "Directory to write every table to, as CSV");
   command->add_option("--png", args->png, "Directory to write pictures of an analysis to, as PNG");
   command
@@ -279,7 +291,7 @@ void add_export(CLI::App& group, Action& action) {
 void add_page(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand("page", "Write one HTML page from sparsity.sqlite");
   auto args = std::make_shared<PageArgs>();
-  command->add_option("result", args->result, "Directory with sparsity.sqlite")->required();
+  add_result(*command, args->result);
   command->add_option("--out", args->out,
                       "Page to write; default: sparsity.html in that directory, sweep.html for a sweep, "
                       "quality.html for the quality of models");

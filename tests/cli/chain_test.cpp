@@ -281,10 +281,11 @@ TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
   if (first.err.find("SQLite") != std::string::npos) GTEST_SKIP() << "skipped: " << first.err;
   expect_success(first);
   EXPECT_TRUE(holds_all(first.out, "dense|0.3|Pareto front of 5 splits")) << first.out;
-  const auto dense = [&] {
-    return Process(at, {"sparsity", "query", "r", "SELECT * FROM dense", "--format", "csv"}).wait().out;
+  const auto dense = [&](const char* result = "r") {
+    return Process(at, {"sparsity", "query", result, "SELECT * FROM dense", "--format", "csv"}).wait().out;
   };
   const std::string measured = dense();
+  EXPECT_EQ(dense("r/sparsity.sqlite"), measured);
   // Five more of another total; the first five and the dense model are taken from the folder.
   const std::string more = said(at, how + "--out r --total 0.3,0.4 --weight-sparsity 0,0.1");
   EXPECT_TRUE(holds_all(more, "5 splits were measured by an earlier call|of 10 splits")) << more;

@@ -132,6 +132,7 @@ constexpr BadLine kBadLines[] = {
     // unknown flags
     {"--vresion", "unknown flag --vresion|did you mean --version?"},
     {"train tnp --stpes 3", "unknown flag --stpes|did you mean --steps?"},
+    {"launch -n 2 train gpt --text t", "unknown flag --text|goes after --"},
     {"train tnp --steps3 5", "unknown flag --steps3|did you mean --steps?"},
     {"train tnp --batch_size=3", "unknown flag --batch_size|did you mean --batch-size?"},
     {"train tnp -steps 3", "unknown flag -steps|did you mean --steps?"},
