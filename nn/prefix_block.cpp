@@ -5,9 +5,20 @@
 
 namespace tessera::nn {
 
+namespace {
+
+/// An MLP of 0 features adds nothing, without a word.
+int64_t checked_hidden(const PrefixBlockOptions& options, int64_t d) {
+  check(options.hidden >= 1, "prefix block: hidden is ", options.hidden,
+        "; expected the number of features of the MLP, 1 or more (often 4 d = ", 4 * d, ")");
+  return options.hidden;
+}
+
+}  // namespace
+
 PrefixBlock::PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng, Device device)
     : attention(d, {.heads = options.heads, .bias = options.bias, .dtype = options.dtype}, rng, device),
-      mlp(d, options.hidden, rng, device,
+      mlp(d, checked_hidden(options, d), rng, device,
           {.activation = options.activation, .bias = options.bias, .dtype = options.dtype}),
       norm1(d, device, {.bias = options.bias, .dtype = options.dtype}),
       norm2(d, device, {.bias = options.bias, .dtype = options.dtype}),

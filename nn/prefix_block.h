@@ -8,7 +8,7 @@ namespace tessera::nn {
 
 struct PrefixBlockOptions {
   int64_t heads = 1;
-  int64_t hidden = 0;  // features of the MLP
+  int64_t hidden = 0;  // features of the MLP, 1 or more; must be given
   ops::Activation activation = ops::Activation::silu;
   bool pre_norm = false;
   bool bias = true;
@@ -21,6 +21,7 @@ struct PrefixBlockOptions {
 struct PrefixBlock {
   static constexpr const char* kKind = "PrefixBlock";
 
+  /// Throws if options.hidden is not given, or if d is not a multiple of the number of heads.
   PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng, Device device);
   /// x [T, B, d], token-major -> [T, B, d], or if `suffix_only` [T - context, B, d]: the tokens after the
   /// prefix alone. With `split` x are this rank's rows, the first `context` of them of the prefix; its

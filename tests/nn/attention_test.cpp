@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "nn/prefix_block.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
@@ -104,6 +105,16 @@ TEST(SelfAttention, HeadsThatDoNotDivideTheWidth) {
   expect_error([&] { make({.heads = 4, .kv_heads = 3}); }, {"self attention: 4 heads and 3 kv_heads"});
   expect_error([&] { make({.heads = 4, .head = -2}); }, {"self attention: heads of -2 features"});
   EXPECT_EQ(make({.heads = 3, .head = 5}).out.in, 15);
+}
+
+TEST(PrefixBlock, NeedsTheWidthOfItsMlp) {
+  Rng rng(1);
+  const auto make = [&](const PrefixBlockOptions& options) {
+    return PrefixBlock(8, options, rng, Device::cpu());
+  };
+  expect_error([&] { make({.heads = 2}); }, {"prefix block: hidden is 0", "1 or more", "4 d = 32"});
+  expect_error([&] { make({.heads = 2, .hidden = -3}); }, {"prefix block: hidden is -3"});
+  EXPECT_EQ(make({.heads = 2, .hidden = 1}).mlp.down.in, 1);
 }
 
 TEST(SelfAttention, LayersShareTheStarts) {
