@@ -25,7 +25,7 @@ struct BertBenchOptions {
   train::SliceSettings slice = {};          // of all of these
   train::DropSettings drop = {};            // likewise; with it no step is captured
   StepRanks ranks = {};                     // each with texts of its own
-  std::vector<Precision> precisions;        // empty: default_precision(device)
+  std::vector<Precision> precisions = {};   // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
 

@@ -9,7 +9,7 @@
 namespace tessera::bench {
 
 struct CollectiveOptions {
-  std::vector<std::string> names;              // of collective_names(); empty: all
+  std::vector<std::string> names = {};         // of collective_names(); empty: all
   int64_t least = 8, most = int64_t{1} << 30;  // bytes; sizes between them grow by `factor`
   int64_t factor = 8;
   DType dtype = DType::f32;

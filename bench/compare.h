@@ -19,8 +19,8 @@ struct Comparison {
 };
 
 struct CompareOptions {
-  std::string peer;      // only implementations of B in whose names this regular expression is found
-  bool any_gpu = false;  // also records of B of another GPU model than A's
+  std::string peer = {};  // only implementations of B in whose names this regular expression is found
+  bool any_gpu = false;   // also records of B of another GPU model than A's
 };
 /// Records that were left out of a comparison.
 struct LeftOut {

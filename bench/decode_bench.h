@@ -28,7 +28,7 @@ DecodeRow parse_decode_row(const std::string& text);
 
 struct DecodeBenchOptions {
   std::string shape = "llama-2-7b";  // of decode_shapes(), with random weights; or
-  std::string model;                 // a Hugging Face model directory, compressed or not
+  std::string model = {};            // a Hugging Face model directory, compressed or not
   std::string name = {};             // of a model in the records; default: that of its directory
   DecodeSparse sparse = {};          // of a shape
   std::vector<DecodeRow> rows = {};  // of a shape, instead: each model is made, timed and freed in turn

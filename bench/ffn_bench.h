@@ -25,7 +25,7 @@ struct FfnBenchOptions {
   /// this, in place of how.dense_share; 0: how.dense_share.
   double most_dropped = 0;
   bool gemms = true;  // also each GEMM by itself
-  TimerOptions timer;
+  TimerOptions timer = {};
 };
 
 /// Feed-forward networks with 2:4 sparse activations next to dense ones, all in: forward and backward with

@@ -19,7 +19,7 @@
 namespace tessera::bench {
 
 struct LayersBenchOptions {
-  models::BertConfig model;              // of a synthetic batch; its head and dtype are set
+  models::BertConfig model = {};         // of a synthetic batch; its head and dtype are set
   std::string folder = {};               // Hugging Face model directory, in place of `model`
   std::vector<std::string> tasks = {};   // of GLUE: the first batch of each; empty: a synthetic batch
   std::string data = {};                 // folder of their files

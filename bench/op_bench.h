@@ -12,12 +12,12 @@ namespace tessera::bench {
 
 struct OpBenchOptions {
   Device device = Device::cpu();
-  std::vector<Precision> precisions;  // see precisions_of
+  std::vector<Precision> precisions = {};  // see precisions_of
   std::vector<std::string> modes = {"fwd", "bwd"};
-  std::vector<ops::Case> cases;  // empty: the operator's committed list
-  bool all_variants = false;     // every kernel variant, not only the chosen one
-  std::string variant;           // this one; empty: the chosen one
-  TimerOptions timer;
+  std::vector<ops::Case> cases = {};  // empty: the operator's committed list
+  bool all_variants = false;          // every kernel variant, not only the chosen one
+  std::string variant = {};           // this one; empty: the chosen one
+  TimerOptions timer = {};
 };
 
 /// What an operator is timed in: the precisions asked for, or default_precision; one without floating inputs

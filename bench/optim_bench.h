@@ -12,7 +12,7 @@ struct OptimBenchOptions {
   std::vector<DType> dtypes = {DType::f32};  // of the parameters; bf16 and f16 have f32 masters
   std::vector<bool> clip = {true, false};
   int64_t parameters = 130023424;  // 31 matrices of 2048 x 2048
-  TimerOptions timer;
+  TimerOptions timer = {};
 };
 
 /// Times AdamW's step on random parameters and gradients, in matrices of 2048 x 2048 and what is left: op

@@ -11,12 +11,12 @@ namespace tessera::bench {
 
 /// The matrix of a training step: graph on or off, activation checkpointing on or off, precision.
 struct StepBenchOptions {
-  train::TnpSettings settings;
+  train::TnpSettings settings = {};
   Device device = Device::cpu();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::vector<bool> checkpoint = {false};
   StepRanks ranks = {};
-  std::vector<Precision> precisions;  // empty: default_precision(device)
+  std::vector<Precision> precisions = {};  // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
 
@@ -27,11 +27,11 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options);
 
 /// The same of a language model, on random tokens, all windows of one length.
 struct LanguageStepOptions {
-  train::LanguageSettings settings;
+  train::LanguageSettings settings = {};
   Device device = Device::cpu();
   std::vector<bool> graph = {true, false};
   StepRanks ranks = {};
-  std::vector<Precision> precisions;
+  std::vector<Precision> precisions = {};
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
 };
 std::vector<Record> bench_language_step(const LanguageStepOptions& options);

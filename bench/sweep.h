@@ -10,7 +10,7 @@ namespace tessera::bench {
 
 struct SweepOptions {
   Device device = Device::cpu();
-  std::optional<Precision> precision;  // default: see precisions_of
+  std::optional<Precision> precision = {};  // default: see precisions_of
   int64_t count = 200;
   uint64_t seed = 1;
   std::vector<std::string> modes = {"fwd", "bwd"};  // and "fwd+bwd", see bench_op

@@ -17,11 +17,11 @@ struct RendezvousOptions {
   int rank = 0, size = 1;
   std::string host = "127.0.0.1";  // address of rank 0
   int port = 0;
-  int listener = -1;     // rank 0: inherited file descriptor of a listening socket; -1: make one
-  std::string token;     // of the job; a process with another token is refused. At most 255 bytes
-  std::string origin;    // rank 0: origin of tokens, told to a process with another one; "": not told
-  std::string what;      // program and arguments; must be equal on all ranks. At most 1,023 bytes are used
-  double seconds = 120;  // timeout for all ranks to join
+  int listener = -1;        // rank 0: inherited file descriptor of a listening socket; -1: make one
+  std::string token = {};   // of the job; a process with another token is refused. At most 255 bytes
+  std::string origin = {};  // rank 0: origin of tokens, told to a process with another one; "": not told
+  std::string what = {};    // program and arguments; must be equal on all ranks. At most 1,023 bytes are used
+  double seconds = 120;     // timeout for all ranks to join
   double report_after = 10;  // seconds after which rank 0 prints once which ranks are missing
 };
 

@@ -9,7 +9,7 @@
 namespace tessera::comm {
 
 struct TcpOptions {
-  RendezvousOptions rendezvous;
+  RendezvousOptions rendezvous = {};
   /// Called on the watch thread, with the message of the RankFailure, if the job has failed and this rank has
   /// not made a call of the communicator within `grace` seconds (it is computing, or hangs), which would have
   /// thrown. Commands end the process then. Empty: nothing.

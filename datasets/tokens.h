@@ -32,7 +32,7 @@ struct TokenWindowsOptions {
   /// Keep documents apart: `lengths` and `positions` for attention of variable length, and targets that are
   /// the first token of the next document become -100 (cross_entropy's ignore_index).
   bool documents = false;
-  std::string fingerprint;  // of the tokenizer that the shards must come from; "": any
+  std::string fingerprint = {};  // of the tokenizer that the shards must come from; "": any
 };
 
 /// Packing: the tokens of all shards, one after the other, in windows of T + 1, each beginning at the last

@@ -9,7 +9,7 @@ namespace tessera::dist {
 struct LaunchOptions {
   int ranks = 1;            // on this machine
   int nodes = 1, node = 0;  // machines, and which of them this is
-  std::string master;       // "host:port" of node 0; "": this machine, any free port
+  std::string master = {};  // "host:port" of node 0; "": this machine, any free port
   /// Attempts after a failure. On one machine the last is the one that ends, before a run began, with the
   /// error of the attempt before: the next would, too.
   int restarts = 0;

@@ -13,10 +13,10 @@ struct Place {
   int local_rank = 0, local_size = 1;  // among the ranks of this machine
   std::string host = "127.0.0.1";      // of rank 0
   int port = 0;
-  int listener = -1;       // rank 0 of `tessera launch`: a socket that listens there already
-  std::string token;       // of the job
-  std::string origin;      // where the token comes from, if no launcher names the job; else ""
-  std::string started_by;  // "torchrun", "Slurm", ...; "" for a process that was not started as a rank
+  int listener = -1;            // rank 0 of `tessera launch`: a socket that listens there already
+  std::string token = {};       // of the job
+  std::string origin = {};      // where the token comes from, if no launcher names the job; else ""
+  std::string started_by = {};  // "torchrun", "Slurm", ...; "" for a process that was not started as a rank
 };
 
 /// A variable's value, or null.

@@ -53,14 +53,14 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& s
 /// The state that all layers of one pass share.
 struct AttentionPass {
   Sequences sequences;
-  Tensor rope_table;         // undefined: queries and keys are not rotated
+  Tensor rope_table = {};    // undefined: queries and keys are not rotated
   Tensor positions = {};     // position of each token, [N]; undefined: each sequence counts from 0
   KvCache* cache = nullptr;  // not null: inference with a KV cache, nothing is recorded
   bool fills_cache = false;  // prefill: the cache is empty; else decode: sequences are uniform and begun
-  Tensor starts;  // the lengths of a captured step that is replayed with others: attention reads them instead
-                  // of those of `sequences`, and `positions` is needed where positions turn
-  Tensor rows = {};                // [R], i64 or i32: tokens whose results are needed; undefined: all
-  int64_t rows_from = 0;           // index of the first layer that computes only `rows`
+  Tensor starts = {};     // the lengths of a captured step that is replayed with others: attention reads them
+                          // instead of those of `sequences`, and `positions` is needed where positions turn
+  Tensor rows = {};       // [R], i64 or i32: tokens whose results are needed; undefined: all
+  int64_t rows_from = 0;  // index of the first layer that computes only `rows`
   mutable Tensor valid = {};       // see valid_rows()
   mutable Tensor cumulative = {};  // cu_seqlens on the device, made by the first layer that needs it
 

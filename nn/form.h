@@ -64,14 +64,14 @@ struct Sparse24 {
     return how == other.how && active == other.active && order == other.order && seed == other.seed;
   }
 
-  ops::MlpSparse24 how;        // its generator must outlive the layer
+  ops::MlpSparse24 how = {};   // its generator must outlive the layer
   bool active = true;          // false: every GEMM is dense for now, and columns are still counted
   std::string order = "none";  // of tokens, for ops::token_order24, or "none"
   uint64_t seed = 0;           // of that order
   // Of the first layer's form alone.
-  Tensor counts;                        // i32 [hidden]: of the last recorded call; zeros if no GEMM is split
-  mutable ops::DynamicScale24 dynamic;  // of soft_dynamic
-  mutable Tensor tokens;                // the order of as many tokens as the last call had
+  Tensor counts = {};  // i32 [hidden]: of the last recorded call; zeros if no GEMM is split
+  mutable ops::DynamicScale24 dynamic = {};  // of soft_dynamic
+  mutable Tensor tokens = {};                // the order of as many tokens as the last call had
 };
 
 /// Training with 2:4 weights (Hu et al., arXiv:2404.01847; ops::weight24_linear): what is multiplied is the

@@ -137,7 +137,7 @@ struct OpSpec {
   std::string name;
   std::string summary;  // one line, with the formula
   std::vector<InputSpec> inputs;
-  std::vector<AttrSpec> attrs;
+  std::vector<AttrSpec> attrs = {};
   std::vector<OutputSpec> outputs;
   /// The operator's floating dtypes. One without floating inputs lists one dtype, that of its main input: its
   /// cases run once, and its benchmarks are recorded as that.
@@ -153,8 +153,8 @@ struct OpSpec {
   /// The integer attribute that seeds the operator's random numbers (SeededRng); empty: it draws none.
   std::string seed = {};
   std::function<Problem(const Dims& dims, const Attrs& attrs)> problem;
-  std::vector<Case> cases;    // checked: odd, prime, one, zero, tile ± 1, strided
-  std::vector<Case> benches;  // timed by default
+  std::vector<Case> cases;         // checked: odd, prime, one, zero, tile ± 1, strided
+  std::vector<Case> benches = {};  // timed by default
   /// Draws a random problem for `tessera bench sweep`; its budget refuses what is too large. None: not swept.
   std::function<Case(Draw&)> sweep = {};
   /// False: on a GPU the host waits for an answer (whether a factor exists), so no graph can capture it.

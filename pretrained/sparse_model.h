@@ -26,7 +26,7 @@ models::Llama load_sparse_llama(const std::string& folder, Rng& rng, Device devi
 struct Gates {
   std::map<std::string, ops::Gate> gates;  // without scales
   bool column_norms = false;               // |x_j| times the norm of column j is compared (WINA)
-  std::string fingerprint;                 // of the model that they were calibrated on; empty: not known
+  std::string fingerprint = {};            // of the model that they were calibrated on; empty: not known
 };
 
 /// Reads a file such as

@@ -26,19 +26,19 @@ struct GradientTasks {
   /// Hugging Face model directory of a BERT or RoBERTa, or a run of `train bert` (one seed's folder): its
   /// model, or else its newest checkpoint, which knows its own task.
   std::string model;
-  std::vector<std::string> tasks;  // of GLUE
-  std::string data;                // folder of their files
-  std::string part = "train";      // "train" or "dev"
-  std::vector<std::string> text;   // files: by a masked language model
-  bool any_bytes = false;          // io::read_text
-  double mask = 0.15;              // share of the tokens that it predicts
+  std::vector<std::string> tasks = {};  // of GLUE
+  std::string data = {};                // folder of their files
+  std::string part = "train";           // "train" or "dev"
+  std::vector<std::string> text = {};   // files: by a masked language model
+  bool any_bytes = false;               // io::read_text
+  double mask = 0.15;                   // share of the tokens that it predicts
   int64_t batch = 32, max_length = 128, batches = 8;
   Padding padding = Padding::max_length;
   bool dropout = true;  // as in training
   uint64_t seed = 0;    // of a head that the file lacks, of the order of texts, of dropout
   DType dtype = DType::f32;
   std::string layers = "all";  // of GradientMeter
-  GradientOptions options;
+  GradientOptions options = {};
   /// Throws, naming the flag, unless there is something to measure.
   void validate() const;
 };

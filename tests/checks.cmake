@@ -67,6 +67,11 @@ add_library(test_headers OBJECT ${units})
 target_link_libraries(test_headers PRIVATE tessera::tessera tessera_warnings)
 target_compile_options(test_headers PRIVATE -O0)
 
+# A program may name some members of an options struct, without a warning of -Wextra.
+add_library(test_designated OBJECT ${CMAKE_CURRENT_SOURCE_DIR}/designated.cpp)
+target_link_libraries(test_designated PRIVATE tessera::tessera)
+target_compile_options(test_designated PRIVATE -O0 -Wall -Wextra -Werror=missing-field-initializers)
+
 # The C++ code that documents and header comments show compiles.
 add_custom_target(snippets ALL COMMAND ${Python3_EXECUTABLE} tools/check_snippets ${CMAKE_CURRENT_BINARY_DIR}/snippets.cpp
   BYPRODUCTS ${CMAKE_CURRENT_BINARY_DIR}/snippets.cpp WORKING_DIRECTORY ${root} VERBATIM)

@@ -29,7 +29,7 @@ struct FormSettings {
   int64_t rank = 0;
   int64_t attention_rank = 0, mlp_rank = 0;  // in place of `rank`; 0: that
   std::string layers = "all";                // of the blocks: all, attention, mlp
-  std::string init;                          // a name of nn::FactorInit; "": by the form and the weights
+  std::string init = {};                     // a name of nn::FactorInit; "": by the form and the weights
   std::string activation = "silu";           // of cola
   double alpha = 32, density = 0.03;         // of sltrain
   double column_share = 0.05, gamma = 0.5;   // of lost

@@ -116,14 +116,14 @@ void apply_size(LanguageConfig& config, const std::string& name);
 
 /// Settings of evaluation and samples.
 struct LanguageWatch {
-  int64_t eval_tokens = 1 << 18;  // of the validation part, at most
-  int64_t eval_stride = 0;        // of sliding_windows, up to the length of sequences; 0: half of that
-  int64_t sample_every = 0;       // steps; 0: at the end
-  int64_t sample_tokens = 128;    // new ones; 0: no samples
-  std::string sample_prompt;      // "": the token that ends documents
-  int64_t ngram = 5;              // order of the n-gram baseline; 0: none
-  int64_t patience = 0;           // evaluations without a new lowest loss until the run ends; 0: no matter
-  std::string exported = "last";  // whose weights model/ has: those of the last step, or of the "best" one
+  int64_t eval_tokens = 1 << 18;   // of the validation part, at most
+  int64_t eval_stride = 0;         // of sliding_windows, up to the length of sequences; 0: half of that
+  int64_t sample_every = 0;        // steps; 0: at the end
+  int64_t sample_tokens = 128;     // new ones; 0: no samples
+  std::string sample_prompt = {};  // "": the token that ends documents
+  int64_t ngram = 5;               // order of the n-gram baseline; 0: none
+  int64_t patience = 0;            // evaluations without a new lowest loss until the run ends; 0: no matter
+  std::string exported = "last";   // whose weights model/ has: those of the last step, or of the "best" one
 
   SettingList list();
 };

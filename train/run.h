@@ -56,12 +56,13 @@ class Recipe {
 /// Which run to make, and how.
 struct RunRequest {
   Device device = Device::cpu();
-  std::string runs = "runs", name;  // folder of the run folders; name of a new one, "": by model and time
-  std::string resume;               // folder of the run to continue; "": a new one
-  std::string summary;              // file for settings, timings and throughput; "": none
-  bool quiet = false;               // no progress line
-  TrainerOptions options;
-  Given given;
+  std::string runs = "runs",
+              name = {};     // folder of the run folders; name of a new one, "": by model and time
+  std::string resume = {};   // folder of the run to continue; "": a new one
+  std::string summary = {};  // file for settings, timings and throughput; "": none
+  bool quiet = false;        // no progress line
+  TrainerOptions options = {};
+  Given given = {};
   /// The ranks that train together; null: this process alone. Rank 0 begins or resumes the run; the others
   /// follow what its run.json says.
   const dist::World* world = nullptr;

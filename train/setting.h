@@ -45,17 +45,17 @@ enum class Kept {
 struct Setting {
   std::string key;  // in run.json; parts of a model have dots: "model.d_model"
   SettingValue value;
-  std::string help, group;
+  std::string help = {}, group = {};
   Kept kept = Kept::job;
-  std::string flag;                    // "--batch-size"; "": none
-  std::vector<std::string> old_flags;  // names that are still understood
+  std::string flag = {};                    // "--batch-size"; "": none
+  std::vector<std::string> old_flags = {};  // names that are still understood
   double least = -std::numeric_limits<double>::infinity(), most = std::numeric_limits<double>::infinity();
   int64_t whole_least = 0, whole_most = std::numeric_limits<int64_t>::max();  // of whole numbers
-  std::vector<std::string> choices;                                           // of a text; empty: any
-  std::optional<std::string> shown;  // in the help, in place of the default value
-  bool changeable = false;           // of a job: may be given with --resume
+  std::vector<std::string> choices = {};                                      // of a text; empty: any
+  std::optional<std::string> shown = {};  // in the help, in place of the default value
+  bool changeable = false;                // of a job: may be given with --resume
   bool power_of_two = false, may_be_empty = false, on_off = false;
-  nlohmann::json absent;  // a value that is not written but assumed where the key is missing; null: none
+  nlohmann::json absent = {};  // a value that is not written but assumed where the key is missing; null: none
 
   Setting& named(std::string other_flag) { return flag = std::move(other_flag), *this; }
   Setting& formerly(std::string old) { return old_flags.push_back(std::move(old)), *this; }

@@ -14,7 +14,7 @@ namespace tessera::train {
 /// (docs/sparse_backward.md).
 struct SliceSettings {
   std::string mode = "none";  // none, or a mode of ops::SelectMode
-  std::string rows;           // "50", a share such as "10%", or "auto" (train/auto_rows.h)
+  std::string rows = {};      // "50", a share such as "10%", or "auto" (train/auto_rows.h)
   double threshold = -1;      // of mode threshold; below 0: not given
   std::string weight_grad = "slice";
   std::string layers = "encoder.layer.*.intermediate.dense,encoder.layer.*.output.dense";

@@ -15,7 +15,7 @@ struct Sparse24Settings {
   std::string method = "none";  // none, or one of ops::Method24
   std::string token_method = "naive";
   /// Of the four GEMMs: dense, sparse or split; "": split, or sparse where dense_share is 0.
-  std::string y, dx, dup, ddown;
+  std::string y = {}, dx = {}, dup = {}, ddown = {};
   double dense_share = 0.05;
   bool dense_gradient = false;  // MlpSparse24::masks_gradient is false
   bool require = false;

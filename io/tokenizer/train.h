@@ -14,7 +14,7 @@ struct BpeTraining {
   int64_t vocab_size =
       4096;  // tokens in all: special ones, 256 bytes, joined pairs; fewer if nothing is left to join
   int64_t least_count = 2;                               // of a pair that is joined
-  std::string pattern;                                   // where words end, as of a Split; "": GPT-2's
+  std::string pattern = {};                              // where words end, as of a Split; "": GPT-2's
   std::vector<std::string> special = {"<|endoftext|>"};  // get the first numbers
 };
 
