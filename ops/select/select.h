@@ -80,7 +80,8 @@ Tensor row_norms(const Tensor& x);
 enum class RowScale : uint8_t { none, selection };
 
 /// y[n] = x[indices[n]], times scales[n] if asked for: x [M, ...] -> [capacity, ...]. Rows from the count on
-/// are 0. Floating dtypes; the product is rounded once. dx = scatter_selected(dy, selection, scale).
+/// are 0. Floating dtypes; the scales are f32 in all of them, the product is rounded once. dx =
+/// scatter_selected(dy, selection, scale).
 Tensor gather_selected(const Tensor& x, const Selection& selection, RowScale scale = RowScale::none,
                        Site site = Site::here());
 /// y[indices[n]] = x[n], times scales[n] if asked for; all other rows are 0: x [capacity, ...] -> [M, ...].

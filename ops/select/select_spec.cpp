@@ -243,9 +243,7 @@ Case draw_move(Draw& draw) {
 }
 
 Selection given_selection(const char* op, const Tensor& indices, const Tensor& scales, int64_t rows) {
-  return {.indices = to_i32(op, "indices", indices),
-          .scales = scales.defined() ? scales.to(DType::f32) : scales,
-          .rows = rows};
+  return {.indices = to_i32(op, "indices", indices), .scales = scales, .rows = rows};
 }
 RowScale scale_of(const Tensor& scales) {
   return scales.defined() ? RowScale::selection : RowScale::none;
@@ -256,7 +254,11 @@ std::vector<OpSpec> move_specs() {
                           .shape = "[N], ascending, then M",
                           .differentiable = false,
                           .dtypes = index_dtypes()};
-  const InputSpec scales{.name = "scales", .shape = "[N]", .optional = true, .differentiable = false};
+  const InputSpec scales{.name = "scales",
+                         .shape = "[N]",
+                         .optional = true,
+                         .differentiable = false,
+                         .dtypes = {DType::f32}};  // as Selection has them, in every dtype of x
   OpSpec gather{
       .name = "gather_selected",
       .summary = "y[n] = x[indices[n]] scales[n]; 0 where indices[n] is M",

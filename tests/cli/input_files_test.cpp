@@ -71,6 +71,10 @@ void put_operator_files(const Workplace& at) {
   put_tensors(at, "chosen_far.safetensors", {{"x", ramp({2, 3})}, {"indices", chosen({(1LL << 32) + 1})}});
   put_tensors(at, "chosen_scales.safetensors",
               {{"x", ramp({2, 3})}, {"indices", chosen({0, 1})}, {"scales", ramp({3})}});
+  put_tensors(at, "chosen_wide.safetensors",
+              {{"x", ramp({2, 3}).to(DType::f64)},
+               {"indices", chosen({0, 1})},
+               {"scales", ramp({2}).to(DType::f64)}});
 }
 
 struct BadFile {
@@ -135,6 +139,8 @@ constexpr BadFile kBadOperatorFiles[] = {
      "gather_selected|index 0 at position 1|ascending"},
     {"op gather_selected --in chosen_far.safetensors --out o", "indices|4294967297|i32"},
     {"op gather_selected --in chosen_scales.safetensors --out o", "scales is f32[3]|expected f32 [2]"},
+    {"op gather_selected --in chosen_wide.safetensors --out o", "input \"scales\" is f64|expected f32"},
+    {"op scatter_selected --in chosen_wide.safetensors --out o", "input \"scales\" is f64|expected f32"},
     {"op scatter_selected --in chosen_back.safetensors --out o --set rows=-2", "scatter_selected|-2 rows"},
     {"op relu --in control.safetensors --out o", "control.safetensors|\"a?b\"|not an input of relu"},
     {"op softmax --set dim=4294967296 --in good.safetensors --out o", "\"dim\"|4294967296"},
