@@ -258,7 +258,10 @@ void add_query(CLI::App& group, Action& action) {
   auto args = std::make_shared<QueryArgs>();
   add_result(*command, args->result);
   command->add_option("sql", args->sql, "The query")->required();
-  command->add_option("--format", args->format, "Output")->check(CLI::IsMember({"markdown", "csv", "json"}));
+  command
+      ->add_option("--format", args->format,
+                   "Output; NULL, which SQLite makes of NaN, is an empty cell, in JSON null")
+      ->check(CLI::IsMember({"markdown", "csv", "json"}));
   command->add_option("--seconds", args->seconds, "Time limit in seconds")->check(between(0, 86'400));
   command->add_option("--rows", args->rows, "Maximum number of rows")->check(whole(1, int64_t{1} << 40));
   command->footer("Example: tessera sparsity query runs/patterns \"SELECT matrix, sparsity FROM matrices\"");

@@ -16,7 +16,7 @@ namespace {
 std::string csv_cell(const TableCell& cell) {
   if (const auto* const whole = std::get_if<int64_t>(&cell)) return fmt::format("{}", *whole);
   if (const auto* const number = std::get_if<double>(&cell))
-    return std::isfinite(*number) ? fmt::format("{}", *number) : "";
+    return std::isnan(*number) ? "" : fmt::format("{}", *number);
   if (std::holds_alternative<std::monostate>(cell)) return "";
   const std::string text = io::utf8_text(std::get<std::string>(cell));
   if (text.find_first_of(",\"\r\n") == std::string::npos) return text;

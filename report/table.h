@@ -11,7 +11,8 @@
 
 namespace tessera::report {
 
-/// Nothing, a number or a text (UTF-8). A number that is not finite is written as nothing.
+/// Nothing, a number or a text (UTF-8). A NaN is written as nothing, which SQLite makes of it; an infinity as
+/// inf or -inf, but as null in JSON.
 using TableCell = std::variant<std::monostate, int64_t, double, std::string>;
 
 struct Table {

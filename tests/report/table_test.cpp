@@ -31,6 +31,7 @@ TEST(Table, CsvQuotesWhatNeedsItAndKeepsEveryDigit) {
             "\"say \"\"x\"\"\n\",-2,\n"
             ",3,1e+300\n");
   EXPECT_EQ(csv_text({"t", {"x"}, {{1.0 / 3}}}), "x\n0.3333333333333333\n");
+  EXPECT_EQ(csv_text({"t", {"x"}, {{HUGE_VAL}, {-HUGE_VAL}}}), "x\ninf\n-inf\n");
 }
 
 TEST(Table, JsonHasNullForWhatIsNotThere) {
