@@ -361,7 +361,8 @@ bool agree(const std::vector<RunGroup>& groups) {
 std::string format_groups(const std::vector<RunGroup>& groups) {
   std::string text;
   const std::vector<std::string> header = header_of(groups, {"group", "runs"});
-  const auto line = [&](const std::vector<std::string>& cells) {
+  const auto line = [&](std::vector<std::string> cells) {
+    for (std::string& cell : cells) std::ranges::replace_if(cell, ::iscntrl, ' ');  // names of folders
     for (size_t i = 0; i < cells.size(); ++i)
       text += i == 0   ? fmt::format("{:<20}", cells[i])
               : i == 1 ? fmt::format(" {:>5}", cells[i])

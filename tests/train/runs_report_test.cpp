@@ -207,6 +207,13 @@ TEST(RunsReport, RunsOfOneNameAreEachTheirOwnAndOneRunCountsOnce) {
   }
 }
 
+TEST(RunsReport, EachGroupIsOneLineOfTheTable) {
+  const TemporaryFolder folder;
+  const std::string text =
+      format_groups(group_runs({make_run(folder.path(), "a\nb\tc", "f32", 1)}, {.last = 20}));
+  EXPECT_NE(text.find("\na b c  "), std::string::npos) << text;
+}
+
 RunFolder make_run_of(const std::filesystem::path& root, const std::string& name,
                       const nlohmann::json& settings) {
   const RunFolder run = RunFolder::create(root, name);
