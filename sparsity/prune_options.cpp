@@ -99,12 +99,13 @@ void PruneOptions::validate() const {
           share, ", not ", sparsity, "; leave the sparsity out, or give that");
     check(allocation == Allocation::uniform && assigned.empty(), "prune: the pattern ", pattern.name(),
           " fixes the sparsity of every matrix; an allocation needs the unstructured pattern");
-    check(!within, "prune: the pattern ", pattern.name(), " drops within groups; leave out within");
+    check(!within, "prune: the pattern ", pattern.name(), " drops within groups; leave out --within");
     check(!variant, "prune: Wanda's variant is unstructured; leave out the pattern ", pattern.name());
   }
-  check(!within || *within != ops::KeepWithin::group, "prune: within a group is what a pattern n:m means");
+  check(!within || *within != ops::KeepWithin::group, "prune: --within group is what a pattern n:m means");
   check(!variant || (score == Score::wanda && update == Update::none && !within),
-        "prune: the variant belongs to the score wanda without an update, and drops within rows");
+        "prune: --variant belongs to the score wanda without an update, and drops within rows; leave out "
+        "--update and --within");
   check(first_block >= 0 && (last_block == -1 || last_block > first_block), "prune: blocks ", first_block,
         " to ", last_block, "; expected the second to be larger than the first");
   check(batch >= 1, "prune: ", batch, " samples at a time; expected 1 or more");

@@ -109,7 +109,7 @@ Tensor keep_by_row_sums(const Tensor& scores, double sparsity, const std::string
   }
   alpha = best;
   check(off <= kMostOff, "prune: Wanda's variant drops a share of ", reached(alpha), " of ", matrix,
-        " at the nearest, not ", sparsity, "; choose another sparsity, or leave out the variant");
+        " at the nearest, not ", sparsity, "; choose another sparsity, or leave out --variant");
   std::vector<uint8_t> keep(size_t(rows * columns), 1);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t i = 0; i < dropped_of(sorted[size_t(r)], alpha); ++i)

@@ -359,7 +359,7 @@ TEST(Prune, RefusesOptionsThatDoNotFit) {
     expect({.sparsity = sparsity}, "expected more than 0 and less than 1");
   expect({.pattern = {4, 2}}, "expected n:m with 0 < n < m");
   expect({.pattern = {2, 4}, .sparsity = 0.6}, "drops a share of 0.5, not 0.6");
-  expect({.pattern = {2, 4}, .within = ops::KeepWithin::row}, "leave out within");
+  expect({.pattern = {2, 4}, .within = ops::KeepWithin::row}, "leave out --within");
   expect({.pattern = {2, 4}, .allocation = Allocation::owl}, "needs the unstructured pattern");
   expect({.pattern = {2, 4}, .assigned = {{"**", 0.5}}}, "needs the unstructured pattern");
   expect({.pattern = {3, 6}, .variant = true}, "is unstructured");
