@@ -33,8 +33,7 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
   const double weights = args.weight_sparsity.get().value_or(0);
   if (weights > 0 && args.format.empty())
     throw UsageError(
-        "--weight-sparsity: give the --format of the pruned weights, sell-delta4, mma-delta4, tca-bme or "
-        "tiled-cbc");
+        "--weight-sparsity: give the --format of the pruned weights, one that is not dense-columns");
   if (!args.format.empty()) options.sparse.format = ops::parse_sparse_format(args.format);
   options.sparse.weight_sparsity = weights;
   options.sparse.activation_sparsity = flags.activation.get().value_or(0);
@@ -127,7 +126,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       ->excludes(shape);
   args->sparse.add_to(*command);
   command->add_option("--format", args->format, "Format in which to compress the random weights of --shape")
-      ->check(CLI::IsMember({"sell-delta4", "mma-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
+      ->check(CLI::IsMember(sparse_format_names()));
   add_weight_sparsity(*command, args->weight_sparsity,
                       "Share of the random weights that is set to 0, smallest first; --activation-sparsity: "
                       "share of the inputs of each layer, by a threshold from random tokens");

@@ -5,6 +5,7 @@
 #include "cli/commands.h"
 #include "cli/language_folder.h"
 #include "cli/setting_flags.h"
+#include "cli/sparse_flags.h"
 #include "runtime/interrupt.h"
 #include "sparsity/chain.h"
 
@@ -57,9 +58,8 @@ int convert(ConvertArgs args, const train::Given& given) {
   if (args.format == "dense" && options.dtype)
     throw UsageError("--format dense restores the weights bit for bit; leave out --dtype");
   if (!args.gates.empty() && !compresses)
-    throw UsageError(
-        "--gates: only a compressed model takes gates; give --format tiled-cbc, sell-delta4, mma-delta4, "
-        "tca-bme or dense-columns");
+    throw UsageError(fmt::format("--gates: only a compressed model takes gates; give --format {}",
+                                 fmt::join(sparse_format_names(), ", ")));
   if (compresses && given.contains("--shard-mb"))
     throw UsageError("--shard-mb: a compressed model is one file, of any size; leave it out");
   namespace fs = std::filesystem;
@@ -89,6 +89,8 @@ void add_convert(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand(
       "convert", "Rewrite the weights of a model (.bin, .pt, safetensors) as safetensors");
   auto args = std::make_shared<ConvertArgs>();
+  std::vector<std::string> formats = sparse_format_names();
+  formats.emplace_back("dense");
   command.footer(
       "Pickled code in .bin and .pt files is never executed. With a config.json of gpt2, opt, llama, "
       "mistral, qwen2, qwen3,\nphi3, arcee, bert or roberta the names are checked and translated to those of "
@@ -104,7 +106,7 @@ void add_convert(CLI::App& app, Action& action) {
       .add_option("--format", args->format,
                   "Compressed format for the linear layers in the blocks of a pruned model; "
                   "dense-columns: for gates only; dense: decompress, bit for bit")
-      ->check(CLI::IsMember({"sell-delta4", "mma-delta4", "tca-bme", "tiled-cbc", "dense-columns", "dense"}));
+      ->check(CLI::IsMember(formats));
   command.add_option(
       "--gates", args->gates,
       "Calibration of FROM (tessera calibrate) to store with the model, for --activation-sparsity");

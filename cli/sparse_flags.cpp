@@ -2,8 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cli/commands.h"
 #include "io/safetensors.h"
+#include "ops/op.h"
 #include "sparsity/chain.h"
 #include "sparsity/split.h"
 #include "train/progress.h"
@@ -124,6 +127,11 @@ std::optional<pretrained::SparseOptions> SparseFlags::options(const std::string&
   options.mode = pretrained::parse_sparse_mode(mode.empty() ? "required" : mode);
   if (prefill) options.prefill = prefill;
   return options;
+}
+
+std::vector<std::string> sparse_format_names() {
+  const std::vector<ops::AttrSpec>& attrs = ops::find_op("sparse_linear").attrs;
+  return std::ranges::find(attrs, "format", &ops::AttrSpec::name)->choices;
 }
 
 void tell_sparse(const std::vector<pretrained::SparseModule>& modules,

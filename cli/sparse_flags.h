@@ -42,6 +42,9 @@ struct SparseFlags {
   void set_gates(pretrained::SparseOptions& options, const std::string& folder) const;
 };
 
+/// Names of the formats of compressed weights, for --format.
+std::vector<std::string> sparse_format_names();
+
 /// Tells, under --sparse auto, a line per linear layer: how it runs, and why.
 void tell_sparse(const std::vector<pretrained::SparseModule>& modules,
                  const pretrained::SparseOptions& options);

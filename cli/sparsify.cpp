@@ -188,7 +188,7 @@ void add_sparsify(CLI::App& app, Action& action) {
       .add_option(
           "--format", args->format,
           "Compressed format; default: tiled-cbc, for gates only dense-columns, for weights only sell-delta4")
-      ->check(CLI::IsMember({"sell-delta4", "mma-delta4", "tca-bme", "tiled-cbc", "dense-columns"}));
+      ->check(CLI::IsMember(sparse_format_names()));
   command.add_option(
       "--max-ppl", args->most_perplexity,
       "Take the fastest split whose perplexity is at most this multiple of the dense one, such as 1.02x");

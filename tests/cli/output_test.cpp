@@ -81,6 +81,23 @@ TEST(Threads, AWrongNumberIsOneLineAndOneOfOpenMpIsIgnored) {
   }
 }
 
+/// The formats are those that the operator takes.
+TEST(HelpText, NamesTheFormatsOfCompressedWeights) {
+  const Workplace workplace;
+  const std::string ops = said(workplace, "op --list"), before = "one of ";
+  const size_t attr = ops.find("  set  format ", ops.find("\nsparse_linear:"));
+  ASSERT_NE(attr, std::string::npos);
+  const size_t begin = ops.find(before, attr) + before.size();
+  std::string formats = ops.substr(begin, ops.find('\n', begin) - begin);
+  std::erase(formats, ' ');
+  EXPECT_NE(formats.find("tca-bme,"), std::string::npos) << formats;
+  for (const char* command : {"bench decode", "sparsify"})
+    EXPECT_NE(said(workplace, std::string(command) + " --help").find("--format {" + formats + "}"),
+              std::string::npos)
+        << command;
+  EXPECT_NE(said(workplace, "convert --help").find("--format {" + formats + ",dense}"), std::string::npos);
+}
+
 TEST(HelpText, ShowsDefaultsAndChoices) {
   const Workplace workplace;
   EXPECT_TRUE(holds_all(said(workplace, "plan tnp --help"), "--context-parallel INT=1|--context-split"));
