@@ -107,6 +107,15 @@ void replace_tensors(Model& model, Convert&& convert) {
 
 /// Stops training the parameters whose names `which(const std::string& name)` accepts: they get no gradient
 /// any more, tied ones under none of their names. Make the optimizer afterwards.
+///
+/// A frozen copy of a model shares its weights, and backward passes through it leave their gradients alone.
+/// A pass within a loss needs that, such as one for the gradient of an input (adversarial examples): through
+/// the model itself it adds to the gradients of all its parameters, as every pass does.
+///
+/// ```cpp
+/// auto frozen = model;
+/// nn::freeze(frozen, [](const std::string&) { return true; });
+/// ```
 template <class Model, class Which>
 void freeze(Model& model, Which&& which) {
   std::set<std::shared_ptr<GradState>> frozen;

@@ -7,6 +7,7 @@
 #include "nn/mlp.h"
 #include "nn/norm.h"
 #include "nn/summary.h"
+#include "ops/reduce/reduce.h"
 
 namespace tessera::nn {
 namespace {
@@ -41,6 +42,37 @@ TEST(Module, FrozenParametersGetNoGradient) {
   std::vector<std::string> names;
   for (const NamedParameter& parameter : parameters(model)) names.push_back(parameter.name);
   EXPECT_EQ(names, (std::vector<std::string>{"embed.weight", "embed.bias"}));
+}
+
+TEST(Module, APassThroughAFrozenCopyLeavesTheGradientsOfTheModelAlone) {
+  Rng rng(1);
+  const Mlp model(3, 4, rng);
+  Mlp frozen = model;
+  freeze(frozen, [](const std::string&) { return true; });
+  EXPECT_TRUE(frozen.up.weight.shares_storage(model.up.weight));
+  Tensor x = Tensor::full({2, 3}, 0.5, DType::f32, Device::cpu());
+  require_grad(x);
+  const auto gradients_of = [&](const auto& within) {
+    zero_grad(model);
+    Tape tape;
+    const Tensor loss = ops::sum(model(x));
+    tessera::zero_grad(x);
+    {
+      Tape inner;
+      inner.backward(ops::sum(within(x)));
+    }
+    EXPECT_TRUE(grad(x).defined());
+    tape.backward(loss);
+    return grad(model.up.weight).to_vector<float>();
+  };
+  zero_grad(model);
+  {
+    Tape tape;
+    tape.backward(ops::sum(model(x)));
+  }
+  const auto alone = grad(model.up.weight).to_vector<float>();
+  EXPECT_EQ(gradients_of(frozen), alone);
+  EXPECT_NE(gradients_of(model), alone);
 }
 
 TEST(Module, ATiedParameterIsFrozenUnderAllItsNames) {
