@@ -24,10 +24,12 @@ Ema::~Ema() {
 
 Ema::Ema(const Optimizer& optimizer, const EmaOptions& options) : options_(options) {
   check(options.decay >= 0 && options.decay < 1, "Ema: decay ", options.decay, " must be in [0, 1)");
-  check(optimizer.sharding().parts == 1, "Ema: the optimizer's states are spread over ",
-        optimizer.sharding().parts, " ranks; averages need one that is whole on each rank (--zero 0)");
   const MemoryTag tag("ema");
   buffers_ = std::make_unique<Buffers>(optimizer);
+  for (size_t i = 0; optimizer.sharding().parts > 1 && i < optimizer.parameters().size(); ++i)
+    check(!buffers_->packing.has_master(i), "Ema: the master of ", optimizer.parameters()[i].name,
+          " is spread over ", optimizer.sharding().parts,
+          " ranks; averages of bf16 and f16 weights need masters that are whole on each rank (--zero 0)");
   buffers_->masters = optimizer.masters();  // the same arrangement: at the same offsets
   Packing& packing = buffers_->packing;
   packing.upload();

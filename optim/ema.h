@@ -17,8 +17,8 @@ struct EmaOptions {
 /// (Polyak, Juditsky, SIAM J. Control Optim. 30, 1992, for why averaged weights are better.)
 class Ema {
  public:
-  /// Of all parameters of `optimizer`. Throws if it is sharded (OptimizerOptions::sharding), whatever the
-  /// dtype of its weights.
+  /// Of all parameters of `optimizer`. Throws if it has masters and these are sharded
+  /// (OptimizerOptions::sharding). Averages are whole on each rank in any case.
   explicit Ema(const Optimizer& optimizer, const EmaOptions& options = {});
   Ema(Ema&&) noexcept;
   /// Averages that are in the weights' place stay there.

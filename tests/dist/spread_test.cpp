@@ -227,6 +227,31 @@ TEST_P(SpreadSkips, AllSkipAStepThatIsNotFiniteOnOne) {
 
 INSTANTIATE_TEST_SUITE_P(Gradients, SpreadSkips, ::testing::Bool());
 
+TEST(SpreadStates, AveragesOfWeightsWithoutMastersAreThoseOfOneRank) {
+  const auto averages = [](const World& world, const optim::Sharding& sharding) {
+    WideNet net(DType::f32);
+    optim::Optimizer optimizer = make(Which::adamw, net, sharding);
+    DataParallel reduce(optimizer, world, {.mean = false});
+    optim::Ema ema(optimizer, {.decay = 0.5});
+    Bytes all;
+    for (int number = 0; number < 3; ++number) {
+      step(net, optimizer, reduce, world, number);
+      ema.update();
+      ema.apply();
+      append(all, net.a.weight);
+      ema.restore();
+    }
+    for (size_t i = 0; i < optimizer.parameters().size(); ++i) append(all, ema.average(i));
+    append(all, net.a.weight);
+    return all;
+  };
+  const Bytes alone = averages(World(), {});
+  for (const bool gradients : {false, true})
+    comm::run_threads(2, [&](comm::Communicator& c) {
+      EXPECT_TRUE(averages(World(c, c), {c.rank(), 2, 0.05, gradients}) == alone) << gradients;
+    });
+}
+
 TEST(SpreadStates, WhatCannotBeSpreadIsRefused) {
   WideNet net(DType::f32);
   expect_error(
@@ -236,7 +261,9 @@ TEST(SpreadStates, WhatCannotBeSpreadIsRefused) {
       {"muon", "cannot be spread over ranks", "adamw or sgd"});
   expect_error([&] { make(Which::adamw, net, {2, 2}); }, {"part 2 of 2"});
   optim::Optimizer optimizer = make(Which::adamw, net, {0, 2});
-  expect_error([&] { optim::Ema ema(optimizer); }, {"Ema", "spread over 2 ranks"});
+  WideNet narrow(DType::bf16);
+  const optim::Optimizer masters = make(Which::adamw, narrow, {0, 2});
+  expect_error([&] { optim::Ema ema(masters); }, {"Ema: the master of a.weight", "spread over 2 ranks"});
   expect_error([&] { optimizer.step(); }, {"spread over 2 ranks", "dist::DataParallel"});
   expect_error([&] { for_each_field(optimizer, [](const std::string&, const auto&) {}); },
                {"spread over 2 ranks", "WholeState"});
