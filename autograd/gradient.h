@@ -78,7 +78,9 @@ struct GradState {
   bool logged = false;   // leaf: the current backward pass has saved what it was before
   bool given = false;    // result: `grad` is donated memory, which may be added to in place
   std::shared_ptr<const void>
-      sharers;      // if that memory was given to several results: every one of them holds this pointer
+      sharers;  // if that memory was given to several results: every one of them holds this pointer
+  const char* replaced_by =
+      nullptr;      // leaf: the function that took it out of a model (nn::freeze, nn::to), if one did
   int pending = 0;  // leaf: number of its entries, of backward passes in progress, that have not run
   DType grad_dtype = DType::f32;
   Shape shape;  // of the tensor, and so of its gradient

@@ -97,7 +97,7 @@ void replace_tensors(Model& model, Convert&& convert) {
     }
     Tensor next = convert(old.detach());
     if (next.shares_storage(old)) return;
-    if (requires_grad(old)) make_parameter(next);
+    if (requires_grad(old)) make_parameter(next), old.grad_state()->replaced_by = "nn::to";
     leaf = next;
     if (old.storage().use_count() > 1) moved.emplace(old.storage().get(), std::pair(old, next));
   });
@@ -125,6 +125,7 @@ void freeze(Model& model, Which&& which) {
   for_each<Tensor>(model, [&](const std::string&, Tensor& leaf) {
     if (leaf.defined() && frozen.contains(leaf.grad_state())) leaf = leaf.detach();
   });
+  for (const std::shared_ptr<GradState>& state : frozen) state->replaced_by = "nn::freeze";
 }
 
 /// Moves the model. Its tensors are new ones: make the optimizer afterwards.

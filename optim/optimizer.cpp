@@ -18,13 +18,24 @@ void Optimizer::zero_grad() const {
   if (const auto made = ring()) made->forget();
 }
 
+void Optimizer::check_replaced(size_t parameter) const {
+  const auto& [name, tensor] = parameters()[parameter];
+  const std::string by = tensor.grad_state()->replaced_by;
+  check(by == "nn::freeze" && state_->missing == MissingGrad::skip, state_->buffers->name, ": ", name, " ",
+        describe(tensor), " is no parameter of a model any more: ", by,
+        " was called after the optimizer was made; make the optimizer afterwards");
+}
+
 /// Whether the gradient of that parameter has arrived since zero_grad(). Throws if it lies elsewhere than in
 /// this optimizer's memory, which a step reads.
 bool Optimizer::has_gradient(size_t parameter) const {
   const auto& [name, tensor] = parameters()[parameter];
+  const Buffers& buffers = *state_->buffers;
+  // Of a copy of a model that was frozen or moved the parameters are still those of the model itself.
+  const std::shared_ptr<GradState>& own = tensor.grad_state();
+  if (own->replaced_by && own.use_count() == 1) check_replaced(parameter);
   const Tensor arrived = grad(tensor);
   if (!arrived.defined()) return false;
-  const Buffers& buffers = *state_->buffers;
   check(ring() || arrived.raw() == buffers.packing.view(buffers.gradients, parameter).raw(), buffers.name,
         ": the gradient of ", name,
         " belongs to another optimizer of the same parameters, made later (or set_grad_buffer moved it); "

@@ -113,8 +113,9 @@ class Optimizer {
   Optimizer& operator=(Optimizer&&) = default;
 
   /// A step in which waits_for_host() cannot be captured: it throws then. train::Step runs it within an
-  /// EagerScope, as programs do that capture steps themselves. Throws while the averages of an Ema are in the
-  /// weights' place, replays of a captured step do so too.
+  /// EagerScope, as programs do that capture steps themselves. Throws if nn::to, or without MissingGrad::skip
+  /// nn::freeze, has taken a parameter out of the only model that had it, and nothing else holds it. Throws
+  /// while the averages of an Ema are in the weights' place, replays of a captured step do so too.
   void step();
   /// Whether the next step does something on the host, such as the factorisation of gradients in
   /// optim::Galore.
@@ -241,6 +242,7 @@ class Optimizer {
   void measure(const StepArgs& args, const PrepareOptions& prepare) const;
   void check_whole() const;
   bool has_gradient(size_t parameter) const;
+  void check_replaced(size_t parameter) const;
   std::vector<uint8_t> arrivals() const;
   void check_missing(const OptimizerOptions& options, const std::vector<RuleUse>& rules) const;
   void check_states(const OptimizerOptions& options, const std::vector<nn::NamedParameter>& parameters,

@@ -1,7 +1,6 @@
 #include "optim/optimizer.h"
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "gradients.h"
@@ -498,6 +497,46 @@ TEST(Optimizer, SaysThatALaterOneTookItsGradients) {
     again.step();
     EXPECT_NE(weight.detach().to_vector<double>(), before);
   }
+}
+
+TEST(Optimizer, NoticesParametersThatItsModelNoLongerHas) {
+  Rng rng(1);
+  const auto all = [](const std::string&) { return true; };
+  nn::Linear model(2, 3, rng, Device::cpu());
+  const auto before = model.weight.detach().to_vector<double>();
+  AdamW optimizer(nn::parameters(model), {.lr = 0.1, .weight_decay = 0.1});
+  AdamW skips(nn::parameters(model), {.lr = 0.1, .weight_decay = 0.1, .missing = MissingGrad::skip});
+  {
+    // A copy may be frozen or converted meanwhile.
+    nn::Linear copy = model;
+    nn::to(copy, DType::bf16);
+    nn::Linear frozen = model;
+    nn::freeze(frozen, all);
+    optimizer.step();
+    skips.step();
+  }
+  const auto after = model.weight.detach().to_vector<double>();
+  EXPECT_NE(after, before);  // by weight decay
+  nn::Linear moved = model;
+  nn::freeze(model, [](const std::string& name) { return name == "weight"; });
+  nn::freeze(moved, all);
+  // Both optimizers hold the parameters: neither can know that no model does.
+  skips.step();
+  skips = AdamW({{"w", new_parameter(1, {2}, DType::f32, Device::cpu())}});
+  expect_error([&] { optimizer.step(); },
+               {"AdamW: weight f32[3, 2]", "nn::freeze", "make the optimizer afterwards"});
+  EXPECT_EQ(model.weight.detach().to_vector<double>(), after);
+
+  nn::Linear other(2, 3, rng, Device::cpu());
+  Sgd sgd(nn::parameters(other), {.lr = 0.1, .missing = MissingGrad::skip});
+  nn::to(other, DType::bf16);
+  expect_error([&] { sgd.step(); }, {"Sgd: weight f32[3, 2]", "nn::to was called"});
+  nn::Linear third(2, 3, rng, Device::cpu());
+  Sgd skipping(nn::parameters(third), {.lr = 0.1, .weight_decay = 0.1, .missing = MissingGrad::skip});
+  const auto kept = third.weight.detach().to_vector<double>();
+  nn::freeze(third, all);
+  skipping.step();  // as parameters without a gradient
+  EXPECT_EQ(third.weight.detach().to_vector<double>(), kept);
 }
 
 // PyTorch refuses it, too: steps that change nothing would look like training.
