@@ -101,6 +101,13 @@ class HostTransport : public Transport {
         transfers.push_back(receive_from(owners[i], tensors[i]));
       else
         for (const int peer : others()) transfers.push_back(send_to(peer, tensors[i]));
+    // A rank that owns nothing sends an empty message, so that every rank also learns of calls with other
+    // owners.
+    const auto owns = [&](int rank) { return std::ranges::find(owners, rank) != owners.end(); };
+    for (const int peer : others()) {
+      if (!owns(rank_)) transfers.push_back(empty(Transfer::Direction::send, peer));
+      if (!owns(peer)) transfers.push_back(empty(Transfer::Direction::receive, peer));
+    }
     exchange(transfers);
   }
 
@@ -110,6 +117,9 @@ class HostTransport : public Transport {
   }
   Transfer receive_from(int peer, const Tensor& part) const {
     return {Transfer::Direction::receive, ranks_[size_t(peer)], part.raw(), part.bytes()};
+  }
+  Transfer empty(Transfer::Direction direction, int peer) const {
+    return {direction, ranks_[size_t(peer)], nullptr, 0};
   }
   void exchange(const std::vector<Transfer>& transfers) { links_->exchange(*call_, transfers, ranks_); }
 
@@ -189,9 +199,6 @@ class HostTransport : public Transport {
   void broadcast(const Tensor& x, int root) {
     if (x.count() == 0) return barrier();
     // The others send an empty message back, so that the root also learns if a rank makes another call.
-    const auto empty = [&](Transfer::Direction direction, int peer) {
-      return Transfer{direction, ranks_[size_t(peer)], nullptr, 0};
-    };
     if (rank_ != root) return exchange({empty(Transfer::Direction::send, root), receive_from(root, x)});
     std::vector<Transfer> transfers;
     for (const int peer : others())
@@ -219,8 +226,8 @@ class HostTransport : public Transport {
   void barrier() {
     std::vector<Transfer> transfers;
     for (const int peer : others()) {
-      transfers.push_back({Transfer::Direction::send, ranks_[size_t(peer)], nullptr, 0});
-      transfers.push_back({Transfer::Direction::receive, ranks_[size_t(peer)], nullptr, 0});
+      transfers.push_back(empty(Transfer::Direction::send, peer));
+      transfers.push_back(empty(Transfer::Direction::receive, peer));
     }
     exchange(transfers);
   }

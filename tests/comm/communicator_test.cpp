@@ -161,6 +161,9 @@ TEST_P(Collectives, ShareGivesAllRanksWhatEachOwns) {
       for (const double value : tensors[i].to(DType::f64).to_vector<double>())
         EXPECT_EQ(value, double(10 * owners[i]) + double(i)) << i;
     c.share({}, {});
+    const Tensor one = Tensor::full({3}, c.rank(), DType::f32, Device::cpu());
+    c.share(std::vector{one}, std::vector{2 % c.size()});  // the others own nothing
+    EXPECT_EQ(one.to_vector<float>(), std::vector<float>(3, float(2 % c.size())));
     expect_error([&] { c.share(tensors, std::vector<int>{0}); }, {"share: 5 tensors of 1 owners"});
     expect_error(
         [&] {
@@ -271,6 +274,9 @@ TEST_P(Collectives, PartsThatDifferBetweenRanksAreNamed) {
   expect_all(run, 2, {"rank 0 calls share", "rank 1 calls share", "with other owners"}, [&](Communicator& c) {
     c.share(std::vector{f32({3}), f32({3})}, std::vector{c.rank(), 1 - c.rank()});
   });
+  // Each rank takes the other for the owner of everything.
+  expect_all(run, 3, {"calls share", "with other owners"},
+             [&](Communicator& c) { c.share(std::vector{f32({3})}, std::vector{(c.rank() + 1) % 3}); });
   expect_all(run, 2, {"rank 0 calls share", "with other owners, shapes"}, [&](Communicator& c) {
     c.share(std::vector{f32(c.rank() ? Shape{2, 3} : Shape{3, 2}), f32({1})}, std::vector{0, 1});
   });
