@@ -64,6 +64,9 @@ class Communicator {
   /// All ranks' texts, at most 1 MiB each, by rank.
   std::vector<std::string> gather_texts(const std::string& text) const;
 
+  /// On the host, for comm::Lane: until it is called with std::thread::id(), calls of other threads throw,
+  /// also on communicators that this one was split from, or was split into.
+  void keep_to(std::thread::id thread) const { transport_->keep_to(thread); }
   /// Tells the other ranks that this one has failed: each gets a RankFailure that says `cause`. Any thread.
   void fail(const std::string& cause) const { transport_->fail(cause); }
 

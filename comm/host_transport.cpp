@@ -28,6 +28,14 @@ std::string disagreement(const Call& ours, int our_rank, const Call& theirs, int
          "; all ranks must make the same calls with the same shapes and dtypes";
 }
 
+void Links::check_thread(Kind kind) const {
+  const std::thread::id only = only_;
+  check(
+      only == std::thread::id() || only == std::this_thread::get_id(), name_of(kind),
+      ": another thread makes calls of this job's communicators until they are joined (gradients are summed "
+      "next to the backward pass); leave out DataParallel::overlap() where the pass makes calls of its own");
+}
+
 void sum_in_tree(std::vector<Tensor>& parts) {
   for (size_t step = 1; step < parts.size(); step *= 2)
     for (size_t i = 0; i + step < parts.size(); i += 2 * step) accumulate(parts[i], parts[i + step]);
@@ -50,6 +58,7 @@ class HostTransport : public Transport {
   bool takes(Device device) const override { return device == links_->device(); }
   Device device() const override { return links_->device(); }
   void fail(const std::string& cause) override { links_->fail(cause); }
+  void keep_to(std::thread::id thread) override { links_->keep_to(thread); }
 
   std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t) override {
     std::vector<int> inner;
@@ -59,7 +68,7 @@ class HostTransport : public Transport {
   }
 
   void run(const Call& call, const Tensor& in, const Tensor& out) override {
-    call_ = &call;
+    begin(call);
     switch (call.kind) {
       case Kind::all_reduce:
         return all_reduce(out);
@@ -84,7 +93,7 @@ class HostTransport : public Transport {
   }
 
   void reduce_parts(const Call& call, const Tensor& x, std::span<const int64_t> ends) override {
-    call_ = &call;
+    begin(call);
     if (x.count() == 0) return barrier();
     std::vector<Tensor> parts;
     for (size_t r = 0; r < ends.size(); ++r)
@@ -94,7 +103,7 @@ class HostTransport : public Transport {
   }
 
   void share(const Call& call, std::span<const Tensor> tensors, std::span<const int> owners) override {
-    call_ = &call;
+    begin(call);
     std::vector<Transfer> transfers;
     for (size_t i = 0; i < tensors.size(); ++i)
       if (owners[i] != rank_)
@@ -112,6 +121,10 @@ class HostTransport : public Transport {
   }
 
  private:
+  void begin(const Call& call) {
+    links_->check_thread(call.kind);
+    call_ = &call;
+  }
   Transfer send_to(int peer, const Tensor& part) const {
     return {Transfer::Direction::send, ranks_[size_t(peer)], part.raw(), part.bytes()};
   }

@@ -42,6 +42,7 @@ class ThreadBackend : public Lane::Backend {
       stop_ = true;
     }
     changed_.notify_all();
+    communicator_.keep_to({});
     // Else the thread might wait for ranks that wait for this one.
     if (unfinished) communicator_.fail("it ended while its gradients were being summed");
   }
@@ -53,6 +54,7 @@ class ThreadBackend : public Lane::Backend {
     {
       const std::lock_guard lock(mutex_);
       if (error_) return;  // after a call has failed, calls are dropped until join()
+      communicator_.keep_to(thread_.get_id());
       waiting_.push_back(std::move(posted));
     }
     changed_.notify_all();
@@ -70,6 +72,7 @@ class ThreadBackend : public Lane::Backend {
     const auto start = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return waiting_.empty(); });
+    communicator_.keep_to({});
     exposed_ = std::exchange(waited_, 0) + seconds_since(start);
     done_ = 0;
     if (const std::exception_ptr error = std::exchange(error_, nullptr)) std::rethrow_exception(error);

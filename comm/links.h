@@ -1,9 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/transport.h"
@@ -39,6 +41,14 @@ class Links {
   /// The device of the messages' memory.
   virtual Device device() const { return Device::cpu(); }
   virtual void fail(const std::string& cause) = 0;
+
+  /// Makes the calls of all threads but this one throw; of none, if it is no thread's. See
+  /// Transport::keep_to.
+  void keep_to(std::thread::id thread) { only_ = thread; }
+  void check_thread(Kind kind) const;
+
+ private:
+  std::atomic<std::thread::id> only_ = {};
 };
 
 /// Collectives on top of point-to-point messages. A sum over ranks is a fixed binary tree over the

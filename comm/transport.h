@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/call.h"
@@ -44,6 +45,9 @@ class Transport {
   /// A transport for a subset of the ranks: ranks[i] is the rank here of its rank i. Called by those ranks
   /// only; `id` is the same for all of them.
   virtual std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t id) = 0;
+  /// Until it is called with no thread's id, calls of other threads throw, those of transports made by part()
+  /// too: only where two threads' calls would mix, that is on the host.
+  virtual void keep_to(std::thread::id) {}
   /// Tells the other ranks that this one has failed and why; any thread.
   virtual void fail(const std::string& cause) = 0;
 };

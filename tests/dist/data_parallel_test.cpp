@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "autograd/tape.h"
+#include "comm/recorded.h"
 #include "comm/threads.h"
 #include "comm/transport.h"
 #include "nn/linear.h"
@@ -188,6 +189,26 @@ TEST(DataParallel, AGradientAfterItsBucketIsAnError) {
     pass();
     optimizer.step();
     EXPECT_EQ(optimizer.steps(), 2);
+  });
+}
+
+TEST(DataParallel, APassThatMakesCallsOfItsOwnNextToOverlapIsAnError) {
+  comm::run_threads(2, [](comm::Communicator& c) {
+    SmallNet net(3);
+    optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+    DataParallel reduce(optimizer, World(c, c), {.bucket_mb = 1e-6});
+    const comm::RowSplit rows(2, {8});
+    const auto pass = [&] {
+      Tape tape;
+      tape.backward(ops::mean(net.b(comm::gather_rows(c, net.a(data_of(c.rank())), rows))));
+    };
+    reduce.overlap();
+    // The gradients of b are on their way when that of the gathered rows is summed.
+    expect_error([&] { pass(); }, {"another thread makes calls", "leave out DataParallel::overlap()"});
+    optimizer.zero_grad();
+    pass();
+    optimizer.step();
+    EXPECT_EQ(optimizer.steps(), 1);
   });
 }
 
