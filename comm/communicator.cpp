@@ -231,14 +231,16 @@ Communicator Communicator::split(int color, int key, Site site) const {
   return result;
 }
 
-int64_t Communicator::largest(int64_t value) const {
+int64_t Communicator::largest(int64_t value, Site site) const {
+  const CallScope scope(site);
   if (size() == 1) return value;
   const Tensor all = Tensor::empty_packed({size()}, DType::i64, Device::cpu());
   all_gather(Tensor::from(std::vector<int64_t>{value}, {1}), all);
   return std::ranges::max(all.to_vector<int64_t>());
 }
 
-std::vector<std::string> Communicator::gather_texts(const std::string& text) const {
+std::vector<std::string> Communicator::gather_texts(const std::string& text, Site site) const {
+  const CallScope scope(site);
   constexpr int64_t kMost = 1 << 20;
   check(int64_t(text.size()) <= kMost, "gather_texts: ", text.size(), " bytes; at most ", kMost);
   const int64_t longest = largest(int64_t(text.size()));

@@ -60,9 +60,9 @@ class Communicator {
 
   // For small values on the host, by the calls above; only with transports that support the CPU.
   /// The maximum of `value` over all ranks.
-  int64_t largest(int64_t value) const;
+  int64_t largest(int64_t value, Site site = Site::here()) const;
   /// All ranks' texts, at most 1 MiB each, by rank.
-  std::vector<std::string> gather_texts(const std::string& text) const;
+  std::vector<std::string> gather_texts(const std::string& text, Site site = Site::here()) const;
 
   /// On the host, for comm::Lane: until it is called with std::thread::id(), calls of other threads throw,
   /// also on communicators that this one was split from, or was split into.

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/call_site.h"
+
 #if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
 #include "runtime/stream_scope.h"
@@ -48,7 +50,7 @@ class ThreadBackend : public Lane::Backend {
   }
 
   void post(Lane::Collective collective, const Tensor& x, const Lane::Target& target) override {
-    Posted posted{std::move(collective), x, x.raw()};
+    Posted posted{std::move(collective), x, x.raw(), CallScope::current()};
     if (target.tensor.defined())
       posted.target = target.tensor, posted.begin = target.begin, posted.to = target.tensor.raw();
     {
@@ -85,6 +87,7 @@ class ThreadBackend : public Lane::Backend {
     Lane::Collective collective;
     Tensor x;  // keeps the memory
     void* data;
+    CallSite call;       // of the thread that posted it, for messages
     Tensor target = {};  // likewise
     int64_t begin = 0;
     void* to = nullptr;
@@ -119,6 +122,7 @@ class ThreadBackend : public Lane::Backend {
   }
 
   void run(const Posted& posted) {
+    const CallScope scope(posted.call);
     if (!scratch_.defined() || scratch_.dtype() != posted.x.dtype() || scratch_.count() < posted.x.count())
       scratch_ = Tensor::empty_packed({posted.x.count()}, posted.x.dtype(), Device::cpu());
     const Tensor copy = scratch_.slice(0, 0, posted.x.count());
@@ -281,7 +285,8 @@ void Lane::all_reduce(const Tensor& x) {
   check_packed("all_reduce", x);
   if (peers_)
     return post([peers = peers_](const Communicator&, const Tensor& own) { peers->all_reduce(own); }, x, {});
-  post([](const Communicator& communicator, const Tensor& own) { communicator.all_reduce(own); }, x, {});
+  post([](const Communicator& communicator, const Tensor& own) { communicator.all_reduce(own, Site()); }, x,
+       {});
 }
 
 void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends) {
@@ -291,7 +296,7 @@ void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends) {
                     const Communicator&, const Tensor& own) { peers->reduce_parts(own, ends); },
                 x, {});
   post([ends = std::move(ends)](const Communicator& communicator,
-                                const Tensor& own) { communicator.reduce_parts(own, ends); },
+                                const Tensor& own) { communicator.reduce_parts(own, ends, Site()); },
        x, {});
 }
 
@@ -302,7 +307,7 @@ void Lane::reduce_parts(const Tensor& x, std::vector<int64_t> ends, const Tensor
         describe(own), "; expected ", ends[size_t(rank_)] - begin, " elements of ", x.dtype());
   own.bump_version();
   post([ends = std::move(ends)](const Communicator& communicator,
-                                const Tensor& copy) { communicator.reduce_parts(copy, ends); },
+                                const Tensor& copy) { communicator.reduce_parts(copy, ends, Site()); },
        x, {own, begin});
 }
 

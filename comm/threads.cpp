@@ -177,7 +177,7 @@ void run_threads(int size, const std::function<void(Communicator&)>& main) {
             const std::lock_guard lock(mutex);
             if (!first) first = std::current_exception();
           }
-          communicator.fail(error.what());
+          communicator.fail(message_of(error));
         }
       });
   }

@@ -54,7 +54,7 @@ class World {
     } catch (const comm::RankFailure&) {
       throw;
     } catch (const std::exception& error) {
-      if (size() > 1) fail(error.what());
+      if (size() > 1) fail(message_of(error));
       throw;
     }
   }

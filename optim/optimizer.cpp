@@ -289,7 +289,8 @@ void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) con
   run(Measure::decision);
 }
 
-void Optimizer::step() {
+void Optimizer::step(Site site) {
+  const CallScope call(site);
   const ProfileRange range("optimizer");
   state_->check_weights();
   check(!state_->sharded || state_->sharded->ranks, state_->buffers->name, ": its states are spread over ",

@@ -116,7 +116,7 @@ class Optimizer {
   /// EagerScope, as programs do that capture steps themselves. Throws if nn::to, or without MissingGrad::skip
   /// nn::freeze, has taken a parameter out of the only model that had it, and nothing else holds it. Throws
   /// while the averages of an Ema are in the weights' place, replays of a captured step do so too.
-  void step();
+  void step(Site site = Site::here());
   /// Whether the next step does something on the host, such as the factorisation of gradients in
   /// optim::Galore.
   bool waits_for_host() const;

@@ -33,6 +33,11 @@ Error::Error(const std::string& message, const char* file, int line)
       message_length_(message.size()),
       module_(CallScope::current().module ? CallScope::current().module : "") {}
 
+std::string message_of(const std::exception& error) {
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  return own ? own->message() : error.what();
+}
+
 std::string nearest(const std::string& word, const NameList& names) {
   std::string best;
   size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;

@@ -40,6 +40,9 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
+/// What other ranks and users without sources are told of an exception: Error::message(), or else what().
+std::string message_of(const std::exception& error);
+
 /// A place in the source: the default argument of a function names its caller.
 struct Site {
   const char* file;

@@ -114,7 +114,7 @@ void Step::operator()(const std::function<void(int micro)>& load) {
     throw;
   } catch (const std::exception& error) {
     // At once: calls in flight next to the computation may wait for ranks that wait for this one.
-    if (options_.world) options_.world->fail(error.what());
+    if (options_.world) options_.world->fail(message_of(error));
     throw;
   }
 }

@@ -83,6 +83,43 @@ TEST(Lane, WaitThrowsWhatACallThrew) {
   });
 }
 
+TEST(Lane, AnErrorNamesTheLineOfTheThreadThatPosted) {
+  const auto message = [](const std::function<void(Lane&)>& post) {
+    std::string said;
+    run_threads(2, [&](Communicator& c) {
+      Lane lane(c, kCpu);
+      post(lane);
+      try {
+        lane.join();
+      } catch (const Error& error) {
+        if (c.rank() == 0) said = error.what();
+      }
+    });
+    return said;
+  };
+  const auto post = [](Lane& lane) { lane.all_reduce(Tensor::zeros({3}, DType::i32, kCpu)); };
+  EXPECT_EQ(message(post).find("called at"), std::string::npos) << message(post);
+  EXPECT_NE(message([&](Lane& lane) {
+              const CallScope call(Site{"loop.cpp", 7});
+              post(lane);
+            }).find("; called at loop.cpp:7"),
+            std::string::npos);
+}
+
+TEST(Lane, CallsOfOtherThreadsAreRefusedUntilJoin) {
+  run_threads(2, [](Communicator& c) {
+    const Communicator same = c.split(0);
+    Lane lane(c, kCpu);
+    const Tensor x = filled(3, 1);
+    lane.all_reduce(x);
+    expect_error([&] { c.barrier(); }, {"barrier: another thread makes calls", "DataParallel::overlap()"});
+    expect_error([&] { same.all_reduce(x.clone()); }, {"all_reduce: another thread makes calls"});
+    lane.join();
+    c.barrier();
+    EXPECT_EQ(x.to_vector<float>(), std::vector<float>(3, 2));
+  });
+}
+
 TEST(Lane, JoinThrowsWhatACallThrew) {
   run_threads(2, [](Communicator& c) {
     Lane lane(c, kCpu);
