@@ -52,7 +52,8 @@ struct Slice {
   Rng* rng = nullptr;
 
   /// Of one call: i32 [1] on the device, only the first so many of the M rows may be chosen; `share` is then
-  /// of these. Undefined: all.
+  /// of these. Undefined: all. Settings that take all M rows take the others, too, which saves moving rows:
+  /// their dy must be 0 then, as that of padding rows is.
   Tensor valid = {};
   std::shared_ptr<SharedRows> shared = {};
 
