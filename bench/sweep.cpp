@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "bench/difference.h"
 #include "ops/pointwise/pointwise.h"

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "cli/commands.h"
 #include "cli/sparsity.h"
 #include "sparsity/patterns.h"

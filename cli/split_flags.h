@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
-#include <vector>
 
 #include "cli/calibration_flags.h"
 #include "cli/gate_flags.h"

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 #include "cli/setting_flags.h"
 #include "train/run.h"

@@ -1,7 +1,6 @@
 #include "comm/call.h"
 
 #include <algorithm>
-#include <sstream>
 
 namespace tessera::comm {
 

@@ -1,8 +1,6 @@
 #include "comm/communicator.h"
 
 #include <algorithm>
-#include <cstring>
-#include <numeric>
 
 #include "comm/status.h"
 #include "runtime/call_site.h"

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <list>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 #include "comm/status.h"

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
 
 namespace tessera::comm {
 namespace {

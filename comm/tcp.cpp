@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <sstream>
 
 #include "comm/deadline.h"
 #include "comm/links.h"

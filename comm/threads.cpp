@@ -7,7 +7,6 @@
 #include <exception>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <thread>
 
 #include "comm/deadline.h"

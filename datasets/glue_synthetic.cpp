@@ -1,7 +1,6 @@
 #include "datasets/glue_synthetic.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <vector>

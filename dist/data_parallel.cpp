@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <sstream>
 
 #include "autograd/before_grad.h"
 #include "autograd/tape.h"

@@ -23,7 +23,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 
 #include "comm/socket.h"
 #include "comm/status.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <sstream>
 
 #include "autograd/gradient.h"
 #include "io/checksum.h"

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <map>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>

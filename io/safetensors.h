@@ -4,7 +4,6 @@
 #include <map>
 #include <ranges>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 

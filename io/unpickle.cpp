@@ -5,7 +5,6 @@
 #include <cstring>
 #include <deque>
 #include <map>
-#include <optional>
 #include <set>
 #include <utility>
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
-#include <sstream>
 
 #include "pretrained/narrowed.h"
 #include "pretrained/shares.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"

@@ -1,6 +1,5 @@
 #include "runtime/stream_scope.h"
 
-#include <algorithm>
 #include <mutex>
 #include <utility>
 

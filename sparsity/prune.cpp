@@ -1,7 +1,6 @@
 #include "sparsity/prune.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 

@@ -1,7 +1,6 @@
 #include "sparsity/sparsify.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 
 #include "io/file.h"

@@ -1,7 +1,6 @@
 #include "tensor/dtype.h"
 
 #include <array>
-#include <utility>
 
 namespace tessera {
 namespace {

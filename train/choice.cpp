@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "io/file.h"
 #include "io/text_file.h"
 
 namespace tessera::train {

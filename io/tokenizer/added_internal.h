@@ -1,10 +1,7 @@
 #pragma once
 
 #include <array>
-#include <functional>
-#include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "io/tokenizer/file_internal.h"

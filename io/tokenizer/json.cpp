@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <functional>
 
 #include "io/safetensors_internal.h"
 #include "io/tokenizer/file_internal.h"

@@ -1,9 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 /// Tokenizers made from text, as the content of a tokenizer.json that the library of Hugging Face loads too.

@@ -2,7 +2,6 @@
 #include "runtime/has_cuda.h"
 
 #include <algorithm>
-#include <sstream>
 
 namespace tessera::ops {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <sstream>
 
 #include "ops/gemm/gemm_costs.h"
 #include "ops/gemm/gemm_tf32.h"

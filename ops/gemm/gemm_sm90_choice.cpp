@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <limits>
-#include <sstream>
 
 #include "ops/gemm/gemm_models_internal.h"
 #include "ops/gemm/gemm_names_internal.h"

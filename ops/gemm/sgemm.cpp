@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <mutex>
-#include <sstream>
 #include <string_view>
 #include <vector>
 

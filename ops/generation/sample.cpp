@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "ops/generation/sample_kernels.h"
 #include "ops/generation/sample_math.h"

@@ -1,7 +1,6 @@
 #include "ops/grouped_mlp/grouped_mlp.h"
 
 #include <algorithm>
-#include <sstream>
 
 #include "autograd/tape.h"
 #include "ops/activation/activation_kernels.h"

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <vector>
 
 #include "ops/keep_largest/keep_largest_kernels.h"

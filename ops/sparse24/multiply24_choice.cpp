@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 
 #include "ops/gemm/gemm_models_internal.h"
 #include "ops/sparse24/multiply24_internal.h"

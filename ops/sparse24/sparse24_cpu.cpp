@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_math.h"

@@ -2,9 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "nn/linear.h"
 #include "ops/reduce/reduce.h"

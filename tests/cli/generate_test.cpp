@@ -2,7 +2,6 @@
 
 #include <csignal>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "tests/cli/language_model.h"
 

@@ -90,7 +90,7 @@ TEST(SparsityGradients, WithoutMaxLengthTextsAreAsLongAsTheModelTakes) {
   const std::string measure = "sparsity gradients --model " + model +
                               " --task sst2 --data glue --batch-size 4 --batches 1 --device cpu --out a";
   said(at, measure);
-  EXPECT_EQ(json::parse(at.get("a/gradients.json")).at("max_length"), 20);
+  EXPECT_EQ(nlohmann::json::parse(at.get("a/gradients.json")).at("max_length"), 20);
   expect_failures(at, {{measure + " --max-length 21", 1, "--max-length is 21|positions for 20"}});
 }
 

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <mutex>
-#include <numeric>
 
 #include "autograd/tape.h"
 #include "comm/dry.h"

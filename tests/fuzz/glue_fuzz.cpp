@@ -1,5 +1,4 @@
 #include <cstdlib>
-#include <string_view>
 
 #include "datasets/glue.h"
 #include "runtime/error.h"

@@ -1,5 +1,4 @@
 #include <cstdlib>
-#include <string_view>
 
 #include "io/tokenizer/tokenizer.h"
 #include "runtime/error.h"

@@ -1,5 +1,3 @@
-#include <limits>
-
 #include "io/safetensors.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"

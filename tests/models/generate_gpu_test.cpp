@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <optional>
 #include <type_traits>
 
 #include "models/generate.h"

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "autograd/tape.h"
 #include "nn/embedding.h"
 #include "nn/lm_head.h"

@@ -1,7 +1,5 @@
 #include <gtest/gtest.h>
 
-#include <cstring>
-
 #include "ops/sparse_linear/sparse_weight.h"
 #include "tensor/random.h"
 #include "tests/errors.h"

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "autograd/checkpoint.h"
 #include "ops/dropout/dropout.h"

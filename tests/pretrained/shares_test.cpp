@@ -1,6 +1,5 @@
 #include "pretrained/shares.h"
 
-#include <cstring>
 #include <map>
 
 #include "autograd/tape.h"

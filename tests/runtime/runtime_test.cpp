@@ -3,7 +3,6 @@
 #include <chrono>
 #include <locale>
 #include <sstream>
-#include <thread>
 
 #include "runtime/allocator.h"
 #include "runtime/capture.h"

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <cstdio>
-#include <vector>
-
 #include "tessera.h"
 
 /// Names that the code in documents and header comments assumes: it is compiled, not run, inside a function

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "io/npy.h"
 #include "io/torch_file.h"
 #include "pretrained/fingerprint.h"

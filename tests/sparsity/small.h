@@ -1,7 +1,5 @@
 #pragma once
 
-#include <memory>
-
 #include "sparsity/prune.h"
 #include "tests/models/small_models.h"
 

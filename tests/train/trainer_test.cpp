@@ -3,7 +3,6 @@
 #include <cmath>
 #include <csignal>
 #include <cstring>
-#include <fstream>
 #include <optional>
 
 #include "autograd/tape.h"
