@@ -173,6 +173,7 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const Slice& slice, 
   if (rows.is_dense()) return linear_swiglu(x, weight);
   Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0) / 2), x.dtype(), x.device()), h;
   linear_swiglu_forward(flatten_leading(y, 1), &h, flatten_leading(x, 1), weight.detach());
+  h = h.reshape(x.shape().with(-1, weight.size(0)));
   record_sliced(*tape, y, x, weight, h, std::move(rows), slice.weight_grad);
   return y;
 }
