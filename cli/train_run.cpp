@@ -37,8 +37,7 @@ train::SettingList RunFlags::list(const std::string& default_name) {
   train::SettingList list(train::Kept::never);
   list.group("Run");
   list.add("runs", runs, "Directory for run folders and runs.sqlite");
-  list.add("name", name,
-           "Name of the run folder, with -2, -3, ... after it if that is taken; default: " + default_name);
+  list.add("name", name, "Name of the run folder; a taken one gets -2, -3, ...; default: " + default_name);
   list.add("resume", resume, "Run folder to resume from its newest complete checkpoint");
   list.add("json", json, "Write settings, timings and throughput of the run to this file")
       .formerly("--json-out");
