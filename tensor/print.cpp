@@ -1,21 +1,26 @@
 #include "tensor/print.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <vector>
 
 namespace tessera {
 namespace {
 
-std::string format_element(const Tensor& element, const PrintOptions& options) {
-  if (!is_floating(element.dtype())) return std::to_string(element.item<int64_t>());
-  char text[64];
-  std::snprintf(text, sizeof text, options.scientific ? "%.*e" : "%.*f", options.precision,
-                element.item<double>());
+std::string format_element(double element, const PrintOptions& options) {
+  char text[384];  // the largest f64 has 309 digits before the point
+  std::snprintf(text, sizeof text, options.scientific ? "%.*e" : "%.*f", std::min(options.precision, 64),
+                element);
   return text;
 }
 
-void print(std::string& out, const Tensor& tensor, const PrintOptions& options, bool shorten, int indent) {
+/// Writes brackets and what element(x) gives for each shown element.
+template <class Element>
+void print(std::string& out, const Tensor& tensor, const PrintOptions& options, bool shorten, int indent,
+           const Element& element) {
   if (tensor.rank() == 0) {
-    out += format_element(tensor, options);
+    out += element(tensor);
     return;
   }
   const int64_t size = tensor.size(0);
@@ -28,7 +33,7 @@ void print(std::string& out, const Tensor& tensor, const PrintOptions& options, 
       i = size - options.edge_items - 1;
       continue;
     }
-    print(out, tensor.select(0, i), options, shorten, indent + 1);
+    print(out, tensor.select(0, i), options, shorten, indent + 1, element);
   }
   out += ']';
 }
@@ -43,7 +48,23 @@ std::string to_string(const Tensor& tensor, const PrintOptions& options) {
   // Of a large tensor only the shown elements are copied from a GPU, one by one; a small one as a whole.
   const Tensor shown = shorten ? tensor.detach() : tensor.detach().to(Device::cpu());
   std::string out;
-  print(out, shown, options, shorten, 0);
+  if (!is_floating(tensor.dtype())) {
+    print(out, shown, options, shorten, 0, [](const Tensor& x) { return std::to_string(x.item<int64_t>()); });
+    return out + " " + kind.str();
+  }
+  std::vector<double> values;
+  print(out, shown, options, shorten, 0, [&](const Tensor& x) {
+    values.push_back(x.item<double>());
+    return std::string();
+  });
+  PrintOptions how = options;
+  const double least = std::pow(10.0, -options.precision);
+  how.scientific |= std::ranges::any_of(values, [&](double x) {
+    return std::isfinite(x) && x != 0 && (std::fabs(x) < least || std::fabs(x) >= 1e8);
+  });
+  out.clear();
+  auto next = values.begin();
+  print(out, shown, how, shorten, 0, [&](const Tensor&) { return format_element(*next++, how); });
   return out + " " + kind.str();
 }
 

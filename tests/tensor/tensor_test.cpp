@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "tensor/finite.h"
@@ -301,6 +302,17 @@ TEST(Print, ShortensWhatIsLarge) {
   std::ostringstream text;
   text << counting({2000});
   EXPECT_EQ(text.str(), "[0.0000, 1.0000, 2.0000, ..., 1997.0000, 1998.0000, 1999.0000] f64[2000] on cpu");
+}
+
+TEST(Print, HasExponentsWhereDigitsWouldBeLost) {
+  const auto of = [](const std::vector<double>& values) {
+    return to_string(Tensor::from(values, {int64_t(values.size())}), {.precision = 2});
+  };
+  EXPECT_EQ(of({0, 1e-9, 2}), "[0.00e+00, 1.00e-09, 2.00e+00] f64[3] on cpu");
+  EXPECT_EQ(of({-3e300}), "[-3.00e+300] f64[1] on cpu");
+  EXPECT_EQ(of({0, 0.01, 99'999'999}), "[0.00, 0.01, 99999999.00] f64[3] on cpu");
+  EXPECT_EQ(of({std::numeric_limits<double>::infinity(), 0.5}), "[inf, 0.50] f64[2] on cpu");
+  EXPECT_EQ(to_string(Tensor::from(std::vector<int64_t>{1'000'000'000}, {1})), "[1000000000] i64[1] on cpu");
 }
 
 TEST(RandomFills, RefuseWhatTheyCannotFill) {
