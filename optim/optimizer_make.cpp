@@ -152,9 +152,8 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
     if (parameter.tensor.count() > 0) {
       const auto [first, is_new] = places.emplace(parameter.tensor.raw(), parameter.name);
       check(is_new, name, ": the parameters ", first->second, " and ", parameter.name,
-            " have their elements in one place, but gradients of their own; make one of them the parameter, "
-            "and "
-            "then the other a copy of it (tied weights), or clone() it");
+            " have their elements in one place, but gradients of their own; make one of them the "
+            "parameter, and then the other a copy of it (tied weights), or clone() it");
     }
     check(names.insert(parameter.name).second, name, ": two parameters are named ", parameter.name,
           ", the second ", describe(parameter.tensor),

@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 std::string format_element(double element, const PrintOptions& options) {
-  char text[384];  // the largest f64 has 309 digits before the point
+  char text[96];  // fixed digits only below 1e8
   std::snprintf(text, sizeof text, options.scientific ? "%.*e" : "%.*f", std::min(options.precision, 64),
                 element);
   return text;

@@ -65,8 +65,8 @@ constexpr Variant<FusedGemm, void()> kVariants[] = {
 }  // namespace
 
 std::string describe_problem(const FusedGemm& fused) {
-  return text_of("a GEMM with ", fused.function, " of ", describe(*fused.read[0]), " and ",
-                 describe(*fused.read[1]));
+  return text_of("a GEMM with ", fused.function ? fused.function : "none", " of ", describe(*fused.read[0]),
+                 " and ", describe(*fused.read[1]));
 }
 
 bool is_tma_readable(const Tensor& x) {

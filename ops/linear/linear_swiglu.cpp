@@ -84,6 +84,12 @@ constexpr Variant<Call> kVariants[] = {
      run_epilogue},
     {"parts", lacks_nothing<Call>, is_otherwise<Call>, run_parts}};
 
+void forward(const Tensor& y, Tensor* h, const Tensor& x, const Tensor& weight) {
+  const Call call{y, x, weight, h};
+  if (x.device().is_cpu()) return run_parts(call);
+  choose("linear_swiglu", kVariants, call, Gpu(x.device())).launch(call);
+}
+
 void check_operands(const Tensor& x, const Tensor& weight) {
   check_linear_call("linear_swiglu", x, weight, {}, {});
   check(weight.size(0) % 2 == 0, "linear_swiglu: weight ", weight.shape(),
@@ -135,18 +141,12 @@ void record_sliced(Tape& tape, Tensor& y, const Tensor& x, const Tensor& weight,
 
 }  // namespace
 
-void linear_swiglu_forward(const Tensor& y, Tensor* h, const Tensor& x, const Tensor& weight) {
-  const Call call{y, x, weight, h};
-  if (x.device().is_cpu()) return run_parts(call);
-  choose("linear_swiglu", kVariants, call, Gpu(x.device())).launch(call);
-}
-
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
   const CallScope scope(site);
   check_operands(x, weight);
   Tape* const tape = Tape::recording(x, weight);
   Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0) / 2), x.dtype(), x.device()), h;
-  linear_swiglu_forward(flatten_leading(y, 1), tape ? &h : nullptr, flatten_leading(x, 1), weight.detach());
+  forward(flatten_leading(y, 1), tape ? &h : nullptr, flatten_leading(x, 1), weight.detach());
   if (tape) {
     const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
     tape->record("linear_swiglu", {&x, &weight}, {&y},
@@ -157,7 +157,7 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
                    const Tensor& w = weight.get();
                    linear_input_gradient(b, 0, dy.shape().with(-1, w.size(1)),
                                          dh.reshape(dy.shape().with(-1, w.size(0))), w);
-                   linear_weight_gradient(b, 1, weight.get(), x.get(), dh);
+                   linear_weight_gradient(b, 1, w, x.get(), dh);
                  });
   }
   return y;
@@ -172,7 +172,7 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const Slice& slice, 
   SlicedRows rows("linear_swiglu", slice, flatten_leading(x, 1).size(0), x.device());
   if (rows.is_dense()) return linear_swiglu(x, weight);
   Tensor y = Tensor::empty(x.shape().with(-1, weight.size(0) / 2), x.dtype(), x.device()), h;
-  linear_swiglu_forward(flatten_leading(y, 1), &h, flatten_leading(x, 1), weight.detach());
+  forward(flatten_leading(y, 1), &h, flatten_leading(x, 1), weight.detach());
   h = h.reshape(x.shape().with(-1, weight.size(0)));
   record_sliced(*tape, y, x, weight, h, std::move(rows), slice.weight_grad);
   return y;

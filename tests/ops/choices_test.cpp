@@ -136,6 +136,17 @@ Table all_choices() {
   return table;
 }
 
+TEST(Choices, AProblemWithoutAnActivationIsDescribedWhole) {
+  const DeviceInfo card{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
+  const Tensor a = matrix(Device::cpu(), 64, 128, DType::bf16, 0),
+               x = matrix(Device::cpu(), 64, 72, DType::bf16, 0),
+               up = matrix(Device::cpu(), 128, 72, DType::bf16, 0);
+  const ChoiceLog log;
+  EXPECT_FALSE(fuses_up(a, {}, x, up, Activation::none, Gpu(card, 132)));
+  ASSERT_FALSE(log.lines().empty());
+  EXPECT_NE(log.lines()[0].find(text_of(describe(up))), std::string::npos) << log.lines()[0];
+}
+
 TEST(Choices, AreThoseOfTheTableForEveryProblemOfTheGrid) {
   const Table table = all_choices();
   if (const char* const path = std::getenv("TESSERA_WRITE_CHOICES")) {
