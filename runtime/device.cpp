@@ -338,7 +338,7 @@ void Device::synchronize() const {
         " while a graph is being captured; move it out of the captured step (item(), host copies and timing "
         "wait too)");
 #if defined(TESSERA_WITH_CUDA)
-  if (is_cuda()) wait_for_stream(stream(), "the work of " + name());
+  if (is_cuda()) observed_wait([&] { wait_for_stream(stream(), "the work of " + name()); });
 #endif
 }
 
@@ -388,7 +388,7 @@ void Event::block([[maybe_unused]] StreamHandle stream) const {
 
 void Event::wait() const {
 #if defined(TESSERA_WITH_CUDA)
-  if (event_) wait_until([&] { return done(); }, "an event on " + device_.name());
+  if (event_) observed_wait([&] { wait_until([&] { return done(); }, "an event on " + device_.name()); });
 #endif
 }
 

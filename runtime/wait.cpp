@@ -5,7 +5,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "runtime/error.h"
 
@@ -29,6 +32,17 @@ double limit_of_environment() {
 
 /// Negative: not determined yet.
 std::atomic<double> limit = -1;
+
+struct Observers {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<WaitObserver>> all;
+  std::atomic<bool> any = false;
+};
+
+Observers& observers() {
+  static auto& made = *new Observers;  // threads may wait while the program ends
+  return made;
+}
 
 }  // namespace
 
@@ -59,6 +73,33 @@ void set_wait_limit(double seconds) {
   check(std::isfinite(seconds) && seconds >= 0, "set_wait_limit: ", seconds,
         " seconds; expected 0 (no limit) or more");
   limit = seconds;
+}
+
+void add_wait_observer(std::shared_ptr<WaitObserver> observer) {
+  Observers& here = observers();
+  const std::lock_guard lock(here.mutex);
+  here.all.push_back(std::move(observer));
+  here.any = true;
+}
+
+void remove_wait_observer(const WaitObserver* observer) {
+  Observers& here = observers();
+  const std::lock_guard lock(here.mutex);
+  std::erase_if(here.all, [&](const auto& one) { return one.get() == observer; });
+  here.any = !here.all.empty();
+}
+
+void observed_wait(const std::function<void()>& wait) {
+  Observers& here = observers();
+  if (!here.any) return wait();
+  std::vector<std::shared_ptr<WaitObserver>> all;
+  {
+    const std::lock_guard lock(here.mutex);
+    all = here.all;
+  }
+  for (const auto& observer : all) observer->begins();
+  wait();
+  for (const auto& observer : all) observer->ended();
 }
 
 void wait_until(const std::function<bool()>& ready, std::string_view what, const WaitClock& clock) {

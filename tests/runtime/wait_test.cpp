@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/errors.h"
@@ -68,6 +71,40 @@ TEST(Wait, HasNoLimitIfThatIsZero) {
 TEST(Wait, RefusesALimitThatIsNone) {
   EXPECT_THROW(set_wait_limit(-1), Error);
   EXPECT_THROW(set_wait_limit(NAN), Error);
+}
+
+/// Notes what happens, and throws from the end of a wait.
+struct Notes : WaitObserver {
+  explicit Notes(std::string& all, bool throws = false) : all(all), throws(throws) {}
+  void begins() noexcept override { all += "begins "; }
+  void ended() override {
+    all += "ended ";
+    check(!throws, "what the device computed is not valid");
+  }
+  std::string& all;
+  bool throws;
+};
+
+TEST(Wait, ObserversSeeItBeginAndEndAndMayThrow) {
+  std::string all;
+  const auto wait = [&] { all += "waits "; };
+  observed_wait(wait);
+  EXPECT_EQ(std::exchange(all, ""), "waits ");
+  const auto notes = std::make_shared<Notes>(all), fails = std::make_shared<Notes>(all, true);
+  add_wait_observer(notes);
+  observed_wait(wait);
+  EXPECT_EQ(std::exchange(all, ""), "begins waits ended ");
+  add_wait_observer(fails);
+  for (int i = 0; i < 2; ++i) expect_error([&] { observed_wait(wait); }, {"not valid"});
+  EXPECT_EQ(std::exchange(all, ""), "begins begins waits ended ended begins begins waits ended ended ");
+  remove_wait_observer(fails.get());
+  observed_wait(wait);
+  EXPECT_EQ(std::exchange(all, ""), "begins waits ended ");
+  // An observer that ends during the wait still sees its end.
+  observed_wait([&] { remove_wait_observer(notes.get()); });
+  EXPECT_EQ(std::exchange(all, ""), "begins ended ");
+  observed_wait(wait);
+  EXPECT_EQ(all, "waits ");
 }
 
 }  // namespace
