@@ -37,6 +37,7 @@
 #include "autograd/on_record.h"
 #include "autograd/tape.h"
 
+#include "comm/call_check.h"
 #include "comm/communicator.h"
 #include "comm/deadline.h"
 #include "comm/dry.h"

@@ -67,6 +67,9 @@ class Communicator {
   /// On the host, for comm::Lane: until it is called with std::thread::id(), calls of other threads throw,
   /// also on communicators that this one was split from, or was split into.
   void keep_to(std::thread::id thread) const { transport_->keep_to(thread); }
+  /// On the host, for other communicators of the same ranks: compares their calls after they were made
+  /// (comm/call_check.h). The first call of this function is collective.
+  CallCheck& call_check() const { return transport_->call_check(); }
   /// Tells the other ranks that this one has failed: each gets a RankFailure that says `cause`. Any thread.
   void fail(const std::string& cause) const { transport_->fail(cause); }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/call_check.h"
 #include "comm/links.h"
 #include "tensor/kernels.h"
 
@@ -35,6 +36,10 @@ void Links::check_thread(Kind kind) const {
       "next to the backward pass); leave out DataParallel::overlap() where the pass makes calls of its own");
 }
 
+CallCheck& Links::call_check() {
+  fail_at(Site::here(), name(), ": calls cannot be compared after they were made");
+}
+
 void sum_in_tree(std::vector<Tensor>& parts) {
   for (size_t step = 1; step < parts.size(); step *= 2)
     for (size_t i = 0; i + step < parts.size(); i += 2 * step) accumulate(parts[i], parts[i + step]);
@@ -58,6 +63,7 @@ class HostTransport : public Transport {
   Device device() const override { return links_->device(); }
   void fail(const std::string& cause) override { links_->fail(cause); }
   void keep_to(std::thread::id thread) override { links_->keep_to(thread); }
+  CallCheck& call_check() override { return links_->call_check(); }
 
   std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t) override {
     std::vector<int> inner;
@@ -123,6 +129,10 @@ class HostTransport : public Transport {
   void begin(const Call& call) {
     links_->check_thread(call.kind);
     call_ = &call;
+    // The exchange has a deadline of its own.
+    if (links_->has_call_check() && size() == links_->size() && call.kind != Kind::send &&
+        call.kind != Kind::receive)
+      links_->call_check().post(call, 0);
   }
   Transfer send_to(int peer, const Tensor& part) const {
     return {Transfer::Direction::send, ranks_[size_t(peer)], part.raw(), part.bytes()};

@@ -12,6 +12,8 @@
 
 namespace tessera::comm {
 
+class CallCheck;
+
 /// One message of an exchange.
 struct Transfer {
   enum class Direction { send, receive } direction;
@@ -41,11 +43,20 @@ class Links {
   /// The device of the messages' memory.
   virtual Device device() const { return Device::cpu(); }
   virtual void fail(const std::string& cause) = 0;
+  /// The comparison of calls that do not wait for the other ranks on the host (comm/call_check.h). The first
+  /// call of this function makes it: by all ranks, at the same point of their calls.
+  virtual CallCheck& call_check();
+  /// Whether the function above has been called. Then it compares the calls of these links, too: their order
+  /// among the others.
+  bool has_call_check() const { return has_call_check_; }
 
   /// Makes the calls of all threads but this one throw; of none, if it is no thread's. See
   /// Transport::keep_to.
   void keep_to(std::thread::id thread) { only_ = thread; }
   void check_thread(Kind kind) const;
+
+ protected:
+  std::atomic<bool> has_call_check_ = false;
 
  private:
   std::atomic<std::thread::id> only_ = {};

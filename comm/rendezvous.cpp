@@ -18,13 +18,13 @@
 namespace tessera::comm {
 namespace {
 
-enum class Purpose : uint32_t { notices = 1, data = 2 };
+enum class Purpose : uint32_t { notices = 1, data = 2, checks = 3 };
 
 /// The first message on every connection: identifies the process.
 struct Hello {
   static constexpr uint64_t kMagic = 0x6f6c'6c65'6872'7374u;
   uint64_t magic = kMagic;
-  uint32_t version = 1;
+  uint32_t version = 2;
   Purpose purpose = Purpose::notices;
   int32_t rank = 0, size = 0, pid = 0, port = 0;
   char token[256] = {}, host[256] = {}, what[1024] = {};
@@ -357,36 +357,41 @@ void join_server(const RendezvousOptions& options, int own_port, const Deadline&
   fail_for(notice.rank, text_of(notice.text));
 }
 
-/// Data connections: connects to all lower ranks, accepts all higher ones.
+/// Connections for data and for checks: connects to all lower ranks, accepts all higher ones.
 void connect_data(const RendezvousOptions& options, ConnectionAcceptor& acceptor, const Deadline& deadline,
                   Connections& connections) {
   for (int r = 0; r < options.rank; ++r) {
     const Member& member = connections.members[size_t(r)];
     const int alarm = connections.notices[0].number();
-    File connection = connect_to(member.address, member.port, deadline, alarm);
-    Hello hello = hello_of(options, Purpose::data, 0);
-    if (!connection.open() || !write_all(connection, bytes_of(hello), deadline, alarm))
-      throw_lost(options, connections, r);
-    connections.data[size_t(r)] = std::move(connection);
+    for (const Purpose purpose : {Purpose::data, Purpose::checks}) {
+      File connection = connect_to(member.address, member.port, deadline, alarm);
+      Hello hello = hello_of(options, purpose, 0);
+      if (!connection.open() || !write_all(connection, bytes_of(hello), deadline, alarm))
+        throw_lost(options, connections, r);
+      (purpose == Purpose::data ? connections.data : connections.checks)[size_t(r)] = std::move(connection);
+    }
   }
   std::vector<int> watched, ranks;
   for (size_t i = 0; i < connections.notices.size(); ++i)
     if (connections.notices[i].open())
       watched.push_back(connections.notices[i].number()), ranks.push_back(int(i));
-  for (int missing = options.size - 1 - options.rank; missing > 0; --missing) {
+  for (int missing = 2 * (options.size - 1 - options.rank); missing > 0; --missing) {
     size_t woke = watched.size();
     std::optional<IdentifiedPeer> peer = acceptor.next(deadline, watched, woke);
     if (!peer && woke < watched.size()) throw_lost(options, connections, ranks[woke]);
-    check(peer.has_value(), "comm: rank ", options.rank, ": ", missing,
+    check(peer.has_value(), "comm: rank ", options.rank, ": ", (missing + 1) / 2,
           " ranks did not connect to it within ", deadline.seconds(),
           " s; may the machines of the job reach each other on any port?");
     const int r = peer->hello.rank;
-    const bool fits = peer->hello.purpose == Purpose::data && r > options.rank && r < options.size &&
-                      peer->hello.size == options.size && !connections.data[size_t(r)].open();
+    std::vector<File>* const of_purpose = peer->hello.purpose == Purpose::data     ? &connections.data
+                                          : peer->hello.purpose == Purpose::checks ? &connections.checks
+                                                                                   : nullptr;
+    const bool fits = of_purpose && r > options.rank && r < options.size &&
+                      peer->hello.size == options.size && !(*of_purpose)[size_t(r)].open();
     if (!fits)
       ++missing;  // not a rank that is expected here: dropped, still missing
     else
-      connections.data[size_t(r)] = std::move(peer->connection);
+      (*of_purpose)[size_t(r)] = std::move(peer->connection);
   }
 }
 
@@ -404,6 +409,7 @@ Connections rendezvous(const RendezvousOptions& options) {
   Connections connections;
   connections.members.resize(size_t(options.size));
   connections.data.resize(size_t(options.size));
+  connections.checks.resize(size_t(options.size));
   if (options.rank == 0) {
     const File listener =
         options.listener >= 0 ? adopt_listener(options.listener) : listen_on(options.port, everywhere);

@@ -8,7 +8,8 @@
 
 /// Rendezvous of the processes of a job: rank 0, or the program that started the job, listens at one address;
 /// the others identify themselves there and get the table of all ranks. Then each has a connection to every
-/// other rank for data, and one to rank 0 for notices of failures.
+/// other rank for data, one for the comparison of calls (comm/call_check.h), and one to rank 0 for notices of
+/// failures.
 
 namespace tessera::comm {
 
@@ -34,6 +35,7 @@ struct Member {
 struct Connections {
   std::vector<Member> members;  // by rank
   std::vector<File> data;       // by rank; closed for this rank itself
+  std::vector<File> checks;     // likewise
   std::vector<File> notices;    // rank 0: by rank; the others: one, to rank 0
 };
 

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
+#include <optional>
 
+#include "comm/call_check.h"
 #include "comm/deadline.h"
 #include "comm/links.h"
 #include "comm/status.h"
@@ -21,20 +24,35 @@ struct Header {
   Call call;
 };
 
-class TcpLinks : public Links {
+class TcpLinks : public Links, public CallCheck::Job {
  public:
   TcpLinks(const TcpOptions& options, Connections connections)
       : rank_(options.rendezvous.rank),
         size_(options.rendezvous.size),
         data_(std::move(connections.data)),
+        checks_(std::move(connections.checks)),
         watch_(options.rendezvous, std::move(connections.members), std::move(connections.notices),
                options.lost, options.grace) {}
+
+  ~TcpLinks() override { watch_.set_other_wait({}); }
 
   const char* name() const override { return "tcp"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void fail(const std::string& cause) override {
     watch_.fail({rank_, watch_.describe_rank(rank_) + " failed: " + cause});
+  }
+
+  CallCheck& call_check() override {
+    if (has_call_check_) return *check_;
+    check_ = std::make_unique<CallCheck>(*this);
+    watch_.set_other_wait([this]() -> std::optional<Watch::BlockingRank> {
+      const std::optional<CallCheck::Late> late = check_->late();
+      if (!late) return std::nullopt;
+      return Watch::BlockingRank{late->rank, late->call.text()};
+    });
+    has_call_check_ = true;
+    return *check_;
   }
 
   void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
@@ -134,17 +152,25 @@ class TcpLinks : public Links {
     if (ready < 0 && errno == EINTR) return;
     if (files[0].revents != 0) throw_failure(call);
     if (ready > 0) return;
-    const Watch::BlockingRank blocking = watch_.find_blocking_rank();
+    report_late(watch_.find_blocking_rank(), deadline.seconds());
+    throw_failure(call);
+  }
+
+  void report_late(const Watch::BlockingRank& blocking, double seconds) {
     MessageStream text;
     text << watch_.describe_rank(blocking.rank) << " did not take part in " << blocking.call << " within "
-         << deadline.seconds() << " s (TESSERA_COMM_SECONDS allows more)";
+         << seconds << " s (TESSERA_COMM_SECONDS allows more)";
     watch_.fail({blocking.rank, text.str()});
-    throw_failure(call);
   }
 
   /// The connection to a rank was closed: it died, or ended because of another rank's failure, which the
   /// watch will learn.
   [[noreturn]] void throw_lost(const Call& call, int peer) {
+    report_left(peer, call);
+    throw_failure(call);
+  }
+
+  void report_left(int peer, const Call& call) override {
     constexpr int kPatience = 3000;  // milliseconds; rank 0 is another process, and the machine may be busy
     pollfd alarm{watch_.alarm(), POLLIN, 0};
     const Deadline deadline(kPatience * 1e-3);
@@ -156,10 +182,17 @@ class TcpLinks : public Links {
     if (!watch_.failure())
       watch_.fail({peer, watch_.describe_rank(peer) + " left the job before " + call.text() +
                              "; all ranks must make the same calls"});
-    throw_failure(call);
   }
 
-  [[noreturn]] void throw_failure(const Call& call) {
+  // ---- of CallCheck::Job ----
+  const File& connection_for_check(int rank) override { return checks_[size_t(rank)]; }
+  int alarm() const override { return watch_.alarm(); }
+  void report_disagreement(const std::string& text) override { watch_.fail({-1, text}); }
+  void report_late(int rank, const Call& call, double seconds) override {
+    report_late(watch_.find_blocking_rank({rank, call.text()}), seconds);
+  }
+
+  [[noreturn]] void throw_failure(const Call& call) override {
     const Failure failure = *watch_.failure();
     watch_.failure_reported();
     Status& status = own_status();
@@ -174,8 +207,9 @@ class TcpLinks : public Links {
   }
 
   const int rank_, size_;
-  std::vector<File> data_;
+  std::vector<File> data_, checks_;
   Watch watch_;
+  std::unique_ptr<CallCheck> check_;  // last: its thread uses the others
 };
 
 }  // namespace

@@ -1,6 +1,11 @@
 #include "comm/threads.h"
 
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -9,8 +14,10 @@
 #include <optional>
 #include <thread>
 
+#include "comm/call_check.h"
 #include "comm/deadline.h"
 #include "comm/links.h"
+#include "comm/socket.h"
 
 namespace tessera::comm {
 namespace {
@@ -25,7 +32,13 @@ struct SharedMailboxes {
     size_t bytes;
     Progress* progress;
   };
-  explicit SharedMailboxes(int size) : size(size), waiting(size_t(size) * size_t(size)) {}
+  explicit SharedMailboxes(int size)
+      : size(size),
+        waiting(size_t(size) * size_t(size)),
+        alarm(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        checks(size_t(size) * size_t(size)) {
+    check(alarm.open(), "comm: eventfd: ", std::strerror(errno));
+  }
   std::deque<Message>& mailbox(int from, int to) { return waiting[size_t(from) * size_t(size) + size_t(to)]; }
 
   const int size;
@@ -37,17 +50,33 @@ struct SharedMailboxes {
     std::string text;
   };
   std::optional<Failure> failure;
+  const File alarm;  // readable after a failure
+
+  /// The end of rank `of` of its connection to another rank, which the first of the two makes.
+  File& check_end(int of, int to) { return checks[size_t(of) * size_t(size) + size_t(to)]; }
+  std::vector<File> checks;
 };
 
-class ThreadLinks : public Links {
+class ThreadLinks : public Links, public CallCheck::Job {
  public:
   ThreadLinks(std::shared_ptr<SharedMailboxes> mailboxes, int rank)
       : mailboxes_(std::move(mailboxes)), rank_(rank) {}
+  ~ThreadLinks() override {
+    if (!check_) return;
+    check_.reset();
+    const std::lock_guard lock(mailboxes_->mutex);
+    for (int r = 0; r < size(); ++r) mailboxes_->check_end(rank_, r).close();
+  }
   const char* name() const override { return "threads"; }
   int rank() const override { return rank_; }
   int size() const override { return mailboxes_->size; }
 
   void fail(const std::string& cause) override { fail_with({rank_, cause}); }
+  CallCheck& call_check() override {
+    if (!has_call_check_) check_ = std::make_unique<CallCheck>(*this);
+    has_call_check_ = true;
+    return *check_;
+  }
 
   void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
     const Deadline deadline;
@@ -136,9 +165,34 @@ class ThreadLinks : public Links {
       if (!mailboxes_->failure) mailboxes_->failure = std::move(failure);
     }
     mailboxes_->changed.notify_all();
+    const uint64_t one = 1;
+    while (::write(mailboxes_->alarm.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
   }
 
-  [[noreturn]] void throw_failure(const Call& call) {
+  // ---- of CallCheck::Job ----
+  const File& connection_for_check(int rank) override {
+    const std::lock_guard lock(mailboxes_->mutex);
+    File& own = mailboxes_->check_end(rank_, rank);
+    if (own.open()) return own;
+    int ends[2];
+    check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0,
+          "comm: socketpair: ", std::strerror(errno));
+    own = File(ends[0]), mailboxes_->check_end(rank, rank_) = File(ends[1]);
+    return own;
+  }
+  int alarm() const override { return mailboxes_->alarm.number(); }
+  void report_disagreement(const std::string& text) override { fail_with({-1, text}); }
+  void report_left(int rank, const Call& call) override {
+    fail_with({rank, "it left before " + call.text() + "; all ranks must make the same calls"});
+  }
+  void report_late(int rank, const Call& call, double seconds) override {
+    MessageStream text;
+    text << "it did not take part in " << call.text() << " within " << seconds << " s";
+    fail_with({rank, text.str()});
+  }
+
+  [[noreturn]] void throw_failure(const Call& call) override {
     const std::lock_guard lock(mailboxes_->mutex);
     const SharedMailboxes::Failure& failure = *mailboxes_->failure;
     if (failure.rank < 0) fail_for(-1, failure.text);
@@ -148,6 +202,7 @@ class ThreadLinks : public Links {
 
   std::shared_ptr<SharedMailboxes> mailboxes_;
   int rank_;
+  std::unique_ptr<CallCheck> check_;
 };
 
 }  // namespace

@@ -10,6 +10,8 @@
 
 namespace tessera::comm {
 
+class CallCheck;
+
 /// A call failed because of another rank, or because the ranks disagree. Every rank of the job gets it, with
 /// the same cause: the message names the rank that failed first.
 class RankFailure : public Error {
@@ -48,6 +50,10 @@ class Transport {
   /// Until it is called with no thread's id, calls of other threads throw, those of transports made by part()
   /// too: only where two threads' calls would mix, that is on the host.
   virtual void keep_to(std::thread::id) {}
+  /// See Links::call_check; of transports on the host.
+  virtual CallCheck& call_check() {
+    fail_at(Site::here(), name(), ": calls cannot be compared after they were made");
+  }
   /// Tells the other ranks that this one has failed and why; any thread.
   virtual void fail(const std::string& cause) = 0;
 };

@@ -10,6 +10,7 @@
 #include <exception>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "comm/deadline.h"
 #include "comm/status.h"
@@ -111,15 +112,24 @@ void Watch::set_waiting(int peer, const Call* call) {
   awaited_ = peer, call_ = call;
 }
 
+void Watch::set_other_wait(std::function<std::optional<BlockingRank>()> wait) {
+  const std::lock_guard lock(other_waiting_);
+  other_wait_ = std::move(wait);
+}
+
 Watch::BlockingRank Watch::find_blocking_rank() {
-  BlockingRank blocking;
+  BlockingRank first;
   {
     const std::lock_guard lock(mutex_);
-    blocking = {awaited_, call_->text()};
+    first = {awaited_, call_->text()};
   }
+  return find_blocking_rank(first);
+}
+
+Watch::BlockingRank Watch::find_blocking_rank(const BlockingRank& first) {
+  BlockingRank blocking = first;
   // Questions to other ranks are forwarded by rank 0.
   if (blocking.rank != 0 && !hears_rank_zero()) return {0, blocking.call};
-  const BlockingRank first = blocking;
   for (int hops = 0; hops < size_; ++hops) {
     const std::optional<Answer> answer = ask(blocking.rank);
     if (!answer || answer->awaited < 0) return blocking;
@@ -131,6 +141,7 @@ Watch::BlockingRank Watch::find_blocking_rank() {
 
 /// Nothing if it does not answer in time, or if the job fails meanwhile.
 std::optional<Watch::Answer> Watch::ask(int rank) {
+  const std::lock_guard one(asking_);  // the program's thread or that of a CallCheck
   {
     const std::lock_guard lock(mutex_);
     asked_ = rank, answer_.reset();
@@ -200,9 +211,12 @@ void Watch::take(const Notice& notice) {
   if (notice.to != rank_) return forward(notice);
   std::unique_lock lock(mutex_);
   if (notice.what == Notice::What::question) {
-    Notice answer{.what = Notice::What::answer, .rank = rank_, .to = notice.rank, .awaited = awaited_};
-    if (call_) copy_text(answer.text, sizeof(answer.text), call_->text());
+    std::optional<BlockingRank> waits;
+    if (awaited_ >= 0) waits = {awaited_, call_->text()};
     lock.unlock();
+    if (const std::lock_guard other(other_waiting_); !waits && other_wait_) waits = other_wait_();
+    Notice answer{.what = Notice::What::answer, .rank = rank_, .to = notice.rank};
+    if (waits) answer.awaited = waits->rank, copy_text(answer.text, sizeof(answer.text), waits->call);
     forward(answer);
   } else if (notice.rank == asked_) {
     answer_ = {notice.awaited < size_ ? notice.awaited : -1, text_of(notice)};

@@ -63,6 +63,11 @@ class Watch {
   /// asked in turn, until one waits for none or does not answer within three seconds (its process is
   /// stopped). Only while a Waiting is alive.
   BlockingRank find_blocking_rank();
+  /// The same for a wait that is not a Waiting.
+  BlockingRank find_blocking_rank(const BlockingRank& first);
+  /// What this rank waits for while no Waiting is alive, such as a call whose result the GPU waits for: asked
+  /// on the thread of the watch. Empty: nothing, and the function before it is not running any more.
+  void set_other_wait(std::function<std::optional<BlockingRank>()> wait);
   /// Whether rank 0 passes on what the others say; it may take three seconds to see that it does not.
   bool hears_rank_zero() { return rank_ == 0 || ask(0); }
 
@@ -105,6 +110,9 @@ class Watch {
   int asked_ = -1;
   std::optional<Answer> answer_;
   std::mutex sending_;
+  std::mutex asking_;
+  std::mutex other_waiting_;
+  std::function<std::optional<BlockingRank>()> other_wait_;
   std::jthread thread_;  // last: it uses all the others
 };
 

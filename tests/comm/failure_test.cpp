@@ -6,7 +6,6 @@
 #include <atomic>
 #include <csignal>
 #include <exception>
-#include <fstream>
 #include <future>
 #include <memory>
 
@@ -156,17 +155,6 @@ TEST(CommFailure, ARankThatHangsIsNamedAtTheDeadline) {
   }
 }
 
-/// Until the process waits for something.
-void await_sleep(pid_t pid) {
-  for (std::string state; state != "S"; ::usleep(1000)) {
-    std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-    std::string word;
-    while (stat >> word && word.back() != ')') {
-    }
-    ASSERT_TRUE(stat >> state);
-  }
-}
-
 TEST(CommFailure, ARankThatWaitsForAHangingOneIsNotBlamed) {
   // Rank 3 waits for 2, 2 for 0, and 0 for 1, which is stopped, or computes; only 3 has a deadline.
   for (const bool stopped : {true, false}) {
@@ -182,7 +170,7 @@ TEST(CommFailure, ARankThatWaitsForAHangingOneIsNotBlamed) {
       c.receive(x, awaited);
     });
     for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.await_arrival(r));
-    for (const int r : {0, 2}) await_sleep(ranks.pid(r));
+    for (const int r : {0, 2}) ranks.await_sleep(r);
     if (stopped) ranks.send(1, SIGSTOP);
     ranks.release(3);
     for (const int r : {0, 2, 3}) {

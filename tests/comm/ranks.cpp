@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <fstream>
 #include <stdexcept>
 
 namespace tessera::comm::test {
@@ -118,6 +119,16 @@ bool Ranks::await_arrival(int rank) {
 
 void Ranks::release(int rank) const {
   write_bytes(processes_[size_t(rank)].to, "x");
+}
+
+void Ranks::await_sleep(int rank) const {
+  for (std::string state; state != "S"; ::usleep(1000)) {
+    std::ifstream stat("/proc/" + std::to_string(pid(rank)) + "/stat");
+    std::string word;
+    while (stat >> word && word.back() != ')') {
+    }
+    ASSERT_TRUE(stat >> state);
+  }
 }
 
 Ended Ranks::wait(int rank) {

@@ -47,6 +47,8 @@ class Ranks {
   /// Waits until the rank arrives; false if it ended instead.
   bool await_arrival(int rank);
   void release(int rank) const;
+  /// Until the rank's first thread waits for something.
+  void await_sleep(int rank) const;
   /// The rank's process, once it has ended.
   Ended wait(int rank);
   std::vector<Ended> wait_all();
