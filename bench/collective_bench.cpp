@@ -72,10 +72,11 @@ class Meter {
   Meter(const dist::World& world, Device device, double seconds)
       : host_(world.host()), device_(device), seconds_(seconds) {}
 
-  Timing measure(const std::function<void()>& call, bool graph) const {
+  /// Sets ms and, of eager calls, host_us.
+  void measure(const std::function<void()>& call, bool graph, Record& record) const {
     constexpr int kWarmups = 3, kRounds = 7;
     for (int i = 0; i < kWarmups; ++i) call();
-    const double once = slowest(call, 1);
+    const double once = slowest(call).done;
     // All ranks make the same number of calls per round: they agree on it.
     const int calls = int(std::clamp(seconds_ / kRounds / std::max(once, 1e-7), 1.0, 200.0));
     const std::function<void()> some = [&call, calls] {
@@ -83,22 +84,33 @@ class Meter {
     };
     Captured captured(device_, some);
     for (int i = 0; graph && i < 2; ++i) captured();  // eager, then captured
-    std::vector<double> rounds;
-    for (int round = 0; round < kRounds; ++round)
-      rounds.push_back(1e3 * (graph ? slowest([&] { captured(); }, 1) : slowest(some, 1)) / calls);
-    return percentiles(std::move(rounds));
+    std::vector<double> rounds, issued;
+    for (int round = 0; round < kRounds; ++round) {
+      const Seconds seconds = graph ? slowest([&] { captured(); }) : slowest(some);
+      rounds.push_back(1e3 * seconds.done / calls);
+      issued.push_back(1e6 * seconds.issued / calls);
+    }
+    record.ms = percentiles(std::move(rounds));
+    if (!graph) record.host_us = percentiles(std::move(issued)).p50;
   }
 
  private:
-  /// Seconds of the slowest rank.
-  double slowest(const std::function<void()>& work, int times) const {
+  /// Of the slowest rank, until it has issued the work and until the work is done.
+  struct Seconds {
+    double issued, done;
+  };
+  Seconds slowest(const std::function<void()>& work) const {
     device_.synchronize();
     host_.barrier();
     const Clock::time_point start = Clock::now();
-    for (int i = 0; i < times; ++i) work();
+    work();
+    const Clock::time_point issued = Clock::now();
     device_.synchronize();
-    const auto own = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-    return double(host_.largest(own)) * 1e-9;
+    const Clock::time_point done = Clock::now();
+    const auto largest = [&](Clock::time_point end) {
+      return double(host_.largest(std::chrono::nanoseconds(end - start).count())) * 1e-9;
+    };
+    return {largest(issued), largest(done)};
   }
 
   const Communicator host_;
@@ -152,7 +164,7 @@ std::vector<Record> bench_collectives(const dist::World& world, Device device,
         record.device = device.name();
         record.gpu = device.info().name;
         record.mode = graph ? "graph" : "eager";
-        record.ms = meter.measure(call, graph);
+        meter.measure(call, graph, record);
         record.bytes = double(elements * element) * collective.bus(double(ranks));
         record.does = {{"transport", data.transport()}};
         record.build = report::kRevision;
@@ -166,11 +178,12 @@ std::vector<Record> bench_collectives(const dist::World& world, Device device,
 
 std::string format_collectives(const std::vector<Record>& records) {
   std::vector<std::vector<std::string>> rows = {
-      {"call", "size", "mode", "transport", "us", "p90", "algorithm GB/s", "bus GB/s"}};
+      {"call", "size", "mode", "transport", "us", "p90", "host us", "algorithm GB/s", "bus GB/s"}};
   for (const Record& r : records) {
     const int64_t bytes = r.shape.at("bytes");
     rows.push_back({r.op, size_text(bytes), r.mode, r.does.at("transport"),
                     fmt::format("{:.1f}", r.ms.p50 * 1e3), fmt::format("{:.1f}", r.ms.p90 * 1e3),
+                    r.host_us > 0 ? fmt::format("{:.1f}", r.host_us) : "-",
                     fmt::format("{:.3g}", double(bytes) / r.ms.p50 / 1e6), fmt::format("{:.3g}", r.gbs())});
   }
   return format_rows(rows, 4);

@@ -71,6 +71,7 @@ json to_json(const Record& r) {
         {"alone_ms", r.ranks.alone_ms}, {"efficiency", r.efficiency()}, {"slowest", r.ranks.slowest}};
     if (r.ranks.exposed_ms >= 0) out["ranks"]["exposed_communication_ms"] = r.ranks.exposed_ms;
   }
+  if (r.host_us > 0) out["host_us"] = r.host_us;
   if (r.layer_us > 0) out["layer_us"] = r.layer_us;
   if (!r.attrs.empty()) out["attrs"] = r.attrs;
   if (!r.does.empty()) out["does"] = r.does;
@@ -138,6 +139,7 @@ Record from_json(const json& in) {
       r.ranks = {ranks.at("alone_ms").get<double>(), ranks.value("exposed_communication_ms", -1.0),
                  ranks.value("slowest", "")};
     }
+    r.host_us = in.value("host_us", 0.0);
     r.layer_us = in.value("layer_us", 0.0);
     r.attrs = in.value("attrs", std::map<std::string, std::string>());
     r.does = in.value("does", std::map<std::string, std::string>());

@@ -54,6 +54,7 @@ struct Record {
   double live_bytes = 0;     // of a step: what tensors held at most
   double planned_bytes = 0;  // what `tessera plan` says of live_bytes
   double tokens_per_s = 0;   // of a step, on all ranks together; FLOPs and bytes are those of one rank
+  double host_us = 0;        // of a call between ranks: until the host has issued it; 0: not known
   double layer_us = 0;       // of a step of generation: that one more layer takes
   RankTimes ranks;           // of a step of several
   std::map<std::string, std::string> attrs;
