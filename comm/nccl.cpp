@@ -1,18 +1,28 @@
 #include "comm/nccl.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <future>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
+#include "comm/call_check.h"
 #include "comm/deadline.h"
 #include "comm/ending_internal.h"
 #include "comm/links.h"
 #include "runtime/capture.h"
 #include "runtime/has_cuda.h"
+#include "runtime/wait.h"
 
 #if defined(TESSERA_WITH_CUDA) && __has_include(<nccl.h>)
 #include <dlfcn.h>
@@ -90,10 +100,70 @@ ncclDataType_t type_of(DType dtype) {
   }
 }
 
+/// A communicator of NCCL, which a thread may still be using when its owner is gone.
+struct Handle {
+  explicit Handle(Device device) : device(device) {}
+  const Device device;
+  ncclComm_t comm = nullptr;
+  std::timed_mutex calling;         // held by the thread that is in a function of NCCL
+  std::atomic<bool> ended = false;  // no function is called any more, but those that end it
+};
+
+void check_result(ncclResult_t result, const char* what) {
+  check(result == ncclSuccess || result == ncclInProgress, "nccl: ", what, ": ", api().error_string(result),
+        "; NCCL_DEBUG=WARN says more");
+}
+
+/// Aborts the communicator: kernels that wait for other ranks end. NCCL wants no thread in its functions then
+/// (user guide, "Fault Tolerance"), so a call that is about to return is waited for. One that does not
+/// return hangs, because the GPU's queue is full of work behind such a kernel or a rank does not connect: the
+/// abort lets it go on.
+void abort_calls(Handle& handle) {
+  std::unique_lock lock(handle.calling, std::chrono::seconds(1));
+  if (lock) lock.unlock();   // `ended` keeps others out; the abort may take as long as graphs live
+  handle.device.activate();  // NCCL restores the thread's current GPU, which must not be another one's
+  api().abort(handle.comm);
+}
+
+/// Throws the failure of the job as soon as there is one, while the host waits for a GPU and afterwards: what
+/// the calls left on the GPU must not be read then, also when the communicator is gone.
+class ResultsAreValid : public WaitObserver {
+ public:
+  explicit ResultsAreValid(const Communicator& host) : host_(host) {}
+  void begins() noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (host_) host_->call_check().send_now();
+  }
+  void ended() override {
+    std::unique_lock lock(mutex_);
+    if (!host_) fail_for(rank_, text_);
+    const Communicator host = *host_;
+    lock.unlock();
+    host.call_check().confirm();
+  }
+  /// From now on every wait throws this failure.
+  void keep(const RankFailure& failure) {
+    const std::lock_guard lock(mutex_);
+    rank_ = failure.rank(), text_ = failure.message();
+    host_.reset();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<Communicator> host_;
+  int rank_ = -1;
+  std::string text_;
+};
+
 /// Messages between GPUs, and NCCL's own sum for two ranks.
 class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
  public:
-  NcclLinks(const Communicator& host, Device device) : host_(host), device_(device) {
+  NcclLinks(const Communicator& host, Device device)
+      : host_(host),
+        device_(device),
+        check_(host.call_check()),
+        handle_(std::make_shared<Handle>(device)),
+        valid_(std::make_shared<ResultsAreValid>(host)) {
     device.activate();
     ncclUniqueId id{};
     if (host.rank() == 0) check_result(api().get_unique_id(&id), "ncclGetUniqueId");
@@ -101,22 +171,37 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
     std::memcpy(bytes.raw(), &id, sizeof(id));
     host.broadcast(bytes, 0);
     std::memcpy(&id, bytes.raw(), sizeof(id));
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    wait_until_issued(api().init(&comm_, host.size(), id, host.rank(), &config), "ncclCommInitRankConfig");
+    call_apart("ncclCommInitRankConfig", [id, size = host.size(), rank = host.rank()](Handle& handle) {
+      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+      config.blocking = 1;  // else each call starts a thread, 30 us and more
+      return api().init(&handle.comm, size, id, rank, &config);
+    });
     host.barrier();
+    add_wait_observer(valid_);
+    check_.on_failure(this, [handle = handle_, done = aborted_] {
+      if (handle->ended.exchange(true)) return;
+      std::thread([handle, done] {
+        abort_calls(*handle);
+        done->set_value();
+      }).detach();
+    });
   }
   /// All ranks end it together: ncclCommDestroy and ncclCommAbort wait for the other ranks of the machine
   /// (NCCL API, "Communicator Creation and Management Functions"). After a failure, calls that still wait for
   /// another rank are aborted.
   ~NcclLinks() override {
-    const bool together = all_end(host_);
-    const bool ended = returns_in_time([comm = comm_, device = device_, together] {
-      device.activate();  // NCCL restores the thread's current GPU, which must not be another one's
-      if (together && finalized(comm))
-        api().destroy(comm);
+    const bool together = confirm_last_calls() && all_end(host_);
+    check_.forget(this);
+    end_results(together);
+    const bool aborting = handle_->ended.exchange(true);  // by the thread of the comparison
+    const bool ended = returns_in_time([handle = handle_, aborting, together, done = aborted_] {
+      if (aborting) return done->get_future().wait();
+      if (!together) return abort_calls(*handle);
+      handle->device.activate();  // as in abort_calls()
+      if (finalized(handle->comm))
+        api().destroy(handle->comm);
       else
-        api().abort(comm);
+        api().abort(handle->comm);
     });
     if (ended) return;
     const std::string text =
@@ -134,50 +219,66 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
   void fail(const std::string& cause) override { host_.fail(cause); }
 
   void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
-    compare(call, ranks);
-    keep_in_capture();
+    begin(call, ranks);
     if (std::ranges::all_of(transfers, [](const Transfer& t) { return t.bytes == 0; }) &&
         int(ranks.size()) == size())
-      return host_.barrier();
-    const cudaStream_t stream = device_.stream();
-    check_result(api().group_start(), "ncclGroupStart");
-    for (const Transfer& t : transfers)
-      if (t.bytes > 0)
-        check_result(t.direction == Transfer::Direction::send
-                         ? api().send(t.data, t.bytes, ncclUint8, t.peer, comm_, stream)
-                         : api().receive(t.data, t.bytes, ncclUint8, t.peer, comm_, stream),
-                     "ncclSend or ncclRecv");
-    wait_until_issued(api().group_end(), "ncclGroupEnd");
+      return check_.confirm();  // all ranks have made the call
+    const auto issue = [stream = device_.stream()](const Handle& handle, std::span<const Transfer> all) {
+      ncclResult_t result = api().group_start();
+      for (const Transfer& t : all)
+        if (t.bytes > 0 && result == ncclSuccess)
+          result = t.direction == Transfer::Direction::send
+                       ? api().send(t.data, t.bytes, ncclUint8, t.peer, handle.comm, stream)
+                       : api().receive(t.data, t.bytes, ncclUint8, t.peer, handle.comm, stream);
+      const ncclResult_t ended = api().group_end();
+      return result == ncclSuccess ? ended : result;
+    };
+    if (connected_) return call_here("ncclSend or ncclRecv", [&](Handle& h) { return issue(h, transfers); });
+    call_apart("ncclSend or ncclRecv", [issue, all = std::vector(transfers.begin(), transfers.end())](
+                                           Handle& h) { return issue(h, all); });
   }
 
   bool sum(const Call& call, const Tensor& x, std::span<const int> ranks) override {
     if (ranks.size() != 2 || size() != 2) return false;  // NCCL sums three and more in another order
-    compare(call, ranks);
-    keep_in_capture();
-    wait_until_issued(api().all_reduce(x.raw(), x.raw(), size_t(x.count()), type_of(x.dtype()), ncclSum,
-                                       comm_, device_.stream()),
-                      "ncclAllReduce");
+    begin(call, ranks);
+    const auto issue = [data = x.raw(), count = size_t(x.count()), type = type_of(x.dtype()),
+                        stream = device_.stream()](Handle& handle) {
+      return api().all_reduce(data, data, count, type, ncclSum, handle.comm, stream);
+    };
+    connected_ ? call_here("ncclAllReduce", issue) : call_apart("ncclAllReduce", issue);
     return true;
   }
 
   bool sum_parts(const Call& call, std::span<const Tensor> parts, std::span<const int> ranks) override {
     if (ranks.size() != 2 || size() != 2) return false;
-    compare(call, ranks);
-    keep_in_capture();
-    const cudaStream_t stream = device_.stream();
-    check_result(api().group_start(), "ncclGroupStart");
-    for (int root = 0; root < 2; ++root) {
-      const Tensor& part = parts[size_t(root)];
-      if (part.count() > 0)
-        check_result(api().reduce(part.raw(), part.raw(), size_t(part.count()), type_of(part.dtype()),
-                                  ncclSum, root, comm_, stream),
-                     "ncclReduce");
-    }
-    wait_until_issued(api().group_end(), "ncclGroupEnd");
+    begin(call, ranks);
+    struct Part {
+      void* data;
+      size_t count;
+    };
+    const auto issue = [both = std::array{Part{parts[0].raw(), size_t(parts[0].count())},
+                                          Part{parts[1].raw(), size_t(parts[1].count())}},
+                        type = type_of(parts[0].dtype()), stream = device_.stream()](Handle& handle) {
+      ncclResult_t result = api().group_start();
+      for (int root = 0; root < 2; ++root)
+        if (const Part& part = both[size_t(root)]; part.count > 0 && result == ncclSuccess)
+          result = api().reduce(part.data, part.data, part.count, type, ncclSum, root, handle.comm, stream);
+      const ncclResult_t ended = api().group_end();
+      return result == ncclSuccess ? ended : result;
+    };
+    connected_ ? call_here("ncclReduce", issue) : call_apart("ncclReduce", issue);
     return true;
   }
 
  private:
+  /// Calls without their numbers.
+  struct Alike {
+    bool operator()(Call a, Call b) const {
+      a.number = b.number = 0;
+      return std::memcmp(&a, &b, sizeof(Call)) < 0;
+    }
+  };
+
   /// ncclCommFinalize: waits until all operations are complete and connections are closed, so that
   /// ncclCommDestroy is local.
   static bool finalized(ncclComm_t comm) {
@@ -196,45 +297,113 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
     session->keep(shared_from_this());
   }
 
-  /// Compares the call with those of the other ranks, on the host, before it is issued: mismatched NCCL
-  /// kernels would hang.
-  void compare(const Call& call, std::span<const int> ranks) {
+  /// Posts the call to be compared with those of the other ranks. A call like which there was none yet, and
+  /// one that is captured, is compared before it is issued: the first may connect the ranks, for which NCCL
+  /// blocks the host, and buffers of the second may be written by other ranks (NCCL_GRAPH_REGISTER). Any
+  /// other call is issued at once. Its kernels write within the results that this rank gave, whatever the
+  /// others called; if they wait for ever, the comparison fails the job, which aborts them.
+  void begin(const Call& call, std::span<const int> ranks) {
+    keep_in_capture();
     const std::pair number(call.communicator, call.number);
     const bool between_two = call.kind == Kind::send || call.kind == Kind::receive;
-    if (between_two || int(ranks.size()) != size() || (number == compared_ && call.kind != Kind::barrier))
-      return;
-    compared_ = number;
-    const Tensor all = Tensor::empty_packed({size() * int64_t(sizeof(Call))}, DType::u8, Device::cpu());
-    const Tensor own = Tensor::empty_packed({int64_t(sizeof(Call))}, DType::u8, Device::cpu());
-    std::memcpy(own.raw(), &call, sizeof(call));
-    host_.all_gather(own, all);
-    for (int r = 0; r < size(); ++r) {
-      Call theirs;
-      std::memcpy(&theirs, static_cast<const char*>(all.raw()) + size_t(r) * sizeof(Call), sizeof(Call));
-      if (r != rank() && !call.agrees_with(theirs, rank(), r))
-        fail_for(-1, disagreement(call, rank(), theirs, r));
+    if (!between_two && number == last_ && call.kind != Kind::barrier) return;  // a further part of the call
+    if (!between_two) last_ = number;
+    connected_ = !device_.capturing() && !is_new(call);
+    if (between_two || int(ranks.size()) != size()) return check_failure();
+    check_.post(call);
+    if (!connected_) check_.confirm();
+  }
+  bool is_new(const Call& call) {
+    constexpr size_t kMost = 4096;  // kinds and shapes; then they begin again
+    if (made_.size() == kMost) made_.clear();
+    return made_.insert(call).second;
+  }
+
+  void check_failure() const {
+    if (check_.failed()) check_.confirm();
+  }
+
+  /// f is a call whose connections exist, so it only enqueues.
+  template <class F>
+  void call_here(const char* what, F&& f) const {
+    std::unique_lock lock(handle_->calling);
+    if (handle_->ended) {
+      lock.unlock();
+      return check_.confirm();  // throws
     }
+    throw_cause(f(*handle_), what, lock);
   }
 
-  void check_result(ncclResult_t result, const char* what) const {
-    check(result == ncclSuccess || result == ncclInProgress, "nccl: ", what, ": ", api().error_string(result),
-          "; NCCL_DEBUG=WARN says more");
-  }
-
-  /// Waits until NCCL, in nonblocking mode, has issued the operation.
-  void wait_until_issued(ncclResult_t result, const char* what) const {
-    check_result(result, what);
-    for (const Deadline deadline; result == ncclInProgress; std::this_thread::yield()) {
-      check_result(api().async_error(comm_, &result), what);
-      check_result(result, what);
+  /// f may block until other ranks connect: it runs on a thread of its own, and this one waits until it has
+  /// returned, the job has failed, or the deadline.
+  void call_apart(const char* what, std::function<ncclResult_t(Handle&)> f) const {
+    std::packaged_task<ncclResult_t()> task([handle = handle_, f = std::move(f)] {
+      const std::lock_guard lock(handle->calling);
+      if (handle->ended) return ncclInvalidUsage;
+      handle->device.activate();
+      return f(*handle);
+    });
+    std::future<ncclResult_t> done = task.get_future();
+    std::thread(std::move(task)).detach();
+    for (const Deadline deadline;
+         done.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready;) {
+      check_failure();
       check(!deadline.passed(), "nccl: ", what, ": not done after ", deadline.seconds(), " s");
     }
+    std::unique_lock lock(handle_->calling);
+    throw_cause(done.get(), what, lock);
   }
+
+  /// An error of NCCL is mostly due to another rank, whose failure says more and comes at about the same
+  /// time.
+  void throw_cause(ncclResult_t result, const char* what, std::unique_lock<std::timed_mutex>& lock) const {
+    // NCCL_COMM_BLOCKING=0 in the environment makes calls return before they are enqueued.
+    for (const Deadline deadline; result == ncclInProgress; std::this_thread::yield()) {
+      check_result(api().async_error(handle_->comm, &result), what);
+      check(!deadline.passed(), "nccl: ", what, ": not done after ", deadline.seconds(), " s");
+    }
+    if (result == ncclSuccess) return;
+    lock.unlock();
+    check_.throw_failure_within(kPatience);
+    check_result(result, what);
+  }
+
+  /// Whether the last calls were those of all ranks. The program does not learn it any more if not: the error
+  /// is printed.
+  bool confirm_last_calls() noexcept {
+    if (std::uncaught_exceptions() > 0) return true;  // all_end() tells the others
+    const bool unknown = !check_.failed() && !check_.confirmed();
+    try {
+      check_.confirm();
+      return true;
+    } catch (const std::exception& error) {
+      if (unknown) std::fprintf(stderr, "tessera: rank %d: %s\n", rank(), message_of(error).c_str());
+      return false;
+    }
+  }
+
+  /// After a failure what the calls computed is never valid.
+  void end_results(bool together) noexcept {
+    if (!together) try {
+        check_.throw_failure_within(kPatience);
+      } catch (const RankFailure& failure) {
+        return valid_->keep(failure);
+      } catch (const std::exception&) {
+      }
+    remove_wait_observer(valid_.get());
+  }
+
+  static constexpr double kPatience = 3;  // seconds until a failure elsewhere is known here
 
   const Communicator host_;
   const Device device_;
-  ncclComm_t comm_ = nullptr;
-  std::pair<uint64_t, uint64_t> compared_;  // communicator and number of the last call compared
+  CallCheck& check_;  // of host_
+  const std::shared_ptr<Handle> handle_;
+  const std::shared_ptr<std::promise<void>> aborted_ = std::make_shared<std::promise<void>>();
+  const std::shared_ptr<ResultsAreValid> valid_;
+  std::pair<uint64_t, uint64_t> last_;  // communicator and number of the last call
+  bool connected_ = false;              // it needs no further connections
+  std::set<Call, Alike> made_;
 };
 
 }  // namespace

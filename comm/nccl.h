@@ -14,15 +14,19 @@ std::string nccl_lacks();
 std::string nccl_version();
 
 /// A communicator over the ranks of `host`, each with its own GPU: calls are issued to the compute stream of
-/// `device` and can be captured. All ranks call it. `host` carries the unique id and, before a call is issued
-/// or captured (not at replays), its description, so that mismatched calls throw before anything is sent; not
-/// for send and receive, nor for communicators made by split(). Two ranks sum with ncclAllReduce; more
-/// exchange messages and sum by the tree.
+/// `device` and can be captured. All ranks call it. `host` carries the unique id. Two ranks sum with
+/// ncclAllReduce; more exchange messages and sum by the tree.
 ///
-/// NCCL runs in nonblocking mode. A rank that fails is noticed through `host`. Destroying the
-/// last handle, and the last graph that holds calls, is collective: it waits for the other ranks
-/// without timeout, then for NCCL at most call_timeout(); after that it prints an error to
-/// stderr.
+/// Calls are compared with those of the other ranks (CallCheck of `host`), not send and receive, nor calls of
+/// communicators made by split(). A call of a new kind or shape is compared before it is issued, and so is
+/// one that is captured (replays are not compared); any other is issued at once and compared afterwards.
+/// Where calls differ, or a rank fails, the communicator is aborted, so that no kernel waits for ever, and
+/// the next call throws, as does from then on every wait of the host for a GPU (Device::synchronize,
+/// Event::wait): what the GPU holds is undefined, and nothing of it is read or saved. A mismatch of the last
+/// calls that is found when the communicator is destroyed is printed to stderr.
+///
+/// Destroying the last handle, and the last graph that holds calls, is collective: it waits for the other
+/// ranks without timeout, then for NCCL at most call_timeout(); after that it prints an error to stderr.
 Communicator connect_nccl(const Communicator& host, Device device);
 
 }  // namespace tessera::comm
