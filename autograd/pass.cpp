@@ -69,6 +69,13 @@ void note_in_capture(const std::shared_ptr<GradState>& leaf) {
   if (grads.known.insert(leaf.get()).second) grads.before.emplace_back(leaf);
 }
 
+void note_scaled_pass(const Tensor& loss_scale) {
+  loss_scale.bump_version();
+  if (CaptureSession* const session = CaptureSession::current())
+    session->add(
+        {.key = loss_scale.storage().get(), .after_launch = [loss_scale] { loss_scale.bump_version(); }});
+}
+
 thread_local Pass* Pass::current_ = nullptr;
 thread_local const char* RunningEntry::name_ = "";
 

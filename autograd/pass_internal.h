@@ -42,6 +42,10 @@ class Pass {
   std::vector<std::pair<const void*, std::function<void()>>> undos_;
 };
 
+/// A pass with a loss scale, or the replay of a captured one, bumps the scale's version: that is how the
+/// optimizer knows that its gradients are scaled.
+void note_scaled_pass(const Tensor& loss_scale);
+
 /// Names the operator whose backward runs, for messages.
 class RunningEntry {
  public:

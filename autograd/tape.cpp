@@ -7,7 +7,6 @@
 #include "autograd/checkpoint.h"
 #include "autograd/on_record.h"
 #include "autograd/pass_internal.h"
-#include "runtime/capture.h"
 #include "runtime/profile.h"
 #include "tensor/finite.h"
 
@@ -20,15 +19,6 @@ namespace {
 std::atomic<uint64_t> g_next_tape{1};
 
 constexpr size_t kChunk = 64 * 1024;
-
-/// A backward pass, or the replay of a captured one, bumps the scale's version: that is how the optimizer
-/// knows that its gradients are scaled.
-void note_use(const Tensor& loss_scale) {
-  loss_scale.bump_version();
-  if (CaptureSession* const session = CaptureSession::current())
-    session->add(
-        {.key = loss_scale.storage().get(), .after_launch = [loss_scale] { loss_scale.bump_version(); }});
-}
 
 void check_finite(const Tensor& x, const char* kind, const char* name, const char* part, size_t index) {
   const NonFinite bad = find_nonfinite(x);
@@ -72,10 +62,7 @@ bool Tape::leave(Tape*& innermost) {
 }
 
 Tape* Tape::recording_any(std::span<const Tensor> inputs) {
-  if (!current_) return nullptr;
-  for (const Tensor& input : inputs)
-    if (requires_grad(input)) return current_;
-  return nullptr;
+  return current_ && std::ranges::any_of(inputs, requires_grad) ? current_ : nullptr;
 }
 
 bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
@@ -179,8 +166,7 @@ void Tape::pop(Entry& entry, bool run_hooks) {
   for (size_t i = first; i < first + entry.inputs; ++i) {
     const auto& state = states_[i];
     if (!counted_ || !state || state->tape != 0) continue;
-    state->pending -= 1;
-    if (state->pending == 0 && std::exchange(state->arrived, false) && run_hooks && !state->hooks.empty())
+    if (--state->pending == 0 && std::exchange(state->arrived, false) && run_hooks && !state->hooks.empty())
       complete.push_back(state);
   }
   for (size_t i = first + entry.inputs; i < states_.size(); ++i) {
@@ -242,7 +228,7 @@ void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> gra
           "; expected a floating tensor of its shape on its device");
   }
   spent_ = true;
-  if (options_.loss_scale.defined()) note_use(options_.loss_scale);
+  if (options_.loss_scale.defined()) note_scaled_pass(options_.loss_scale);
   run(results, grads);
 }
 
@@ -284,12 +270,9 @@ void Tape::run_entry(Entry& entry, bool check_gradients) {
   view.inputs_ = std::span(states_).last(entry.inputs + entry.outputs).first(entry.inputs);
   view.outputs_ = std::span(states_).last(entry.outputs);
   view.checked_ = check_gradients;
-  bool wanted = false;
-  for (const auto& output : view.outputs_) {
-    fill_gaps(*output);
-    wanted = wanted || output->grad.defined();
-  }
-  if (!wanted) return;
+  for (const auto& output : view.outputs_) fill_gaps(*output);
+  const auto has_gradient = [](const auto& output) { return output->grad.defined(); };
+  if (std::ranges::none_of(view.outputs_, has_gradient)) return;
   const CallScope call(entry.call);
   const RunningEntry running(entry.name);
   const F32MathScope math(entry.math);
