@@ -15,4 +15,11 @@ inline Tensor leaf(std::vector<double> values) {
   return x;
 }
 
+/// A leaf of equal elements.
+inline Tensor full_leaf(const Shape& shape, double value) {
+  Tensor x = Tensor::full(shape, value, DType::f64, Device::cpu());
+  require_grad(x);
+  return x;
+}
+
 }  // namespace tessera

@@ -13,14 +13,14 @@
 #include "ops/shape/shape.h"
 #include "tensor/kernels.h"
 #include "tensor/random.h"
+#include "tests/autograd/leaves.h"
 #include "tests/errors.h"
 
 namespace tessera {
 namespace {
 
 TEST(Tape, RunsAMillionDeepChainWithoutRecursion) {
-  Tensor x = Tensor::full({1}, 1.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({1}, 1.0);
   Tape tape;
   Tensor y = x;
   for (int i = 0; i < 1'000'000; ++i) y = ops::relu(y);
@@ -32,8 +32,7 @@ TEST(Tape, RunsAMillionDeepChainWithoutRecursion) {
 
 TEST(Tape, AResultIsNotWritten) {
   Rng rng(1);
-  Tensor x = Tensor::full({2, 3}, 1.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({2, 3}, 1.0);
   Tape tape;
   const Tensor y = ops::relu(x);
   expect_error([&] { y.fill(0.5); }, {"fill: f64[2, 3]", "result of the tape", "detach()"});
@@ -58,8 +57,7 @@ TEST(Tape, ACopyOfAResultThatWouldLoseItsGradientThrows) {
   expect_error([&] { y.select(0, 1); }, {"select", "ops::slice and ops::reshape"});
   EXPECT_EQ(y.detach().clone().to_vector<double>(), y.to_vector<double>());
   EXPECT_EQ(x.clone().to_vector<double>(), x.to_vector<double>()) << "the values of a parameter";
-  Tensor scale = Tensor::full({1}, 1.0, DType::f64, Device::cpu());
-  require_grad(scale);
+  const Tensor scale = full_leaf({1}, 1.0);
   expect_error([&] { tape.backward(scale); }, {"is a parameter, not a result"});
 }
 
@@ -92,8 +90,7 @@ TEST(Tape, AConversionThatWouldLoseAGradientNamesTheTensorAndTheWayOut) {
 }
 
 TEST(Tape, AResultDoesNotBecomeALeaf) {
-  Tensor x = Tensor::full({2}, 1.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({2}, 1.0);
   Tape tape;
   Tensor y = ops::relu(x);
   expect_error([&] { require_grad(y); }, {"require_grad: f64[2]", "result of a tape", "retain_grad()"});
@@ -102,8 +99,7 @@ TEST(Tape, AResultDoesNotBecomeALeaf) {
 }
 
 TEST(Tape, OneThatIsReplacedByTheNextLeavesThatRecording) {
-  Tensor x = Tensor::full({1}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({1}, 2.0);
   auto tape = std::make_unique<Tape>();
   for (int step = 0; step < 3; ++step) {
     tape = std::make_unique<Tape>();  // made before the former one is destroyed
@@ -117,8 +113,7 @@ TEST(Tape, OneThatIsReplacedByTheNextLeavesThatRecording) {
 }
 
 TEST(Tape, AddsUpTheGradientsOfASharedInput) {
-  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({3}, 2.0);
   Tape tape;
   const std::vector<Tensor> results{ops::relu_squared(x), ops::relu(x)};
   const std::vector<Tensor> grads(2, Tensor::full({3}, 1.0, DType::f64, Device::cpu()));
@@ -147,8 +142,7 @@ Tensor tripled(const Tensor& x, const Tensor& other, bool& in_place) {
 
 TEST(Tape, AGradientIsAddedToInPlaceOnlyWhereNoOtherResultReadsIt) {
   for (const bool passes : {false, true}) {
-    Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
-    require_grad(x);
+    const Tensor x = full_leaf({3}, 2.0);
     Tape tape;
     const Tensor middle = ops::relu(x);
     bool in_place = false;
@@ -174,8 +168,7 @@ Tensor ones_for(const Tensor& x, bool gives, const void*& made) {
 
 TEST(Tape, OnlyAGivenGradientIsAddedToInPlace) {
   for (const bool gives : {false, true}) {
-    Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
-    require_grad(x);
+    const Tensor x = full_leaf({3}, 2.0);
     Tape tape;
     const Tensor middle = ops::relu(x);
     retain_grad(middle);
@@ -189,8 +182,7 @@ TEST(Tape, OnlyAGivenGradientIsAddedToInPlace) {
 }
 
 TEST(Tape, AddsToWhatIsGivenWhereTheFirstGradientIsReadByOthers) {
-  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({3}, 2.0);
   Tape tape;
   const Tensor middle = ops::relu(x);
   retain_grad(middle);
@@ -203,8 +195,7 @@ TEST(Tape, AddsToWhatIsGivenWhereTheFirstGradientIsReadByOthers) {
 }
 
 TEST(Tape, SecondBackwardThrows) {
-  Tensor x = Tensor::full({1}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({1}, 2.0);
   Tape tape;
   const Tensor y = ops::relu(x);
   tape.backward(y);
@@ -213,8 +204,7 @@ TEST(Tape, SecondBackwardThrows) {
 }
 
 TEST(Tape, WritingASavedTensorInPlaceIsNoticed) {
-  Tensor x = Tensor::full({4}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({4}, 2.0);
   Tape tape;
   const Tensor y = ops::silu(x);
   x.fill(1.0);
@@ -234,8 +224,7 @@ TEST(Tape, AViewOfATensorOnTheTapeIsRefused) {
 }
 
 TEST(Tape, FiniteCheckNamesOperatorLayerAndLine) {
-  Tensor x = Tensor::full({2, 3}, 1e300, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({2, 3}, 1e300);
   Tape tape({.check_finite = true});
   const CallScope call(Site::here(), "blocks.3.mlp");
   expect_parts(report_of([&] { ops::relu_squared(x); }),
@@ -295,8 +284,7 @@ TEST(Tape, AnErrorNamesTheUsersLine) {
 }
 
 TEST(Tape, AnErrorInBackwardNamesTheLineAndTheLayerOfTheForwardCall) {
-  Tensor x = Tensor::full({4}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({4}, 2.0);
   Tape tape;
   Tensor y;
   const int line = __LINE__ + 3;
@@ -412,8 +400,7 @@ TEST(Tape, GivenGradientsAreNotScaled) {
 
 TEST(Tape, FiniteCheckLeavesAnOverflowOfScaledGradientsToTheOptimizer) {
   for (const double scale : {2.0, 1.0}) {
-    Tensor x = Tensor::full({2}, 1, DType::f64, Device::cpu());
-    require_grad(x);
+    const Tensor x = full_leaf({2}, 1);
     Tape tape({.check_finite = true, .loss_scale = Tensor::full({}, scale, DType::f32, Device::cpu())});
     const Tensor y = ops::mean(ops::silu(x));
     const auto backward = [&] {
@@ -482,8 +469,7 @@ TEST(Tape, RefusesAGradientThatIsNotOfItsInput) {
 }
 
 TEST(Tape, SaysHowToEvaluateAfterItsBackwardPass) {
-  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({3}, 2.0);
   Tape tape;
   tape.backward(ops::sum(x));
   expect_error([&] { ops::scale(x, 2); }, {"scale: this tape has run backward already", "a NoTape around"});
@@ -524,8 +510,7 @@ TEST(Tape, RefusesAnOutputThatIsUndefined) {
 }
 
 TEST(Tape, RefusesAnOutputThatIsAnInput) {
-  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  Tensor x = full_leaf({3}, 2.0);
   Tape tape;
   const auto twice = [](Backward& b) { b.accumulate(0, ops::scale(b.grad(), 2)); };
   expect_error([&] { tape.record("mine", {&x}, {&x}, twice); },
@@ -538,8 +523,7 @@ TEST(Tape, RefusesAnOutputThatIsAnInput) {
 }
 
 TEST(Tape, RefusesGradientsOfResultsThatAreNone) {
-  Tensor x = Tensor::full({3}, 2.0, DType::f64, Device::cpu());
-  require_grad(x);
+  const Tensor x = full_leaf({3}, 2.0);
   Tape tape;
   const std::vector<Tensor> results{ops::sum(x)};
   const auto given = [&](const Tensor& gradient) {
