@@ -306,9 +306,13 @@ TEST(Posterior, LinearEqualsImportanceSamplingFromThePrior) {
   }
 }
 
-/// log N(y; 0, C) by plain Gaussian elimination.
-double dense_log_density(std::vector<double> c, std::vector<double> y) {
+/// log N(y; 0, C) by plain Gaussian elimination; C has the elements element(a, b).
+template <class Element>
+double dense_log_density(const Element& element, std::vector<double> y) {
   const size_t n = y.size();
+  std::vector<double> c(n * n);
+  for (size_t a = 0; a < n; ++a)
+    for (size_t b = 0; b < n; ++b) c[a * n + b] = element(a, b);
   double log_density = 0;
   for (size_t k = 0; k < n; ++k) {
     // The k-th value given those before it is normal: pivot and remainder are its variance and deviation.
@@ -334,11 +338,10 @@ TEST(Posterior, ProcessEqualsTheRatioOfDenseDensities) {
         std::vector<double> x, y;
         for (size_t i = 0; i < 9; ++i) x.push_back(v[0][task * 9 + i]), y.push_back(v[1][task * 9 + i]);
         const auto log_density = [&] {
-          std::vector<double> c(x.size() * x.size());
-          for (size_t a = 0; a < x.size(); ++a)
-            for (size_t b = 0; b < x.size(); ++b)
-              c[a * x.size() + b] = covariance(options, x[a] - x[b]) + (a == b ? noise_variance(options) : 0);
-          return dense_log_density(c, y);
+          const auto element = [&](size_t a, size_t b) {
+            return covariance(options, x[a] - x[b]) + (a == b ? noise_variance(options) : 0);
+          };
+          return dense_log_density(element, y);
         };
         const double context = log_density();
         x.push_back(v[2][task * 4 + j]), y.push_back(v[3][task * 4 + j]);
@@ -362,20 +365,18 @@ TEST(Posterior, LinearEqualsTheDenseFormulaOnAFineGrid) {
       for (size_t i = 0; i < 12; ++i)
         x.push_back(v[0].data() + (task * 12 + i) * 3), y.push_back(v[1][task * 12 + i]);
       const auto evidence = [&] {
-        std::vector<double> c(x.size() * x.size());
         double sum = 0;
         constexpr int kGrid = 4001;
         for (int q = 0; q < kGrid; ++q) {
           const double z = -9 + 18.0 * q / (kGrid - 1),
                        sigma = std::exp(kLogNoiseMean + kLogNoiseDeviation * z);
-          for (size_t a = 0; a < x.size(); ++a)
-            for (size_t b = 0; b < x.size(); ++b) {
-              double dot = 1;
-              for (size_t f = 0; f < 3; ++f) dot += double(x[a][f]) * double(x[b][f]);
-              c[a * x.size() + b] = dot + (a == b ? sigma * sigma : 0);
-            }
+          const auto element = [&](size_t a, size_t b) {
+            double dot = 1;
+            for (size_t f = 0; f < 3; ++f) dot += double(x[a][f]) * double(x[b][f]);
+            return dot + (a == b ? sigma * sigma : 0);
+          };
           const double weight = q == 0 || q == kGrid - 1 ? 1 : q % 2 ? 4 : 2;
-          sum += weight * std::exp(-0.5 * z * z + dense_log_density(c, y));
+          sum += weight * std::exp(-0.5 * z * z + dense_log_density(element, y));
         }
         return std::log(sum);
       };
