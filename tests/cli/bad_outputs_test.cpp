@@ -27,9 +27,7 @@ TEST(Output, IsNeverAnInput) {
         "generate --model m --prompt-file text --json link",
         "train gpt --text other text --json-out text --device cpu"}) {
     const std::string text = at.get("text"), tensors = at.get("x.safetensors");
-    const Outcome outcome = run(at, line);
-    EXPECT_EQ(outcome.code, 1) << line << outcome.out;
-    EXPECT_TRUE(holds_all(outcome.err, "is the input|would be replaced")) << line << outcome.err;
+    expect_failure(at, line, 1, "is the input|would be replaced");
     EXPECT_TRUE(at.get("text") == text && at.get("x.safetensors") == tensors) << line;
   }
 }
@@ -56,9 +54,7 @@ TEST(Output, IsNeverAFileOfAnInputFolder) {
         "eval choice items --model m --predictions m/model.safetensors",
         "sparsity compare m m --json m/model.safetensors",
         "sparsity activations --model m --text text --json m/config.json"}) {
-    const Outcome outcome = run(at, line);
-    EXPECT_EQ(outcome.code, 1) << line << outcome.out;
-    EXPECT_TRUE(holds_all(outcome.err, "is |the input |would be replaced")) << line << outcome.err;
+    expect_failure(at, line, 1, "is |the input |would be replaced");
     EXPECT_EQ(all(), before) << line;
   }
   // A new file in such a folder replaces nothing: here the model's config.json is what is wrong.
@@ -77,7 +73,7 @@ TEST(Output, IsNeverTheFileThatTheCommandPrintsTo) {
         "generate --model m --prompt a --json log", "bench op relu --seconds 0.001 --json /dev/stdout"}) {
     const Outcome outcome = Process(at, words_of(line), at / "log").wait();
     EXPECT_EQ(outcome.code, 1) << line;
-    EXPECT_TRUE(holds_all(outcome.err, "is the file that this command's output goes to")) << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, "is the file that this command's output goes to"));
     EXPECT_EQ(at.get("log"), "of earlier commands\n") << line;
   }
 }
@@ -134,7 +130,7 @@ TEST(Output, LargerThanAFileMayBeIsAnError) {
   const Outcome outcome = run(workplace, "op relu --in x.safetensors --out y.safetensors");
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &old), 0);
   EXPECT_EQ(outcome.code, 1) << "signal " << outcome.signal;
-  EXPECT_TRUE(holds_all(outcome.err, "write: y.safetensors|too large")) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, "write: y.safetensors|too large"));
   EXPECT_EQ(workplace.files(), std::vector<std::string>{"x.safetensors"});
 }
 

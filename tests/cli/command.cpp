@@ -130,11 +130,12 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-bool holds_all(const std::string& text, const std::string& parts) {
+testing::AssertionResult holds_all(const std::string& text, const std::string& parts) {
   std::istringstream list(parts);
   for (std::string part; std::getline(list, part, '|');)
-    if (text.find(part) == std::string::npos) return false;
-  return true;
+    if (text.find(part) == std::string::npos)
+      return testing::AssertionFailure() << "there is no \"" << part << "\" in:\n" << text;
+  return testing::AssertionSuccess();
 }
 
 void expect_success(const Outcome& outcome) {
@@ -147,12 +148,19 @@ std::string said(const Workplace& workplace, const std::string& line) {
   return outcome.out;
 }
 
+Outcome expect_failure(const Workplace& workplace, const std::string& line, int code,
+                       const std::string& says) {
+  Outcome outcome = run(workplace, line);
+  EXPECT_EQ(outcome.code, code) << line << "\n" << outcome.out << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, says)) << line;
+  return outcome;
+}
+
 void expect_failures(const Workplace& workplace, std::initializer_list<Failure> failures,
                      const std::string& more) {
   for (const Failure& one : failures) {
-    const Outcome outcome = run(workplace, one.line + (one.code == 1 ? more : ""));
-    EXPECT_EQ(outcome.code, one.code) << one.line << ": " << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, one.says)) << one.line << ": " << outcome.err;
+    const Outcome outcome =
+        expect_failure(workplace, one.line + (one.code == 1 ? more : ""), one.code, one.says);
     EXPECT_EQ(outcome.out, "") << one.line;
     EXPECT_LE(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 2) << one.line << ": " << outcome.err;
   }

@@ -2,6 +2,8 @@
 
 #include <sys/types.h>
 
+#include <gtest/gtest.h>
+
 #include <filesystem>
 #include <initializer_list>
 #include <optional>
@@ -89,13 +91,17 @@ class Variable {
 
 /// The first line that `text` has.
 std::string first_line(const std::string& text);
-/// Whether all parts occur, separated by '|'.
-bool holds_all(const std::string& text, const std::string& parts);
+/// Whether all parts, separated by '|', occur; a failure shows the first that does not, and the text.
+testing::AssertionResult holds_all(const std::string& text, const std::string& parts);
 
 /// Expects that it ended with status 0.
 void expect_success(const Outcome& outcome);
 /// The standard output of a command that must succeed.
 std::string said(const Workplace& workplace, const std::string& line);
+
+/// Expects that the command ends with that status and a message that holds all parts, separated by '|'.
+Outcome expect_failure(const Workplace& workplace, const std::string& line, int code,
+                       const std::string& says);
 
 /// A command that must fail: its exit status, and parts of its message separated by '|'.
 struct Failure {

@@ -46,7 +46,7 @@ TEST_P(BadConfigs, AreUsageErrors) {
   const Outcome outcome = run(workplace, "train tnp --config run.toml");
   EXPECT_EQ(outcome.code, 2) << outcome.out << outcome.err;
   EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
-  EXPECT_TRUE(holds_all(outcome.err, GetParam().says)) << outcome.err << "expected " << GetParam().says;
+  EXPECT_TRUE(holds_all(outcome.err, GetParam().says)) << "expected " << GetParam().says;
   EXPECT_EQ(workplace.files(), std::vector<std::string>{"run.toml"});
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, BadConfigs, ::testing::ValuesIn(kBadConfigs),
@@ -56,9 +56,7 @@ TEST(Config, AFileThatIsNoneIsARunTimeError) {
   const Workplace workplace;
   workplace.put("empty.toml", "");
   for (const std::string name : {"none.toml", ".", "empty.toml"}) {
-    const Outcome outcome = run(workplace, "train tnp --config " + name);
-    EXPECT_EQ(outcome.code, 1) << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, name)) << outcome.err;
+    expect_failure(workplace, "train tnp --config " + name, 1, name);
   }
 }
 

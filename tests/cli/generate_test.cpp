@@ -54,8 +54,7 @@ TEST(Generate, SaysThatTheModelHasNoMorePositions) {
   // 64 positions: three of the prompt, and the last token is never run.
   const Outcome outcome = run(at, kGo + "--prompt abc --max-tokens 100");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_TRUE(holds_all(outcome.err, "stopped after 62 of 100 new tokens|3 of the prompt|64 positions"))
-      << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, "stopped after 62 of 100 new tokens|3 of the prompt|64 positions"));
   EXPECT_EQ(json::parse(at.get("out.json"))["texts"][0]["end"], "last position");
   const Outcome within = run(at, kGo + "--prompt abc --max-tokens 62");
   EXPECT_EQ(within.err, "");
@@ -71,8 +70,7 @@ TEST(Generate, ATextEndsAtItsOwnLastPosition) {
   ASSERT_EQ(both.code, 0) << both.err;
   EXPECT_TRUE(holds_all(both.err,
                         "text 1 stopped after 3 of 100 new tokens|62 of the prompt|"
-                        "text 2 stopped after 64 of 100 new tokens|1 of the prompt"))
-      << both.err;
+                        "text 2 stopped after 64 of 100 new tokens|1 of the prompt"));
   const json texts = json::parse(at.get("out.json"))["texts"];
   EXPECT_EQ(texts[0]["tokens"].size(), 3u);
   EXPECT_EQ(texts[1]["tokens"].size(), 64u);
@@ -106,7 +104,7 @@ TEST(Generate, APromptComesFromAFileToo) {
   // The way around that the message names is there.
   at.put("bytes", std::string("a\0b\xFF", 4));
   const Outcome refused = run(at, "generate --device cpu --model m --prompt-file bytes");
-  EXPECT_TRUE(holds_all(refused.err, "bytes is a binary file|--any-bytes")) << refused.err;
+  EXPECT_TRUE(holds_all(refused.err, "bytes is a binary file|--any-bytes"));
   const auto taken = made(at, "--prompt-file bytes --any-bytes --greedy");
   EXPECT_EQ(taken["texts"][0]["prompt"].get<std::string>().substr(0, 3), std::string("a\0b", 3));
   // And so does one from standard input.
@@ -159,9 +157,7 @@ TEST(Generate, EndsAtEndTokensStopTextsAndTheLastPosition) {
 TEST(Generate, AnEmptyPromptBeginsWithTheFirstToken) {
   const Workplace at;
   if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
-  const Outcome none = run(at, kGo + "--prompt ''");
-  EXPECT_EQ(none.code, 1);
-  EXPECT_TRUE(holds_all(none.err, "the prompt is empty|names no bos_token_id")) << none.err;
+  expect_failure(at, kGo + "--prompt ''", 1, "the prompt is empty|names no bos_token_id");
   // GPT-2's own, which small models often keep.
   put_model(at, "m", {.more = "\"bos_token_id\": 50256"});
   EXPECT_TRUE(

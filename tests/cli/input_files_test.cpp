@@ -185,9 +185,7 @@ TEST(BadDevice, ThatTheBuildOrTheMachineLacksIsNamedBeforeAnyFile) {
         "bench op relu --device cuda:99", "bench step tnp --device cuda:99", "bench host --device cuda:99",
         "bench sweep relu --device cuda:99", "bench optim --device cuda:99", "bench copy --device cuda:99",
         "eval tnp r --device cuda:99"}) {
-    const Outcome outcome = run(workplace, line);
-    EXPECT_EQ(outcome.code, 1) << line;
-    EXPECT_TRUE(holds_all(outcome.err, "cuda:99")) << line << ": " << outcome.err;
+    expect_failure(workplace, line, 1, "cuda:99");
     EXPECT_TRUE(workplace.files().empty()) << line;
   }
 }
@@ -208,18 +206,15 @@ TEST(Text, ThatIsNoneIsRefusedByEveryCommandThatReadsIt) {
     for (const auto& [file, says] : {std::pair<std::string, std::string>{"corpus.gz", "compressed by gzip"},
                                      {"utf16.txt", "UTF-16"},
                                      {"latin.txt", "100 of 2000 bytes are not UTF-8|iconv"}}) {
-      const Outcome outcome = run(at, line + file);
-      EXPECT_EQ(outcome.code, 1) << line << file << outcome.out;
-      EXPECT_TRUE(holds_all(outcome.err, "read: " + file + "|" + says + "|--any-bytes")) << outcome.err;
+      expect_failure(at, line + file, 1, "read: " + file + "|" + says + "|--any-bytes");
       auto after = at.files();
       std::erase(after, "runs");
       EXPECT_EQ(after, before) << line << file;
     }
   for (const std::string folder : {".", "runs"}) {
     fs::create_directories(at / "runs");
-    const Outcome outcome = run(at, "tokenizer train --kind byte --out t.json --text " + folder);
-    EXPECT_EQ(outcome.code, 1);
-    EXPECT_TRUE(holds_all(outcome.err, "read: " + folder + " is a directory")) << outcome.err;
+    expect_failure(at, "tokenizer train --kind byte --out t.json --text " + folder, 1,
+                   "read: " + folder + " is a directory");
   }
   expect_failures(
       at, {{"tokenizer train --kind byte --out t.json --text good.txt t.json", 1, "is the input t.json"},
@@ -228,7 +223,7 @@ TEST(Text, ThatIsNoneIsRefusedByEveryCommandThatReadsIt) {
   const Outcome taken =
       run(at, "data tokenize --tokenizer t.json --out shards --any-bytes --text latin.txt good.txt");
   EXPECT_EQ(taken.code, 0) << taken.err;
-  EXPECT_TRUE(holds_all(taken.err, "warning: 100 of 2101 bytes of the text are not UTF-8")) << taken.err;
+  EXPECT_TRUE(holds_all(taken.err, "warning: 100 of 2101 bytes of the text are not UTF-8"));
   const std::string encode = "tokenizer encode t.json ", warning = "warning: 100 of 2000 bytes of the text";
   EXPECT_TRUE(holds_all(run(at, encode + "--any-bytes --file latin.txt").err, warning));
   at.put("stdin", latin);

@@ -51,8 +51,7 @@ TEST_P(TrainLanguage, MakesARunFolderAndAModelFromText) {
       run(at, "train " + model + " --steps 30 --name a --json-out out.json --sample-every 15" + kFromText);
   expect_success(outcome);
   EXPECT_TRUE(holds_all(outcome.out, model + " on cpu|held out|5-gram: |held-out text: |bits per byte|"
-                                             "5-gram on it: |it writes:|runs/a/model|report.html"))
-      << outcome.out;
+                                             "5-gram on it: |it writes:|runs/a/model|report.html"));
   for (const char* file : {"run.json", "metrics.jsonl", "samples.jsonl", "report.html", "data/tokenizer.json",
                            "data/train-00000.tokens", "data/validation-00000.tokens", "model/config.json",
                            "model/model.safetensors", "model/tokenizer.json"})
@@ -150,15 +149,11 @@ TEST(TrainLanguageRuns, StoppedEarlyWithAveragesEndsTheSameHoweverOftenItIsInter
   EXPECT_TRUE(holds_all(resumed.out,
                         "12 or more; a document continues after its training part|lowest of |ended "
                         "early (--patience)|model (of step " +
-                            std::to_string(best) + ", chosen on the held-out text)"))
-      << resumed.out;
-  const Outcome again = run(at, "train llama --quiet --resume runs/cut --device cpu");
-  EXPECT_EQ(again.code, 1);
-  EXPECT_TRUE(holds_all(again.err, "has ended after step|--patience")) << again.err;
-  const Outcome once =
-      run(at, "train llama --quiet --resume runs/cut --device cpu --steps 5000 --eval-every 0");
-  EXPECT_EQ(once.code, 2);
-  EXPECT_TRUE(holds_all(once.err, "--patience: without --eval-every")) << once.err;
+                            std::to_string(best) + ", chosen on the held-out text)"));
+  expect_failure(at, "train llama --quiet --resume runs/cut --device cpu", 1,
+                 "has ended after step|--patience");
+  expect_failure(at, "train llama --quiet --resume runs/cut --device cpu --steps 5000 --eval-every 0", 2,
+                 "--patience: without --eval-every");
   // Stopped after it had ended, but before its export and page: it does these.
   const std::string page = "runs/cut/report.html", weights = "runs/cut/model/model.safetensors";
   ASSERT_TRUE(fs::exists(at / page)) << "the refusal took the page away";
@@ -186,10 +181,8 @@ TEST(TrainLanguageRuns, TheModelOfTheBestEvaluationIsWhatARunUpToThereHas) {
   EXPECT_TRUE(weights("best") == weights("to_there"));
   EXPECT_FALSE(weights("best") == weights("last"));
   // What was not kept cannot be exported: said before anything is trained or changed.
-  const Outcome late = run(at, "train gpt --resume runs/last --steps 1010 --export best");
-  EXPECT_EQ(late.code, 1);
-  EXPECT_TRUE(holds_all(late.err, "--export best|after step " + std::to_string(best) + "|was not kept"))
-      << late.err;
+  expect_failure(at, "train gpt --resume runs/last --steps 1010 --export best", 1,
+                 "--export best|after step " + std::to_string(best) + "|was not kept");
   expect_success(run(at, "train gpt --resume runs/last --steps 1010"));
 }
 
@@ -248,9 +241,8 @@ TEST(TrainLanguageRuns, FromShardsWithDocumentsApart) {
   fs::remove_all(at / "d");
   expect_success(run(at, "tokenizer train --text a.txt --vocab-size 300 --out t2.json"));
   expect_success(run(at, "data tokenize --text a.txt b.txt --tokenizer t2.json --out d"));
-  const Outcome other = run(at, "train gpt --quiet --device cpu --resume runs/b --steps 20");
-  EXPECT_EQ(other.code, 1);
-  EXPECT_TRUE(holds_all(other.err, "fingerprint|tokenize the text again")) << other.err;
+  expect_failure(at, "train gpt --quiet --device cpu --resume runs/b --steps 20", 1,
+                 "fingerprint|tokenize the text again");
 }
 
 TEST(TrainLanguageRuns, TheEndTokenIsTheOneOfTheTokenizersConfig) {
@@ -271,10 +263,8 @@ TEST(TrainLanguageRuns, TheEndTokenIsTheOneOfTheTokenizersConfig) {
   EXPECT_EQ(json::parse(at.get("runs/a/model/config.json")).at("eos_token_id"), 257);
   // A tokenizer that lost its config would stop at another token than the one that was trained.
   fs::remove(at / "d/tokenizer_config.json");
-  const Outcome other = run(at, "train gpt --data d --steps 2 --name b" + kModel);
-  EXPECT_EQ(other.code, 1);
-  EXPECT_TRUE(holds_all(other.err, "end with token 257|data/tokenizer.json is 0|tokenizer_config.json"))
-      << other.err;
+  expect_failure(at, "train gpt --data d --steps 2 --name b" + kModel, 1,
+                 "end with token 257|data/tokenizer.json is 0|tokenizer_config.json");
   // Shards without a tokenizer are those of the model's.
   fs::remove(at / "d/tokenizer.json");
   expect_success(run(at,
@@ -293,7 +283,7 @@ std::string planned_memory(const Workplace& at, const std::string& flags) {
            "--batch 2 --vocab-size " +
                config.at("vocab_size").dump() + flags));
   const std::string total = format_bytes(size_t(planned.at("total").get<double>()));
-  EXPECT_TRUE(holds_all(header, "memory    " + total + " planned a step\n")) << header << planned;
+  EXPECT_TRUE(holds_all(header, "memory    " + total + " planned a step\n")) << planned;
   fs::remove_all(at / "runs");
   return total;
 }
@@ -343,7 +333,7 @@ TEST(TrainLanguageRuns, ATextOfOneLineIsCutAtASpace) {
   at.put("line.txt", text);
   const Outcome outcome = run(at, "train gpt --steps 2 --name a --text line.txt" + kModel);
   expect_success(outcome);
-  EXPECT_TRUE(holds_all(outcome.out, "to predict|documents of one line, cut at a space: 1")) << outcome.out;
+  EXPECT_TRUE(holds_all(outcome.out, "to predict|documents of one line, cut at a space: 1"));
   EXPECT_EQ(said(at, "train gpt --steps 2 --name b --text a.txt" + kModel).find("cut at a space"),
             std::string::npos);
 }
@@ -357,9 +347,7 @@ TEST(TrainLanguageRuns, EvaluationsOfOtherTextAreNotMixed) {
   const std::string metrics = at.get("runs/a/metrics.jsonl"),
                     resume = "train gpt --device cpu --quiet --resume runs/a --steps 16 ";
   const auto refused = [&](const std::string& flags, const char* says) {
-    const Outcome outcome = run(at, resume + flags);
-    EXPECT_EQ(outcome.code, 1) << flags << outcome.out;
-    EXPECT_TRUE(holds_all(outcome.err, says)) << flags << outcome.err;
+    expect_failure(at, resume + flags, 1, says);
     EXPECT_EQ(at.get("runs/a/metrics.jsonl"), metrics) << flags;
     EXPECT_EQ(json::parse(at.get("runs/a/run.json")), settings) << flags;
     EXPECT_TRUE(fs::exists(at / "runs/a/report.html")) << flags;
@@ -380,9 +368,7 @@ TEST(TrainLanguageRuns, FlagsOfSamplesAreRefusedByARunThatGoesOnWithoutSamples) 
           "--batch 2 --quiet --steps 2 --sample-tokens 0 --name a"));
   const std::string resume = "train gpt --device cpu --quiet --resume runs/a --steps 4 ";
   for (const std::string flag : {"--sample-prompt", "--sample-every"}) {
-    const Outcome outcome = run(at, resume + flag + " 1");
-    EXPECT_EQ(outcome.code, 2) << outcome.out;
-    EXPECT_TRUE(holds_all(outcome.err, flag + "|with --sample-tokens 0 there are no samples")) << outcome.err;
+    expect_failure(at, resume + flag + " 1", 2, flag + "|with --sample-tokens 0 there are no samples");
   }
   expect_success(run(at, resume + "--sample-every 1 --sample-tokens 4"));
 }
@@ -421,7 +407,7 @@ TEST_P(TrainLanguageErrors, SayWhatIsWrongAndLeaveNoRun) {
   const Outcome outcome = run(at, std::string(GetParam().line) + kModel);
   EXPECT_EQ(outcome.code, 1) << outcome.out << outcome.err;
   EXPECT_TRUE(outcome.err.starts_with("tessera: ")) << outcome.err;
-  EXPECT_TRUE(holds_all(outcome.err, GetParam().says)) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, GetParam().says));
   EXPECT_FALSE(fs::exists(at / "runs/a"));
 }
 INSTANTIATE_TEST_SUITE_P(
@@ -465,10 +451,9 @@ TEST(TrainLanguageRuns, WithoutHeldOutTextARunThatAsksForNoEvaluationTrains) {
   put_texts(at);
   const Outcome outcome = run(at, "train gpt --validation 0 --eval-every 0 --steps 2 --name a" + kFromText);
   expect_success(outcome);
-  EXPECT_TRUE(holds_all(outcome.out, "none held out, characters; sequences of 16")) << outcome.out;
-  const Outcome more = run(at, "train gpt --quiet --resume runs/a --steps 4 --eval-every 1 --device cpu");
-  EXPECT_EQ(more.code, 1) << more.out;
-  EXPECT_TRUE(holds_all(more.err, "nothing is held out|--eval-every")) << more.err;
+  EXPECT_TRUE(holds_all(outcome.out, "none held out, characters; sequences of 16"));
+  expect_failure(at, "train gpt --quiet --resume runs/a --steps 4 --eval-every 1 --device cpu", 1,
+                 "nothing is held out|--eval-every");
 }
 
 TEST(TrainLanguageRuns, PathsThatRunJsonCannotKeepAreRefused) {
@@ -479,9 +464,7 @@ TEST(TrainLanguageRuns, PathsThatRunJsonCannotKeepAreRefused) {
        {"train gpt --data d\xE9", "train llama --text a.txt --model d\xE9",
         "train gpt --text a.txt --sample-prompt \xE9", "train bert --task sst2 --data d\xE9 --scratch",
         "train bert --task sst2 --data a --model d\xE9"}) {
-    const Outcome outcome = run(at, line);
-    EXPECT_EQ(outcome.code, 2) << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, "\\xE9\" is not UTF-8|run.json")) << outcome.err;
+    expect_failure(at, line, 2, "\\xE9\" is not UTF-8|run.json");
     EXPECT_FALSE(fs::exists(at / "runs"));
   }
   expect_success(run(at, "train gpt --steps 1 --name a" + kFromText));
@@ -511,9 +494,7 @@ TEST(TrainLanguageRuns, ATomlFileGivesSeveralTextsAndOneNameOfAFlag) {
   const Outcome info = run(at, "data info runs/a/data/train-00000.tokens --json");
   EXPECT_EQ(json::parse(info.out)[0].at("documents"), 2);
   at.put("twice.toml", "text = \"a.txt\"\nheads = 2\nn-head = 4\n");
-  const Outcome twice = run(at, "train gpt --config twice.toml");
-  EXPECT_EQ(twice.code, 2);
-  EXPECT_TRUE(holds_all(twice.err, "twice.toml|\"n-head\" is given twice")) << twice.err;
+  expect_failure(at, "train gpt --config twice.toml", 2, "twice.toml|\"n-head\" is given twice");
 }
 
 TEST(TrainLanguageRuns, TheCommandLineWinsOverAnExcludedFlagOfTheConfig) {
@@ -523,9 +504,8 @@ TEST(TrainLanguageRuns, TheCommandLineWinsOverAnExcludedFlagOfTheConfig) {
   expect_success(run(at, "train gpt --config run.toml --steps 2" + kFromText));
   EXPECT_EQ(steps_logged(at, "runs/a"), 2);
   at.put("both.toml", "epochs = 30\nsteps = 2\n");
-  const Outcome both = run(at, "train gpt --config both.toml" + kFromText);
-  EXPECT_EQ(both.code, 2);
-  EXPECT_TRUE(holds_all(both.err, "both.toml:2: |\"steps\" and \"epochs\" exclude each other")) << both.err;
+  expect_failure(at, "train gpt --config both.toml" + kFromText, 2,
+                 "both.toml:2: |\"steps\" and \"epochs\" exclude each other");
 }
 
 TEST(TrainLanguageRuns, RunsOfAGptAreToldApartByTheirDropout) {
@@ -538,41 +518,32 @@ TEST(TrainLanguageRuns, RunsOfAGptAreToldApartByTheirDropout) {
   EXPECT_EQ(job.at("model").at("resid_pdrop"), 0.25);
   EXPECT_EQ(json::parse(at.get("runs/b/run.json")).at("job").at("dropout"), 0);
   const std::string groups = said(at, "report runs/a runs/b --by dropout");
-  EXPECT_TRUE(holds_all(groups, "\n0.25  |\n0.0  ")) << groups;
+  EXPECT_TRUE(holds_all(groups, "\n0.25  |\n0.0  "));
   expect_success(run(at, "train gpt --resume runs/a --steps 3 --device cpu --quiet"));
 }
 
 TEST(TrainLanguageRuns, ADivergedRunSaysSoAndEndsWithOne) {
   const Workplace at;
   put_texts(at);
-  const Outcome outcome = run(at, "train gpt --steps 4 --lr 1e20 --clip 0 --name a" + kFromText);
-  EXPECT_EQ(outcome.code, 1) << outcome.out;
-  EXPECT_TRUE(holds_all(outcome.err, "the last step (4) is not finite|diverged|lower learning rate"))
-      << outcome.err;
+  expect_failure(at, "train gpt --steps 4 --lr 1e20 --clip 0 --name a" + kFromText, 1,
+                 "the last step (4) is not finite|diverged|lower learning rate");
 }
 
 TEST(TrainLanguageRuns, AFolderOfAnotherModelIsRefused) {
   const Workplace at;
   put_texts(at);
   expect_success(run(at, "train llama --steps 2 --name l" + kFromText));
-  const Outcome other =
-      run(at, "train gpt --text a.txt --device cpu --model runs/l/model --length 16 --name a");
-  EXPECT_EQ(other.code, 2);
-  EXPECT_TRUE(holds_all(other.err, "--model|llama|expected gpt2 or opt")) << other.err;
-  const Outcome resumed = run(at, "train gpt --device cpu --resume runs/l --steps 5");
-  EXPECT_EQ(resumed.code, 1);
-  EXPECT_TRUE(holds_all(resumed.err, "runs/l/run.json|train llama|not of `train gpt`")) << resumed.err;
+  expect_failure(at, "train gpt --text a.txt --device cpu --model runs/l/model --length 16 --name a", 2,
+                 "--model|llama|expected gpt2 or opt");
+  expect_failure(at, "train gpt --device cpu --resume runs/l --steps 5", 1,
+                 "runs/l/run.json|train llama|not of `train gpt`");
   // Whatever asks for a run of a model says so when it gets another's.
   for (const char* line : {"train tnp --device cpu --resume runs/l --steps 5",
                            "train bert --device cpu --resume runs/l", "eval tnp runs/l --device cpu"}) {
-    const Outcome wrong = run(at, line);
-    EXPECT_EQ(wrong.code, 1);
-    EXPECT_TRUE(holds_all(wrong.err, "runs/l/run.json: a run of `train llama`, not of")) << wrong.err;
+    expect_failure(at, line, 1, "runs/l/run.json: a run of `train llama`, not of");
   }
-  const Outcome longer =
-      run(at, "train llama --text a.txt --device cpu --model runs/l/model --length 17 --name a");
-  EXPECT_EQ(longer.code, 1);
-  EXPECT_TRUE(holds_all(longer.err, "length is 17|16 positions")) << longer.err;
+  expect_failure(at, "train llama --text a.txt --device cpu --model runs/l/model --length 17 --name a", 1,
+                 "length is 17|16 positions");
   EXPECT_FALSE(fs::exists(at / "runs/a"));
 }
 
@@ -583,10 +554,8 @@ TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {
   for (const std::string& file : at.files())
     if (file.find("validation-") != std::string::npos) fs::remove(at / file);
   const std::string curve_before = at.get("runs/a/metrics.jsonl");
-  const Outcome outcome = run(at, "train gpt --resume runs/a --steps 8 --device cpu --quiet");
-  EXPECT_EQ(outcome.code, 1);
-  EXPECT_TRUE(holds_all(outcome.err, "runs/a|no validation shards|runs/a/data|restore them|new run"))
-      << outcome.err;
+  expect_failure(at, "train gpt --resume runs/a --steps 8 --device cpu --quiet", 1,
+                 "runs/a|no validation shards|runs/a/data|restore them|new run");
   EXPECT_EQ(at.get("runs/a/metrics.jsonl"), curve_before);
 }
 

@@ -59,7 +59,7 @@ TEST(BenchLayers, TimesTasksWithTheModelThatReadsThem) {
   const std::string small = line + "--batch-size 4 ";
   const std::string text =
       said(at, small + "--task sst2,rte --data glue --slice random --rows 2 --csv l.csv");
-  EXPECT_TRUE(holds_all(text, "sst2: 4 texts|rte: 4 texts|random")) << text;
+  EXPECT_TRUE(holds_all(text, "sst2: 4 texts|rte: 4 texts|random"));
   EXPECT_TRUE(holds_all(at.get("l.csv"), "sst2,all,all,|rte,all,all,|sst2,1,feed-forward,"));
   EXPECT_TRUE(holds_all(said(at, small), "synthetic: 4 texts, 96 tokens"));
   expect_failures(at, {{line + "--task sst2", 2, "--task needs --data"},
@@ -83,8 +83,8 @@ TEST(BenchLayers, WithoutMaxLengthTextsAreAsLongAsTheModelTakes) {
   limit_positions(at, model, 20);
   const Outcome outcome = run(at, line + " --json r.json");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_TRUE(holds_all(outcome.out, "synthetic: 4 texts, 80 tokens")) << outcome.out;
-  EXPECT_TRUE(holds_all(outcome.err, "20 tokens per text")) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.out, "synthetic: 4 texts, 80 tokens"));
+  EXPECT_TRUE(holds_all(outcome.err, "20 tokens per text"));
   EXPECT_TRUE(holds_all(said(at, line + " --task sst2 --data glue"), "sst2: 4 texts"));
   expect_failures(at, {{line + " --max-length 21", 1, "--max-length is 21|positions for 20"}});
 }

@@ -71,23 +71,18 @@ TEST(LlamaWindow, ATextThatDoesNotFitIsRefusedAndNamed) {
   config.replace(config.find(none), none.size(), "\"sliding_window\": 8");
   at.put("runs/a/model/config.json", config);
   const std::string generate = "generate --model runs/a/model --device cpu --greedy --ignore-end ";
-  const Outcome longer = run(at, generate + "--prompt aaaaaaaaa --max-tokens 2");
-  EXPECT_EQ(longer.code, 1);
-  EXPECT_TRUE(holds_all(longer.err, "the prompt has 9 tokens|has 8 tokens of the sliding window"))
-      << longer.err;
+  expect_failure(at, generate + "--prompt aaaaaaaaa --max-tokens 2", 1,
+                 "the prompt has 9 tokens|has 8 tokens of the sliding window");
   const Outcome ends = run(at, generate + "--prompt aaaaa --max-tokens 9");
   expect_success(ends);
-  EXPECT_TRUE(holds_all(ends.err, "stopped after 4 of 9 new tokens|all 8 tokens of the sliding window"))
-      << ends.err;
+  EXPECT_TRUE(holds_all(ends.err, "stopped after 4 of 9 new tokens|all 8 tokens of the sliding window"));
   const Outcome text = run(at, "eval ppl --model runs/a/model --text a.txt --length 9 --device cpu");
   EXPECT_EQ(text.code, 1);
   EXPECT_NE(text.err, "");
-  const Outcome trained =
-      run(at,
-          "train llama --model runs/a/model --text a.txt --device cpu --steps 1 --length 9 "
-          "--batch 1 --quiet --name b");
-  EXPECT_EQ(trained.code, 1);
-  EXPECT_TRUE(holds_all(trained.err, "mistral|9 tokens|sliding window of 8")) << trained.err;
+  expect_failure(at,
+                 "train llama --model runs/a/model --text a.txt --device cpu --steps 1 --length 9 "
+                 "--batch 1 --quiet --name b",
+                 1, "mistral|9 tokens|sliding window of 8");
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ TEST(TrainMlm, TellsOfExactStepsThatWereCheap) {
            "train bert --task mlm --text t.txt --model runs/m/model --form low_rank --rank "
            "4 --optimizer loro --loro-every 1 --loro-singular cheap --steps 1 --batch-size "
            "4 --max-length 24 --device cpu --quiet --name l");
-  EXPECT_TRUE(holds_all(out, "loro: 1 of |exact steps of a matrix were cheap ones instead")) << out;
+  EXPECT_TRUE(holds_all(out, "loro: 1 of |exact steps of a matrix were cheap ones instead"));
 }
 
 TEST(TrainMlm, PretrainsAnEncoderThatFineTuningTakes) {
@@ -54,8 +54,7 @@ TEST(TrainMlm, PretrainsAnEncoderThatFineTuningTakes) {
       "train bert --task mlm --text t.txt --steps 20 --eval-every 10 --name m --save-model --json m.json" +
           kSmallMlm);
   EXPECT_TRUE(holds_all(
-      out, "masked language model|15 % masked|sequences held out|nats per masked token|model: |report: "))
-      << out;
+      out, "masked language model|15 % masked|sequences held out|nats per masked token|model: |report: "));
   for (const char* file :
        {"model/config.json", "model/model.safetensors", "model/tokenizer.json", "report.html"})
     EXPECT_TRUE(fs::exists(at / ("runs/m/" + std::string(file)))) << file;
@@ -72,14 +71,14 @@ TEST(TrainMlm, PretrainsAnEncoderThatFineTuningTakes) {
                                  "train bert --task sst2 --data glue --model runs/m/model --seeds 2 --steps "
                                  "3 --batch-size 4 --max-length 24 "
                                  "--device cpu --quiet --name g");
-  EXPECT_TRUE(holds_all(tuned, "initialised at random: classifier.dense.weight|not used: |mean +- deviation"))
-      << tuned;
+  EXPECT_TRUE(
+      holds_all(tuned, "initialised at random: classifier.dense.weight|not used: |mean +- deviation"));
   // It goes on from its own weights, too.
   const std::string more = said(at,
                                 "train bert --task mlm --text t.txt --model runs/m/model --steps 2 "
                                 "--batch-size 4 --max-length 24 --device cpu "
                                 "--quiet --name more");
-  EXPECT_TRUE(holds_all(more, "from |runs/m/model")) << more;
+  EXPECT_TRUE(holds_all(more, "from |runs/m/model"));
 }
 
 TEST(TrainMlm, AnInterruptedRunGoesOnToTheSameBytes) {
@@ -92,11 +91,10 @@ TEST(TrainMlm, AnInterruptedRunGoesOnToTheSameBytes) {
     process.send(SIGINT);
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, 130);
-    EXPECT_TRUE(holds_all(outcome.out, "To continue:|tessera train bert --resume runs/parts")) << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.out, "To continue:|tessera train bert --resume runs/parts"));
   }
-  const Outcome other = run(at, "train bert --resume runs/parts --device cpu --quiet --mask 0.3");
-  EXPECT_EQ(other.code, 2);
-  EXPECT_TRUE(holds_all(other.err, "--mask cannot change it")) << other.err;
+  expect_failure(at, "train bert --resume runs/parts --device cpu --quiet --mask 0.3", 2,
+                 "--mask cannot change it");
   said(at, "train bert --resume runs/parts --device cpu --quiet");
   EXPECT_EQ(curve_of(at, "runs/whole", {"loss", "grad_norm", "eval_"}),
             curve_of(at, "runs/parts", {"loss", "grad_norm", "eval_"}));
@@ -109,9 +107,8 @@ TEST(TrainMlm, EvaluationsOfOtherTextAreNotMixed) {
   const Workplace at;
   at.put("t.txt", mlm_text());
   said(at, "train bert --task mlm --text t.txt --steps 2 --name m" + kSmallMlm);
-  const Outcome other = run(at, "train bert --resume runs/m --steps 4 --eval-tokens 30 --device cpu --quiet");
-  EXPECT_EQ(other.code, 1) << other.out;
-  EXPECT_TRUE(holds_all(other.err, "evaluated with sequences |leave --eval-tokens out")) << other.err;
+  expect_failure(at, "train bert --resume runs/m --steps 4 --eval-tokens 30 --device cpu --quiet", 1,
+                 "evaluated with sequences |leave --eval-tokens out");
   said(at, "train bert --resume runs/m --steps 4 --device cpu --quiet");
 }
 
@@ -124,7 +121,7 @@ TEST(TrainMlm, TrainsOnShardsWithTheirTokenizer) {
                                "train bert --task mlm --data shards --steps 2 --layers 1 --d-model 16 "
                                "--n-head 2 --d-ff 16 --batch-size 4 "
                                "--max-length 24 --device cpu --quiet --name s");
-  EXPECT_TRUE(holds_all(out, "masked language model|model: ")) << out;
+  EXPECT_TRUE(holds_all(out, "masked language model|model: "));
 }
 
 TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
@@ -136,7 +133,7 @@ TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
   const auto bad = [&](const std::string& flags, int code, const char* says) {
     const Outcome outcome = run(at, mlm + flags);
     EXPECT_EQ(outcome.code, code) << flags << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, says)) << flags << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, says)) << flags;
     EXPECT_FALSE(fs::exists(at / "runs/bad")) << flags;
   };
   bad("", 2, "--text FILE... or --data DIR");
@@ -161,9 +158,8 @@ TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
   bad("--data t.txt --name bad", 1, "t.txt");
   for (const char* flag :
        {"--text t.txt", "--mask 0.2", "--tokenizer x", "--validation 0.2", "--piece 9", "--any-bytes"}) {
-    const Outcome outcome = run(at, std::string("train bert --task sst2 --data d --scratch ") + flag);
-    EXPECT_EQ(outcome.code, 2) << flag;
-    EXPECT_TRUE(holds_all(outcome.err, "is only for --task mlm")) << outcome.err;
+    expect_failure(at, std::string("train bert --task sst2 --data d --scratch ") + flag, 2,
+                   "is only for --task mlm");
   }
 }
 

@@ -51,7 +51,7 @@ TEST_P(Help, FitsAScreen) {
     // A maximised terminal of an ordinary display; training has the flags of every optimizer and of ranks.
     EXPECT_LE(lines.size(), std::string(GetParam()) == "train tnp" ? 82u : 60u) << outcome.out;
     for (const std::string& line : lines) EXPECT_LE(line.size(), 120u) << line;
-    EXPECT_TRUE(holds_all(outcome.out, std::string("Usage: tessera ") + GetParam())) << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.out, std::string("Usage: tessera ") + GetParam()));
   }
   EXPECT_TRUE(workplace.files().empty());
 }
@@ -77,7 +77,7 @@ TEST(Threads, AWrongNumberIsOneLineAndOneOfOpenMpIsIgnored) {
     const Variable unset("TESSERA_THREADS", ""), set("OMP_NUM_THREADS", wrong);
     const Outcome outcome = run(at, "--version");
     EXPECT_EQ(outcome.code, 0) << outcome.signal;
-    EXPECT_TRUE(holds_all(outcome.err, "tessera: warning: OMP_NUM_THREADS is |it is ignored")) << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, "tessera: warning: OMP_NUM_THREADS is |it is ignored"));
   }
 }
 
@@ -314,9 +314,7 @@ TEST(Bench, CompareLeavesOutAnotherGpuUnlessAsked) {
   theirs.replace(theirs.find("H200"), 4, "H100");
   workplace.put("a.jsonl", ours + "\n");
   workplace.put("b.jsonl", theirs + "\n");
-  const Outcome refused = run(workplace, "bench compare a.jsonl b.jsonl");
-  EXPECT_EQ(refused.code, 1);
-  EXPECT_TRUE(holds_all(refused.err, "b.jsonl|same GPU model|--any-gpu")) << refused.err;
+  expect_failure(workplace, "bench compare a.jsonl b.jsonl", 1, "b.jsonl|same GPU model|--any-gpu");
   EXPECT_TRUE(holds_all(said(workplace, "bench compare a.jsonl b.jsonl --any-gpu"), "silu|1.00x"));
 }
 
@@ -337,7 +335,7 @@ TEST(Bench, SweepWritesVerdictsThatCompareCounts) {
   workplace.put("b.jsonl", wrong.dump() + "\n");
   const Outcome outcome = run(workplace, "bench compare b.jsonl a.jsonl");
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_TRUE(holds_all(outcome.out, "WRONG relu|y: error 1")) << outcome.out;
+  EXPECT_TRUE(holds_all(outcome.out, "WRONG relu|y: error 1"));
 }
 
 TEST(Bench, OptimAndCopy) {
@@ -546,7 +544,7 @@ TEST(Train, ADamagedDatabaseIsAWarningAndTheRunGoesOn) {
   at.put("runs/runs.sqlite", "this is no database, and longer than the head of one would be............");
   const Outcome outcome = run(at, "train tnp --quiet --steps 2 --name r" + kTiny);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_TRUE(holds_all(outcome.err, "tessera: warning: results database|runs.sqlite")) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, "tessera: warning: results database|runs.sqlite"));
   EXPECT_TRUE(fs::exists(at / "runs/r/report.html"));
 }
 #endif
@@ -568,20 +566,15 @@ TEST(Train, QuietPrintsNoProgress) {
 TEST(Train, AFinishedRunIsNotResumedByItselfButGoesOnWithSteps) {
   const Workplace workplace;
   said(workplace, "train tnp --quiet --steps 2 --name r" + kTiny);
-  const Outcome done = run(workplace, "train tnp --resume runs/r --device cpu");
-  EXPECT_EQ(done.code, 1);
-  EXPECT_TRUE(holds_all(done.err, "has finished its 2 steps|--steps")) << done.err;
+  expect_failure(workplace, "train tnp --resume runs/r --device cpu", 1, "has finished its 2 steps|--steps");
   const std::string metrics = workplace.get("runs/r/metrics.jsonl");
-  const Outcome before = run(workplace, "train tnp --resume runs/r --steps 1 --device cpu");
-  EXPECT_EQ(before.code, 1);
-  EXPECT_TRUE(holds_all(before.err, "is at step 2 already, past --steps 1|larger --steps")) << before.err;
+  const Outcome before = expect_failure(workplace, "train tnp --resume runs/r --steps 1 --device cpu", 1,
+                                        "is at step 2 already, past --steps 1|larger --steps");
   EXPECT_EQ(before.out, "") << "it does not go on";
   EXPECT_EQ(workplace.get("runs/r/metrics.jsonl"), metrics);
   EXPECT_TRUE(fs::exists(workplace / "runs/r/report.html"));
-  const Outcome tasks = run(workplace, "train tnp --resume runs/r --steps 4 --eval-tasks 5 --device cpu");
-  EXPECT_EQ(tasks.code, 1);
-  EXPECT_TRUE(holds_all(tasks.err, "evaluated with tasks 4|with tasks 5|leave --eval-tasks out"))
-      << tasks.err;
+  expect_failure(workplace, "train tnp --resume runs/r --steps 4 --eval-tasks 5 --device cpu", 1,
+                 "evaluated with tasks 4|with tasks 5|leave --eval-tasks out");
   EXPECT_TRUE(holds_all(said(workplace, "train tnp --resume runs/r --steps 4 --quiet --device cpu"),
                         "resuming from|(step 2)|trained 2 steps"));
 }
@@ -599,9 +592,9 @@ TEST(Eval, ComparesWithTheOptimumAndCanFail) {
   EXPECT_NEAR(result.at("gap").get<double>(),
               result.at("nll").get<double>() - result.at("optimal_nll").get<double>(), 1e-12);
   EXPECT_GT(result.at("gap").get<double>(), 0);
-  const Outcome failed = run(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --most-gap 0.0001");
-  EXPECT_EQ(failed.code, 1);
-  EXPECT_TRUE(holds_all(failed.err, "the gap|is above 0.0001 nats"));
+  const Outcome failed =
+      expect_failure(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --most-gap 0.0001", 1,
+                     "the gap|is above 0.0001 nats");
   EXPECT_TRUE(holds_all(failed.out, "prior|optimal"));
   said(workplace, "eval tnp runs/r --eval-tasks 8 --device cpu --most-gap 1000");
   // A bound below 0 is one, too.

@@ -33,8 +33,7 @@ TEST(PruneCommand, WritesAModelItsMasksAndAReport) {
   EXPECT_TRUE(holds_all(
       out,
       "8 matrices|wanda, 2 of each 4 weights|8 samples of 16 tokens, seed 0|memory|about|attn.c_proj|"
-      "transformer.h.1  |0.5000|perplexity|before|written      p"))
-      << out;
+      "transformer.h.1  |0.5000|perplexity|before|written      p"));
   EXPECT_EQ(out.find("memory") < out.find("perplexity"), true);
   for (const char* file :
        {"p/config.json", "p/masks.safetensors", "p/model.safetensors", "p/pruning.json", "p/tokenizer.json"})
@@ -136,9 +135,8 @@ TEST(PruneCommand, SaysWhatIsWrongAndWritesNothing) {
        {"prune --device cpu --model m --text t --out m --length 16", 1, "m has model.safetensors already"},
        {"prune --device cpu --model other --text t --out p", 1, "has no config.json"}});
   // Where nothing can be written, before the model is loaded and samples pass a block for the plan.
-  const Outcome early = run(at, "prune --device cpu --model other --text t --length 16 --out few/p");
-  EXPECT_EQ(early.code, 1);
-  EXPECT_TRUE(holds_all(early.err, "write: cannot create the folder |few")) << early.err;
+  expect_failure(at, "prune --device cpu --model other --text t --length 16 --out few/p", 1,
+                 "write: cannot create the folder |few");
   EXPECT_EQ(at.files(), before);
 }
 
@@ -202,9 +200,7 @@ TEST(PruneCommand, DamagedAndLockedBlocksAreSaid) {
   fs::create_directory(at / "p.partial");
   {
     const train::FolderLock other(at / "p.partial");
-    const Outcome second = run(at, how);
-    EXPECT_EQ(second.code, 1);
-    EXPECT_TRUE(holds_all(second.err, "p.partial: another process is writing in it")) << second.err;
+    expect_failure(at, how, 1, "p.partial: another process is writing in it");
   }
   EXPECT_FALSE(fs::exists(at / "p"));
   said(at, how);
@@ -234,8 +230,7 @@ TEST(PruneCommand, GoesOnAfterASignal) {
     if (outcome.code == 130)
       EXPECT_TRUE(holds_all(outcome.err,
                             "stopping; finished blocks are kept|tessera: interrupted by Ctrl-C; the "
-                            "same command continues after the finished blocks"))
-          << outcome.err;
+                            "same command continues after the finished blocks"));
     EXPECT_EQ(outcome.err.find("before there was a result"), std::string::npos) << outcome.err;
   }
   if (!fs::exists(at / "p.partial")) return;  // it was faster than this test
@@ -297,8 +292,7 @@ TEST(PruneCommand, KeepsFinishedBlocksAfterAnError) {
   EXPECT_EQ(outcome.code, 1) << "signal " << outcome.signal;
   EXPECT_TRUE(holds_all(outcome.err,
                         "block-00001.safetensors|too large|1 finished block is kept in p.partial: the same "
-                        "command continues after it"))
-      << outcome.err;
+                        "command continues after it"));
   EXPECT_EQ(json::parse(said(at, how + "p"))["resumed_blocks"], 1);
   said(at, how + "whole");
   EXPECT_EQ(at.get("p/model.safetensors"), at.get("whole/model.safetensors"));
@@ -312,8 +306,7 @@ TEST(SparsityImportCommand, WritesMasksThatCompareReads) {
   const std::string out = said(at, "sparsity import p --model m --seed 4 --out i.safetensors");
   EXPECT_TRUE(holds_all(out,
                         "mlp.c_proj|0.5000|of 8 matrices|model        m, fingerprint|method       magnitude, "
-                        "pattern unstructured, asked 0.5, seed 4|written      i.safetensors"))
-      << out;
+                        "pattern unstructured, asked 0.5, seed 4|written      i.safetensors"));
   EXPECT_TRUE(
       holds_all(said(at, "sparsity compare i.safetensors p"), "transformer.h.1.mlp.c_fc|1.0000 +- 0.0000"));
   const json report =

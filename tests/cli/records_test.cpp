@@ -93,7 +93,7 @@ TEST(Json, RecordsBehindATornLineAreWhole) {
   workplace.put("mended.jsonl", text + "\r\n");
   const Outcome mended = run(workplace, "bench compare mended.jsonl mended.jsonl");
   EXPECT_EQ(mended.code, 0) << mended.err;
-  EXPECT_TRUE(holds_all(mended.out, "linear|relu")) << mended.out;
+  EXPECT_TRUE(holds_all(mended.out, "linear|relu"));
 }
 
 TEST(Json, AFileThatCannotBeWrittenIsNamedBeforeTheWork) {
@@ -105,9 +105,7 @@ TEST(Json, AFileThatCannotBeWrittenIsNamedBeforeTheWork) {
         "bench host --device cpu --json nowhere/a.jsonl",
         "bench step tnp --device cpu --json nowhere/a.jsonl",
         "train tnp --device cpu --json-out nowhere/a.json"}) {
-    const Outcome outcome = run(workplace, line);
-    EXPECT_EQ(outcome.code, 1) << line;
-    EXPECT_TRUE(holds_all(outcome.err, "nowhere|no folder")) << outcome.err;
+    const Outcome outcome = expect_failure(workplace, line, 1, "nowhere|no folder");
     EXPECT_EQ(outcome.out, "") << line << ": results are printed as they are measured";
     EXPECT_TRUE(workplace.files().empty()) << line;
   }

@@ -112,12 +112,11 @@ TEST(Resume, AnF16RunGoesOnWithItsLossScale) {
   EXPECT_EQ(last.at("skipped_steps"), scale.at("skipped_steps"));
   EXPECT_EQ(last.at("loss_scale"), scale.at("last"));
   const std::string at_end = "loss scale " + std::to_string(scale.at("last").get<int64_t>()) + " at the end";
-  EXPECT_TRUE(holds_all(resumed.out, at_end)) << resumed.out;
-  const Outcome refused = run(workplace, "train tnp --resume runs/b --steps 50 --loss-scale 8");
-  EXPECT_EQ(refused.code, 2);
-  EXPECT_TRUE(holds_all(refused.err, "--loss-scale cannot change it")) << refused.err;
+  EXPECT_TRUE(holds_all(resumed.out, at_end));
+  expect_failure(workplace, "train tnp --resume runs/b --steps 50 --loss-scale 8", 2,
+                 "--loss-scale cannot change it");
   const std::string skipped = std::to_string(scale.at("skipped_steps").get<int64_t>());
-  EXPECT_TRUE(holds_all(resumed.out, "skipped " + skipped + " steps|loss scale")) << resumed.out;
+  EXPECT_TRUE(holds_all(resumed.out, "skipped " + skipped + " steps|loss scale"));
   EXPECT_TRUE(holds_all(workplace.get("runs/b/report.html"), skipped + " of 40 steps skipped|Loss scale"));
 }
 
@@ -126,9 +125,7 @@ TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   workplace.put("runs/.metrics.jsonl.tmp-1-0", "not of a run");
   Process first(workplace, words_of("train tnp --steps 1000000 --name r" + kLogged));
   ASSERT_TRUE(wait_for(first, [&] { return steps_logged(workplace, "runs/r") >= 5; }));
-  const Outcome second = run(workplace, "train tnp --device cpu --resume runs/r");
-  EXPECT_EQ(second.code, 1) << second.out;
-  EXPECT_TRUE(holds_all(second.err, "runs/r|another process")) << second.err;
+  expect_failure(workplace, "train tnp --device cpu --resume runs/r", 1, "runs/r|another process");
   EXPECT_TRUE(first.running());
   first.send(SIGKILL);
   first.wait();
@@ -225,11 +222,9 @@ TEST_P(Interrupted, SavesAndPrintsTheCommandThatGoesOn) {
   // A refusal changes nothing, also not the line that was logged only because the run was stopped.
   const std::string metrics = workplace.get("runs/cut/metrics.jsonl");
   for (const int64_t steps : {int64_t{1}, step}) {
-    const Outcome refused = run(workplace, line + " --steps " + std::to_string(steps));
-    EXPECT_EQ(refused.code, 1) << refused.out;
-    EXPECT_TRUE(holds_all(refused.err, "the run is at step " + std::to_string(step) + " already|--steps " +
-                                           std::to_string(steps)))
-        << refused.err;
+    const Outcome refused = expect_failure(
+        workplace, line + " --steps " + std::to_string(steps), 1,
+        "the run is at step " + std::to_string(step) + " already|--steps " + std::to_string(steps));
     EXPECT_EQ(refused.err.find("finished"), std::string::npos) << refused.err;
   }
   EXPECT_EQ(workplace.get("runs/cut/metrics.jsonl"), metrics);
@@ -265,9 +260,9 @@ TEST(InterruptedEvaluation, IsAcknowledgedAndTheRunEndsAsIfNothingHadBeen) {
     for (int i = 0; i < signals; ++i) process.send(SIGINT);
     const Outcome cut = process.wait();
     ASSERT_EQ(cut.code, 130) << cut.out << cut.err;
-    EXPECT_TRUE(holds_all(cut.err, "tessera: stopping")) << cut.err;
+    EXPECT_TRUE(holds_all(cut.err, "tessera: stopping"));
     if (signals == 1)
-      EXPECT_TRUE(holds_all(cut.out, "interrupted after step 6; saved|--resume runs/" + name)) << cut.out;
+      EXPECT_TRUE(holds_all(cut.out, "interrupted after step 6; saved|--resume runs/" + name));
     EXPECT_FALSE(fs::exists(workplace / ("runs/" + name + "/report.html")));
     expect_success(run(workplace, "train tnp --quiet --device cpu --eval-tasks 4 --resume runs/" + name));
     EXPECT_TRUE(same_end(workplace, "whole", name, 6));
@@ -296,7 +291,7 @@ TEST(InterruptedPreparation, LeavesNoFolder) {
   process.send(SIGINT);
   const Outcome cut = process.wait();
   EXPECT_EQ(cut.code, 130) << cut.out << cut.err;
-  EXPECT_TRUE(holds_all(cut.err, "stopping|interrupted by Ctrl-C before there was a result")) << cut.err;
+  EXPECT_TRUE(holds_all(cut.err, "stopping|interrupted by Ctrl-C before there was a result"));
   EXPECT_EQ(workplace.files(), (std::vector<std::string>{"a.txt", "runs"}));
 }
 
@@ -336,8 +331,8 @@ TEST_P(DamagedNewest, IsPassedOverWithAWarning) {
   workplace.put(newest, GetParam().apply(bytes));
   const Outcome resumed = run(workplace, "train tnp --quiet --device cpu --resume runs/cut --steps 8");
   expect_success(resumed);
-  EXPECT_TRUE(holds_all(resumed.err, "tessera: warning: passed over|step-000006")) << resumed.err;
-  EXPECT_TRUE(holds_all(resumed.out, "resuming from|step-000004|(step 4)")) << resumed.out;
+  EXPECT_TRUE(holds_all(resumed.err, "tessera: warning: passed over|step-000006"));
+  EXPECT_TRUE(holds_all(resumed.out, "resuming from|step-000004|(step 4)"));
   EXPECT_TRUE(same_end(workplace, "whole", "cut", 8));
 }
 INSTANTIATE_TEST_SUITE_P(
@@ -414,11 +409,9 @@ TEST(FullDisk, EndsWithPathAndBytesAndTheLastCheckpointGoesOn) {
   workplace.put("runs/filler", std::string(disk.free_bytes() - 300'000, 'x'));
 
   const std::string resume = "train tnp --quiet --device cpu --resume runs/cut --steps 8";
-  const Outcome full = run(workplace, resume);
-  EXPECT_EQ(full.code, 1) << full.out << full.err;
-  EXPECT_TRUE(holds_all(full.err, "tessera: write: |checkpoints/step-000006|" + std::to_string(size) +
-                                      " bytes are needed|are free|make room"))
-      << full.err;
+  expect_failure(workplace, resume, 1,
+                 "tessera: write: |checkpoints/step-000006|" + std::to_string(size) +
+                     " bytes are needed|are free|make room");
   EXPECT_FALSE(fs::exists(workplace / checkpoint_name("cut", 6)));
   EXPECT_FALSE(saves_now(workplace / "runs/cut/checkpoints"));
   expect_success(run(workplace, "eval tnp runs/cut --tasks 2 --device cpu"));
@@ -436,16 +429,13 @@ TEST(Resume, ARunThatMetOtherTasksIsNotContinued) {
   settings["job"].erase("task_stream");  // as in a run of before there were versions
   workplace.put("runs/r/run.json", settings.dump());
   const std::vector<std::string> before = workplace.files();
-  const Outcome resumed = run(workplace, "train tnp --quiet --device cpu --resume runs/r --steps 8");
-  EXPECT_EQ(resumed.code, 1);
-  EXPECT_TRUE(holds_all(resumed.err, "runs/r/run.json|version 1|version 2|new run|eval tnp")) << resumed.err;
+  expect_failure(workplace, "train tnp --quiet --device cpu --resume runs/r --steps 8", 1,
+                 "runs/r/run.json|version 1|version 2|new run|eval tnp");
   EXPECT_EQ(workplace.files(), before);
   EXPECT_EQ(json::parse(workplace.get("runs/r/run.json")), settings);
   settings["job"]["task_stream"] = 3;
   workplace.put("runs/r/run.json", settings.dump());
-  const Outcome later = run(workplace, "eval tnp runs/r --tasks 2 --device cpu");
-  EXPECT_EQ(later.code, 1);
-  EXPECT_TRUE(holds_all(later.err, "run.json|task_stream|3|1 to 2")) << later.err;
+  expect_failure(workplace, "eval tnp runs/r --tasks 2 --device cpu", 1, "run.json|task_stream|3|1 to 2");
 }
 
 /// tests/cli/earlier holds runs of version 0.1.0 at revision 0fa62f4c96a1, stopped after step 4, and the
@@ -462,7 +452,7 @@ TEST_P(EarlierRun, GoesOnToItsEnd) {
   const json before = json::parse(workplace.get(name + "/run.json"));
   const Outcome resumed = run(workplace, "train " + model + " --quiet --device cpu --resume " + name);
   expect_success(resumed);
-  EXPECT_TRUE(holds_all(resumed.out, "(step 4)|trained 4 steps")) << resumed.out;
+  EXPECT_TRUE(holds_all(resumed.out, "(step 4)|trained 4 steps"));
   const json after = json::parse(workplace.get(name + "/run.json"));
   EXPECT_EQ(after.at("job"), before.at("job"));
   EXPECT_EQ(after.at("options"), before.at("options"));
@@ -488,9 +478,7 @@ TEST(FullDisk, WithoutAByteLeftTheMessageIsStillTheDisks) {
   expect_success(run(workplace, "train tnp --steps 4 --save-every 2 --name cut" + kLogged));
   workplace.put("runs/filler", std::string(disk.free_bytes(), 'x'));
   const std::string resume = "train tnp --quiet --device cpu --resume runs/cut --steps 8";
-  const Outcome full = run(workplace, resume);
-  EXPECT_EQ(full.code, 1) << full.out << full.err;
-  EXPECT_TRUE(holds_all(full.err, "runs/cut/|bytes are needed|0 are free|make room")) << full.err;
+  expect_failure(workplace, resume, 1, "runs/cut/|bytes are needed|0 are free|make room");
   fs::remove(workplace / "runs/filler");
   expect_success(run(workplace, resume));
   EXPECT_EQ(steps_logged(workplace, "runs/cut"), 8);

@@ -121,9 +121,8 @@ TEST(Runs, EvalOfARunWithoutACheckpointSaysSo) {
   const Workplace workplace;
   put_run(workplace);
   fs::remove_all(workplace / "runs/r/checkpoints");
-  const Outcome outcome = run(workplace, "eval tnp runs/r --device cpu --tasks 2");
-  EXPECT_EQ(outcome.code, 1);
-  EXPECT_TRUE(holds_all(outcome.err, "runs/r/checkpoints|no checkpoint yet")) << outcome.err;
+  expect_failure(workplace, "eval tnp runs/r --device cpu --tasks 2", 1,
+                 "runs/r/checkpoints|no checkpoint yet");
 }
 
 TEST(Runs, BadOptionsOfAResumedRunAreRefused) {
@@ -132,9 +131,8 @@ TEST(Runs, BadOptionsOfAResumedRunAreRefused) {
   json settings = json::parse(workplace.get("runs/r/run.json"));
   settings["options"]["save_every"] = -3;
   workplace.put("runs/r/run.json", settings.dump());
-  const Outcome outcome = run(workplace, "train tnp --device cpu --steps 8 --resume runs/r");
-  EXPECT_EQ(outcome.code, 1);
-  EXPECT_TRUE(holds_all(outcome.err, "run.json|\"save_every\"|-3|--save-every")) << outcome.err;
+  expect_failure(workplace, "train tnp --device cpu --steps 8 --resume runs/r", 1,
+                 "run.json|\"save_every\"|-3|--save-every");
 }
 
 TEST(Runs, AFolderThatCannotBeMadeIsNamed) {
@@ -144,7 +142,7 @@ TEST(Runs, AFolderThatCannotBeMadeIsNamed) {
     const Outcome outcome = run(workplace, "train tnp --steps 1 --runs " + root + kTiny);
     EXPECT_EQ(outcome.code, 1) << outcome.out << outcome.err;
     EXPECT_TRUE(outcome.err.starts_with("tessera: run folder")) << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, root)) << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, root));
   }
   EXPECT_EQ(workplace.files(), std::vector<std::string>{"file"});
 }
@@ -171,9 +169,7 @@ TEST(Runs, ADivergedOneIsNamedByTheCheckOfAReport) {
   }
   const std::string all = "report runs/a runs/b runs/c runs/d --by lr";
   EXPECT_EQ(run(at, all).code, 0);
-  const Outcome checked = run(at, all + " --check");
-  EXPECT_EQ(checked.code, 2) << checked.out;
-  EXPECT_TRUE(holds_all(checked.err, "report: --check: runs/c diverged|leave it out")) << checked.err;
+  expect_failure(at, all + " --check", 2, "report: --check: runs/c diverged|leave it out");
 }
 
 TEST(Runs, ADatabaseThatIsNoneIsNamed) {
@@ -181,18 +177,16 @@ TEST(Runs, ADatabaseThatIsNoneIsNamed) {
   workplace.put("runs/runs.sqlite", std::string(4096, 'x'));
   const Outcome outcome = run(workplace, "train tnp --steps 1" + kTiny);
   EXPECT_EQ(outcome.code, 0) << outcome.err;  // the run is worth more than its row
-  EXPECT_TRUE(holds_all(outcome.err, "warning|runs.sqlite|not a database")) << outcome.err;
+  EXPECT_TRUE(holds_all(outcome.err, "warning|runs.sqlite|not a database"));
   const Outcome report = run(workplace, "report runs/runs.sqlite");  // as runs/* names it
   EXPECT_EQ(report.code, 1);
-  EXPECT_TRUE(holds_all(report.err, "runs/runs.sqlite: it is a file")) << report.err;
+  EXPECT_TRUE(holds_all(report.err, "runs/runs.sqlite: it is a file"));
 }
 
 TEST(Runs, WhatDoesNotFitIntoMemoryIsSaid) {
   const Workplace workplace;
-  const Outcome outcome =
-      run(workplace, "train tnp --steps 1 --device cpu --m 1000000 --n 1000000 --batch-size 1000000");
-  EXPECT_EQ(outcome.code, 1) << outcome.out << outcome.err;
-  EXPECT_TRUE(holds_all(outcome.err, "memory")) << outcome.err;
+  expect_failure(workplace, "train tnp --steps 1 --device cpu --m 1000000 --n 1000000 --batch-size 1000000",
+                 1, "memory");
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ TEST(Sparse24Training, SparsifiesBetweenTheFactorsOfColaLayers) {
   const Outcome measured =
       run(at, "sparsity activations --model runs/sparse --text a.txt --length 16 --windows 4 --device cpu");
   expect_success(measured);
-  EXPECT_TRUE(holds_all(measured.out, "blocks.0.attention.qkv.1|blocks.1.mlp.down")) << measured.out;
+  EXPECT_TRUE(holds_all(measured.out, "blocks.0.attention.qkv.1|blocks.1.mlp.down"));
   // By default, windows are no longer than the model takes.
   expect_success(run(at, "sparsity activations --model runs/sparse --text a.txt --device cpu"));
   std::istringstream rows(measured.out);
@@ -180,7 +180,7 @@ TEST(ActivationL1, MakesActivationsSparserAndIsLoggedApartFromTheLoss) {
                        std::to_string(later) + ".safetensors"));
     const Outcome other = run(at, "train llama --resume runs/strong --device cpu --quiet --activation-l1 1");
     EXPECT_NE(other.code, 0);
-    EXPECT_TRUE(holds_all(other.err, "--activation-l1")) << other.err;
+    EXPECT_TRUE(holds_all(other.err, "--activation-l1"));
     expect_success(run(at, "train llama --resume runs/strong --device cpu --quiet"));
     EXPECT_TRUE(at.get(end) == whole) << more;
     fs::remove_all(at / "runs");
@@ -240,7 +240,7 @@ TEST(Sparse24Training, IsPlannedAndMeasured) {
           "sparsity activations --model runs/m runs/m --text a.txt --length 16 --windows 4 "
           "--device cpu --json m.json");
   expect_success(measured);
-  EXPECT_TRUE(holds_all(measured.out, "blocks.0.mlp|blocks.1.mlp|neighbours")) << measured.out;
+  EXPECT_TRUE(holds_all(measured.out, "blocks.0.mlp|blocks.1.mlp|neighbours"));
   const json figures = json::parse(at.get("m.json"));
   ASSERT_EQ(figures.size(), 2u);
   const json& first = figures[0].at("networks")[0];
@@ -255,9 +255,8 @@ TEST(Sparse24Training, ChecksDenseStepsAgainstTheStepsThatThereAre) {
   put_clauses(at);
   // 1,000 is the default of --steps, which --epochs, --minutes, plans and benchmarks do not have.
   const std::string sparse = "--ffn relu2 --sparse24 naive --dense-first 1000 ";
-  const Outcome few = run(at, kTrainOnClauses + " --epochs 0.01 " + sparse);
-  EXPECT_EQ(few.code, 1) << few.out;
-  EXPECT_TRUE(holds_all(few.err, "1000 dense steps first|leave none of the 1 steps")) << few.err;
+  expect_failure(at, kTrainOnClauses + " --epochs 0.01 " + sparse, 1,
+                 "1000 dense steps first|leave none of the 1 steps");
   expect_success(run(at, kTrainOnClauses + " --epochs 80 --name r --eval-tokens 8 " + sparse));
   EXPECT_GT(json::parse(at.get("runs/r/run.json")).at("job").at("steps").get<int64_t>(), 1000);
   expect_success(run(at, "plan llama --size demo " + sparse));
@@ -308,15 +307,14 @@ TEST(Sparse24Training, RefusesWhatMakesNoSense) {
            {"bench ffn --device cpu --variant other", 2, "--variant"}});
   // What a step finds is said after the header.
   for (const std::string more : {"--ffn relu2", "--form cola --rank 8 --cola-activation relu_squared"}) {
-    const Outcome outcome = run(at, train + more + " --sparse24 naive --sparse24-require");
-    EXPECT_EQ(outcome.code, 1) << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, "sparse tensor cores are required")) << outcome.err;
+    expect_failure(at, train + more + " --sparse24 naive --sparse24-require", 1,
+                   "sparse tensor cores are required");
   }
   // Another setting on resume.
   expect_success(run(at, train + "--ffn relu2 --name r --sparse24 naive"));
   const Outcome other = run(at, "train llama --resume runs/r --steps 6 --device cpu --quiet --sparse24 mvue");
   EXPECT_NE(other.code, 0);
-  EXPECT_TRUE(holds_all(other.err, "--sparse24")) << other.err;
+  EXPECT_TRUE(holds_all(other.err, "--sparse24"));
 }
 
 TEST(Sparse24Training, TheTableOfOptionsNamesFlagsThatExist) {
@@ -353,8 +351,7 @@ TEST(FfnBench, TimesTheGemmsAndTheNetworks) {
           "bench ffn --device cpu --precision f32 --shape T=64,D=32,F=128 --seconds 0.001 "
           "--sparsity 0.9,0.99 --json ffn.json");
   expect_success(outcome);
-  EXPECT_TRUE(holds_all(outcome.out, "y dense|y sparse|dup sparse|ddown sparse|swiglu|relu2|sparse24"))
-      << outcome.out;
+  EXPECT_TRUE(holds_all(outcome.out, "y dense|y sparse|dup sparse|ddown sparse|swiglu|relu2|sparse24"));
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ TEST(SparseCommands, RefuseWhatCannotRun) {
   const auto refused = [&](const std::string& line, int code, const char* says) {
     const Outcome outcome = run(at, line);
     EXPECT_EQ(outcome.code, code) << line << "\n" << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, says)) << line << "\n" << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, says)) << line;
     EXPECT_EQ(outcome.out, "") << line;
     if (code == 1) EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   };
@@ -180,9 +180,7 @@ TEST(SparseCommands, AFieldIsLeftOutOnTheWayBackToDenseWeightsToo) {
   const json plain = config;
   config["note"] = {{"of", "the author"}};
   at.put("c/config.json", config.dump());
-  const Outcome refused = run(at, "convert c d --format dense");
-  EXPECT_EQ(refused.code, 1);
-  EXPECT_TRUE(holds_all(refused.err, "note")) << refused.err;
+  expect_failure(at, "convert c d --format dense", 1, "note");
   said(at, "convert c d --format dense --ignore-field note");
   EXPECT_EQ(json::parse(at.get("d/config.json")), plain);
 }
@@ -191,9 +189,8 @@ TEST(SparseCommands, RefuseDamagedFiles) {
   const Workplace at;
   if (const std::string why = put_sparse(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
   const auto refused = [&](const char* says) {
-    const Outcome outcome = run(at, "generate --device cpu --prompt a --max-tokens 1 --model b");
-    EXPECT_EQ(outcome.code, 1) << says;
-    EXPECT_TRUE(holds_all(outcome.err, says)) << outcome.err;
+    const Outcome outcome =
+        expect_failure(at, "generate --device cpu --prompt a --max-tokens 1 --model b", 1, says);
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
   };
   const std::string whole = at.get("c/sparse.safetensors");

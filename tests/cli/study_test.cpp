@@ -44,7 +44,7 @@ TEST(Study, ComparesArmsBySeedAndWritesEverything) {
   const Workplace at;
   at.put("s.toml", plan_of(20));
   const std::string out = said(at, "study run s.toml");
-  EXPECT_TRUE(holds_all(out, "[1/4] adamw,seed-1|[4/4] sgd,seed-2|eval_nll|baseline|report: ")) << out;
+  EXPECT_TRUE(holds_all(out, "[1/4] adamw,seed-1|[4/4] sgd,seed-2|eval_nll|baseline|report: "));
   const json results = json::parse(at.get("runs/s/results.json"));
   ASSERT_EQ(results.at("cells").size(), 4u);
   // The score is the last evaluation of the cell's own run folder.
@@ -91,10 +91,9 @@ TEST(Study, AFinishedStudyRunsNothingAndGrowsByWhatIsAdded) {
   at.put("s.toml", plan_of(8, "command = \"tnp\"\nseeds = [1, 2, 3]\n",
                            kArms + "[[arm]]\nname = \"muon\"\noptimizer = \"muon\"\n"));
   const std::string listed = said(at, "study run s.toml --out a --list");
-  EXPECT_TRUE(holds_all(listed, "finished     tessera train tnp --resume|pending      tessera train tnp"))
-      << listed;
+  EXPECT_TRUE(holds_all(listed, "finished     tessera train tnp --resume|pending      tessera train tnp"));
   const std::string grown = said(at, "study run s.toml --out a");
-  EXPECT_TRUE(holds_all(grown, "[5/9] muon,seed-1|[9/9] muon,seed-3")) << grown;
+  EXPECT_TRUE(holds_all(grown, "[5/9] muon,seed-1|[9/9] muon,seed-3"));
   at.put("t.toml", at.get("s.toml"));
   said(at, "study run t.toml --out b");
   json a = json::parse(at.get("a/results.json")), b = json::parse(at.get("b/results.json"));
@@ -115,12 +114,12 @@ TEST(Study, InterruptedKilledOrOutOfTimeItGoesOnToTheSameBytes) {
     process.send(SIGINT);
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, 130) << outcome.err;
-    EXPECT_TRUE(holds_all(
-        outcome.out, "stopped and saved|interrupted after|To continue:|tessera study run s.toml --out parts"))
-        << outcome.out;
+    EXPECT_TRUE(
+        holds_all(outcome.out,
+                  "stopped and saved|interrupted after|To continue:|tessera study run s.toml --out parts"));
   }
   const std::string stopped = said(at, "study run s.toml --out parts --minutes 0.0001");
-  EXPECT_TRUE(holds_all(stopped, "stopped by --minutes")) << stopped;
+  EXPECT_TRUE(holds_all(stopped, "stopped by --minutes"));
   {
     Process process(at, words_of("study run s.toml --out parts"));
     ASSERT_TRUE(wait_for(process, begun("parts", "sgd,seed-1")));
@@ -140,7 +139,7 @@ TEST(Study, CellsSideBySideGiveTheSameBytesAndTimesOfTheirOwn) {
   at.put("s.toml", plan_of(40));
   said(at, "study run s.toml --out one");
   const std::string out = said(at, "study run s.toml --out two --jobs 2 --timing-steps 20");
-  EXPECT_TRUE(holds_all(out, "step time  adamw,timing|step time  sgd,timing")) << out;
+  EXPECT_TRUE(holds_all(out, "step time  adamw,timing|step time  sgd,timing"));
   expect_same_results(at, "one", "two");
   for (const json& time : json::parse(at.get("two/times.json")).at("times"))
     EXPECT_EQ(time.at("measured_in"), "a run of its own");
@@ -151,10 +150,8 @@ TEST(Study, ACellThatFailsIsRecordedAndTheOthersFinish) {
   const Workplace at;
   at.put("s.toml",
          plan_of(40, kHead, "[[arm]]\nname = \"good\"\n[[arm]]\nname = \"bad\"\nlr = 1e30\nclip-norm = 0\n"));
-  const Outcome outcome = run(at, "study run s.toml --out s");
-  EXPECT_EQ(outcome.code, 1);
-  EXPECT_TRUE(holds_all(outcome.err, "2 of 4 runs failed, first bad,seed-1: |s/logs|tries them again"))
-      << outcome.err;
+  expect_failure(at, "study run s.toml --out s", 1,
+                 "2 of 4 runs failed, first bad,seed-1: |s/logs|tries them again");
   const json cells = json::parse(at.get("s/results.json")).at("cells");
   EXPECT_EQ(cells[0].at("status"), "finished");
   EXPECT_EQ(cells[1].at("status"), "failed");
@@ -178,8 +175,7 @@ TEST(Study, SeveralSeedsOfBertAreCellsOfOneSeed) {
          "name = \"dropout-0.3\"\ndropout = 0.3\n");
   const std::string out = said(at, "study run s.toml");
   EXPECT_TRUE(holds_all(
-      out, "plain,sst2,lr-1e-3,seed-5|dropout-0.3,sst2,lr-2e-3,seed-7|eval_score|best learning rate"))
-      << out;
+      out, "plain,sst2,lr-1e-3,seed-5|dropout-0.3,sst2,lr-2e-3,seed-7|eval_score|best learning rate"));
   EXPECT_TRUE(fs::exists(at / "runs/s/cells/plain,sst2,lr-1e-3,seed-5/seed-5/metrics.jsonl"));
   const json comparisons = json::parse(at.get("runs/s/results.json")).at("comparisons");
   ASSERT_EQ(comparisons.size(), 6u);  // two arms at two rates, and at the best
@@ -204,9 +200,8 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   const std::string flags = kTinyFlags + "steps = 4\n", arms = kArms;
   const auto bad = [&](const std::string& text, const char* says) {
     at.put("bad.toml", text);
-    const Outcome outcome = run(at, "study run bad.toml --out out");
-    EXPECT_EQ(outcome.code, 2) << text << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, std::string("bad.toml:|") + says)) << text << outcome.err;
+    const Outcome outcome =
+        expect_failure(at, "study run bad.toml --out out", 2, std::string("bad.toml:|") + says);
     EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
     EXPECT_EQ(outcome.out, "") << text;
     EXPECT_FALSE(fs::exists(at / "out")) << text;
@@ -337,13 +332,9 @@ TEST(Study, FoldersAndCommandsThatAreWrong) {
   // What only the command itself can tell ends the study with its first cell.
   at.put("bert.toml",
          "command = \"bert\"\nseeds = [1, 2]\n[[arm]]\nname = \"x\"\npad = true\npacked = true\n");
-  const Outcome refused = run(at, "study run bert.toml");
-  EXPECT_EQ(refused.code, 2);
-  EXPECT_TRUE(holds_all(refused.err, "bert.toml: arm \"x\": train bert: --task is required")) << refused.err;
+  expect_failure(at, "study run bert.toml", 2, "bert.toml: arm \"x\": train bert: --task is required");
   at.put("metric.toml", plan_of(4, kHead + "metric = \"loss_scale\"\n"));  // which f16 alone has
-  const Outcome unknown = run(at, "study run metric.toml");
-  EXPECT_EQ(unknown.code, 2);
-  EXPECT_TRUE(holds_all(unknown.err, "metric is \"loss_scale\"|did not log|eval_nll")) << unknown.err;
+  expect_failure(at, "study run metric.toml", 2, "metric is \"loss_scale\"|did not log|eval_nll");
   const std::string cells = said(at, "study run metric.toml --list");
   EXPECT_EQ(run(at, "study run metric.toml").code, 2);
   EXPECT_EQ(said(at, "study run metric.toml --list"), cells) << "another cell was run for nothing";
@@ -368,7 +359,7 @@ TEST(SlowStudy, TheDemoOfTheRepositoryRuns) {
   const Workplace at;
   at.put("demo.toml", study_of_repository("demo.toml"));
   const std::string out = said(at, "study run demo.toml");
-  EXPECT_TRUE(holds_all(out, "[18/18]|each arm at its best learning rate|muon")) << out;
+  EXPECT_TRUE(holds_all(out, "[18/18]|each arm at its best learning rate|muon"));
   EXPECT_TRUE(fs::exists(at / "runs/demo/report.html"));
 }
 

@@ -53,10 +53,8 @@ TEST(TokenCommands, FromTextToShardsAndBack) {
   run(at, "data tokenize --text a.txt b.txt --tokenizer t.json --out e --shard-tokens 500");
   EXPECT_EQ(at.get("d/train-00000.tokens"), at.get("e/train-00000.tokens"));
   EXPECT_EQ(at.get("d/validation-00000.tokens"), at.get("e/validation-00000.tokens"));
-  const Outcome twice = run(at, "data tokenize --text a.txt --tokenizer t.json --out d");
-  EXPECT_EQ(twice.code, 1);
-  EXPECT_TRUE(holds_all(twice.err, "d has shards of the part train already|name another folder"))
-      << twice.err;
+  expect_failure(at, "data tokenize --text a.txt --tokenizer t.json --out d", 1,
+                 "d has shards of the part train already|name another folder");
 }
 
 TEST(TokenCommands, CharactersBytesAndGlue) {
@@ -73,9 +71,8 @@ TEST(TokenCommands, CharactersBytesAndGlue) {
   const Outcome glue = run(at, "data glue --out g --task sst2 --train 20 --dev 5 --test 5");
   const std::string dev = at.get("g/SST-2/dev.tsv"), mine = "sentence\tlabel\nmine\t1\n";
   at.put("g/SST-2/dev.tsv", mine);
-  const Outcome other = run(at, "data glue --out g --task sst2 --train 21 --dev 5 --test 5");
-  EXPECT_EQ(other.code, 1) << other.out;
-  EXPECT_TRUE(holds_all(other.err, "g/SST-2/train.tsv|already|another folder")) << other.err;
+  expect_failure(at, "data glue --out g --task sst2 --train 21 --dev 5 --test 5", 1,
+                 "g/SST-2/train.tsv|already|another folder");
   EXPECT_EQ(run(at, "data glue --out g --task sst2 --train 20 --dev 5 --test 5").code, 1);
   EXPECT_EQ(at.get("g/SST-2/dev.tsv"), mine);
   at.put("g/SST-2/dev.tsv", dev);
@@ -96,7 +93,7 @@ TEST(TokenCommands, KeepsEveryFileOfATokenizerWithItsTokens) {
   const Outcome made = run(at, "data tokenize --text a.txt --tokenizer old --out d");
   if (lacks_library(made)) GTEST_SKIP() << "skipped: " << made.err;
   EXPECT_EQ(made.code, 0) << made.err;
-  EXPECT_TRUE(holds_all(made.out, "documents end with token 257 (<|im_end|>)")) << made.out;
+  EXPECT_TRUE(holds_all(made.out, "documents end with token 257 (<|im_end|>)"));
   for (const char* name : {"vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json"})
     EXPECT_EQ(at.get(std::string("d/") + name), at.get(std::string("old/") + name)) << name;
 }
@@ -112,14 +109,12 @@ TEST(TokenCommands, CountDocumentsAndTheEmptyOnesAlike) {
   const std::string usual = made("a.txt one.txt a.txt --out d");
   EXPECT_TRUE(holds_all(usual,
                         "train: | tokens, 3 documents, 1 shards\nvalidation: |"
-                        " tokens, 3 documents (1 of them empty), 1 shards\n"))
-      << usual;
+                        " tokens, 3 documents (1 of them empty), 1 shards\n"));
   const std::string shards = " d/train-00000.tokens d/validation-00000.tokens";
   const std::string info = said(at, "data info" + shards);
   EXPECT_TRUE(holds_all(info,
                         "d/train-00000.tokens: | tokens, 3 documents, vocabulary|"
-                        "d/validation-00000.tokens: | tokens, 3 documents (1 of them empty), vocabulary"))
-      << info;
+                        "d/validation-00000.tokens: | tokens, 3 documents (1 of them empty), vocabulary"));
   const json of_parts = json::parse(said(at, "data info --json" + shards));
   for (const size_t part : {0, 1}) {
     EXPECT_EQ(of_parts[part].at("documents"), 3);
@@ -131,7 +126,7 @@ TEST(TokenCommands, CountDocumentsAndTheEmptyOnesAlike) {
       holds_all(cut, " tokens, 3 documents, 3 shards\n| tokens, 3 documents (1 of them empty), 2 shards\n"))
       << cut;
   const std::string whole = made("a.txt a.txt --out f --validation 0");
-  EXPECT_TRUE(holds_all(whole, "validation: 0 tokens, 0 documents, 0 shards\n")) << whole;
+  EXPECT_TRUE(holds_all(whole, "validation: 0 tokens, 0 documents, 0 shards\n"));
 }
 
 TEST(TokenCommands, SayWhatIsWrong) {
@@ -171,8 +166,8 @@ TEST(Tokenize, WarnsIfNothingIsHeldOut) {
   const Outcome none =
       run(at, "data tokenize --tokenizer t.json --out a --text good.txt --piece 1 --validation 0.1");
   EXPECT_EQ(none.code, 0) << none.err;
-  EXPECT_TRUE(holds_all(none.out, "validation: 0 tokens")) << none.out;
-  EXPECT_TRUE(holds_all(none.err, "warning: --validation 0.1 holds nothing out")) << none.err;
+  EXPECT_TRUE(holds_all(none.out, "validation: 0 tokens"));
+  EXPECT_TRUE(holds_all(none.err, "warning: --validation 0.1 holds nothing out"));
   const Outcome some = run(at, "data tokenize --tokenizer t.json --out b --text good.txt --validation 0.5");
   EXPECT_EQ(some.err, "");
 }
@@ -182,10 +177,9 @@ TEST(Tokenize, LeavesNoShardOfWhatItCouldNotFinish) {
   at.put("good.txt", "some text\n");
   ASSERT_EQ(run(at, "tokenizer train --text good.txt --kind byte --out t.json").code, 0);
   const auto before = at.files();
-  const Outcome outcome = run(
-      at, "data tokenize --tokenizer t.json --out a/b --shard-tokens 4 --text good.txt good.txt none.txt");
-  EXPECT_EQ(outcome.code, 1);
-  EXPECT_TRUE(holds_all(outcome.err, "none.txt")) << outcome.err;
+  expect_failure(
+      at, "data tokenize --tokenizer t.json --out a/b --shard-tokens 4 --text good.txt good.txt none.txt", 1,
+      "none.txt");
   EXPECT_EQ(at.files(), before);
 }
 

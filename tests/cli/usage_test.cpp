@@ -448,7 +448,7 @@ TEST_P(UsageError, ExitsWithTwoAtOnceAndNamesIt) {
   EXPECT_EQ(outcome.out, "");
   EXPECT_TRUE(outcome.err.starts_with("tessera: ")) << outcome.err;
   EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << "one line: " << outcome.err;
-  EXPECT_TRUE(holds_all(outcome.err, GetParam().says)) << outcome.err << "expected " << GetParam().says;
+  EXPECT_TRUE(holds_all(outcome.err, GetParam().says)) << "expected " << GetParam().says;
   EXPECT_EQ(workplace.files(), std::vector<std::string>());
 }
 
@@ -490,7 +490,7 @@ TEST(OldFlags, MeanWhatTheNewOnesMean) {
   EXPECT_TRUE(holds_all(help, "--batch-size|--n-head|--clip-norm|--json |--size"));
   // Fine-tuning is evaluated after each epoch unless told otherwise: there the default is not 0.
   const std::string bert = run(at, "train bert --help").out;
-  EXPECT_TRUE(holds_all(bert, "--eval-every INT  |default: an epoch, with --task mlm 0")) << bert;
+  EXPECT_TRUE(holds_all(bert, "--eval-every INT  |default: an epoch, with --task mlm 0"));
 }
 
 }  // namespace
