@@ -48,6 +48,63 @@ nlohmann::json sparse_layers(LanguageFolder& language, const std::vector<train::
   return sparse_json(language.sparse, counts);
 }
 
+/// A measurement: of a part of the windows if it was interrupted.
+struct MeasuredText {
+  LanguageTokens tokens;
+  std::vector<train::PerplexityWindow> windows;
+  train::Perplexity result;
+  double seconds = 0;
+
+  bool is_whole() const { return result.windows == int64_t(windows.size()); }
+  /// The whole text's tokens per byte: windows leave some tokens out, and it is not known which bytes those
+  /// are.
+  double bits_per_byte() const {
+    return result.nats / std::log(2.0) * double(tokens.ids.size()) /
+           double(std::max<uint64_t>(1, tokens.bytes));
+  }
+  double tokens_per_second(int64_t length) const {
+    return double(result.windows * length) / std::max(seconds, 1e-9);
+  }
+};
+
+nlohmann::json json_of(const PplArgs& args, LanguageFolder& language, const MeasuredText& measured,
+                       Device device) {
+  const train::Perplexity& result = measured.result;
+  return {{"sparse", sparse_layers(language, measured.windows)},
+          {"model", language.path},
+          {"type", language.config.type},
+          {"dtype", args.dtype == "tf32" ? args.dtype : name_of(dtype_of(language))},
+          {"device", device.name()},
+          {"text", args.text},
+          {"data", args.data},
+          {"protocol", args.options.stride ? "sliding" : "windows"},
+          {"length", args.options.length},
+          {"stride", args.options.stride},
+          {"bytes", measured.tokens.bytes},
+          {"tokens", measured.tokens.ids.size()},
+          {"windows", result.windows},
+          {"predicted", result.predicted},
+          {"nats_per_token", result.nats},
+          {"perplexity", result.perplexity()},
+          {"bits_per_byte", measured.bits_per_byte()},
+          {"complete", measured.is_whole()},
+          {"seconds", measured.seconds},
+          {"tokens_per_s", measured.tokens_per_second(args.options.length)}};
+}
+
+void print(const PplArgs& args, const MeasuredText& measured) {
+  const train::Perplexity& result = measured.result;
+  fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
+             args.options.stride ? fmt::format("sliding windows of {}, the last {} predicted",
+                                               args.options.length, args.options.stride)
+                                 : fmt::format("windows of {}, one after the other", args.options.length),
+             "tokens", measured.tokens.ids.size(), measured.tokens.bytes);
+  fmt::print("{:<16} {} in {} windows\n{:<16} {:.6f}\n{:<16} {:.4f}\n{:<16} {:.4f}\n{:<16} {:.0f}\n",
+             "predicted", result.predicted, result.windows, "nats per token", result.nats, "perplexity",
+             result.perplexity(), "bits per byte", measured.bits_per_byte(), "tokens/s",
+             measured.tokens_per_second(args.options.length));
+}
+
 int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
   const bool tf32 = args.dtype == "tf32";
   auto sparse = args.sparse.options(language_folder(args.model), 1);
@@ -66,10 +123,11 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
         " tokens; the model has ", longest_of(language), " positions: give a smaller --length");
   check(args.options.stride < args.options.length, "eval ppl: --stride ", args.options.stride,
         " in windows of ", args.options.length, " tokens, as many as the model has positions; expected less");
-  const LanguageTokens tokens = args.data.empty()
-                                    ? tokens_of_text(language, args.text, args.any_bytes)
-                                    : tokens_of_shards("eval ppl", language, args.data, args.part);
-  const std::vector<train::PerplexityWindow> windows = train::perplexity_windows(tokens.ids, args.options);
+  MeasuredText measured{.tokens = args.data.empty()
+                                      ? tokens_of_text(language, args.text, args.any_bytes)
+                                      : tokens_of_shards("eval ppl", language, args.data, args.part)};
+  measured.windows = train::perplexity_windows(measured.tokens.ids, args.options);
+  const std::vector<train::PerplexityWindow>& windows = measured.windows;
 
   const InterruptGuard guard;
   const bool shows = ::isatty(STDERR_FILENO) == 1 && world.leads();
@@ -83,7 +141,7 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
                               so_far.perplexity()));
     return agreed_signal() == 0;
   };
-  const train::Perplexity result = std::visit(
+  measured.result = std::visit(
       [&](auto& model) {
         if (!args.griffin)
           return train::measure_perplexity(model, windows, device, args.options.batch, progress);
@@ -91,55 +149,24 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
         return train::measure_perplexity(texts, windows, device, args.options.batch, progress);
       },
       language.model);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  measured.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (shows) train::tell("\r\x1b[K");
-  check(result.windows == 0 || std::isfinite(result.nats),
+  check(measured.result.windows == 0 || std::isfinite(measured.result.nats),
         "eval ppl: the log-likelihood of the text is not finite; the model's weights are damaged, or its "
         "activations overflow");
-  const bool whole = result.windows == int64_t(windows.size());
-  // The whole text's tokens per byte: windows leave some tokens out, and it is not known which bytes those
-  // are.
-  const double bits =
-      result.nats / std::log(2.0) * double(tokens.ids.size()) / double(std::max<uint64_t>(1, tokens.bytes));
-  const int code = whole ? 0 : 128 + agreed_signal();
+  const int code = measured.is_whole() ? 0 : 128 + agreed_signal();
   if (!world.leads()) return code;
-  const double rate = double(result.windows * args.options.length) / std::max(seconds, 1e-9);
   if (args.json) {
-    nlohmann::json report{{"sparse", sparse_layers(language, windows)},
-                          {"model", language.path},
-                          {"type", language.config.type},
-                          {"dtype", tf32 ? args.dtype : name_of(dtype_of(language))},
-                          {"device", device.name()},
-                          {"text", args.text},
-                          {"data", args.data},
-                          {"protocol", args.options.stride ? "sliding" : "windows"},
-                          {"length", args.options.length},
-                          {"stride", args.options.stride},
-                          {"bytes", tokens.bytes},
-                          {"tokens", tokens.ids.size()},
-                          {"windows", result.windows},
-                          {"predicted", result.predicted},
-                          {"nats_per_token", result.nats},
-                          {"perplexity", result.perplexity()},
-                          {"bits_per_byte", bits},
-                          {"complete", whole},
-                          {"seconds", seconds},
-                          {"tokens_per_s", rate}};
+    nlohmann::json report = json_of(args, language, measured, device);
     if (args.griffin) report["griffin"] = *args.griffin;
     if (world.size() > 1) report["ranks"] = world.size();
     fmt::print("{}\n", io::json_text(report, 2));
   } else {
-    fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
-               args.options.stride ? fmt::format("sliding windows of {}, the last {} predicted",
-                                                 args.options.length, args.options.stride)
-                                   : fmt::format("windows of {}, one after the other", args.options.length),
-               "tokens", tokens.ids.size(), tokens.bytes);
-    fmt::print("{:<16} {} in {} windows\n{:<16} {:.6f}\n{:<16} {:.4f}\n{:<16} {:.4f}\n{:<16} {:.0f}\n",
-               "predicted", result.predicted, result.windows, "nats per token", result.nats, "perplexity",
-               result.perplexity(), "bits per byte", bits, "tokens/s", rate);
+    print(args, measured);
   }
-  if (!whole)
-    train::tell(fmt::format("tessera: interrupted after {} of {} windows\n", result.windows, windows.size()));
+  if (!measured.is_whole())
+    train::tell(fmt::format("tessera: interrupted after {} of {} windows\n", measured.result.windows,
+                            windows.size()));
   return code;
 }
 

@@ -168,6 +168,102 @@ nlohmann::json step_json(const plan::Memory& memory, double flops, int64_t large
           {"largest_batch", largest_batch}};
 }
 
+/// A step of the TNP on the ranks that the flags give, without and with checkpoints.
+class TnpPlan {
+ public:
+  TnpPlan(const PlanArgs& args, const train::TnpSettings& job)
+      : args_(args), job_(job), plain_(job.model), checkpointed_(job.model), memory_(memory_of(args.memory)) {
+    plain_.checkpoint_every = 0;
+    checkpointed_.checkpoint_every = std::max<int64_t>(1, job.model.checkpoint_every);
+    flops_ = plan::count_flops(plain_, job.batch, job.context, job.targets);
+    passes_ = rank_options().micro_batches;
+    a_ = planned(plain_, job.batch, false), b_ = planned(checkpointed_, job.batch, true);
+    most_a_ = largest(plain_), most_b_ = largest(checkpointed_);
+  }
+
+  std::string text() const {
+    std::string text =
+        fmt::format("tnp: {} parameters, {}, B={} M={} N={}, {} tokens per step\n",
+                    plan::count_parameters(plain_), name_of(job_.precision()), job_.batch, job_.context,
+                    job_.targets, job_.batch * (job_.context + job_.targets) * passes_);
+    const auto line = [&](const std::string& name, const auto& plain, const auto& checkpointed) {
+      text += fmt::format("  {:<34} {:>12} {:>18}\n", name, plain, checkpointed);
+    };
+    const auto bytes = [&](const char* name, double plain, double checkpointed) {
+      line(name, format_bytes(size_t(plain)), format_bytes(size_t(checkpointed)));
+    };
+    line("bytes of a training step", "plain", fmt::format("checkpoint {}", checkpointed_.checkpoint_every));
+    const plan::Memory &a = a_.memory, &b = b_.memory;
+    bytes("parameters", a.parameters, b.parameters);
+    bytes("gradients", a.gradients, b.gradients);
+    bytes("optimizer (moments, masters)", a.optimizer, b.optimizer);
+    bytes("activations kept for backward", a.saved, b.saved);
+    bytes("largest temporaries", a.transient, b.transient);
+    bytes("total", a.total(), b.total());
+    const auto lines_a = rank_lines(a_), lines_b = rank_lines(b_);
+    for (size_t i = 0; args_.ranks > 1 && i < lines_a.size(); ++i)
+      line(lines_a[i].first, lines_a[i].second, lines_b[i].second);
+    if (job_.split.ranks > 1)
+      bytes("sent for attention, of all sent", attention(plain_, job_.batch),
+            attention(checkpointed_, job_.batch));
+    text += fmt::format("  {:<34} {:>12.4g} {:>18.4g}\n",
+                        job_.split.ranks > 1 ? fmt::format("FLOP of a step, on {} ranks", job_.split.ranks)
+                                             : "FLOP of a step",
+                        double(passes_) * flops_.step(false), double(passes_) * flops_.step(true));
+    text += fmt::format("    forward: GEMMs {:.4g}, attention {:.4g}, heads {:.4g}\n",
+                        double(passes_) * flops_.gemms, double(passes_) * flops_.attention,
+                        double(passes_) * flops_.heads);
+    line(fmt::format("largest batch in {}", format_bytes(size_t(memory_))), most_a_, most_b_);
+    return text;
+  }
+
+  nlohmann::json json() const {
+    const auto record = [&](const models::TnpConfig& config, const plan::RankPlan& plan, int64_t most,
+                            bool recompute) {
+      nlohmann::json out = step_json(plan.memory, double(passes_) * flops_.step(recompute), most);
+      out["checkpoint_every"] = config.checkpoint_every;
+      out.update(rank_json(plan));
+      if (job_.split.ranks > 1) out["sent_for_attention"] = attention(config, job_.batch);
+      return out;
+    };
+    return {{"memory_bytes", memory_},
+            {"model", "tnp"},
+            {"precision", name_of(job_.precision())},
+            {"parameter_count", plan::count_parameters(plain_)},
+            {"plain", record(plain_, a_, most_a_, false)},
+            {"checkpointed", record(checkpointed_, b_, most_b_, true)}};
+  }
+
+ private:
+  plan::RankOptions rank_options() const {
+    return args_.options(plan::measured_rate(plain_), job_.split.ranks);
+  }
+  double attention(const models::TnpConfig& config, int64_t batch) const {
+    return plan::count_attention_bytes(config, batch, job_.context, job_.targets, job_.split);
+  }
+  plan::RankPlan planned(const models::TnpConfig& config, int64_t batch, bool recompute) const {
+    plan::RankOptions options = rank_options();
+    options.within = attention(config, batch);
+    train::TnpSettings own = job_;
+    own.model = config, own.batch = batch;
+    return plan::plan_ranks(own.planned(Device::best()), flops_.step(recompute) / double(job_.split.ranks),
+                            plan::arena_sizes(config), options);
+  }
+  int64_t largest(const models::TnpConfig& config) const {
+    return largest_batch(memory_,
+                         [&](int64_t batch) { return planned(config, batch, false).memory.total(); });
+  }
+
+  const PlanArgs& args_;
+  const train::TnpSettings& job_;
+  models::TnpConfig plain_, checkpointed_;
+  double memory_;
+  plan::Flops flops_;
+  int64_t passes_;           // of a step
+  plan::RankPlan a_, b_;     // plain, checkpointed
+  int64_t most_a_, most_b_;  // the largest batches
+};
+
 int run_plan(PlanArgs args, const train::Given& given) {
   train::TnpSettings job = args.tnp.job(Device::best());
   args.context.set(job);
@@ -182,80 +278,8 @@ int run_plan(PlanArgs args, const train::Given& given) {
         "calls of its own; expected --zero 0 or 1");
   args.options(0, split.ranks);  // or throws
   check_ranks(job, args, given, split.ranks);
-  const double memory = memory_of(args.memory);
-  nlohmann::json out = {{"memory_bytes", memory}};
-  fmt::memory_buffer text;
-  const auto line = [&](const char* name, double bytes, double other) {
-    fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n", name, format_bytes(size_t(bytes)),
-                   format_bytes(size_t(other)));
-  };
-  models::TnpConfig plain = job.model, checkpointed = job.model;
-  plain.checkpoint_every = 0;
-  checkpointed.checkpoint_every = std::max<int64_t>(1, job.model.checkpoint_every);
-  const auto flops = plan::count_flops(plain, job.batch, job.context, job.targets);
-  const int64_t passes = args.options(plan::measured_rate(plain), split.ranks).micro_batches;  // of a step
-  const auto attention = [&](const models::TnpConfig& config, int64_t batch) {
-    return plan::count_attention_bytes(config, batch, job.context, job.targets, split);
-  };
-  const auto ranked = [&](const models::TnpConfig& config, int64_t batch, bool recompute) {
-    plan::RankOptions options = args.options(plan::measured_rate(plain), split.ranks);
-    options.within = attention(config, batch);
-    train::TnpSettings own = job;
-    own.model = config, own.batch = batch;
-    return plan::plan_ranks(own.planned(Device::best()), flops.step(recompute) / double(split.ranks),
-                            plan::arena_sizes(config), options);
-  };
-  const plan::RankPlan ranks_a = ranked(plain, job.batch, false),
-                       ranks_b = ranked(checkpointed, job.batch, true);
-  const plan::Memory &a = ranks_a.memory, &b = ranks_b.memory;
-  fmt::format_to(std::back_inserter(text), "tnp: {} parameters, {}, B={} M={} N={}, {} tokens per step\n",
-                 plan::count_parameters(plain), name_of(job.precision()), job.batch, job.context, job.targets,
-                 job.batch * (job.context + job.targets) * passes);
-  fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n", "bytes of a training step", "plain",
-                 fmt::format("checkpoint {}", checkpointed.checkpoint_every));
-  line("parameters", a.parameters, b.parameters);
-  line("gradients", a.gradients, b.gradients);
-  line("optimizer (moments, masters)", a.optimizer, b.optimizer);
-  line("activations kept for backward", a.saved, b.saved);
-  line("largest temporaries", a.transient, b.transient);
-  line("total", a.total(), b.total());
-  const auto lines_a = rank_lines(ranks_a), lines_b = rank_lines(ranks_b);
-  for (size_t i = 0; args.ranks > 1 && i < lines_a.size(); ++i)
-    fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n", lines_a[i].first, lines_a[i].second,
-                   lines_b[i].second);
-  if (split.ranks > 1)
-    line("sent for attention, of all sent", attention(plain, job.batch), attention(checkpointed, job.batch));
-  fmt::format_to(std::back_inserter(text), "  {:<34} {:>12.4g} {:>18.4g}\n",
-                 split.ranks > 1 ? fmt::format("FLOP of a step, on {} ranks", split.ranks) : "FLOP of a step",
-                 double(passes) * flops.step(false), double(passes) * flops.step(true));
-  fmt::format_to(std::back_inserter(text), "    forward: GEMMs {:.4g}, attention {:.4g}, heads {:.4g}\n",
-                 double(passes) * flops.gemms, double(passes) * flops.attention,
-                 double(passes) * flops.heads);
-  const auto total = [&](const models::TnpConfig& config) {
-    return [&, config](int64_t batch) { return ranked(config, batch, false).memory.total(); };
-  };
-  const int64_t most_a = largest_batch(memory, total(plain)),
-                most_b = largest_batch(memory, total(checkpointed));
-  fmt::format_to(std::back_inserter(text), "  {:<34} {:>12} {:>18}\n",
-                 fmt::format("largest batch in {}", format_bytes(size_t(memory))), most_a, most_b);
-  if (!args.json) {
-    fmt::print("{}", fmt::to_string(text));
-    return 0;
-  }
-  const auto record = [&](const models::TnpConfig& config, const plan::RankPlan& plan, int64_t most,
-                          bool recompute) {
-    nlohmann::json out = step_json(plan.memory, double(passes) * flops.step(recompute), most);
-    out["checkpoint_every"] = config.checkpoint_every;
-    out.update(rank_json(plan));
-    if (split.ranks > 1) out["sent_for_attention"] = attention(config, job.batch);
-    return out;
-  };
-  out["model"] = "tnp";
-  out["precision"] = name_of(job.precision());
-  out["parameter_count"] = plan::count_parameters(plain);
-  out["plain"] = record(plain, ranks_a, most_a, false);
-  out["checkpointed"] = record(checkpointed, ranks_b, most_b, true);
-  fmt::print("{}\n", out.dump(2));
+  const TnpPlan step(args, job);
+  fmt::print("{}", args.json ? step.json().dump(2) + "\n" : step.text());
   return 0;
 }
 
