@@ -4,6 +4,7 @@
 
 #include "io/file.h"
 #include "tests/folder.h"
+#include "tests/train/token_batch.h"
 #include "train/language_job.h"
 #include "train/step.h"
 
@@ -31,15 +32,6 @@ LanguageSettings arcee_job(double lambda, bool sparse) {
   return job;
 }
 
-datasets::TokenBatch batch_of_step(int64_t number) {
-  std::vector<int64_t> inputs, targets;
-  for (int64_t i = 0; i < 16; ++i)
-    inputs.push_back((i * number + 3) % 50), targets.push_back((i * i + number) % 50);
-  datasets::TokenBatch batch;
-  batch.inputs = Tensor::from(inputs, {2, 8}), batch.targets = Tensor::from(targets, {2, 8});
-  return batch;
-}
-
 struct Curve {
   std::vector<double> losses, penalties;
 };
@@ -48,7 +40,7 @@ Curve run(LanguageJob& job, int64_t first, int64_t last, bool global_order = fal
   Step step(job, {.graph = false, .global_order = global_order});
   const int64_t micro_batches = job.settings().accumulate;
   for (int64_t at = first; at < last; ++at) {
-    step([&](int micro) { job.load(batch_of_step(at * micro_batches + micro)); });
+    step([&](int micro) { job.load(batch_number(at * micro_batches + micro)); });
     curve.losses.push_back(step.mean_loss());
     if (!job.info().penalties.empty()) curve.penalties.push_back(step.mean_penalty(0));
   }
@@ -71,7 +63,7 @@ TEST(ActivationL1Job, MakesActivationsSmallerAndKeepsTheLossApart) {
 TEST(ActivationL1Job, IsTheMeanOverMicroBatchesInEitherOrder) {
   LanguageSettings settings = arcee_job(1, false);
   LanguageJob first(settings, Device::cpu()), second(settings, Device::cpu());
-  first.load(batch_of_step(0)), second.load(batch_of_step(1));
+  first.load(batch_number(0)), second.load(batch_number(1));
   Step one(first, {.graph = false}), two(second, {.graph = false});
   one(), two();
   settings.accumulate = 2;

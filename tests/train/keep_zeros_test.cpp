@@ -4,6 +4,7 @@
 #include "pretrained/load.h"
 #include "tests/errors.h"
 #include "tests/folder.h"
+#include "tests/train/token_batch.h"
 #include "train/language_job.h"
 #include "train/step.h"
 
@@ -45,15 +46,6 @@ LanguageSettings sparse_job(const std::string& path, DType dtype, const std::str
   job.start = path, job.keep_zeros = true, job.optimizer = optimizer;
   job.length = 8, job.batch = 2, job.steps = 6, job.warmup = 1, job.lr = 0.05, job.ema = 0.5;
   return job;
-}
-
-datasets::TokenBatch batch_number(int64_t number) {
-  std::vector<int64_t> inputs, targets;
-  for (int64_t i = 0; i < 16; ++i)
-    inputs.push_back((i * number + 3) % 50), targets.push_back((i * i + number) % 50);
-  datasets::TokenBatch batch;
-  batch.inputs = Tensor::from(inputs, {2, 8}), batch.targets = Tensor::from(targets, {2, 8});
-  return batch;
 }
 
 TEST(KeepZeros, HoldsEveryZeroAndMovesAllOthers) {

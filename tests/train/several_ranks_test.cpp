@@ -13,6 +13,7 @@
 #include "optim/adamw.h"
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
+#include "tests/train/on_ranks.h"
 #include "tests/train/small_glue.h"
 #include "train/glue_run.h"
 #include "train/mlm_job.h"
@@ -69,13 +70,7 @@ RanksEnd trained_on(int ranks, const MakeJob& make, const TrainingSettings& sett
     end.checkpoint = get(run.checkpoints() / fmt::format("step-{:06}.safetensors", settings.steps));
     if (probed) end.probes = get(run.path() / "probes.jsonl");
   };
-  if (ranks == 1)
-    train_rank(nullptr, 0);
-  else
-    comm::run_threads(ranks, [&](comm::Communicator& c) {
-      const dist::World world(c, c);
-      train_rank(&world, c.rank());
-    });
+  on_ranks(ranks, train_rank);
   end.others_probes = others;
   return end;
 }

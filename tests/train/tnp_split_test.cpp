@@ -6,6 +6,7 @@
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
 #include "tests/folder.h"
+#include "tests/train/on_ranks.h"
 #include "train/step.h"
 #include "train/tnp_run.h"
 
@@ -64,13 +65,7 @@ SplitEnd trained_split(TnpSettings settings, int data, models::TaskSplit split, 
     if (rank == 0)
       for (const StepRecord& record : run.metrics()) end.losses.push_back(record.values.at("loss"));
   };
-  if (ranks == 1)
-    train_rank(nullptr, 0);
-  else
-    comm::run_threads(ranks, [&](comm::Communicator& c) {
-      const dist::World world(c, c);
-      train_rank(&world, c.rank());
-    });
+  on_ranks(ranks, train_rank);
   return end;
 }
 
