@@ -6,9 +6,9 @@
 #include "io/file.h"
 #include "io/weights.h"
 #include "models/generate.h"
-#include "pretrained/load.h"
 #include "runtime/interrupt.h"
 #include "sparsity/chain.h"
+#include "sparsity/dense_model_internal.h"
 #include "sparsity/prune.h"
 #include "sparsity/split.h"
 #include "sparsity/split_pruning.h"
@@ -53,9 +53,8 @@ void check_format(const Split& split) {
 template <class Model>
 class Sparsifier {
  public:
-  using Load = std::function<Model(Rng&)>;
-  Sparsifier(const SparsifyOptions& options, std::string out, Load load)
-      : options_(options), how_(options.how), out_(std::move(out)), load_(std::move(load)) {}
+  Sparsifier(const SparsifyOptions& options, std::string out)
+      : options_(options), how_(options.how), out_(std::move(out)) {}
 
   Sparsified run() {
     result_ = {};
@@ -154,7 +153,7 @@ class Sparsifier {
 
   void measure_dense() {
     Rng rng(0);
-    Model model = load_(rng);
+    Model model = load_dense<Model>(how_, rng);
     result_.dense_perplexity = perplexity(model);
     take(result_.dense, time_generation(model, prompt_, how_.timing));
     result_.dense.bytes = bytes_of_layers(model).bytes;
@@ -168,7 +167,7 @@ class Sparsifier {
     const Intermediate pruned(out_ + ".pruned"), gates(out_ + ".gates");
     {
       Rng rng(0);
-      Model model = load_(rng);
+      Model model = load_dense<Model>(how_, rng);
       if (split.gate_aware && !dense_calibration_) {
         how_tell("calibrate: the dense model, for the gates that it is pruned for");
         dense_calibration_ = calibrate(model, samples_, how_.gates);
@@ -224,7 +223,6 @@ class Sparsifier {
   const SparsifyOptions& options_;
   const SweepOptions& how_;
   std::string out_;
-  Load load_;
   Sparsified result_;
   std::optional<Calibration> dense_calibration_;  // for gate-aware pruning, the same for all candidates
   Samples samples_;
@@ -260,16 +258,8 @@ Sparsified sparsify(const SparsifyOptions& options, const std::string& out) {
     check(!pretrained::is_sparse_folder(out) && !is_calibration(out), "sparsify: ", out,
           " has weights or a calibration already; name another folder");
   }
-  const auto config = pretrained::read_config(how.model).model;
-  const pretrained::LoadOptions load{.dtype = how.dtype};
-  if (std::holds_alternative<models::LlamaConfig>(config))
-    return Sparsifier<models::Llama>(
-               options, out,
-               [&](Rng& rng) { return pretrained::load_llama(how.model, rng, how.device, load); })
-        .run();
-  return Sparsifier<models::Gpt>(
-             options, out, [&](Rng& rng) { return pretrained::load_gpt(how.model, rng, how.device, load); })
-      .run();
+  if (starts_from_llama(how)) return Sparsifier<models::Llama>(options, out).run();
+  return Sparsifier<models::Gpt>(options, out).run();
 }
 
 }  // namespace tessera::sparsity

@@ -8,9 +8,9 @@
 #include "io/checksum.h"
 #include "io/file.h"
 #include "pretrained/fingerprint.h"
-#include "pretrained/load.h"
 #include "runtime/interrupt.h"
 #include "sparsity/chain.h"
+#include "sparsity/dense_model_internal.h"
 #include "sparsity/prune.h"
 #include "sparsity/split.h"
 #include "sparsity/split_pruning.h"
@@ -232,16 +232,15 @@ class Store {
 template <class Model>
 class Sweeper {
  public:
-  using Load = std::function<Model(Rng&)>;
-  Sweeper(const SweepOptions& options, const std::string& folder, Load load)
-      : options_(options), folder_(folder), load_(std::move(load)), splits_(splits_of(options)) {}
+  Sweeper(const SweepOptions& options, const std::string& folder)
+      : options_(options), folder_(folder), splits_(splits_of(options)) {}
 
   SweepResult run() {
     prepare();
     SweepResult result;
     {
       Rng rng(0);
-      Model model = load_(rng);
+      Model model = load_dense<Model>(options_, rng);
       store_.emplace(folder_, settings_of(options_, pretrained::fingerprint_of(model), model.config.dtype),
                      options_.prune);
       if (!store_->find_dense(result)) measure_dense(model, result);
@@ -307,7 +306,7 @@ class Sweeper {
     }
     if (is_done) return;
     Rng rng(0);
-    Model model = load_(rng);
+    Model model = load_dense<Model>(options_, rng);
     const Split& shared = splits.front();
     const bool gated = std::ranges::any_of(splits, [](const Split& split) { return split.activations > 0; });
     if (gated && (shared.gate_aware || shared.weights == 0) && !dense_calibration_)
@@ -381,7 +380,6 @@ class Sweeper {
 
   const SweepOptions& options_;
   std::string folder_;
-  Load load_;
   std::vector<Split> splits_;
   std::optional<Store> store_;
   std::optional<Calibration> dense_calibration_;  // made once it is needed
@@ -435,17 +433,8 @@ SweepResult sweep_splits(const SweepOptions& options, const std::string& folder)
   check_gate_aware("sweep", options);
   check(!pretrained::is_sparse_folder(options.model), "sweep: the model of ", options.model,
         " is compressed already; name the dense one");
-  const auto config = pretrained::read_config(options.model).model;
-  const pretrained::LoadOptions load{.dtype = options.dtype};
-  if (std::holds_alternative<models::LlamaConfig>(config))
-    return Sweeper<models::Llama>(
-               options, folder,
-               [&](Rng& rng) { return pretrained::load_llama(options.model, rng, options.device, load); })
-        .run();
-  return Sweeper<models::Gpt>(
-             options, folder,
-             [&](Rng& rng) { return pretrained::load_gpt(options.model, rng, options.device, load); })
-      .run();
+  if (starts_from_llama(options)) return Sweeper<models::Llama>(options, folder).run();
+  return Sweeper<models::Gpt>(options, folder).run();
 }
 
 std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits) {
