@@ -13,21 +13,6 @@ std::vector<int64_t> read_indices(const Tensor& indices) {
   return indices.to_vector<int64_t>();
 }
 
-/// Calls `f.template operator()<Word>()` with an unsigned type of the dtype's size: rows are moved, not read.
-template <class F>
-void dispatch_size(DType dtype, F&& f) {
-  switch (size_of(dtype)) {
-    case 1:
-      return f.template operator()<uint8_t>();
-    case 2:
-      return f.template operator()<uint16_t>();
-    case 4:
-      return f.template operator()<uint32_t>();
-    default:
-      return f.template operator()<uint64_t>();
-  }
-}
-
 constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth waking
 
 /// `for_each_run` within one row, on this thread: a row that is one run costs no more than its elements.

@@ -234,21 +234,6 @@ gpu::LaunchShape grid_for(Device device, int64_t threads) {
   return {dim3(unsigned(blocks)), kThreads};
 }
 
-/// Calls `f.template operator()<Word>()` with an unsigned type of the dtype's size: rows are moved, not read.
-template <class F>
-void dispatch_size(DType dtype, F&& f) {
-  switch (size_of(dtype)) {
-    case 1:
-      return f.template operator()<uint8_t>();
-    case 2:
-      return f.template operator()<uint16_t>();
-    case 4:
-      return f.template operator()<uint32_t>();
-    default:
-      return f.template operator()<uint64_t>();
-  }
-}
-
 }  // namespace
 
 void gather_rows_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, OutOfRange rule) {

@@ -14,6 +14,21 @@ void gather_rows_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, O
 void scatter_rows_cpu(const Tensor& y, const Tensor& x, const Tensor& indices);
 void scatter_rows_cuda(const Tensor& y, const Tensor& x, const Tensor& indices);
 
+/// Calls `f.template operator()<Word>()` with an unsigned type of the dtype's size: rows are moved, not read.
+template <class F>
+void dispatch_size(DType dtype, F&& f) {
+  switch (size_of(dtype)) {
+    case 1:
+      return f.template operator()<uint8_t>();
+    case 2:
+      return f.template operator()<uint16_t>();
+    case 4:
+      return f.template operator()<uint32_t>();
+    default:
+      return f.template operator()<uint64_t>();
+  }
+}
+
 /// The layout of one row (all dimensions but the first) at offset 0.
 inline Layout row_layout(const Tensor& x) {
   Layout layout;
