@@ -218,10 +218,7 @@ TEST(LaunchBert, RefusesWhatRanksCannotShare) {
   write_task(folder), write_text(folder, 1500);
   const auto refuses = [&](int ranks, const std::string& line, int code,
                            std::initializer_list<const char*> parts) {
-    const Said said = train(folder, ranks, line);
-    EXPECT_EQ(said.end.code, code) << line << said.err;
-    expect_parts(said.err, parts);
-    EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << line;
+    test::expect_refused(folder, ranks, line, code, parts);
   };
   const std::string glue = glue_flags(folder), mlm = mlm_flags(folder);
   for (const std::string& line : {glue, mlm}) {

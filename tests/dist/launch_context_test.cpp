@@ -97,10 +97,7 @@ TEST(LaunchContext, RefusesWhatCannotBeShared) {
   const TemporaryFolder folder;
   const auto refuses = [&](int ranks, const std::string& flags, int code,
                            std::initializer_list<const char*> parts) {
-    const Said said = train(folder, ranks, kTask + " --steps 2 --runs " + folder / "runs " + flags);
-    EXPECT_EQ(said.end.code, code) << flags << said.err;
-    expect_parts(said.err, parts);
-    EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << flags;
+    test::expect_refused(folder, ranks, kTask + " --steps 2 --runs " + folder / "runs " + flags, code, parts);
   };
   refuses(2, "--context-parallel 3", 1, {"--context-parallel 3 on 2 ranks", "must divide"});
   refuses(1, "--context-parallel 2", 1, {"--context-parallel 2 on 1 rank", "tessera launch -n 2"});

@@ -237,10 +237,7 @@ TEST(LaunchTrain, RefusesWhatRanksCannotShare) {
   const TemporaryFolder folder;
   const auto refuses = [&](int ranks, const std::string& line, int code,
                            std::initializer_list<const char*> parts) {
-    const Said said = train(folder, ranks, line + kTnp + " --runs " + folder / "runs");
-    EXPECT_EQ(said.end.code, code) << said.err;
-    expect_parts(said.err, parts);
-    EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << line;
+    test::expect_refused(folder, ranks, line + kTnp + " --runs " + folder / "runs", code, parts);
   };
   refuses(2, "tnp --accumulate 3", 1, {"--accumulate 3 micro-batches per step on 2 ranks", "multiple of 2"});
   refuses(4, "tnp --accumulate 2", 1, {"--accumulate 2", "on 4 ranks", "multiple of 4"});

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "tests/dist/launched.h"
+#include "tests/errors.h"
 #include "tests/place.h"
 
 /// Launches `tessera train`; for sources that are built with TESSERA_PROGRAM.
@@ -31,6 +32,16 @@ inline void write_text(const TemporaryFolder& folder, int words) {
 
 inline Said train(const TemporaryFolder& folder, int ranks, const std::string& line) {
   return launched(folder, {.ranks = ranks, .command = tessera("train " + line)});
+}
+
+/// Expects that `tessera train` ends so on that many ranks, with a message that has all the parts, and leaves
+/// nothing in the folder `runs`.
+inline void expect_refused(const TemporaryFolder& folder, int ranks, const std::string& line, int code,
+                           std::initializer_list<const char*> parts) {
+  const Said said = train(folder, ranks, line);
+  EXPECT_EQ(said.end.code, code) << line << said.err;
+  expect_parts(said.err, parts);
+  EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << line;
 }
 
 /// The bytes of a checkpoint of a run in the folder `runs`; "" if there is none.
