@@ -103,7 +103,7 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 class Optimizer {
  public:
   /// `name` is for messages. At most kMostRules rules, each of which at most one optimizer has. Throws if
-  /// there is no parameter, if one is undefined, has the tensor, the memory or the name of another one, or
+  /// there is no parameter, if one is undefined, has the tensor, elements or the name of another one, or
   /// has no rule, or its group names one that is missing, and if a group that is not optional fits no
   /// parameter. Gradients of its parameters arrive in its memory from then on: step() of an earlier optimizer
   /// of the same parameters throws.

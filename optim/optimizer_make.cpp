@@ -108,6 +108,49 @@ void check_scales(const std::string& name, const std::vector<Group>& groups,
   }
 }
 
+/// Bytes of a tensor with rows, from the start of its storage.
+struct RowBytes {
+  const nn::NamedParameter* parameter;
+  int64_t first, width, pitch, rows;
+  int64_t end() const { return first + (rows - 1) * pitch + width; }
+};
+
+/// Whether a byte of one is a byte of the other.
+bool overlap(const RowBytes& a, const RowBytes& b) {
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const int64_t begin = a.first + row * a.pitch, past = begin - b.first - b.width;
+    const int64_t next = past < 0 ? 0 : past / b.pitch + 1;  // the first row of b that ends after `begin`
+    if (next < b.rows && b.first + next * b.pitch < begin + a.width) return true;
+  }
+  return false;
+}
+
+/// A step would update common elements once per parameter, each time by a part of their gradient. Parameters
+/// without rows are refused later.
+void check_overlaps(const std::string& name, const std::vector<nn::NamedParameter>& parameters) {
+  std::map<const Storage*, std::vector<RowBytes>> known;
+  for (const nn::NamedParameter& parameter : parameters) {
+    const Tensor& tensor = parameter.tensor;
+    const Layout& layout = tensor.layout();
+    if (tensor.count() == 0 || !layout.has_rows() || layout.is_expanded()) continue;
+    const auto size = int64_t(size_of(tensor.dtype()));
+    const RowBytes own{&parameter, layout.offset * size, layout.row_length() * size,
+                       layout.row_stride() * size, layout.rows()};
+    std::vector<RowBytes>& others = known[tensor.storage().get()];
+    for (const RowBytes& other : others) {
+      if (other.end() <= own.first || own.end() <= other.first || !overlap(own, other)) continue;
+      const bool same =
+          other.parameter->tensor.raw() == tensor.raw() && other.parameter->tensor.shape() == tensor.shape();
+      check(false, name, ": the parameters ", other.parameter->name, " and ", parameter.name,
+            same ? " have their elements in one place, but gradients of their own; make one of them the "
+                   "parameter, and then the other a copy of it (tied weights), or clone() it"
+                 : " have some elements in one place, but gradients of their own; make the tensor that they "
+                   "are parts of the parameter, or clone() one of them");
+    }
+    others.push_back(own);
+  }
+}
+
 /// A group that fits nothing changes nothing: a misspelt name would go unnoticed.
 void check_groups(const std::string& name, const std::vector<Group>& groups,
                   const std::vector<nn::NamedParameter>& parameters) {
@@ -138,7 +181,6 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
   std::vector<double> lr_scales, decay;
   std::vector<std::vector<size_t>> members(rules.size());
   std::map<const GradState*, std::string> given;
-  std::map<const void*, std::string> places;
   std::set<std::string> names;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const nn::NamedParameter& parameter = parameters[i];
@@ -148,12 +190,6 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
       const auto [first, is_new] = given.emplace(state, parameter.name);
       check(is_new, name, ": the parameters ", first->second, " and ", parameter.name,
             " are one tensor (tied weights?); give it once, as nn::parameters does");
-    }
-    if (parameter.tensor.count() > 0) {
-      const auto [first, is_new] = places.emplace(parameter.tensor.raw(), parameter.name);
-      check(is_new, name, ": the parameters ", first->second, " and ", parameter.name,
-            " have their elements in one place, but gradients of their own; make one of them the "
-            "parameter, and then the other a copy of it (tied weights), or clone() it");
     }
     check(names.insert(parameter.name).second, name, ": two parameters are named ", parameter.name,
           ", the second ", describe(parameter.tensor),
@@ -173,6 +209,7 @@ void Optimizer::assign(std::vector<nn::NamedParameter> parameters, const Optimiz
     decay.push_back(decays(parameter) ? options.weight_decay : 0);
     if (grouped) decay.back() = group->weight_decay.value_or(decay.back());
   }
+  check_overlaps(name, parameters);
   check_groups(name, options.groups, parameters);
   std::vector<size_t> arrangement;
   for (size_t r = 0; r < rules.size(); ++r) {

@@ -460,6 +460,22 @@ TEST(Optimizer, RefusesWhatItCannotTrain) {
   Tensor twin = single.detach();  // as by freezing and unfreezing tied weights
   nn::make_parameter(twin);
   expect_error([&] { AdamW({{"a", single}, {"b", twin}}); }, {"a and b have their elements in one place"});
+  // Parts of one tensor may be parameters, such as its rows or columns, unless they have elements in common.
+  const Tensor whole = Tensor::zeros({5, 8}, DType::f32, Device::cpu());
+  const auto part = [](const Tensor& view) {
+    Tensor leaf = view;
+    nn::make_parameter(leaf);
+    return leaf;
+  };
+  const Tensor left = part(whole.slice(1, 0, 3)), right = part(whole.slice(1, 3, 8));
+  EXPECT_NO_THROW(AdamW({{"left", left}, {"right", right}}));
+  for (const Tensor& other :
+       {part(whole.slice(1, 2, 5)), part(whole.slice(0, 4, 5)), part(whole.select(0, 2))})
+    expect_error(
+        [&] {
+          AdamW({{"left", left}, {"other", other}});
+        },
+        {"left and other have some elements in one place"});
   Tensor shared = Tensor::zeros({1, 4}, DType::f32, Device::cpu()).expand({3, 4});
   nn::make_parameter(shared);
   EXPECT_NE(message([&] { AdamW({{"shared", shared}}); }).find("expanded"), std::string::npos);
