@@ -132,6 +132,26 @@ void fill_gaps(GradState& state) {
   for (const auto& [begin, end] : gaps.ranges) gaps.memory.slice(gaps.dim, begin, end).fill(0);
 }
 
+void shorten_chain(GradState& view) {
+  const auto is_within = [](const GradState& inner) {  // a range of a range of the same dimension
+    const auto range = [](const GradState& state) { return is_alias(state) && state.view->view.is_range(); };
+    return range(inner) && range(*inner.view->base) &&
+           inner.view->base->view->view.dim() == inner.view->view.dim();
+  };
+  std::vector<GradState*> chain;
+  for (GradState* at = &view; is_within(*at); at = at->view->base.get()) chain.push_back(at);
+  while (!chain.empty()) {  // from the outermost on
+    GradState& inner = *chain.back();
+    chain.pop_back();
+    const View& range = inner.view->view;
+    const ViewOf& outer = *inner.view->base->view;
+    const int64_t from = outer.view.begin();
+    inner.view = std::make_unique<ViewOf>(
+        ViewOf{outer.base, View::slice(range.dim(), from + range.begin(), from + range.end()), outer.layout,
+               outer.device});
+  }
+}
+
 std::optional<Range> range_of(const GradState& view) {
   const GradState* at = &view;
   while (is_alias(*at) && !at->view->view.is_slice()) at = at->view->base.get();

@@ -32,6 +32,11 @@ inline bool is_writable(const GradState& state) {
 /// Zeroes the parts that are not written yet; call it before the whole gradient is read or added to.
 void fill_gaps(GradState& state);
 
+/// A loop that takes the first rows off what is left makes ranges of ranges of one dimension: they become
+/// ranges of what the outermost is a range of, so that no walk passes the same ones again. Call it before a
+/// view's gradient is written.
+void shorten_chain(GradState& view);
+
 /// The elements of a view as a range of one dimension of `whole`, which is the root or a view of all its
 /// elements. None if they are not consecutive.
 struct Range {

@@ -90,6 +90,7 @@ Pass::~Pass() {
 }
 
 void Pass::touch(const std::shared_ptr<GradState>& state) {
+  shorten_chain(*state);
   const std::shared_ptr<GradState>& root = root_of(state);
   if (root->tape != 0) return;
   if (root->stale) run_before_grad_hook(root);

@@ -64,6 +64,44 @@ TEST(ViewGradient, OfAViewOfAViewIsWrittenInTheBasesMemory) {
   EXPECT_EQ(values(grad(x)), expected);
 }
 
+TEST(ViewGradient, OfARangeOfARangeIsWrittenInTheBasesMemory) {
+  const Tensor x = counting_leaf({2, 9});
+  Tape tape;
+  const Tensor h = ops::relu(x);
+  retain_grad(h);
+  Tensor part = h;
+  for (int i = 0; i < 4; ++i) part = ops::slice(part, 1, 1, part.size(1));
+  GradTarget seen;
+  const Tensor y = written(ops::slice(part, 1, 2, 4), 10, seen);  // columns 6 and 7
+  tape.backward(std::vector{y}, std::vector{counting({2, 2})});
+  EXPECT_TRUE(seen.part);
+  EXPECT_TRUE(seen.grad.shares_storage(grad(h)));
+  EXPECT_EQ(grad(x).to_vector<double>(),
+            (std::vector<double>{0, 0, 0, 0, 0, 0, 10, 20, 0, 0, 0, 0, 0, 0, 0, 30, 40, 0}));
+}
+
+TEST(ViewGradient, OfRowsThatALoopTakesOffWhatIsLeft) {
+  constexpr int64_t kRows = 7;
+  for (const int64_t retained : {-1, 0, 3}) {
+    const Tensor x = counting_leaf({kRows, 2});
+    Tape tape;
+    Tensor rest = ops::scale(x, 1), sum, kept;
+    for (int64_t i = 0; i < kRows; ++i) {
+      const Tensor row = ops::scale(ops::slice(rest, 0, 0, 1), double(i + 1));
+      rest = ops::slice(rest, 0, 1, kRows - i);
+      if (i == retained) retain_grad(rest), kept = rest;
+      sum = sum.defined() ? ops::add(sum, row) : row;
+    }
+    tape.backward(ops::sum(sum));
+    std::vector<double> expected;
+    for (int64_t i = 1; i <= kRows; ++i) expected.insert(expected.end(), 2, double(i));
+    EXPECT_EQ(grad(x).to_vector<double>(), expected);
+    if (!kept.defined()) continue;
+    expected.erase(expected.begin(), expected.begin() + 2 * (retained + 1));
+    EXPECT_EQ(grad(kept).to_vector<double>(), expected);
+  }
+}
+
 TEST(ViewGradient, APartIsOverwrittenOnceAndThenAddedTo) {
   const Tensor x = counting_leaf({6});
   Tape tape;
