@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
+#include "runtime/decimals_internal.h"
 #include "runtime/error.h"
 
 namespace tessera::datasets {
@@ -22,9 +22,7 @@ std::string glue_submission(GlueTask task, std::span<const double> predictions) 
     text += std::to_string(i) + "\t";
     if (info.labels.empty()) {
       check(std::isfinite(value), "glue: the prediction ", i, " of ", info.folder, " is ", value);
-      char score[16];
-      std::snprintf(score, sizeof score, "%.3f", std::clamp(value, 0.0, 5.0));
-      text += score;
+      text += decimals(std::clamp(value, 0.0, 5.0), 3);
     } else {
       check(value >= 0 && value < double(info.classes()) && value == std::floor(value),
             "glue: the prediction ", i, " of ", info.folder, " is ", value, ", which is no class");

@@ -1,11 +1,11 @@
 #include "datasets/glue_synthetic.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <vector>
 
 #include "io/file.h"
+#include "runtime/decimals_internal.h"
 #include "runtime/error.h"
 #include "runtime/philox.h"
 
@@ -350,8 +350,7 @@ std::string header(GlueTask task, bool test) {
 std::string line_of(GlueTask task, const Example& e, int64_t index, bool test) {
   const GlueInfo& info = glue_info(task);
   const std::string number = std::to_string(index), label = std::to_string(e.label);
-  char score[16];
-  std::snprintf(score, sizeof score, "%.3f", e.score);
+  const std::string score = decimals(e.score, 3);
   const std::string name = info.labels.empty() ? score : info.labels[size_t(e.label)];
   switch (task) {
     case GlueTask::cola:

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+
+#include "runtime/decimals_internal.h"
 
 namespace tessera::nn {
 namespace {
@@ -16,9 +17,7 @@ std::string grouped(int64_t value) {  // 1234567 -> "1,234,567"
 std::string scaled(double value, double base, const std::array<const char*, 6>& units) {
   size_t unit = 0;
   while (value >= base && unit + 1 < units.size()) value /= base, ++unit;
-  char text[32];
-  std::snprintf(text, sizeof text, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
-  return text;
+  return decimals(value, unit ? 1 : 0) + " " + units[unit];
 }
 
 using Cells = std::array<std::string, 6>;

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
+
+#include "runtime/decimals_internal.h"
 
 namespace tessera::ops {
 
@@ -62,9 +63,7 @@ namespace variant_internal {
 namespace {
 
 std::string microseconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f us", seconds * 1e6);
-  return text;
+  return decimals(seconds * 1e6, 1) + " us";
 }
 
 /// What is known of its time, as in "variant wgmma (29.8 us modelled)".

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdio>
 #include <deque>
 #include <map>
 #include <set>
@@ -11,6 +10,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "runtime/decimals_internal.h"
 #include "runtime/error.h"
 #include "runtime/wait.h"
 
@@ -537,9 +537,7 @@ std::string format_bytes(size_t bytes) {
   double value = double(bytes);
   size_t unit = 0;
   while (value >= 1024 && unit < 6) value /= 1024, ++unit;
-  char text[32];
-  std::snprintf(text, sizeof text, unit == 0 || value >= 100 ? "%.0f %s" : "%.2f %s", value, units[unit]);
-  return text;
+  return decimals(value, unit == 0 || value >= 100 ? 0 : 2) + " " + units[unit];
 }
 
 }  // namespace tessera

@@ -2,17 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <vector>
+
+#include "runtime/decimals_internal.h"
 
 namespace tessera {
 namespace {
 
 std::string format_element(double element, const PrintOptions& options) {
-  char text[96];  // fixed digits only below 1e8
-  std::snprintf(text, sizeof text, options.scientific ? "%.*e" : "%.*f", std::min(options.precision, 64),
-                element);
-  return text;
+  return decimals(element, std::min(options.precision, 64),
+                  options.scientific ? std::chars_format::scientific : std::chars_format::fixed);
 }
 
 /// Writes brackets and what element(x) gives for each shown element.

@@ -5,10 +5,12 @@
 #include <cmath>
 
 #include "datasets/glue_batches.h"
+#include "datasets/glue_submission.h"
 #include "datasets/glue_synthetic.h"
 #include "datasets/loader.h"
 #include "io/file.h"
 #include "io/tokenizer/train.h"
+#include "tests/comma_locale.h"
 #include "tests/folder.h"
 
 namespace tessera::datasets {
@@ -201,6 +203,15 @@ TEST(GlueMetrics, ByHand) {
   EXPECT_THROW(accuracy(p, x), Error);
   EXPECT_THROW(accuracy({}, {}), Error);
   EXPECT_THROW(matthews(x, x), Error);
+}
+
+TEST(Glue, ScoresInFilesHaveAPointInEveryLocale) {
+  const CommaLocale comma;
+  EXPECT_EQ(glue_submission(GlueTask::stsb, std::vector<double>{1.25, 4.5}),
+            "index\tprediction\n0\t1.250\n1\t4.500\n");
+  const TemporaryFolder folder;
+  write_synthetic_glue(GlueTask::stsb, folder / "a", {.train = 20, .dev = 20, .test = 1});
+  EXPECT_EQ(GlueData(GlueTask::stsb, folder / "a", "train").size(), 20);
 }
 
 class Synthetic : public ::testing::TestWithParam<int> {

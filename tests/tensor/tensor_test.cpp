@@ -11,6 +11,7 @@
 #include "tensor/kernels.h"
 #include "tensor/print.h"
 #include "tensor/random.h"
+#include "tests/comma_locale.h"
 #include "tests/errors.h"
 #include "tests/tensors.h"
 
@@ -288,6 +289,13 @@ TEST(Print, ShowsElementsDtypeShapeAndDevice) {
   EXPECT_EQ(to_string(counting({0, 3})), "[] f64[0, 3] on cpu");
   EXPECT_EQ(to_string(Tensor()), "(undefined)");
   EXPECT_EQ(to_string(counting({2, 1, 2}), {.precision = 0}), "[[[0, 1]],\n [[2, 3]]] f64[2, 1, 2] on cpu");
+}
+
+TEST(Print, WritesAPointInEveryLocale) {
+  const CommaLocale comma;
+  EXPECT_EQ(to_string(counting({2}, 1.5), {.precision = 1}), "[1.5, 2.5] f64[2] on cpu");
+  EXPECT_EQ(to_string(counting({1}, 1.5), {.precision = 2, .scientific = true}), "[1.50e+00] f64[1] on cpu");
+  EXPECT_EQ(format_bytes(1536), "1.50 KiB");
 }
 
 TEST(Print, ShortensWhatIsLarge) {
