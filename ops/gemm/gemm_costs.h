@@ -37,6 +37,23 @@ struct WgmmaCosts {
   double clearly_from;  // if it takes at least this long: shorter ones do not pay cuBLASLt's copies
 };
 
+/// Tiles fitted to the GEMM (gemm_sm90_fitted.cuh); in clocks up to `element`.
+struct FittedCosts {
+  double clock;             // clocks per second
+  double ends;              // clocks from the launch to the first MMA, and from the last to the end
+  double clusters;          // clocks by which that is longer with clusters
+  double shared_64;         // factor of the clocks that shared memory takes at 128 bytes each: 64 columns
+  double shared_128;        // the same for tiles of 128 columns
+  double shared_192;        // the same for tiles of 192 columns
+  double bytes_per_clock;   // that an SM gets from L2
+  double few_stages;        // factor of both where only four stages of k fit
+  double epilogue;          // clocks per tile
+  double element;           // clocks per element of a tile
+  double least;             // a small GEMM takes at least this and its bytes
+  double bytes_per_second;  // memory
+  double clearly;           // factor of the time by which it must beat other tiles
+};
+
 /// Skinny GEMMs (gemm_sm90_stream.cuh).
 struct StreamCosts {
   double ends;             // start and end of the kernel
@@ -132,6 +149,7 @@ struct ColumnSumCosts {
 
 struct GemmCosts {
   WgmmaCosts wgmma;
+  FittedCosts fitted;
   StreamCosts stream;
   NarrowCosts narrow;
   NarrowMmaCosts narrow_mma;

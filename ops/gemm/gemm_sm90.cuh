@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "gpu/barrier.cuh"
 #include "gpu/launch.cuh"
@@ -16,12 +17,12 @@
 /// gemm_sm90_register_store.cuh).
 ///
 /// Persistent and warp-specialised: a block walks over tiles of d. One thread of its first warpgroup issues
-/// TMA loads of 64 of k of both operands per pipeline stage; the two other warpgroups issue WGMMA. Either
-/// each takes half of a tile's rows (cooperative: the largest tiles, the least traffic), or they take whole
-/// tiles alternately (ping-pong), so that the epilogue of one overlaps the MMAs of the other, which a short k
-/// needs. The order barrier of ping-pong is passed when the other's MMAs have been issued, not before: a
-/// phase of the pipeline is identified by its parity only, so a warpgroup that waited too early would take
-/// the completion of the phase before the last for that of its own.
+/// TMA loads of 64 of k of both operands per pipeline stage; two or three others issue WGMMA. Either
+/// each takes its share of a tile's rows (cooperative: the largest tiles, the least traffic), or they take
+/// whole tiles alternately (ping-pong), so that the epilogue of one overlaps the MMAs of the other, which a
+/// short k needs. The order barrier of ping-pong is passed when the other's MMAs have been issued, not
+/// before: a phase of the pipeline is identified by its parity only, so a warpgroup that waited too early
+/// would take the completion of the phase before the last for that of its own.
 ///
 /// The blocks of a cluster of two take tiles that are neighbours along m and share b (or along n, and share
 /// a): each loads every second stage of the shared operand, by multicast for both. That is 37 instead of 53
@@ -29,24 +30,25 @@
 ///
 /// GEMMs of weight gradients can sum the rows of a over k meanwhile: gemm_sm90_bias_gradient.cuh.
 ///
-/// Edges cost nothing: tensor maps hold the true extents, and TMA fills in zeros, along k in both operands,
-/// so row padding is never read. A sum of several products continues along k from one pair of matrices to the
-/// next (the maps' third dimension); each ends with such an edge. MN-major operands are loaded in boxes of 64
-/// columns.
+/// Edges need no padding: tensor maps hold the true extents, and TMA fills in zeros, along k in both
+/// operands, so row padding is never read (what lies past the other edges costs time: clip_edges). A sum of
+/// several products continues along k from one pair of matrices to the next (the maps' third dimension); each
+/// ends with such an edge. MN-major operands are loaded in boxes of 64 columns.
 
 namespace tessera::ops {
 
 /// A configuration: layouts of the operands, a warpgroup's tile (kRows x kN, kRows 64 or 128), pipeline
 /// stages, ping-pong, cluster size, whether its tiles are neighbours along n and share a, and whether a may
-/// be summed. kGatedB: the first half of b's columns in the tile are gates, the other half the ups of the
-/// same features, which lie a matrix apart (gated_map): a tile is kFeatures wide in d.
+/// be summed; warpgroups that multiply, 2 or 3. kGatedB: the first half of b's columns in the tile are gates,
+/// the other half the ups of the same features, which lie a matrix apart (gated_map): a tile is kFeatures
+/// wide in d.
 template <class Element, gpu::TileOrder kOrderA, gpu::TileOrder kOrderB, int kRowsOfGroup, int kColumns,
           int kRing, bool kPingPong_, int kBlocks, bool kAlongN = false, bool kSums = false,
-          bool kGatedB = false>
+          bool kGatedB = false, int kMultiplying = 2>
 struct GemmTile {
   using T = Element;
   static constexpr gpu::TileOrder kA = kOrderA, kB = kOrderB;
-  static constexpr int kGroups = 2, kThreads = 128 * (kGroups + 1), kDepth = 64;
+  static constexpr int kGroups = kMultiplying, kThreads = 128 * (kGroups + 1), kDepth = 64;
   static constexpr int kRows = kRowsOfGroup, kN = kColumns, kStages = kRing, kCluster = kBlocks;
   static constexpr bool kPingPong = kPingPong_;
   static constexpr bool kSharesA = kAlongN && kBlocks > 1;  // else a cluster shares b
@@ -61,6 +63,17 @@ struct GemmTile {
   static constexpr bool kSumsA = kSums, kGated = kGatedB;
   static constexpr int kFeatures = kGated ? kN / 2 : kN;  // columns of d
   static_assert(kRows % 64 == 0 && kN % 8 == 0 && kN <= 256 && (kCluster == 1 || kCluster == 2));
+  static_assert(kGroups == 2 || (kGroups == 3 && !kPingPong && kMBlocks * kN / 2 <= 96));
+  /// Registers per thread: of the producer warpgroup and of the others.
+  static constexpr int kFewRegisters = kGroups == 3        ? 32
+                                       : kManyAccumulators ? 24
+                                                           : 40,
+                       kManyRegisters = kGroups == 3        ? 160
+                                        : kManyAccumulators ? 240
+                                                            : 232;
+  static constexpr int kSumsBarrier = 1 + kGroups;  // the first of kGroups named barriers
+  // Whether boxes past the edge can be left out: some producers have no registers for it.
+  static constexpr bool kSkipsBoxes = kCluster == 1 || !(kManyAccumulators || kGroups == 3);
 };
 
 /// Work tile of a block: the tile of d number `batch` that begins at row m and column n, summed over `blocks`
@@ -75,14 +88,20 @@ struct WorkTile {
 /// and divides `whole`, so that they run at the same time, each in the same wave.
 struct GemmPlan {
   int m = 0, n = 0, k = 0, batch = 1, splits = 1;
-  int blocks = 0;                 // of 64 along k, of all terms
-  int term_blocks = 0;            // of a term
-  int split_blocks = 0;           // of a split; the last may have fewer
-  int rows = 0, columns = 0;      // tiles of a cluster
-  int group = 1;                  // rows of tiles in a group
-  int whole = 0;                  // of batch * rows * columns tiles
-  int items = 0;                  // whole + splits * (the other tiles)
-  int step_a = 0, step_b = 0;     // 0: the same matrix for the whole batch and all terms
+  int blocks = 0;              // of 64 along k, of all terms
+  int term_blocks = 0;         // of a term
+  int split_blocks = 0;        // of a split; the last may have fewer
+  int rows = 0, columns = 0;   // tiles of a cluster
+  int group = 1;               // rows of tiles in a group
+  int whole = 0;               // of batch * rows * columns tiles
+  int items = 0;               // whole + splits * (the other tiles)
+  int step_a = 0, step_b = 0;  // 0: the same matrix for the whole batch and all terms
+  int stage_bytes = 0;         // that TMA loads per stage, boxes past the edge included
+  // TMA takes several times as long for rows past an edge as for rows within. Where the epilogue may get rows
+  // and columns twice, and anything past the edge (clip_edges), tiles begin here at most, and no box is
+  // loaded that lies past the edge as a whole.
+  int last_m = std::numeric_limits<int>::max(), last_n = std::numeric_limits<int>::max();
+  bool skips_boxes = false;
   float* sums = nullptr;          // [m]: the sums of the rows of a over k; null: not wanted
   float* partial_sums = nullptr;  // partial_sum_rows() rows of them
   int sums_pitch = 0;             // stride of their rows: m rounded up to whole tiles
@@ -121,8 +140,8 @@ struct GemmPlan {
     const int high = min(group, rows - g * group), column = rest / high,
               row = g * group + rest - column * high;
     const int first = split * split_blocks;
-    return {(row * Tile::kClusterM + (Tile::kSharesA ? 0 : rank)) * Tile::kM,
-            (column * Tile::kClusterN + (Tile::kSharesA ? rank : 0)) * Tile::kFeatures,
+    return {min((row * Tile::kClusterM + (Tile::kSharesA ? 0 : rank)) * Tile::kM, last_m),
+            min((column * Tile::kClusterN + (Tile::kSharesA ? rank : 0)) * Tile::kFeatures, last_n),
             batch_index,
             split,
             first,
@@ -152,7 +171,8 @@ using GemmMaps = GemmMapsOf<1>;
 ///   2)
 ///                                                of the producer warpgroup that issue no loads
 /// `row` is the warpgroup's first row in the tile; sums are laid out as in gpu/wgmma.cuh, sums[i] for rows 64
-/// i ... 64 i + 63. Rows and columns past the edge hold zeros. Its barriers among the warpgroup's threads are
+/// i ... 64 i + 63. Rows and columns past the edge hold zeros, unless the plan skips boxes or has smaller
+/// ones than the tile (operand_maps): then anything. Its barriers among the warpgroup's threads are
 /// sync_named(1 + group, 128).
 
 template <class Tile, class Epilogue>
@@ -171,6 +191,18 @@ __device__ __forceinline__ void advance(gpu::RingState<kStages>& state, int bloc
   state.stage = stage % kStages;
 }
 
+/// Boxes of an operand in a stage: one, or those of 64 of its rows (columns of b).
+template <gpu::TileOrder kOrder>
+__host__ __device__ constexpr int boxes_of(int count) {
+  return kOrder == gpu::TileOrder::k_major ? 1 : (count + 63) / 64;
+}
+/// Of them those that the `left` rows up to the edge reach, if the others are skipped.
+template <gpu::TileOrder kOrder>
+__device__ __forceinline__ int boxes_within(int count, int left, bool skips) {
+  const int all = boxes_of<kOrder>(count);
+  return kOrder == gpu::TileOrder::k_major || !skips ? all : min(all, max(left + 63, 0) / 64);
+}
+
 /// Producer thread: issues the TMA loads of both operands.
 template <class Tile, int kProblems>
 __device__ __forceinline__ void load_operands(const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
@@ -184,12 +216,16 @@ __device__ __forceinline__ void load_operands(const GemmMapsOf<kProblems>& maps,
     // Index of the matrix in the batch, or of the term: there is never both a batch and several terms.
     int matrix = work.first / plan.term_blocks, k = (work.first - matrix * plan.term_blocks) * Tile::kDepth;
     matrix += work.batch;
+    const bool skips = Tile::kSkipsBoxes && plan.skips_boxes;
+    const int boxes_a = boxes_within<Tile::kA>(Tile::kM, plan.m - work.m, skips),
+              boxes_b = boxes_within<Tile::kB>(Tile::kN, plan.n - work.n, skips);
     for (int block = 0; block < work.blocks; ++block) {
       char* const a = stages + state.stage * Tile::kStageBytes;
       char* const b = a + Tile::kBytesA;
       gpu::Barrier& full = ring.full[state.stage];
       ring.empty[state.stage].wait(state.parity ^ 1);
-      full.arrive_expect(Tile::kStageBytes);
+      constexpr int kBoxes = boxes_of<Tile::kA>(Tile::kM) + boxes_of<Tile::kB>(Tile::kN);
+      full.arrive_expect(uint32_t(plan.stage_bytes - (kBoxes - boxes_a - boxes_b) * 8192));
       const bool for_both = (block & 1) == rank;
       const auto issue_load = [&]<bool kShared>(char* to, const gpu::TensorMap& map, int c0, int c1, int c2) {
         if constexpr (kShared)
@@ -199,17 +235,21 @@ __device__ __forceinline__ void load_operands(const GemmMapsOf<kProblems>& maps,
       };
       if (!Tile::kSharesA || for_both) {
 #pragma unroll
-        for (int box = 0; box < (Tile::kA == k_major ? 1 : Tile::kM / 64); ++box)
+        for (int box = 0; box < boxes_of<Tile::kA>(Tile::kM); ++box) {
+          if (box >= boxes_a) break;
           issue_load.template operator()<Tile::kSharesA>(
               a + box * 8192, maps.a[problem], Tile::kA == k_major ? k : work.m + box * 64,
               Tile::kA == k_major ? work.m : k, matrix * plan.step_a);
+        }
       }
       if (Tile::kClusterM == 1 || for_both) {
 #pragma unroll
-        for (int box = 0; box < (Tile::kB == k_major ? 1 : (Tile::kN + 63) / 64); ++box)
+        for (int box = 0; box < boxes_of<Tile::kB>(Tile::kN); ++box) {
+          if (box >= boxes_b) break;
           issue_load.template operator()<(Tile::kClusterM > 1)>(
               b + box * 8192, maps.b[problem], Tile::kB == k_major ? k : work.n + box * 64,
               Tile::kB == k_major ? work.n : k, matrix * plan.step_b);
+        }
       }
       state.advance();
       k += Tile::kDepth;
@@ -286,7 +326,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
   const int rank = Tile::kCluster > 1 ? int(gpu::cluster_rank()) : 0;
   if (threadIdx.x == 0) {
-    ring.init(1, (Tile::kPingPong ? 4 : 8) * Tile::kCluster);
+    ring.init(1, 4 * (Tile::kPingPong ? 1 : Tile::kGroups) * Tile::kCluster);
     for (int i = 0; i < Tile::kGroups * (1 + Epilogue::kBarriers); ++i) order_barriers[i].init(1);
     gpu::fence_barrier_init();
 #pragma unroll
@@ -305,7 +345,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (group < 0) {
     // Producer warpgroup: warp 0 issues the TMA loads; the others reduce partial sums of a bias gradient or
     // run the epilogue's idle_warp.
-    gpu::warpgroup_reg_dealloc<Tile::kManyAccumulators ? 24 : 40>();
+    gpu::warpgroup_reg_dealloc<Tile::kFewRegisters>();
     if (threadIdx.x < 32 && gpu::elect_one()) load_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
       const int warp = gpu::uniform(int(threadIdx.x) / 32);
@@ -321,7 +361,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     __syncwarp();
   } else {
     // Consumer warpgroups.
-    gpu::warpgroup_reg_alloc<Tile::kManyAccumulators ? 240 : 232>();
+    gpu::warpgroup_reg_alloc<Tile::kManyRegisters>();
     const int row = Tile::kPingPong ? 0 : group * Tile::kRows;
     Epilogue epilogue(params, shared + Shared::kEpilogueAt + group * Epilogue::kSharedBytes,
                       barriers + group * Epilogue::kBarriers, group);
@@ -351,7 +391,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         mma_mainloop<Tile>(sums, with_sums, work.blocks, row, shared, ring, state, issued);
         if (summed.to) {
           write_pair_sums(plan, work, summed, with_sums);
-          gpu::sync_named(3 + group, 160);
+          gpu::sync_named(Tile::kSumsBarrier + group, 160);
         }
       } else {
         const bool sums_a = Tile::kSumsA && plan.sums && work.n / Tile::kN < plan.summing_tiles<Tile>();
@@ -363,7 +403,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if constexpr (Tile::kSumsA) {
           if (sums_a) {
             write_sums<Tile>(plan, work, work.m + row, of_a);
-            gpu::sync_named(3 + group, 160);
+            gpu::sync_named(Tile::kSumsBarrier + group, 160);
           }
         }
       }
@@ -414,7 +454,32 @@ GemmPlan gemm_plan(int64_t m, int64_t n, int64_t k, int64_t batch, int splits, i
   const int tiles = plan.batch * plan.rows * plan.columns;
   plan.whole = plan.splits > 1 ? whole : tiles;
   plan.items = plan.whole + plan.splits * (tiles - plan.whole);
+  plan.stage_bytes = Tile::kStageBytes;
   return plan;
+}
+
+/// Rows of a K-major operand's box: no more than there are, in whole swizzle atoms.
+inline int box_rows(int tile, int64_t extent) {
+  return int(std::min<int64_t>(tile, gpu::ceil_div(extent, 8) * 8));
+}
+
+/// Where the last tile of `extent` columns of d begins so that as few as possible lie past the edge: TMA
+/// stores from columns that are multiples of 8 only (from others: an illegal instruction).
+inline int last_column(int64_t extent, int tile) {
+  return int(gpu::ceil_div(extent - tile, 8) * 8);
+}
+
+/// For epilogues that may get rows and columns of d twice, with the same sums, and take no notice of what is
+/// past the edge: spares TMA what lies there. (Tiles across lines would cost more than an edge does, so those
+/// of MN-major operands do not move.) Overlapping tiles must have the same splits.
+template <class Tile>
+void clip_edges(GemmPlan& plan) {
+  check(!plan.sums && !plan.sums_b, "gemm: rows would be summed twice");
+  const bool alike = plan.splits == 1 || plan.whole == 0;
+  if (Tile::kA == gpu::TileOrder::k_major && alike && plan.m >= Tile::kM) plan.last_m = plan.m - Tile::kM;
+  if (Tile::kB == gpu::TileOrder::k_major && alike && plan.n >= Tile::kFeatures)
+    plan.last_n = last_column(plan.n, Tile::kFeatures);
+  plan.skips_boxes = true;
 }
 
 /// Number of clusters of the grid; `all`: also those without a tile.

@@ -84,13 +84,14 @@ __device__ __forceinline__ void write_sums(const Plan& plan, const WorkTile& wor
 }
 
 /// Called by the producer warpgroup, by one otherwise idle warp per consumer warpgroup (`group`). Per work
-/// tile that sums a: waits on named barrier 3 + group until the warpgroup has written its partial sums; adds
-/// their number to the arrival counter of the 64 rows; if that completes the count, adds all partial sums and
-/// writes the result. Some 2 us to L2 and back, which the epilogue hides.
+/// tile that sums a: waits on named barrier kSumsBarrier + group until the warpgroup has written its partial
+/// sums; adds their number to the arrival counter of the 64 rows; if that completes the count, adds all
+/// partial sums and writes the result. Some 2 us to L2 and back, which the epilogue hides.
 template <class Tile, class Plan>
 __device__ __forceinline__ void reduce_sums(const Plan& plan, int group) {
-  // Rows per lane, and its loads in flight together: it has 24 or 40 registers.
-  constexpr int kRows = Tile::kRows / 32, kTogether = Tile::kManyAccumulators ? 1 : 16 / kRows;
+  // Rows per lane, and its loads in flight together: it has 24 to 40 registers.
+  constexpr int kRows = Tile::kRows / 32,
+                kTogether = Tile::kManyAccumulators ? 1 : (Tile::kGroups == 3 ? 2 : 16) / kRows;
   using Rows = std::conditional_t<kRows == 4, float4, float2>;
   const int lane = int(threadIdx.x) % 32, parts = plan.template partial_sum_rows<Tile>();
   int number = 0;
@@ -101,7 +102,7 @@ __device__ __forceinline__ void reduce_sums(const Plan& plan, int group) {
         plan.template work_tile<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
     const int first = work.m + (Tile::kPingPong ? 0 : group * Tile::kRows);
     if (work.n / Tile::kN >= plan.template summing_tiles<Tile>()) continue;
-    gpu::sync_named(3 + group, 160);
+    gpu::sync_named(Tile::kSumsBarrier + group, 160);
     if (first >= plan.m) continue;
     int arrived = 0;
     if (lane == 0) {

@@ -11,19 +11,23 @@ namespace {
 template <int kIndex, class T, gpu::TileOrder kA, gpu::TileOrder kB, bool kSums = false>
 struct TileOf {
   static constexpr GemmTileShape kShape = kGemmTiles[kIndex];
-  static constexpr int kRows = kShape.ping_pong ? kShape.rows : kShape.rows / 2;
+  static constexpr int kRows = kShape.ping_pong ? kShape.rows : kShape.rows / kShape.warpgroups();
   using type = GemmTile<T, kA, kB, kRows, kShape.columns, kShape.stages, kShape.ping_pong, kShape.cluster,
-                        kShape.along_n, kSums>;
+                        kShape.along_n, kSums, false, kShape.warpgroups()>;
 };
 
+/// Boxes have no more rows than there are; the plan learns what they hold.
 template <class Tile>
-GemmMaps operand_maps(const Gemm& g) {
+GemmMaps operand_maps(const Gemm& g, GemmPlan& plan) {
   using T = typename Tile::T;
+  using enum gpu::TileOrder;
   const int64_t matrices = g.batch * g.terms;
+  const int box_a = box_rows(Tile::kM, g.m), box_b = box_rows(Tile::kN, g.n);
+  plan.stage_bytes = (Tile::kA == k_major ? box_a * 128 : Tile::kBytesA) +
+                     (Tile::kB == k_major ? box_b * 128 : Tile::kBytesB);
   return {
-      operand_map<T, Tile::kA>({static_cast<const T*>(g.a), g.lda, g.stride_a}, g.m, g.k, matrices, Tile::kM),
-      operand_map<T, Tile::kB>({static_cast<const T*>(g.b), g.ldb, g.stride_b}, g.n, g.k, matrices,
-                               Tile::kN)};
+      operand_map<T, Tile::kA>({static_cast<const T*>(g.a), g.lda, g.stride_a}, g.m, g.k, matrices, box_a),
+      operand_map<T, Tile::kB>({static_cast<const T*>(g.b), g.ldb, g.stride_b}, g.n, g.k, matrices, box_b)};
 }
 
 template <class T>
@@ -33,7 +37,7 @@ GemmBias<T> bias_of(const Gemm& g) {
 }
 
 template <class Tile, class Out, bool kAdds>
-void launch_tma_store(const Gemm& g, const GemmPlan& plan, Device device) {
+void launch_tma_store(const Gemm& g, const GemmMaps& maps, const GemmPlan& plan, Device device) {
   using T = typename Tile::T;
   // The whole addend is loaded before the main loop ends, if there is room for that many panels. 64 x 192 per
   // warpgroup are three panels, and the number of buffers must divide that.
@@ -49,7 +53,7 @@ void launch_tma_store(const Gemm& g, const GemmPlan& plan, Device device) {
     params.operand = g.c ? Epilogue::map(static_cast<const Out*>(g.c), g.m, g.n, g.batch, g.ldd, g.stride_d)
                          : params.outputs[0];
   }
-  launch_gemm<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
+  launch_gemm<Tile, Epilogue>(device, maps, plan, params);
 }
 
 /// Whether two neighbouring elements of d can be stored at once.
@@ -76,7 +80,7 @@ Tensor allocate_split_k_workspace(const GemmPlan& plan, typename Epilogue::Param
 }
 
 template <class Tile>
-void launch_register_store(const Gemm& g, const GemmPlan& plan, Device device) {
+void launch_register_store(const Gemm& g, const GemmMaps& maps, const GemmPlan& plan, Device device) {
   using T = typename Tile::T;
   using Epilogue = RegisterStoreEpilogue<Tile>;
   typename Epilogue::Params params{.d = g.d, .c = g.c ? g.c : g.d, .ld = g.ldd, .stride = g.stride_d};
@@ -86,16 +90,16 @@ void launch_register_store(const Gemm& g, const GemmPlan& plan, Device device) {
   params.m = plan.m, params.n = plan.n;
   params.alpha = float(g.alpha), params.beta = float(g.beta);
   params.bias = bias_of<T>(g);
-  launch_gemm<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params);
+  launch_gemm<Tile, Epilogue>(device, maps, plan, params);
 }
 
 template <class Tile, class Out, bool kStores, bool kAdds>
-void dispatch_tma_store(const Gemm& g, const GemmPlan& plan, Device device) {
+void dispatch_tma_store(const Gemm& g, const GemmMaps& maps, const GemmPlan& plan, Device device) {
   if constexpr (kAdds) {
-    if (g.beta != 0) return launch_tma_store<Tile, Out, true>(g, plan, device);
+    if (g.beta != 0) return launch_tma_store<Tile, Out, true>(g, maps, plan, device);
   }
   if constexpr (kStores) {
-    if (g.beta == 0) return launch_tma_store<Tile, Out, false>(g, plan, device);
+    if (g.beta == 0) return launch_tma_store<Tile, Out, false>(g, maps, plan, device);
   }
   check(false, "gemm: a tile of ", Tile::kM, " x ", Tile::kN, " cannot write such a d");
 }
@@ -110,6 +114,8 @@ void run_gemm(const Gemm& g, const GemmChoice& choice, Device device) {
   using Tile = typename TileOf<kIndex, T, kA, kB, kGradient>::type;
   GemmPlan plan = gemm_plan<Tile>(g.m, g.n, g.k, g.batch, choice.splits, choice.whole, g.terms);
   plan.step_a = g.stride_a != 0, plan.step_b = g.stride_b != 0;
+  const GemmMaps maps = operand_maps<Tile>(g, plan);
+  if (may_write_twice(g) && !g.sums) clip_edges<Tile>(plan);
   Tensor partial_sums;
   if (Tile::kSumsA && g.sums) {
     plan.sums_pitch = int(gpu::ceil_div(g.m, 128) * 128);
@@ -119,12 +125,13 @@ void run_gemm(const Gemm& g, const GemmChoice& choice, Device device) {
     plan.sums_arrived = reinterpret_cast<int*>(device.counters(kGemmCounters) + kSumsAt);
   }
   if constexpr (kShape.by_threads) {
-    if (choice.by_threads) return launch_register_store<Tile>(g, plan, device);
+    if (choice.by_threads) return launch_register_store<Tile>(g, maps, plan, device);
   }
   if (g.out == DType::f32)
-    dispatch_tma_store<Tile, float, kGradient && kShape.wide, kGradient && kShape.wide_adds>(g, plan, device);
+    dispatch_tma_store<Tile, float, kGradient && kShape.wide, kGradient && kShape.wide_adds>(g, maps, plan,
+                                                                                             device);
   else
-    dispatch_tma_store<Plain, T, kShape.stores, kShape.adds>(g, plan, device);
+    dispatch_tma_store<Plain, T, kShape.stores, kShape.adds>(g, maps, plan, device);
 }
 
 template <class T, gpu::TileOrder kA, gpu::TileOrder kB, int kIndex = 0>
@@ -146,6 +153,7 @@ template <class T>
 void gemm_sm90(const Gemm& g, const GemmChoice& choice, Device device) {
   using enum gpu::TileOrder;
   if (choice.tile == kStreamTile) return gemm_stream_sm90<T>(g, choice, device);
+  if (choice.tile == kFittedTile) return gemm_fitted_sm90<T>(g, choice, device);
   if (g.transpose_a) {
     if (g.transpose_b)
       dispatch_tile<T, mn_major, k_major>(g, choice, device);

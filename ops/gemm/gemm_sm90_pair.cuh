@@ -38,7 +38,7 @@ void run_pair(const Gemm& first, const Gemm& second, const GemmChoice& choice, D
   params.m = plan.m, params.n = plan.n;
   params.alpha = 1, params.beta = float(first.beta);
   const Tensor scratch = allocate_split_k_workspace<Epilogue>(plan, params, device);
-  const GemmMaps one = operand_maps<Tile>(first), other = operand_maps<Tile>(second);
+  const GemmMaps one = operand_maps<Tile>(first, plan), other = operand_maps<Tile>(second, plan);
   const GemmMapsOf<2> maps{{one.a[0], other.a[0]}, {one.b[0], other.b[0]}};
   launch_gemm<Tile, Epilogue>(device, maps, plan, params);
 }

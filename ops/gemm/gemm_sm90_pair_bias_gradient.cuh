@@ -128,9 +128,9 @@ __device__ __forceinline__ void add_partial_sum_rows(const SummedRows& rows, int
 }
 
 /// Called by the producer warpgroup, by one otherwise idle warp per consumer warpgroup (`group`). Per work
-/// tile that sums an operand: waits on named barrier 3 + group until the warpgroup has written its partial
-/// sums; adds their number to the arrival counter of the 64 rows; if that completes the count, adds all
-/// partial sums and writes the result. Some 2 us to L2 and back, which the epilogue hides.
+/// tile that sums an operand: waits on named barrier kSumsBarrier + group until the warpgroup has written its
+/// partial sums; adds their number to the arrival counter of the 64 rows; if that completes the count, adds
+/// all partial sums and writes the result. Some 2 us to L2 and back, which the epilogue hides.
 template <class Tile, class Plan>
 __device__ __forceinline__ void reduce_pair_sums(const Plan& plan, int group) {
   using Sums = PairSums<Tile>;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void reduce_pair_sums(const Plan& plan, int group) {
         plan.template work_tile<Tile>(item, Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0);
     const SummedRows rows = summed_rows<Tile>(plan, work, group);
     if (!rows.to) continue;
-    gpu::sync_named(3 + group, 160);
+    gpu::sync_named(Tile::kSumsBarrier + group, 160);
     if (rows.first >= rows.extent) continue;
     const int parts = rows.tiles * plan.splits;
     int arrived = 0;

@@ -11,11 +11,14 @@ namespace tessera::ops {
 
 /// Tile and split-K of a GEMM. A function of the problem and the number of SMs only.
 struct GemmChoice {
-  int tile = 0;             // index into kGemmTiles, or kStreamTile
+  int tile = 0;             // index into kGemmTiles, kStreamTile or kFittedTile
   int splits = 1;           // split-K, added in the order of k; kStreamTile: thread blocks of a cluster
   int whole = 0;            // tiles (of a cluster) that are not split
   bool by_threads = false;  // gemm_sm90_register_store.cuh: splits, or a d that TMA cannot write
-  int rows = 0;             // kStreamTile: rows of the weight per tile
+  int rows = 0;             // kStreamTile: rows of the weight per tile; kFittedTile: of d
+  int columns = 0;          // kFittedTile: of d per tile, one of kFittedColumns
+  int cluster = 1;          // kFittedTile: blocks that share an operand, 1 or 2
+  bool along_n = false;     // kFittedTile: they share a, else b
   double seconds = 0;       // what the model says
 };
 
@@ -23,6 +26,11 @@ struct GemmChoice {
 /// need (f32 d by TMA, sums of a) is compiled for no other layout.
 constexpr bool product_is_gradient(bool a_k_major, bool b_k_major) {
   return !a_k_major && !b_k_major;
+}
+
+/// Whether elements of d may be computed and written twice: not where an addend is d itself.
+inline bool may_write_twice(const Gemm& g) {
+  return g.beta == 0 || (g.c && g.c != g.d);
 }
 
 /// Rows and columns of a block's tile, blocks per cluster, whether they are neighbours along n, ping-pong
@@ -36,6 +44,8 @@ struct GemmTileShape {
   int stages;
   bool stores, adds, by_threads, wide, wide_adds;
 
+  /// That multiply: cooperative tiles have 64 or 128 rows for each.
+  constexpr int warpgroups() const { return !ping_pong && rows % 128 != 0 ? rows / 64 : 2; }
   constexpr int cluster_m() const { return along_n ? 1 : cluster; }
   constexpr int cluster_n() const { return along_n ? cluster : 1; }
   /// TMA boxes of an MN-major b are 64 columns wide; tiles of other widths would make them straddle lines.
@@ -56,6 +66,8 @@ inline constexpr GemmTileShape kGemmTiles[] = {
     {256, 128, 2, false, false, 4, false, false, true, false, false},
     {64, 64, 1, false, true, 8, true, true, true, true, true},
     {128, 192, 1, false, false, 4, true, true, false, false, false},
+    {192, 192, 1, false, false, 4, false, false, true, false, false},
+    {192, 192, 2, false, false, 4, false, false, true, false, false},
 };
 
 /// The "tile" of skinny GEMMs (gemm_sm90_stream.cuh): at most kStreamTokens rows or columns of d, the tokens,
@@ -75,6 +87,33 @@ template <class T>
 void swiglu_stream_sm90(const Gemm& gemm, const GemmChoice& choice, Device device);
 template <class T>
 void gemm_stream_sm90(const Gemm& gemm, const GemmChoice& choice, Device device);
+
+/// The "tile" of GEMMs whose tiles have as many rows as fill whole waves (gemm_sm90_fitted.cuh).
+inline constexpr int kFittedTile = kStreamTile + 1;
+/// A tile's columns, and for each the most rows of a tile, so that four stages of k (with 64 columns eight)
+/// fit into shared memory: multiples of 8 up to 128, of 16 above.
+inline constexpr int kFittedColumns[] = {64, 128, 192};
+constexpr int64_t most_fitted_rows(int columns) {
+  return columns == 64 ? 112 : columns == 128 ? 208 : 144;
+}
+constexpr int64_t next_fitted_rows(int64_t rows) {
+  return rows + (rows < 128 ? 8 : 16);
+}
+/// Whether there is such a tile. With 64 columns, each of two warpgroups takes every second 64 of k.
+constexpr bool has_fitted_tile(const GemmChoice& choice, int64_t k) {
+  const int rows = choice.rows, columns = choice.columns;
+  return (columns == 64 || columns == 128 || columns == 192) && rows > 0 &&
+         rows <= most_fitted_rows(columns) && rows % (rows > 128 ? 16 : 8) == 0 &&
+         (columns != 64 || k > 64) && (choice.cluster == 1 || choice.cluster == 2);
+}
+/// What it needs beyond gemm_sm90_lacks() and the problem lacks, or an empty string.
+std::string gemm_fitted_lacks(const Gemm& gemm);
+/// The best by the model. Only if it lacks nothing.
+GemmChoice choose_fitted(const Gemm& gemm, const Gpu& gpu);
+/// What the model says of a choice with that tile.
+double fitted_seconds(const Gemm& gemm, const Gpu& gpu, const GemmChoice& choice);
+template <class T>
+void gemm_fitted_sm90(const Gemm& gemm, const GemmChoice& choice, Device device);
 
 /// Whether the variant computes Gemm::sums next to the GEMM (for at most kMostSummedRows rows).
 inline constexpr int64_t kMostSummedRows = 1 << 17;

@@ -122,10 +122,9 @@ class RegisterStoreEpilogue {
       return;
     }
     // 1. Accumulators to the workspace, in register order.
-    const int piece = (work.number * Tile::kCluster +
-                       (Tile::kSharesA ? work.n / Tile::kN : work.m / Tile::kM) % Tile::kCluster) *
-                          kShares +
-                      row / Tile::kRows;
+    const int piece =
+        (work.number * Tile::kCluster + (Tile::kCluster > 1 ? gpu::reread_cluster_rank() : 0)) * kShares +
+        row / Tile::kRows;
     const float4* const all = params_.scratch + int64_t(piece) * work.splits * (kFragments * 128) + thread_;
     float4* const own = const_cast<float4*>(all) + work.split * (kFragments * 128);
 #pragma unroll
@@ -163,7 +162,7 @@ class RegisterStoreEpilogue {
     } else if (work.splits <= 8) {
       add<8>(work, work.split, row, all);
     } else {
-      add<16>(work, work.split, row, all);
+      add<kMostTerms>(work, work.split, row, all);
     }
     // 5. The last split to see all arrive resets the counter; if all deferred, the last to arrive.
     if (thread_ == 0 &&
@@ -204,6 +203,8 @@ class RegisterStoreEpilogue {
   }
 
  private:
+  // Splits whose fragments are loaded at once, at most: three warpgroups have few registers.
+  static constexpr int kMostTerms = Tile::kGroups == 3 ? 8 : 16;
   static constexpr int kTogether = 4;  // fragments whose values of c are loaded at once
   // Polls of the count, about 0.7 us each: together as long as the last tile of the previous kernel may take,
   // whose SMs the missing blocks wait for.
@@ -248,7 +249,7 @@ class RegisterStoreEpilogue {
 
   /// Computes share `share` of the piece, kTerms splits and kSome fragments at a time, whose loads are in
   /// flight together. The order of summation does not depend on them.
-  template <int kTerms, int kSome = 16 / kTerms>
+  template <int kTerms, int kSome = Tile::kGroups == 3 ? 1 : 16 / kTerms>
   __device__ __forceinline__ void add(const WorkTile& work, int share, int row, const float4* all) const {
     const int splits = work.splits, end = (share + 1) * kFragments / splits;
     for (int first = share * kFragments / splits; first < end; first += kSome) {

@@ -24,7 +24,8 @@ void run_scatter(const Gemm& g, const GemmScatter& scatter, const GemmChoice& ch
   using enum gpu::TileOrder;
   using Tile = typename TileOf<kIndex, T, k_major, mn_major>::type;
   using Epilogue = RegisterStoreEpilogue<Tile, false, true>;
-  const GemmPlan plan = gemm_plan<Tile>(g.m, g.n, g.k, 1, choice.splits, choice.whole);
+  GemmPlan plan = gemm_plan<Tile>(g.m, g.n, g.k, 1, choice.splits, choice.whole);
+  const GemmMaps maps = operand_maps<Tile>(g, plan);
   typename Epilogue::Params params{.d = g.d, .c = g.d, .ld = g.ldd, .stride = 0};
   params.wide = g.out == DType::f32;
   params.pairs = writes_pairs(g);
@@ -34,7 +35,7 @@ void run_scatter(const Gemm& g, const GemmScatter& scatter, const GemmChoice& ch
   const bool fills = g.beta == 0;
   const int blocks = gemm_clusters<Tile>(plan, device, fills);
   params.scatter = {scatter.indices, int(scatter.rows), fills, FillShares::of(blocks, plan.items)};
-  launch_gemm<Tile, Epilogue>(device, operand_maps<Tile>(g), plan, params, fills);
+  launch_gemm<Tile, Epilogue>(device, maps, plan, params, fills);
 }
 
 template <class T, int kPlace = 0>

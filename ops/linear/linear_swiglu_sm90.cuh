@@ -41,7 +41,9 @@ void launch_gated(const Tensor& y, const Tensor& h, const Tensor& x, const Tenso
     for (int half = 0; half < 2; ++half)
       params.outputs[1 + half] = Epilogue::map(h.data<T>() + half * n, m, n, 1, h.layout().stride(0), 0);
   params.splits = 1;
-  launch_gemm<Tile, Epilogue>(y.device(), maps, gemm_plan<Tile>(m, n, k, 1, 1), params);
+  GemmPlan plan = gemm_plan<Tile>(m, n, k, 1, 1);
+  clip_edges<Tile>(plan);
+  launch_gemm<Tile, Epilogue>(y.device(), maps, plan, params);
 }
 
 /// Tiles of 128 x 256 sums by both warpgroups, else of 128 x 128 by each in turn, whose three results leave

@@ -41,6 +41,7 @@ void launch_hidden(const Tensor& first, const Tensor& second, const Tensor& oper
   params.math = math;
   GemmPlan plan = gemm_plan<Tile>(m, n, k, batch, 1);
   plan.step_a = plan.step_b = batch > 1;
+  if constexpr (!Math::kOperand) clip_edges<Tile>(plan);
   launch_gemm<Tile, Epilogue>(first.device(), maps, plan, params);
 }
 

@@ -1,0 +1,63 @@
+#include <algorithm>
+
+#include "ops/gemm/gemm_models_internal.h"
+#include "ops/gemm/gemm_sm90_fitted_internal.h"
+
+/// When and how GEMMs run in gemm_sm90_fitted.cuh.
+
+namespace tessera::ops {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+}  // namespace
+
+std::string gemm_fitted_lacks(const Gemm& g) {
+  if (g.terms > 1) return "a product, not a sum of several";
+  if (g.transpose_a) return "an a whose k is dense";
+  if (g.out != g.in) return "a d of the operands' dtype";
+  if (!gemm_stores_by_tma(g)) return "a d that TMA can write";
+  return {};
+}
+
+double fitted_seconds(const Gemm& g, const Gpu& gpu, const GemmChoice& choice) {
+  const FittedCosts& c = gemm_costs(gpu).fitted;
+  const int64_t rows = choice.rows, columns = choice.columns, cluster = choice.cluster,
+                down = choice.along_n ? 1 : cluster, across = cluster / down;
+  const double rounds = double(ceil_div(
+      g.batch * ceil_div(g.m, rows * down) * ceil_div(g.n, columns * across), gpu.multiprocessors / cluster));
+  // 64 of k: what goes through shared memory at 128 bytes per clock, both operands written once, b read once
+  // and a by each warpgroup; and what comes from L2.
+  const double shared = double(2 * columns + rows * (1 + columns / 64)) * (columns == 64    ? c.shared_64
+                                                                           : columns == 128 ? c.shared_128
+                                                                                            : c.shared_192),
+               loaded = 128 * (double(columns) / double(down) + double(rows) / double(across));
+  const double block = std::max(shared, loaded / c.bytes_per_clock) *
+                       (fitted_stages(choice.rows, choice.columns) <= 4 ? c.few_stages : 1);
+  const double clocks =
+      c.ends + (cluster > 1 ? c.clusters : 0) +
+      rounds * (double(ceil_div(g.k, 64)) * block + c.epilogue + c.element * double(rows * columns));
+  return std::max(clocks / c.clock, c.least + gemm_bytes(g) / c.bytes_per_second);
+}
+
+GemmChoice choose_fitted(const Gemm& g, const Gpu& gpu) {
+  GemmChoice best;
+  for (const int columns : kFittedColumns) {
+    for (int64_t rows = 8; rows <= most_fitted_rows(columns); rows = next_fitted_rows(rows))
+      for (const int shared : {0, 1, 2}) {  // neither operand, a, b
+        GemmChoice choice{.tile = kFittedTile,
+                          .rows = int(rows),
+                          .columns = columns,
+                          .cluster = shared == 0 ? 1 : 2,
+                          .along_n = shared == 1};
+        if (!has_fitted_tile(choice, g.k)) continue;
+        choice.seconds = fitted_seconds(g, gpu, choice);
+        if (best.seconds == 0 || choice.seconds < best.seconds) best = choice;
+      }
+  }
+  return best;
+}
+
+}  // namespace tessera::ops
