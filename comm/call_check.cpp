@@ -136,17 +136,18 @@ void CallCheck::serve() {
   auto last_call = Clock::now() - kBusy;
   std::unique_ptr<Deadline> linger;
   while (true) {
+    const bool stopping = stop_;  // read first: then no call is posted after `posted`
     const uint64_t posted = posted_;
     if (std::exchange(seen, posted) != posted) last_call = Clock::now();
     bool going_on = exchange(posted);
     publish();
     going_on = going_on && !report_if_late();
-    if (stop_) {
+    if (stopping) {
       if (!linger) linger = std::make_unique<Deadline>(kLinger);
       if (!going_on || sent_ >= posted || linger->passed()) return;
     }
     const auto busy = last_call + kBusy - Clock::now();
-    if (busy > Clock::duration::zero() || stop_ || !going_on) {
+    if (busy > Clock::duration::zero() || stopping || !going_on) {
       if (!wait(kBatch)) return end();
       continue;
     }

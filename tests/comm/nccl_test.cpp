@@ -112,7 +112,7 @@ TEST_F(Nccl, ACallThatOneRankLeavesOutIsFoundAtItsNextCallOnTheHost) {
           }
           host.barrier();
         },
-        {"rank 0 calls all_reduce f32[1000]", "rank 1 calls barrier", "of another communicator"});
+        {"rank 0 calls all_reduce f32[1000]", "rank 1 calls barrier"});
   });
   expect_ends(ranks);
 }
