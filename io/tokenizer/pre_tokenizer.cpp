@@ -27,21 +27,27 @@ SplitBehavior behavior_of(const Settings& settings, const std::string& otherwise
   return SplitBehavior::contiguous;
 }
 
-/// Matches and what lies between them, in order.
+/// Matches and what lies between them, in order. Empty matches too: they end a run of Contiguous.
 void find_matches(const Pattern& pattern, std::string_view text, Pieces::Span span,
                   std::vector<Match>& matches) {
   const std::string_view piece = text.substr(span.begin, span.end - span.begin);
   size_t previous = 0, from = 0;
+  bool any = false;  // matches
   Regex::Match match;
   Regex::Budget budget(piece.size());
   while (from <= piece.size() && pattern.find(piece, from, match, budget)) {
     if (matches.size() % 1024 == 0) check_interrupt();
-    if (previous != match.begin)
-      matches.push_back({{span.begin + previous, span.begin + match.begin}, false});
-    if (match.begin != match.end)
+    const bool is_empty = match.begin == match.end;
+    // As in the library `tokenizers`, an empty match that ends the one before does not count.
+    if (!is_empty || match.end != previous || !any) {
+      if (previous != match.begin)
+        matches.push_back({{span.begin + previous, span.begin + match.begin}, false});
       matches.push_back({{span.begin + match.begin, span.begin + match.end}, true});
-    previous = from = match.end;
-    if (match.begin == match.end) from += from < piece.size() ? unicode::length(piece[from]) : 1;
+      previous = match.end, any = true;
+    }
+    // After an empty match, advance by at least one character.
+    from = match.end;
+    if (is_empty) from += from < piece.size() ? unicode::length(piece[from]) : 1;
   }
   if (previous != piece.size()) matches.push_back({{span.begin + previous, span.end}, false});
 }
@@ -294,6 +300,7 @@ void PreTokenizer::operator()(Pieces& pieces, bool at_start) const {
       }
       cut(step.behavior, step.invert, matches, spans);
     }
+    std::erase_if(spans, [](const Pieces::Span& span) { return span.begin == span.end; });
     pieces.spans.swap(spans);
   }
 }

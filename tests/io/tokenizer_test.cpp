@@ -98,6 +98,56 @@ Tokenizer with_added(const TemporaryFolder& folder, const std::string& steps, co
   return Tokenizer::load(folder / "tokenizer.json");
 }
 
+TEST(Tokenizer, EmptyMatchesEndPiecesWhateverTheBehavior) {
+  if (!tokenizer_libraries().pcre2) GTEST_SKIP() << "skipped: no PCRE2";
+  const auto pieces = [](const std::string& pattern, const std::string& behavior, bool invert) {
+    const nlohmann::json json = {
+        {"pre_tokenizer",
+         {{"type", "Sequence"},
+          {"pretokenizers",
+           {{{"type", "Split"},
+             {"pattern", {{"Regex", pattern}}},
+             {"behavior", behavior},
+             {"invert", invert}},
+            // An empty piece would get a mark.
+            {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "always"}, {"split", false}}}}}},
+        {"decoder", {{"type", "Fuse"}}},
+        {"model",
+         {{"type", "WordLevel"},
+          {"unk_token", "?"},
+          {"vocab",
+           {{"?", 0},
+            {"_foo", 1},
+            {"_Bar", 2},
+            {"_B", 3},
+            {"_Axxa", 4},
+            {"_f", 5},
+            {"_o", 6},
+            {"_a", 7},
+            {"_r", 8},
+            {"_A", 9},
+            {"_xx", 10},
+            {"_Axx", 11},
+            {"_xxa", 12}}}}}};
+    const Tokenizer tokenizer = Tokenizer::parse("t.json", json.dump());
+    return tokenizer.decode(tokenizer.encode("fooBarBAxxa").ids);
+  };
+  // As tokenizers 0.23 splits.
+  for (const char* const behavior : {"Isolated", "Contiguous", "MergedWithPrevious", "MergedWithNext"})
+    for (const bool invert : {false, true}) {
+      SCOPED_TRACE(std::string(behavior) + (invert ? ", inverted" : ""));
+      EXPECT_EQ(pieces("(?=[A-Z])", behavior, invert), "_foo_Bar_B_Axxa");
+      const bool merged = std::string(behavior).starts_with("Merged");
+      const bool next = std::string(behavior) == "MergedWithNext";
+      EXPECT_EQ(pieces("x*", behavior, invert),
+                std::string("_f_o_o_B_a_r_B") + (!merged          ? "_A_xx_a"
+                                                 : next != invert ? "_A_xxa"
+                                                                  : "_Axx_a"));
+    }
+  EXPECT_EQ(pieces("(?=[A-Z])", "Removed", true), "");
+  EXPECT_EQ(pieces("x*", "Removed", true), "_xx");
+}
+
 TEST(Tokenizer, NormalizedAddedTokensDecodeToTheirNormalizedText) {
   // As tokenizers 0.23 does, whether the token is special or not.
   const TemporaryFolder folder;
