@@ -264,6 +264,8 @@ class GlueReader {
     for (const std::string_view field : fields_of(line)) header.emplace_back(field);
     const auto find = [&](const char* name) -> size_t {
       const auto found = std::find(header.begin(), header.end(), name);
+      if (std::count(found, header.end(), name) > 1)
+        refuse(std::string("is a header with two columns \"") + name + "\"");
       return size_t(found - header.begin());
     };
     const size_t first = find(columns_.first), second = columns_.second ? find(columns_.second) : 0;
