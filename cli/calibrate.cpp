@@ -190,6 +190,12 @@ int calibrate(CalibrateArgs args) {
     windows = train::perplexity_windows(texts.evaluation,
                                         {.length = samples.length, .most_windows = args.texts.eval_windows});
   const InterruptGuard interrupts(kGivingUp);
+  const int64_t batch = args.gates.options.batch;
+  double dense = 0;
+  if (!windows.empty()) {
+    dense = perplexity_of(language, windows, device, batch);
+    train::check_finite("calibrate", dense);
+  }
   sparsity::GateOptions options = gates;
   options.on_block = block_progress("calibrated");
   sparsity::Calibration calibration = std::visit(
@@ -201,10 +207,7 @@ int calibrate(CalibrateArgs args) {
       language.model);
   calibration.model = io::utf8_name(args.model);
   std::vector<Measured> measured;
-  double dense = 0;
-  if (!windows.empty()) {
-    const int64_t batch = args.gates.options.batch;
-    dense = perplexity_of(language, windows, device, batch);
+  if (!windows.empty())
     std::visit(
         [&](auto& model) {
           for (const double share : shares) {
@@ -216,7 +219,6 @@ int calibrate(CalibrateArgs args) {
           }
         },
         language.model);
-  }
   sparsity::save_calibration(calibration, args.out);
   ignore_signals();
   if (args.json) {

@@ -315,6 +315,7 @@ Result prune_and_save(PruneArgs& args, Work& work, int64_t& finished) {
   work.gates = args.options.gates;
   const double before = measures ? work.perplexity(batch) : 0,
                gated_before = gated ? work.gated_perplexity(batch) : 0;
+  if (measures) train::check_finite("prune", before);
   sparsity::Pruned pruned =
       work.with_model([&](auto& model) { return sparsity::prune(model, work.samples, args.options); });
   pruned.masks.info.model = io::utf8_name(args.model);

@@ -155,6 +155,7 @@ class Sparsifier {
     Rng rng(0);
     Model model = load_dense<Model>(how_, rng);
     result_.dense_perplexity = perplexity(model);
+    train::check_finite("sparsify", result_.dense_perplexity);
     take(result_.dense, time_generation(model, prompt_, how_.timing));
     result_.dense.bytes = bytes_of_layers(model).bytes;
   }

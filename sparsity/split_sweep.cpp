@@ -287,6 +287,7 @@ class Sweeper {
 
   void measure_dense(Model& model, SweepResult& result) {
     result.dense_perplexity = perplexity(model);
+    train::check_finite("sweep", result.dense_perplexity);
     take(result.dense, time_generation(model, prompt_, options_.timing));
     result.dense.uniform_perplexity = result.dense_perplexity;
     result.dense.bytes = bytes_of_layers(model).bytes;

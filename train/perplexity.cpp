@@ -37,4 +37,10 @@ std::vector<PerplexityWindow> perplexity_windows(std::span<const int64_t> tokens
   return windows;
 }
 
+void check_finite(const char* name, double measured) {
+  check(std::isfinite(measured), name,
+        ": the log-likelihood of the text is not finite; the model's weights are damaged, or its activations "
+        "overflow");
+}
+
 }  // namespace tessera::train

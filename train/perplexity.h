@@ -49,6 +49,9 @@ struct Perplexity {
   double perplexity() const { return std::exp(nats); }
 };
 
+/// Throws, beginning with `name`, if a perplexity, or its nats per token, is not finite.
+void check_finite(const char* name, double measured);
+
 /// Model: Gpt, Llama, or what has their loss(tokens, targets, sequences). `batch`: windows at a time. Losses
 /// of batches are averaged in f64. `progress` is called after each batch with the windows done; false ends
 /// the work there.

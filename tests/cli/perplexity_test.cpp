@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
+#include "io/safetensors.h"
 #include "tests/cli/language_model.h"
 
 // tessera eval ppl: what is counted, and what is said of what cannot be.
@@ -53,6 +55,32 @@ TEST(Perplexity, OfDamagedWeightsIsAnError) {
     EXPECT_EQ(outcome.code, 1) << outcome.out;
     EXPECT_EQ(outcome.out, "");
     EXPECT_TRUE(holds_all(outcome.err, "not finite|weights are damaged"));
+  }
+}
+
+TEST(Perplexity, OfAFinalNormWithNanEndsCommandsThatMeasureIt) {
+  const Workplace at;
+  if (const std::string why = put_model(at, "m"); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  // Weights and inputs of all layers are finite; the norm after the last block is not.
+  std::map<std::string, Tensor> weights = io::load_safetensors(at / "m/model.safetensors");
+  bool found = false;
+  for (auto& [name, tensor] : weights)
+    if (name.find("ln_f.weight") != std::string::npos) tensor.fill(NAN), found = true;
+  ASSERT_TRUE(found);
+  io::save_safetensors(at / "m/model.safetensors", weights);
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += "line " + std::to_string(i * i) + "\n";
+  at.put("t", text);
+  const std::string of_m = " --device cpu --model m --text t --length 16 --samples 8 ",
+                    timed = "--total 0.5 --prompt-tokens 8 --new-tokens 4 --out p";
+  for (const std::string& command :
+       {"prune" + of_m + "--out p", "calibrate" + of_m + "--out p --activation-sparsity 0.5",
+        "sparsify" + of_m + timed, "sparsity sweep" + of_m + timed}) {
+    const Outcome outcome = run(at, command);
+    EXPECT_EQ(outcome.code, 1) << command << ": " << outcome.out;
+    EXPECT_TRUE(holds_all(outcome.err, "log-likelihood|not finite|weights are damaged")) << command;
+    EXPECT_FALSE(fs::exists(at / "p/model.safetensors") || fs::exists(at / "p/calibration.json")) << command;
+    fs::remove_all(at / "p");
   }
 }
 
