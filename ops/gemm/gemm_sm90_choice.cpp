@@ -126,7 +126,9 @@ GemmChoice choose_gemm(const Gemm& g, const Gpu& gpu, int forced, bool may_split
                             c.least + gemm_bytes(g) / c.bytes_per_second);
   if ((forced < 0 || forced == kFittedTile) && gemm_fitted_lacks(g).empty()) {
     const GemmChoice fitted = choose_fitted(g, gpu);
-    if (best.seconds == 0 || fitted.seconds * gemm_costs(gpu).fitted.clearly < best.seconds) best = fitted;
+    if (fitted.seconds > 0 &&
+        (best.seconds == 0 || fitted.seconds * gemm_costs(gpu).fitted.clearly < best.seconds))
+      best = fitted;
   }
   const StreamCosts& skinny = gemm_costs(gpu).stream;
   const double weight = double(g.batch * std::max(g.m, g.n) * g.k) * double(size_of(g.in));

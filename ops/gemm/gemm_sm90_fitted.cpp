@@ -12,6 +12,12 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+int64_t waves(const Gemm& g, const Gpu& gpu, const GemmChoice& choice) {
+  const int64_t down = choice.along_n ? 1 : choice.cluster, across = choice.cluster / down;
+  return ceil_div(g.batch * ceil_div(g.m, choice.rows * down) * ceil_div(g.n, choice.columns * across),
+                  gpu.multiprocessors / choice.cluster);
+}
+
 }  // namespace
 
 std::string gemm_fitted_lacks(const Gemm& g) {
@@ -26,8 +32,7 @@ double fitted_seconds(const Gemm& g, const Gpu& gpu, const GemmChoice& choice) {
   const FittedCosts& c = gemm_costs(gpu).fitted;
   const int64_t rows = choice.rows, columns = choice.columns, cluster = choice.cluster,
                 down = choice.along_n ? 1 : cluster, across = cluster / down;
-  const double rounds = double(ceil_div(
-      g.batch * ceil_div(g.m, rows * down) * ceil_div(g.n, columns * across), gpu.multiprocessors / cluster));
+  const auto rounds = double(waves(g, gpu, choice));
   // 64 of k: what goes through shared memory at 128 bytes per clock, both operands written once, b read once
   // and a by each warpgroup; and what comes from L2.
   const double shared = double(2 * columns + rows * (1 + columns / 64)) * (columns == 64    ? c.shared_64
@@ -43,6 +48,8 @@ double fitted_seconds(const Gemm& g, const Gpu& gpu, const GemmChoice& choice) {
 }
 
 GemmChoice choose_fitted(const Gemm& g, const Gpu& gpu) {
+  // Beyond, other tiles hide their epilogues, and the model has seen little.
+  constexpr int64_t kMostWaves = 3;
   GemmChoice best;
   for (const int columns : kFittedColumns) {
     for (int64_t rows = 8; rows <= most_fitted_rows(columns); rows = next_fitted_rows(rows))
@@ -52,7 +59,7 @@ GemmChoice choose_fitted(const Gemm& g, const Gpu& gpu) {
                           .columns = columns,
                           .cluster = shared == 0 ? 1 : 2,
                           .along_n = shared == 1};
-        if (!has_fitted_tile(choice, g.k)) continue;
+        if (!has_fitted_tile(choice, g.k) || waves(g, gpu, choice) > kMostWaves) continue;
         choice.seconds = fitted_seconds(g, gpu, choice);
         if (best.seconds == 0 || choice.seconds < best.seconds) best = choice;
       }
