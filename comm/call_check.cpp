@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,16 +28,9 @@ constexpr auto kSpin =
     100us;  // a wait polls that long before it sleeps: the other ranks answer in 20 to 60 us
 constexpr double kLinger = 1;  // seconds for what is left to send at the end
 
-void signal_event(const File& event) noexcept {
-  const uint64_t one = 1;
-  while (::write(event.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
-  }
-}
-
 }  // namespace
 
-CallCheck::CallCheck(Job& job) : job_(job), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  check(wake_.open(), "comm: eventfd: ", std::strerror(errno));
+CallCheck::CallCheck(Job& job) : job_(job), wake_(open_event()) {
   for (int r = 0; r < job.size(); ++r)
     if (r != job.rank()) peers_.push_back({.rank = r, .file = &job.connection_for_check(r), .incoming = {}});
   // Signals belong to the program's own threads.

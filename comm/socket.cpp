@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -189,6 +190,18 @@ bool write_all(const File& to, std::span<const std::byte> bytes, const Deadline&
     if (put == 0 && !await(to.number(), POLLOUT, deadline, alarm)) return false;
   }
   return true;
+}
+
+File open_event() {
+  File event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  check(event.open(), "comm: eventfd: ", std::strerror(errno));
+  return event;
+}
+
+void signal_event(const File& event) noexcept {
+  const uint64_t one = 1;
+  while (::write(event.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
 }
 
 std::string host_name() {

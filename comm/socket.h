@@ -52,6 +52,10 @@ long write_some(const File& to, std::span<const std::byte> bytes);
 bool read_all(const File& from, std::span<std::byte> into, const Deadline& deadline, int alarm);
 bool write_all(const File& to, std::span<const std::byte> bytes, const Deadline& deadline, int alarm);
 
+/// A file that becomes readable when it is signalled (eventfd). Throws if there is none left.
+File open_event();
+void signal_event(const File& event) noexcept;
+
 std::string host_name();
 
 }  // namespace tessera::comm

@@ -1,6 +1,5 @@
 #include "comm/threads.h"
 
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,10 +34,8 @@ struct SharedMailboxes {
   explicit SharedMailboxes(int size)
       : size(size),
         waiting(size_t(size) * size_t(size)),
-        alarm(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-        checks(size_t(size) * size_t(size)) {
-    check(alarm.open(), "comm: eventfd: ", std::strerror(errno));
-  }
+        alarm(open_event()),
+        checks(size_t(size) * size_t(size)) {}
   std::deque<Message>& mailbox(int from, int to) { return waiting[size_t(from) * size_t(size) + size_t(to)]; }
 
   const int size;
@@ -165,9 +162,7 @@ class ThreadLinks : public Links, public CallCheck::Job {
       if (!mailboxes_->failure) mailboxes_->failure = std::move(failure);
     }
     mailboxes_->changed.notify_all();
-    const uint64_t one = 1;
-    while (::write(mailboxes_->alarm.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
-    }
+    signal_event(mailboxes_->alarm);
   }
 
   // ---- of CallCheck::Job ----

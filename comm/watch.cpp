@@ -1,7 +1,6 @@
 #include "comm/watch_internal.h"
 
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -29,12 +28,6 @@ auto bytes_of(T& value) {
     return std::as_writable_bytes(std::span(&value, 1));
 }
 
-void signal_event(const File& event) {
-  const uint64_t one = 1;
-  while (::write(event.number(), &one, sizeof(one)) < 0 && errno == EINTR) {
-  }
-}
-
 std::string text_of(const Notice& notice) {
   return {notice.text, ::strnlen(notice.text, sizeof(notice.text))};
 }
@@ -49,10 +42,9 @@ Watch::Watch(const RendezvousOptions& options, std::vector<Member> members, std:
       notices_(std::move(notices)),
       lost_(std::move(lost)),
       grace_(grace),
-      alarm_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      alarm_(open_event()),
+      stop_(open_event()),
       exceptions_(std::uncaught_exceptions()) {
-  check(alarm_.open() && stop_.open(), "comm: eventfd: ", std::strerror(errno));
   thread_ = std::jthread([this] { listen(); });
 }
 

@@ -4,13 +4,27 @@
 
 #include <limits>
 
-#include "ops/gemm/gemm.h"
+#include "ops/gemm/gemm_sm90_plan.h"
+#include "runtime/has_cuda.h"
 #include "tests/ops/guarded.h"
 
 /// GEMMs for the tests of single kernels: operands and result lie in frames, and plain loops give the
 /// expected result. Everything is made of small integers, so that sums are exact in f32.
 
 namespace tessera::ops {
+
+/// The kernels of variant "wgmma"; a build without CUDA has none, and skips.
+class GemmKernelsCuda : public GuardedCuda<9> {
+ protected:
+  static void product(const Gemm& g, const GemmChoice& choice) {
+    if constexpr (kCuda) {
+      if (g.in == DType::bf16)
+        gemm_sm90<bf16>(g, choice, gpu());
+      else
+        gemm_sm90<f16>(g, choice, gpu());
+    }
+  }
+};
 
 struct GemmExtents {
   int64_t m, n, k, batch = 1;

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ops/gemm/gemm_sm90_plan.h"
-#include "runtime/has_cuda.h"
 #include "tests/errors.h"
 #include "tests/ops/framed_gemm.h"
 
@@ -16,17 +15,7 @@
 namespace tessera::ops {
 namespace {
 
-class GemmFittedCuda : public GuardedCuda<9> {
- protected:
-  static void product(const Gemm& g, const GemmChoice& choice) {
-    if constexpr (kCuda) {
-      if (g.in == DType::bf16)
-        gemm_sm90<bf16>(g, choice, gpu());
-      else
-        gemm_sm90<f16>(g, choice, gpu());
-    }
-  }
-};
+class GemmFittedCuda : public GemmKernelsCuda {};
 
 /// Every form of the kernel for tiles of that many rows.
 std::vector<GemmChoice> forms(int64_t rows, int64_t k) {

@@ -14,18 +14,7 @@
 namespace tessera::ops {
 namespace {
 
-class GemmSm90Cuda : public GuardedCuda<9> {
- protected:
-  /// A build without CUDA has no kernels, and skips.
-  static void product(const Gemm& g, const GemmChoice& choice, DType dtype) {
-    if constexpr (kCuda) {
-      if (dtype == DType::bf16)
-        gemm_sm90<bf16>(g, choice, gpu());
-      else
-        gemm_sm90<f16>(g, choice, gpu());
-    }
-  }
-};
+class GemmSm90Cuda : public GemmKernelsCuda {};
 
 Tensor filled_with_nan(const Shape& shape) {
   const Tensor x = Tensor::empty_packed(shape, DType::f32, Device::cuda(0));
@@ -66,7 +55,7 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
               continue;  // no tile for such a d
             const Tensor sums = filled_with_nan({g.m});
             if (gemm_sm90_sums(g)) g.sums = sums.data<float>();
-            product(g, choice, dtype);
+            product(g, choice);
             ASSERT_TRUE(p.is_exact()) << "tile " << tile << ", splits " << choice.splits;
             ASSERT_EQ(g.sums != nullptr, ta && !tb && wide && g.batch == 1);
             if (g.sums)
@@ -92,7 +81,7 @@ TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
       g.beta = accumulate ? 1 : 0;
       const GemmChoice choice = choose_gemm(g, Gpu(gpu()), tile);
       if (choice.seconds == 0) continue;  // no tile for such a d
-      product(g, choice, DType::bf16);
+      product(g, choice);
       multiply(d, a, b.transpose(0, 1), {.accumulate = accumulate});
       ASSERT_EQ(result.to_vector<float>(), d.to(DType::bf16).to_vector<float>())
           << "tile " << tile << ", accumulate " << accumulate;
@@ -145,7 +134,7 @@ TEST_F(GemmSm90Cuda, PartsOfKMeetInManyRounds) {
       const int tiles = int((m + rows - 1) / rows * ((n + columns - 1) / columns));
       const int slots = gpu().multiprocessors() / shape.cluster, grid = slots - slots % splits;
       const int whole = run / 2 % 2 ? tiles / grid * grid : 0;
-      product(g, {.tile = tile, .splits = splits, .whole = whole, .by_threads = true}, DType::bf16);
+      product(g, {.tile = tile, .splits = splits, .whole = whole, .by_threads = true});
       if (run % 4 == 3 || run == 1)
         ASSERT_EQ(d.to_vector<float>(), want.to_vector<float>()) << "tile " << tile << ", run " << run;
       if (g.sums) ASSERT_EQ(sums.to_vector<float>(), want_sums) << "tile " << tile << ", run " << run;
@@ -173,8 +162,7 @@ TEST_F(GemmSm90Cuda, SumsAreExactWhereSomeTilesOfARowAreSplit) {
       Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::f32, .transpose_a = true};
       g.a = left.raw(), g.b = right.raw(), g.d = d.raw(), g.sums = sums.data<float>();
       g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
-      product(g, {.tile = tile, .splits = splits, .whole = int(tiles / grid * grid), .by_threads = true},
-              DType::bf16);
+      product(g, {.tile = tile, .splits = splits, .whole = int(tiles / grid * grid), .by_threads = true});
       ASSERT_EQ(d.to_vector<float>(), want_d) << "tile " << tile << ", splits " << splits;
       ASSERT_EQ(sums.to_vector<float>(), want_sums) << "tile " << tile << ", splits " << splits;
     }
@@ -219,7 +207,7 @@ TEST_F(GemmSm90Cuda, SumsOfProductsAreExactInWholeTilesAndInParts) {
             choice.by_threads = choice.by_threads || choice.splits > 1;
             if (choice.seconds == 0 || (choice.by_threads && !kGemmTiles[tile].by_threads))
               continue;  // no tile for such a d
-            product(g, choice, DType::bf16);
+            product(g, choice);
             ASSERT_EQ(result.to_vector<float>(), want.to(result.dtype()).to_vector<float>())
                 << "tile " << tile << ": " << m << " " << n << " " << k << ", transposed " << ta << tb
                 << ", splits " << choice.splits << (same_b ? ", one b" : "");

@@ -15,17 +15,7 @@
 namespace tessera::ops {
 namespace {
 
-class GemmStreamCuda : public GuardedCuda<9> {
- protected:
-  static void product(const Gemm& g, const GemmChoice& choice) {
-    if constexpr (kCuda) {
-      if (g.in == DType::bf16)
-        gemm_sm90<bf16>(g, choice, gpu());
-      else
-        gemm_sm90<f16>(g, choice, gpu());
-    }
-  }
-};
+class GemmStreamCuda : public GemmKernelsCuda {};
 
 /// Rows per tile and thread blocks per cluster.
 std::vector<GemmChoice> cuts(const Gemm& g, bool gated = false) {
