@@ -163,6 +163,13 @@ struct Products {
     gemm.owns_d_padding = owns_row_padding(d, (n + unit - 1) / unit * unit);
   }
 
+  /// Whether a (operand 1) or b (2) begins on a 16-byte boundary in every call if it does in the first one.
+  bool keeps_alignment(int operand) const {
+    for (int dim = 0; dim < dims; ++dim)
+      if (dim != batch && loop.strides[operand][dim] * int64_t(size_of(gemm.in)) % 16 != 0) return false;
+    return true;
+  }
+
   /// Calls `one` for each; a bias it does not take along is what d starts as.
   template <class One>
   void run(const Tensor& d, const Tensor& a, const Tensor& b, const Tensor& bias, bool fuses, One&& one) {
@@ -382,6 +389,11 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
       products.run(d, a, b, bias, false, [](const Gemm& g) { gemm_cpu(g); });
     }
     return false;
+  }
+  if (!products.keeps_alignment(1) || !products.keeps_alignment(2)) {  // kernels are chosen by the first call
+    if (!products.keeps_alignment(1)) a = a.clone();
+    if (!products.keeps_alignment(2)) b = b.clone();
+    products = Products(d, a, b, bias, options);
   }
   products.gemm.tf32 = tf32;
   fold_batch(products.gemm);

@@ -95,6 +95,7 @@ GemmChoice choose_gemm(const Gemm& g, const Gpu& gpu, int forced, bool may_split
     const int64_t tiles = g.batch * ceil_div(g.m, tile.rows * tile.cluster_m()) *
                           ceil_div(g.n, tile.columns * tile.cluster_n());
     const int64_t slots = gpu.multiprocessors / tile.cluster;
+    if (slots == 0) continue;  // a stream may have fewer SMs than a cluster
     const TileModel model(g, c, tile);
     // Splits of what does not fill a round, so that it fills a number of shorter ones; at least four blocks
     // of k each.

@@ -59,7 +59,9 @@ GemmChoice choose_fitted(const Gemm& g, const Gpu& gpu) {
                           .columns = columns,
                           .cluster = shared == 0 ? 1 : 2,
                           .along_n = shared == 1};
-        if (!has_fitted_tile(choice, g.k) || waves(g, gpu, choice) > kMostWaves) continue;
+        if (choice.cluster > gpu.multiprocessors || !has_fitted_tile(choice, g.k) ||
+            waves(g, gpu, choice) > kMostWaves)
+          continue;
         choice.seconds = fitted_seconds(g, gpu, choice);
         if (best.seconds == 0 || choice.seconds < best.seconds) best = choice;
       }

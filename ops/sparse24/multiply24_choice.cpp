@@ -79,10 +79,10 @@ Choice24 choose24(const SparseGemm24& g, const Gpu& gpu, int forced) {
   Choice24 best;
   for (int index = 0; index < int(std::size(kTiles24)); ++index) {
     const Tile24& tile = kTiles24[index];
-    if (forced >= 0 && index != forced) continue;
+    const int64_t slots = gpu.multiprocessors / tile.cluster;
+    if ((forced >= 0 && index != forced) || slots == 0) continue;
     const int64_t tiles = ceil_div(g.m, tile.rows * tile.cluster) * ceil_div(g.n, tile.columns),
-                  slots = gpu.multiprocessors / tile.cluster, rounds = ceil_div(tiles, slots),
-                  blocks = ceil_div(g.k, 64);
+                  rounds = ceil_div(tiles, slots), blocks = ceil_div(g.k, 64);
     const double share = double(tile.rows) * tile.columns / (128 * 256);
     const double loaded = tile.rows * 72.0 + tile.columns * 128.0 / tile.cluster;
     const double block = std::max(c.step * share, loaded / c.bytes_per_clock);

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <list>
+#include <span>
 
 #include "ops/attention/attention_variants.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
@@ -29,10 +30,10 @@ namespace {
 
 using namespace choice_grid;
 
-Table all_choices() {
+Table all_choices(std::span<const GpuCase> gpus) {
   const Device cpu = Device::cpu();
   Table table;
-  for (const GpuCase& c : kGpus) {
+  for (const GpuCase& c : gpus) {
     static std::list<DeviceInfo> cards;  // a Gpu refers to its name
     cards.push_back(
         {.name = c.name, .major = c.major, .minor = c.minor, .multiprocessors = c.multiprocessors});
@@ -46,7 +47,7 @@ Table all_choices() {
       Tally& tally = line("gemm", kind);
       if (name == "wgmma") {
         const GemmChoice& p = on.wgmma();
-        tally.add(name, {p.tile, p.splits, p.whole, p.by_threads, p.rows});
+        tally.add(name, {p.tile, p.splits, p.whole, p.by_threads, p.rows, p.columns, p.cluster, p.along_n});
       } else if (name == "narrow") {
         const NarrowChoice& p = on.narrow();
         tally.add(name, {p.tile, p.swapped, p.splits, p.group, p.rows, p.columns, p.staged});
@@ -147,8 +148,15 @@ TEST(Choices, AProblemWithoutAnActivationIsDescribedWhole) {
   EXPECT_NE(log.lines()[0].find(text_of(describe(up))), std::string::npos) << log.lines()[0];
 }
 
+TEST(Choices, AreMadeForStreamsOfAFewMultiprocessors) {
+  for (const int multiprocessors : {1, 2, 3}) {
+    const GpuCase few[] = {{"NVIDIA H200", 9, 0, multiprocessors}};
+    EXPECT_EQ(all_choices(few).count("gemm/NVIDIA H200/bf16 tn lines"), 1);
+  }
+}
+
 TEST(Choices, AreThoseOfTheTableForEveryProblemOfTheGrid) {
-  const Table table = all_choices();
+  const Table table = all_choices(kGpus);
   if (const char* const path = std::getenv("TESSERA_WRITE_CHOICES")) {
     std::ofstream out(path);
     for (const auto& [name, tally] : table) out << name << "\t" << tally.text() << "\n";

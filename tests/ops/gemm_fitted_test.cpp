@@ -100,7 +100,7 @@ TEST_F(GemmFittedCuda, ManyTilesPerBlockAreExact) {
 
 TEST_F(GemmFittedCuda, TilesThatItLacksAreRefused) {
   const FramedGemm p({300, 72, 65}, false, true, DType::bf16, DType::bf16, false);
-  for (const auto [rows, columns] : {std::pair{136, 128}, {216, 128}, {0, 128}, {64, 100}, {120, 64}})
+  for (const auto& [rows, columns] : {std::pair{136, 128}, {216, 128}, {0, 128}, {64, 100}, {120, 64}})
     expect_error(
         [&, rows = rows, columns = columns] {
           product(p.gemm, {.tile = kFittedTile, .rows = rows, .columns = columns});

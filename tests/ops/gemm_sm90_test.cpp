@@ -319,6 +319,31 @@ TEST_F(GemmSm90Cuda, PairsSumBiasesInWholeTilesAndInParts) {
     }
 }
 
+TEST_F(GemmSm90Cuda, MatricesThatLaterCallsFindAtOddElementsAreExact) {
+  // [2, 3, k, n]: the longer dimension is the batch; of the other one the second call begins after an odd
+  // number of elements, though the first begins on a 16-byte boundary.
+  const int64_t m = 256, k = 72, n = 136;
+  const auto spread = [&](int64_t rows, int64_t columns, int64_t seed) {
+    const int64_t count = 3 * rows * columns;
+    const Tensor buffer = Tensor::empty_packed({2, count + 1}, DType::bf16, gpu());
+    buffer.copy_from(small_numbers({2, count + 1}, seed).to(DType::bf16).to(gpu()));
+    return buffer.slice(1, 0, count).reshape({2, 3, rows, columns});
+  };
+  const auto dense = [&](int64_t rows, int64_t columns, int64_t seed) {
+    return small_numbers({2, 3, rows, columns}, seed).to(DType::bf16).to(gpu());
+  };
+  for (const auto& [a, b] : {std::pair{spread(m, k, 1), dense(k, n, 2)}, {dense(m, k, 3), spread(k, n, 4)}}) {
+    const Tensor want = Tensor::empty({2, 3, m, n}, DType::f32, Device::cpu()),
+                 d = Tensor::empty({2, 3, m, n}, DType::f32, gpu());
+    multiply(want, a.to(Device::cpu()).to(DType::f32), b.to(Device::cpu()).to(DType::f32));
+    for (const char* const variant : {"wgmma", "narrow", "cublas"}) {
+      const ForceVariant force("gemm", variant);
+      multiply(d, a, b);
+      EXPECT_EQ(d.to_vector<float>(), want.to_vector<float>()) << variant;
+    }
+  }
+}
+
 TEST_F(GemmSm90Cuda, TheRowSaysWhatItNeeds) {
   const ForceVariant force("linear", "wgmma");
   const Tensor x = Tensor::full({4, 9}, 1, DType::bf16, gpu()),
