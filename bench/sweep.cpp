@@ -84,19 +84,16 @@ Verdicts check_by_oracle(const OpSpec& op, const ops::Attrs& attrs, const Proble
   const F32MathScope math(precision.math);  // not of the oracle, which is in f64
   const Device cpu = Device::cpu();
   const auto placed = ops::Placement::pitched;
-  const auto exact = ops::make_inputs(op, problem, attrs, placed, dtype, cpu, seed, true);
   const auto rounded = ops::make_inputs(op, problem, attrs, placed, dtype, cpu, seed);
   const auto inputs = ops::make_inputs(op, problem, attrs, placed, dtype, device, seed);
-  const auto wide = ops::run_with_gradients(op, exact, attrs, {}).outputs;
-  const auto narrow = ops::run_with_gradients(op, rounded, attrs, {}).outputs;
-  const auto gradients = [&](const std::vector<Tensor>& like, Device where, bool oracle) {
-    return ops::make_gradients(op, like, dtype, where, oracle, seed);
-  };
-  const Results ours = ops::run_with_gradients(op, inputs, attrs, gradients(narrow, device, false));
-  const Results reference = ops::run_with_gradients(op, exact, attrs, gradients(wide, cpu, true));
-  const Results baseline = device.is_cpu()
-                               ? Results{}
-                               : ops::run_with_gradients(op, rounded, attrs, gradients(narrow, cpu, false));
+  const auto outputs = ops::run_with_gradients(op, rounded, attrs, {}).outputs;
+  const auto gradients = ops::make_gradients(op, outputs, cpu, seed);
+  const Results ours =
+      ops::run_with_gradients(op, inputs, attrs, ops::make_gradients(op, outputs, device, seed));
+  const Results reference = ops::run_with_gradients(op, ops::oracle_inputs(op, rounded, placed), attrs,
+                                                    ops::oracle_gradients(op, gradients));
+  const Results baseline =
+      device.is_cpu() ? Results{} : ops::run_with_gradients(op, rounded, attrs, gradients);
   Verdicts verdicts{{"f64 oracle"}, {"f64 oracle"}};
   judge_all(op, ours, verdicts, [&](const Tensor& y, size_t i, bool output) {
     const Tensor& want = output ? reference.outputs[i] : reference.gradients[i];

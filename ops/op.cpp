@@ -320,7 +320,7 @@ Tensor input_values(const InputCase& input, uint64_t seed, size_t number) {
 }
 
 std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, const Attrs& attrs,
-                                Placement placement, DType dtype, Device device, uint64_t seed, bool oracle) {
+                                Placement placement, DType dtype, Device device, uint64_t seed) {
   check(problem.inputs.size() == op.inputs.size(), op.name, ": the problem names ", problem.inputs.size(),
         " inputs of ", op.inputs.size());
   std::vector<Tensor> inputs(op.inputs.size());
@@ -332,18 +332,20 @@ std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, const 
     inputs[i].copy_from(input_values(input, seed, i));
   }
   derive_inputs(op, inputs, attrs);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].defined()) continue;
-    if (!oracle) {
-      inputs[i] = move_placed(inputs[i], device);
-    } else if (op.inputs[i].dtypes.empty()) {
-      const Tensor rounded = inputs[i];
-      inputs[i] = !op.inputs[i].is_derived() ? place(rounded.shape(), placement, DType::f64)
-                                             : Tensor::empty(rounded.shape(), DType::f64, Device::cpu());
-      inputs[i].copy_from(rounded);
-    }
-  }
+  for (Tensor& input : inputs)
+    if (input.defined()) input = move_placed(input, device);
   return inputs;
+}
+
+std::vector<Tensor> oracle_inputs(const OpSpec& op, const std::vector<Tensor>& inputs, Placement placement) {
+  std::vector<Tensor> wide = inputs;
+  for (size_t i = 0; i < wide.size(); ++i) {
+    if (!wide[i].defined() || !op.inputs[i].dtypes.empty()) continue;
+    wide[i] = op.inputs[i].is_derived() ? Tensor::empty(inputs[i].shape(), DType::f64, Device::cpu())
+                                        : place(inputs[i].shape(), placement, DType::f64);
+    wide[i].copy_from(inputs[i]);
+  }
+  return wide;
 }
 
 }  // namespace tessera::ops

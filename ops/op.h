@@ -203,10 +203,11 @@ void check_outputs(const OpSpec& op, const std::vector<Tensor>& inputs, const st
 /// The values of input `number` of a problem, from `seed`: f64 on the CPU.
 Tensor input_values(const InputCase& input, uint64_t seed, size_t number);
 /// Fills the inputs of a problem from `seed`, rounded to `dtype`, on `device`, and derives the others. The
-/// same values for every dtype and device but for the rounding. With `oracle`, floating tensors are f64 on
-/// the CPU and hold the values rounded to `dtype`.
+/// same values for every dtype and device but for the rounding.
 std::vector<Tensor> make_inputs(const OpSpec& op, const Problem& problem, const Attrs& attrs,
-                                Placement placement, DType dtype, Device device, uint64_t seed,
-                                bool oracle = false);
+                                Placement placement, DType dtype, Device device, uint64_t seed);
+/// The oracle's inputs: those on the CPU that make_inputs() gave, in f64 where they have the operator's
+/// floating dtype, and placed as they are.
+std::vector<Tensor> oracle_inputs(const OpSpec& op, const std::vector<Tensor>& inputs, Placement placement);
 
 }  // namespace tessera::ops

@@ -8,13 +8,13 @@
 namespace tessera::ops {
 namespace {
 
-Tensor output_gradient(const Tensor& output, uint64_t number, DType round_to, uint64_t seed) {
+Tensor output_gradient(const Tensor& output, uint64_t number, uint64_t seed) {
   std::vector<double> values(size_t(output.count()));
   for (size_t i = 0; i < values.size(); ++i) {
     const Uint4 random = philox(seed, 1000 + number, i);
     values[i] = double(uniform_half_open(random.word[0])) * 2 - 1;
   }
-  return Tensor::from(values, output.shape()).to(round_to);
+  return Tensor::from(values, output.shape()).to(output.dtype());
 }
 
 }  // namespace
@@ -46,20 +46,19 @@ Results run_with_gradients(const OpSpec& op, std::vector<Tensor> inputs, const A
   return results;
 }
 
-std::vector<Tensor> make_gradients(const OpSpec& op, const std::vector<Tensor>& outputs, DType dtype,
-                                   Device device, bool oracle, uint64_t seed) {
-  std::vector<Tensor> grads;
-  for (size_t n = 0; n < outputs.size(); ++n) {
-    if (!op.outputs[n].differentiable) {
-      grads.emplace_back();
-      continue;
-    }
-    const bool shared = oracle && op.outputs[n].dtypes.size() != 1;  // a dtype that only this run has
-    const DType own = shared || !is_floating(outputs[n].dtype()) ? dtype : outputs[n].dtype();
-    const Tensor rounded = output_gradient(outputs[n], n, own, seed);
-    grads.push_back(oracle ? rounded.to(outputs[n].dtype()) : rounded.to(device));
-  }
+std::vector<Tensor> make_gradients(const OpSpec& op, const std::vector<Tensor>& outputs, Device device,
+                                   uint64_t seed) {
+  std::vector<Tensor> grads(outputs.size());
+  for (size_t n = 0; n < outputs.size(); ++n)
+    if (op.outputs[n].differentiable) grads[n] = output_gradient(outputs[n], n, seed).to(device);
   return grads;
+}
+
+std::vector<Tensor> oracle_gradients(const OpSpec& op, const std::vector<Tensor>& gradients) {
+  std::vector<Tensor> wide = gradients;
+  for (size_t n = 0; n < wide.size(); ++n)
+    if (wide[n].defined() && op.outputs[n].dtypes.size() != 1) wide[n] = wide[n].to(DType::f64);
+  return wide;
 }
 
 Errors compare(const Tensor& y, const Tensor& reference) {

@@ -17,10 +17,12 @@ struct Results {
 Results run_with_gradients(const OpSpec& op, std::vector<Tensor> inputs, const Attrs& attrs,
                            const std::vector<Tensor>& grads);
 
-/// Random gradients of the outputs, rounded to `dtype` (an output with a dtype of its own, such as a loss in
-/// f32: to that), on `device`. With `oracle`, the same values in the dtype and on the device of the outputs.
-std::vector<Tensor> make_gradients(const OpSpec& op, const std::vector<Tensor>& outputs, DType dtype,
-                                   Device device, bool oracle, uint64_t seed);
+/// Random gradients of the outputs, in their dtypes, on `device`; undefined for those that have none.
+std::vector<Tensor> make_gradients(const OpSpec& op, const std::vector<Tensor>& outputs, Device device,
+                                   uint64_t seed);
+/// The oracle's gradients: those on the CPU that make_gradients() gave, in f64 but for outputs with a dtype
+/// of their own, such as a loss in f32.
+std::vector<Tensor> oracle_gradients(const OpSpec& op, const std::vector<Tensor>& gradients);
 
 struct Errors {
   double largest = 0, reference = 0;  // max |y - ref|, max |ref|

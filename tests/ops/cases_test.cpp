@@ -101,8 +101,7 @@ class OpCases : public testing::TestWithParam<size_t> {
 TEST_P(OpCases, Gradcheck) {
   for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
     if (!c.gradcheck) return;
-    const auto inputs =
-        make_inputs(op(), problem, attrs, c.placement, DType::f64, Device::cpu(), kCaseSeed, true);
+    const auto inputs = make_inputs(op(), problem, attrs, c.placement, DType::f64, Device::cpu(), kCaseSeed);
     std::vector<bool> differentiable;
     bool any = false;
     for (const InputSpec& input : op().inputs) {
@@ -154,8 +153,8 @@ void expect_sum_of_gradients(const OpSpec& op, const Attrs& attrs, std::vector<T
                              const std::vector<size_t>& group) {
   Tensor leaf = inputs[group[0]].detach();
   for (const size_t i : group) inputs[i] = leaf;
-  const auto grads = make_gradients(op, run_with_gradients(op, inputs, attrs, {}).outputs, DType::f64,
-                                    Device::cpu(), true, kCaseSeed);
+  const auto grads =
+      make_gradients(op, run_with_gradients(op, inputs, attrs, {}).outputs, Device::cpu(), kCaseSeed);
   const Results apart = run_with_gradients(op, inputs, attrs, grads);
   Tensor sum = Tensor::zeros(leaf.shape(), DType::f64, Device::cpu());
   double largest = 1;
@@ -189,8 +188,7 @@ void expect_sum_of_gradients(const OpSpec& op, const Attrs& attrs, std::vector<T
 TEST_P(OpCases, OneLeafThatIsSeveralInputsGetsTheSumOfTheirGradients) {
   for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
     if (!c.gradcheck) return;
-    const auto inputs =
-        make_inputs(op(), problem, attrs, c.placement, DType::f64, Device::cpu(), kCaseSeed, true);
+    const auto inputs = make_inputs(op(), problem, attrs, c.placement, DType::f64, Device::cpu(), kCaseSeed);
     for (const std::vector<size_t>& group : alike_inputs(op(), problem, inputs)) {
       std::string names;
       for (const size_t i : group) names += " " + op().inputs[i].name;
@@ -205,16 +203,12 @@ TEST_P(OpCases, EveryCpuDtypeAgreesWithTheOracle) {
     for (const DType dtype : op().cpu_dtypes) {
       if (dtype == DType::f64) continue;
       SCOPED_TRACE(name_of(dtype));
-      const auto oracle_inputs =
-          make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kCaseSeed, true);
       const auto inputs = make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kCaseSeed);
-      const auto shapes = run_with_gradients(op(), oracle_inputs, attrs, {}).outputs;
-      const auto ours =
-          run_with_gradients(op(), inputs, attrs,
-                             make_gradients(op(), run_with_gradients(op(), inputs, attrs, {}).outputs, dtype,
-                                            Device::cpu(), false, kCaseSeed));
-      const auto reference = run_with_gradients(
-          op(), oracle_inputs, attrs, make_gradients(op(), shapes, dtype, Device::cpu(), true, kCaseSeed));
+      const auto grads =
+          make_gradients(op(), run_with_gradients(op(), inputs, attrs, {}).outputs, Device::cpu(), kCaseSeed);
+      const auto ours = run_with_gradients(op(), inputs, attrs, grads);
+      const auto reference = run_with_gradients(op(), oracle_inputs(op(), inputs, c.placement), attrs,
+                                                oracle_gradients(op(), grads));
       // The CPU result is the baseline of the CUDA rule.
       const auto near = [&](const char* what, const Tensor& y, const Tensor& ref) {
         ASSERT_EQ(y.shape(), ref.shape()) << what;
@@ -247,12 +241,10 @@ TEST_P(OpCases, Tf32OnTheCpuAgreesWithTheOracle) {
   };
   bool differs = false;
   for_each_case([&](const Case& c, const Attrs& attrs, const Problem& problem) {
-    const auto exact = make_inputs(op(), problem, attrs, c.placement, DType::f32, cpu, kCaseSeed, true);
     const auto inputs = make_inputs(op(), problem, attrs, c.placement, DType::f32, cpu, kCaseSeed);
-    const auto wide = run_with_gradients(op(), exact, attrs, {}).outputs;
-    const auto narrow = run_with_gradients(op(), inputs, attrs, {}).outputs;
-    const auto wide_grads = make_gradients(op(), wide, DType::f32, cpu, true, kCaseSeed);
-    const auto grads = make_gradients(op(), narrow, DType::f32, cpu, false, kCaseSeed);
+    const auto grads =
+        make_gradients(op(), run_with_gradients(op(), inputs, attrs, {}).outputs, cpu, kCaseSeed);
+    const auto exact = oracle_inputs(op(), inputs, c.placement), wide_grads = oracle_gradients(op(), grads);
     const auto in = [&](F32Math math) {
       const F32MathScope scope(math);
       return run_with_gradients(op(), inputs, attrs, grads);
@@ -292,11 +284,11 @@ TEST_P(OpCases, TheNumberOfCpuThreadsChangesNoBit) {
     for (const DType dtype : op().cpu_dtypes) {
       SCOPED_TRACE(name_of(dtype));
       const auto inputs = make_inputs(op(), problem, attrs, c.placement, dtype, Device::cpu(), kCaseSeed);
+      const auto grads =
+          make_gradients(op(), run_with_gradients(op(), inputs, attrs, {}).outputs, Device::cpu(), kCaseSeed);
       const auto run_on = [&](int threads) {
         set_cpu_threads(threads);
-        const auto outputs = run_with_gradients(op(), inputs, attrs, {}).outputs;
-        return run_with_gradients(op(), inputs, attrs,
-                                  make_gradients(op(), outputs, dtype, Device::cpu(), false, kCaseSeed));
+        return run_with_gradients(op(), inputs, attrs, grads);
       };
       const Results alone = run_on(1);
       expect_bitwise(op(), "3 threads", alone, run_on(3));
@@ -388,10 +380,9 @@ void check_variants_on_gpu(const OpSpec& op, const Case& c, Precision precision,
   const Device cpu = Device::cpu();
   const Attrs attrs = complete(op, c.attrs);
   const Problem problem = op.problem(c.dims, attrs);
-  const auto oracle_inputs = make_inputs(op, problem, attrs, c.placement, dtype, cpu, kCaseSeed, true);
   const auto cpu_inputs = make_inputs(op, problem, attrs, c.placement, dtype, cpu, kCaseSeed);
-  const auto oracle_shapes = run_with_gradients(op, oracle_inputs, attrs, {}).outputs;
-  const auto shapes = run_with_gradients(op, cpu_inputs, attrs, {}).outputs;
+  const auto outputs = run_with_gradients(op, cpu_inputs, attrs, {}).outputs;
+  const auto cpu_grads = make_gradients(op, outputs, cpu, kCaseSeed);
   const auto with_poisoned_row_padding = [&](auto&& make) {
     const Guard guard(gpu.allocator());  // pads and gaps are NaN
     return make();
@@ -399,12 +390,10 @@ void check_variants_on_gpu(const OpSpec& op, const Case& c, Precision precision,
   const ExpectedOnGpu expected{
       .inputs = with_poisoned_row_padding(
           [&] { return make_inputs(op, problem, attrs, c.placement, dtype, gpu, kCaseSeed); }),
-      .grads =
-          with_poisoned_row_padding([&] { return make_gradients(op, shapes, dtype, gpu, false, kCaseSeed); }),
-      .reference = run_with_gradients(op, oracle_inputs, attrs,
-                                      make_gradients(op, oracle_shapes, dtype, gpu, true, kCaseSeed)),
-      .baseline = run_with_gradients(op, cpu_inputs, attrs,
-                                     make_gradients(op, shapes, dtype, cpu, false, kCaseSeed))};
+      .grads = with_poisoned_row_padding([&] { return make_gradients(op, outputs, gpu, kCaseSeed); }),
+      .reference = run_with_gradients(op, oracle_inputs(op, cpu_inputs, c.placement), attrs,
+                                      oracle_gradients(op, cpu_grads)),
+      .baseline = run_with_gradients(op, cpu_inputs, attrs, cpu_grads)};
   for (const int variant : variants) {
     if (variant < 0) {
       SCOPED_TRACE("chosen variant");

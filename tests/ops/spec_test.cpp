@@ -16,10 +16,13 @@ namespace {
 
 constexpr uint64_t kSpecSeed = 11;
 
-std::vector<Tensor> made(const OpSpec& op, const Case& c, DType dtype, bool oracle = false) {
+std::vector<Tensor> made(const OpSpec& op, const Case& c, DType dtype) {
   const Attrs attrs = complete(op, c.attrs);
-  return make_inputs(op, op.problem(c.dims, attrs), attrs, c.placement, dtype, Device::cpu(), kSpecSeed,
-                     oracle);
+  return make_inputs(op, op.problem(c.dims, attrs), attrs, c.placement, dtype, Device::cpu(), kSpecSeed);
+}
+
+std::vector<Tensor> made_for_oracle(const OpSpec& op, const Case& c, DType dtype) {
+  return oracle_inputs(op, made(op, c, dtype), c.placement);
 }
 
 Tensor bytes(const std::vector<uint8_t>& values) {
@@ -70,8 +73,8 @@ TEST(OpSpecs, OfRandomOperatorsNameTheSeedThatDecides) {
         Attrs attrs = complete(op, c.attrs);
         attrs.set(op.seed, seed);
         const auto results = run_with_gradients(op, inputs, attrs, {}).outputs;
-        const Results ran = run_with_gradients(
-            op, inputs, attrs, make_gradients(op, results, DType::f32, Device::cpu(), false, 3));
+        const Results ran =
+            run_with_gradients(op, inputs, attrs, make_gradients(op, results, Device::cpu(), 3));
         std::vector<std::vector<double>> all;
         for (const auto* list : {&ran.outputs, &ran.gradients})
           for (const Tensor& y : *list)
@@ -101,7 +104,7 @@ TEST(OpSpecs, SeededRngDrawsTheFirstStreamsOfItsSeed) {
 TEST(OpSpecs, MakingInputsGivesEveryRunTheSameBytesAndTheSameInputsMadeFromThem) {
   const OpSpec op = example_op();
   for (const Case& c : op.cases) {
-    const std::vector<Tensor> oracle = made(op, c, DType::bf16, true);
+    const std::vector<Tensor> oracle = made_for_oracle(op, c, DType::bf16);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
       const std::vector<Tensor> inputs = made(op, c, dtype);
       EXPECT_EQ(inputs[0].dtype(), dtype);
@@ -125,7 +128,7 @@ TEST(OpSpecs, MakingInputsWidensTheOraclesDerivedInputs) {
   op.derive = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{add(in[0], in[0])}; };
   for (const DType dtype : {DType::bf16, DType::f32}) {
     const std::vector<Tensor> rounded = made(op, op.cases[0], dtype),
-                              wide = made(op, op.cases[0], dtype, true);
+                              wide = made_for_oracle(op, op.cases[0], dtype);
     EXPECT_EQ(rounded[2].dtype(), dtype);
     EXPECT_EQ(wide[2].dtype(), DType::f64);
     EXPECT_EQ(wide[2].to_vector<double>(), rounded[2].to_vector<double>());
@@ -247,7 +250,7 @@ TEST(OpSpecs, RunOperatorsWithoutFloatingInputs) {
       .cases = {{.dims = {{"R", 3}, {"C", 45}}}}};
   EXPECT_FALSE(takes_floating(op));
   const std::vector<Tensor> inputs = made(op, op.cases[0], DType::i32),
-                            oracle = made(op, op.cases[0], DType::i32, true);
+                            oracle = made_for_oracle(op, op.cases[0], DType::i32);
   check_inputs(op, inputs);
   EXPECT_EQ(oracle[0].dtype(), DType::i32);
   const Results ours = run_with_gradients(op, inputs, {}, {Tensor()});
