@@ -33,7 +33,8 @@ constexpr Variant<Call> kVariants[] = {
     {"gemv", [](const Call& call, const Gpu& gpu) { return gemv_lacks(call.rows, call.weight, gpu); },
      is_preferred<Call>,
      [](const Call& call) {  // gemv.cu
-       if constexpr (kCuda) gemv_cuda(flatten_leading(call.y, 1), call.rows, call.weight.detach(), call.bias);
+       const Tensor bias = call.bias.defined() ? call.bias.packed() : call.bias;
+       if constexpr (kCuda) gemv_cuda(flatten_leading(call.y, 1), call.rows, call.weight.detach(), bias);
        if (call.residual.defined()) accumulate(call.y, call.residual.detach());
      }},
     {"gemm", lacks_nothing<Call>, is_otherwise<Call>,

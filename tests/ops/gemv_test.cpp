@@ -53,6 +53,24 @@ TEST_F(GemvCuda, EveryEdgeIsExact) {
       }
 }
 
+TEST_F(GemvCuda, ABiasMayHaveAnyStride) {
+  const ForceVariant force("linear", "gemv");
+  for (const int64_t out : {32, 33}) {
+    const Tensor x = small_numbers({4, 65}, 1), w = small_numbers({out, 65}, 2);
+    const Tensor matrix = small_numbers({out, 5}, 3), one = small_numbers({1}, 4),
+                 twice = small_numbers({2 * out}, 5);
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      const auto there = [&](const Tensor& t) { return t.to(dtype).to(gpu()); };
+      for (const auto& [bias, same] : {std::pair{there(matrix).select(1, 3), matrix.select(1, 3)},
+                                       {there(twice).slice(0, 0, 2 * out, 2), twice.slice(0, 0, 2 * out, 2)},
+                                       {there(one).expand({out}), one.expand({out})}})
+        EXPECT_EQ(linear(framed(x, dtype), framed(w, dtype), bias).to_vector<float>(),
+                  linear(x, w, same).to(dtype).to_vector<float>())
+            << dtype << " " << describe(bias);
+    }
+  }
+}
+
 TEST_F(GemvCuda, GateAndUpAreTheirOwnHalves) {
   for (const DType dtype : {DType::bf16, DType::f16})
     for (const int64_t tokens : {1, 8})
