@@ -51,8 +51,11 @@ struct SumOf {
   }
   template <class Out>
   static __device__ Out finish(double sum, Finish how) {
-    const double mean = sum / how.count;
-    return Out(float(how.root ? sqrt(mean) : mean));
+    const double mean = sum / how.count, value = how.root ? sqrt(mean) : mean;
+    if constexpr (std::is_same_v<Out, double>)
+      return value;  // to the next pass
+    else
+      return Out(float(value));
   }
 };
 
@@ -118,8 +121,7 @@ struct Pass {
 
 template <class T, class Out, class Op>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
-    rows_kernel(const Pass pass, const T* __restrict__ x, Out* __restrict__ y, const Op op,
-                const Finish how) {
+    rows_kernel(const Pass pass, const T* x, Out* y, const Op op, const Finish how) {
   using Acc = typename Op::Acc;
   constexpr int kPack = gpu::kPackOf<T>;
   __shared__ Acc scratch[kThreads / gpu::kWarp];
@@ -179,8 +181,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
 
 template <int kPack, class T, class Out, class Op>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
-    columns_kernel(const Pass pass, const T* __restrict__ x, Out* __restrict__ y, const Op op,
-                   const Finish how) {
+    columns_kernel(const Pass pass, const T* x, Out* y, const Op op, const Finish how) {
   using Acc = typename Op::Acc;
   constexpr int kUnroll = sizeof(Acc) * kPack > 32 ? 2 : 4;  // loads in flight, as registers allow
   __shared__ Acc scratch[kPack][kThreads];  // [column of the pack][thread]: neighbours in different banks
@@ -381,8 +382,7 @@ struct L2Backward {
 /// dx at the chosen element of each output; dx is 0 elsewhere already.
 template <class T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
-    scatter_kernel(const ReducePlan plan, T* __restrict__ dx, const T* __restrict__ dy,
-                   const int64_t* __restrict__ chosen) {
+    scatter_kernel(const ReducePlan plan, T* dx, const T* dy, const int64_t* chosen) {
   gpu::wait_and_launch_dependents();
   const int64_t output = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (output >= plan.outputs) return;

@@ -94,6 +94,26 @@ TEST(Reduce, LongSumsStayAccurate) {
   EXPECT_EQ(sum(columns, 0).to_vector<float>(), (std::vector<float>(3, 1 << 20)));
 }
 
+TEST(Reduce, PartsOfLongSumsHaveTheRangeAndTheDigitsOfF64) {
+  const int64_t half = 8192;
+  for (const Device device : devices()) {
+    // Squares whose sum is beyond f32, as the sums of single chunks are.
+    EXPECT_NEAR(norm(Tensor::full({1 << 20}, 1e18, DType::f32, device)).item(), 1.024e21, 1e15)
+        << device.name();
+    std::vector<double> values(size_t(2 * half), 1e35);
+    std::fill(values.begin() + half, values.end(), -1e35);
+    EXPECT_EQ(sum(Tensor::from(values, {2 * half}).to(DType::f32).to(device)).item(), 0) << device.name();
+    std::fill(values.begin(), values.begin() + half, 0x1p24);
+    std::fill(values.begin() + half, values.end(), -0x1p24);
+    values[size_t(half) - 1] = 1, values.back() = 0;
+    const Tensor cancels = Tensor::from(values, {2 * half}).to(DType::f32).to(device);
+    EXPECT_EQ(sum(cancels).item(), 1) << device.name();
+    EXPECT_EQ(sum(cancels.reshape({2 * half, 1}).expand({2 * half, 3}), 0).to_vector<float>(),
+              (std::vector<float>(3, 1)))
+        << device.name();
+  }
+}
+
 TEST(Reduce, AReductionInChunksIsThatOfItsParts) {
   // Of one row of many elements, of many rows with gaps and of a transposed tensor; sums of integers are
   // exact.
