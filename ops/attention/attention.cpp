@@ -34,7 +34,6 @@ Tensor empty_in_order_of(const Tensor& x, int64_t dim) {
 /// that BLAS takes.
 bool readable(const Tensor& x) {
   const Layout& layout = x.layout();
-  if (x.count() == 0) return true;
   if (x.size(3) > 1 && layout.stride(3) != 1) return false;
   if (x.device().is_cpu())
     return layout.stride(1) >= x.size(3) && layout.stride(1) <= std::numeric_limits<int32_t>::max();
@@ -143,8 +142,10 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
 void check_cu_seqlens(const char* name, const Tensor& starts, const Tensor& q) {
   check(starts.dtype() == DType::i32 || starts.dtype() == DType::i64, "attention: ", name, " is ",
         describe(starts), "; expected i32 or i64");
-  check(starts.rank() == 1 && starts.size(0) >= 1, "attention: ", name, " is ", describe(starts),
-        "; expected [S + 1], the first row of each sequence and the end of the last");
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  check(starts.rank() == 1 && starts.size(0) >= 1 && starts.size(0) <= kMost, "attention: ", name, " is ",
+        describe(starts), "; expected [S + 1], the first row of each sequence and the end of the last, S < ",
+        kMost);
   check(starts.layout().is_packed(), "attention: ", name, " is a view with gaps; expected packed elements");
   check(starts.device() == q.device(), "attention: ", name, " is on ", starts.device().name(), ", q on ",
         q.device().name(), "; expected one device");

@@ -72,7 +72,7 @@ inline AttentionSchedule attention_schedule(int64_t queries, int64_t keys, int64
   // Pieces, and adding them, cost a block about three steps.
   const bool cut = rest > 0 && share + 3 < schedule.job_blocks && schedule.job_blocks < (1 << 20);
   schedule.whole = int(cut ? all - rest : all);
-  schedule.share = int(share);
+  schedule.share = cut ? int(share) : 0;
   return schedule;
 }
 

@@ -295,10 +295,14 @@ void append_to_cache_cuda(const AppendProblem& p) {
   const int64_t size = int64_t(size_of(p.x.dtype())), pack = 16 / size;
   if (decode::in_packs(p.cache, pack) && decode::in_packs(p.x, pack))
     decode::append_words<uint4>(p, pack);
+  else if (size == 1)
+    decode::append_words<uint8_t>(p, 1);
   else if (size == 2)
     decode::append_words<uint16_t>(p, 1);
-  else
+  else if (size == 4)
     decode::append_words<uint32_t>(p, 1);
+  else
+    decode::append_words<uint64_t>(p, 1);
 }
 
 }  // namespace tessera::ops

@@ -210,7 +210,8 @@ Plan<T> plan(const DecodeProblem& p, int tile, int resident) {
   args.tiles = int(gpu::ceil_div(args.queries, tile));
   const int64_t each = int64_t(args.batch) * args.kv_heads * args.tiles;
   const int64_t slots = int64_t(p.q.device().multiprocessors()) * resident;
-  args.splits = int(std::clamp<int64_t>(slots / each, 1, gpu::ceil_div(args.capacity, kKeysPerStep)));
+  const int64_t most = std::max<int64_t>(gpu::ceil_div(args.capacity, kKeysPerStep), 1);
+  args.splits = int(std::clamp<int64_t>(slots / each, 1, most));
   plan.blocks = each * args.splits;
   if (args.splits > 1) {
     const int64_t parts = int64_t(args.batch) * args.tokens * args.heads * args.splits;

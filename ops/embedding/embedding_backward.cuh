@@ -38,7 +38,7 @@ struct Chunks {
   /// Whether all of a whole chunk is one row's.
   __device__ __forceinline__ bool is_uniform(int chunk) const {
     const int first = chunk * length;
-    return first + length <= count && keys[first] == keys[first + length - 1];
+    return count - first >= length && keys[first] == keys[first + length - 1];
   }
   /// Whether the row of this place has the place before as well.
   __device__ __forceinline__ bool continues(int place) const {
@@ -70,7 +70,7 @@ struct Range {
 
   __device__ __forceinline__ Range(const Chunks& chunks, int chunk) {
     begin = chunk * chunks.length;
-    end = min(begin + chunks.length, chunks.count);
+    end = begin + min(chunks.length, chunks.count - begin);
     part = false;
     const bool uniform = chunks.is_uniform(chunk), continues = chunks.continues(begin);
     if (continues && !uniform) begin = chunks.next_row(begin, end);
@@ -80,15 +80,16 @@ struct Range {
     if (chunks.is_uniform(chunk + 1)) {
       part = true;
     } else {
-      end = chunks.next_row(end - 1, min(end + chunks.length, chunks.count));
+      end = chunks.next_row(end - 1, end + min(chunks.length, chunks.count - end));
     }
   }
 };
 
 /// Whether a segment of several parts begins in this chunk.
 __device__ __forceinline__ bool begins_parts(const Chunks& chunks, int chunk) {
-  const int begin = chunk * chunks.length, end = begin + chunks.length;
-  if (end >= chunks.count || !chunks.continues(end) || !chunks.is_uniform(chunk + 1)) return false;
+  const int begin = chunk * chunks.length;
+  if (chunks.count - begin <= chunks.length) return false;
+  if (!chunks.continues(begin + chunks.length) || !chunks.is_uniform(chunk + 1)) return false;
   return !(chunks.continues(begin) && chunks.is_uniform(chunk));
 }
 

@@ -82,9 +82,9 @@ Gemm gate_and_up(const Tensor& x, const Tensor& weight) {
 std::string multiply_swiglu_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
   if (x.count() == 0 || weight.count() == 0) return "operands that are not empty";
   if (x.size(0) > kStreamTokens) return "at most 64 tokens";
-  if (x.layout().stride(1) != 1 || weight.layout().stride(1) != 1 ||
-      (weight.size(0) > 1 && weight.layout().stride(0) < weight.size(1)))
-    return "operands whose rows are dense";
+  for (const Tensor* const rows : {&x, &weight})
+    if (rows->layout().stride(1) != 1 || (rows->size(0) > 1 && rows->layout().stride(0) < rows->size(1)))
+      return "operands whose rows are dense and do not overlap";
   const Gemm g = gate_and_up(x, weight);
   if (std::string lacks = gemm_sm90_lacks(g, gpu); !lacks.empty()) return lacks;
   return gemm_stream_lacks(g);

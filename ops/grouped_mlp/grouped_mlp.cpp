@@ -221,6 +221,7 @@ std::string grouped_mlp_wgmma_needs(const Tensor& x, const Tensor& up, const Ten
     bool fits = t.layout().stride(-1) == 1 && reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
     for (int dim = 0; dim + 1 < t.rank(); ++dim)
       fits = fits && (t.size(dim) == 1 || t.layout().stride(dim) % 8 == 0);
+    fits = fits && (t.size(-2) == 1 || t.layout().stride(-2) >= t.size(-1));
     return fits;
   };
   MessageStream needs;

@@ -155,7 +155,10 @@ __global__ void __launch_bounds__(kBlock)
     gpu::load_row(some, from, first, width, true, 0.0f);
     gpu::load_row(more, from, first + 4, width, true, 0.0f);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) values[i] = scale * some[i], values[i + 4] = scale * more[i];
+    for (int i = 0; i < 4; ++i) {  // an ignored row has 0, whatever its x is
+      values[i] = scale == 0 ? 0 : scale * some[i];
+      values[i + 4] = scale == 0 ? 0 : scale * more[i];
+    }
     gpu::store_row(dx + row * stride, first, width, true, values);
   }
 }

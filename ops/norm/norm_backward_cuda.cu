@@ -448,11 +448,10 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
 
 /// Many sums of any shapes, as a kernel parameter.
 struct SumsTable {
-  static constexpr int kMost = 96;  // 3 KiB of the 4 that parameters may take
+  static constexpr int kMost = 96;  // 3.75 KiB of the 4 that parameters may take
   struct Entry {
     gpu::PartialSums<float> sum;
-    int64_t stride;
-    int rows, width;
+    int64_t stride, rows, width;
   } of[kMost];
 };
 
@@ -461,7 +460,7 @@ __global__ void __launch_bounds__(gpu::kWarp* gpu::kWarp)
     add_many_partial_sums(const __grid_constant__ SumsTable table) {
   gpu::wait_and_launch_dependents();
   const SumsTable::Entry& entry = table.of[blockIdx.y];
-  if (blockIdx.x * gpu::kWarp >= unsigned(entry.width)) return;
+  if (blockIdx.x * int64_t(gpu::kWarp) >= entry.width) return;
   gpu::add_columns(entry.sum, blockIdx.x, entry.rows, entry.width, entry.stride);
 }
 
@@ -481,8 +480,7 @@ void NormSums::finish() {
     int64_t widest = 0;
     for (size_t i = 0; i < count; ++i) {
       const auto& [from, to] = sums_[begin + i];
-      table.of[i] = {
-          {from.data<float>(), to.data<float>()}, from.size(1), int(from.size(0)), int(to.size(0))};
+      table.of[i] = {{from.data<float>(), to.data<float>()}, from.size(1), from.size(0), to.size(0)};
       widest = std::max(widest, to.size(0));
     }
     gpu::launch_dependent(

@@ -216,6 +216,23 @@ TEST(Attention, Messages) {
   contains(message_of([&] { attention(whole, whole, whole); }), "dtype i32 is not supported on device cpu");
 }
 
+TEST(Attention, TilesOfTheLongestKeysAreWholeAndWorkedOnOnce) {
+  // So many key blocks that nothing is cut, and their number times that of the blocks is beyond 2^31.
+  constexpr int kHeads = 131, kGrid = 132;
+  const AttentionSchedule schedule = attention_schedule(384, (1 << 30) - 1, kHeads, true, 192, 128, kGrid);
+  ASSERT_EQ(schedule.rest(), 0);
+  std::vector<int> whole(size_t(kHeads * schedule.tiles));
+  for (int place = 0; place < kGrid; ++place) {
+    AttentionWork work;
+    for (int item = 0; attention_work(schedule, kGrid, place, item, work); ++item) {
+      ASSERT_EQ(work.piece, -1);
+      ASSERT_EQ(work.end, schedule.tile_blocks(work.tile));
+      ++whole[size_t(work.head_row * schedule.tiles + work.tile)];
+    }
+  }
+  EXPECT_EQ(whole, std::vector<int>(whole.size(), 1));
+}
+
 TEST(Attention, EveryKeyBlockIsWorkedOnOnce) {
   // Persistent blocks of the wgmma row: whole tiles, and the pieces of those that are cut, where the kernel
   // that adds them looks for them.

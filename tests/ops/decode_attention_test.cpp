@@ -165,6 +165,14 @@ TEST(DecodeAttention, ErrorsNameWhatIsWrong) {
             decode_attention(q, k, k, lengths).to_vector<float>());
 }
 
+TEST(DecodeAttention, OverACacheWithoutRoomIsNaNOnAGpu) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "no GPU";
+  const Device gpu = Device::cuda(0);
+  const Tensor q = sines({1, 1, 1, 8}, gpu), none = Tensor::empty({1, 0, 1, 8}, DType::f32, gpu);
+  for (const float x : decode_attention(q, none, none, lengths_of({1}, gpu)).to_vector<float>())
+    EXPECT_TRUE(std::isnan(x));
+}
+
 TEST(AppendToCache, WritesBehindTheTokensOfEachSequence) {
   for (const Device device : devices())
     for (const int64_t dim : {3, 16}) {  // element by element, and in packs
@@ -177,6 +185,19 @@ TEST(AppendToCache, WritesBehindTheTokensOfEachSequence) {
                 std::vector<float>(size_t(6 * dim), 9.0f));
       EXPECT_EQ(cache.select(0, 1).slice(0, 0, 3).to_vector<float>(),
                 std::vector<float>(size_t(6 * dim), 9.0f));
+    }
+}
+
+TEST(AppendToCache, TakesEveryDtype) {
+  for (const Device device : devices())
+    for (const DType dtype : {DType::u8, DType::i32, DType::i64, DType::bf16, DType::f64}) {
+      const Tensor cache = Tensor::full({1, 4, 1, 6}, 9, dtype, device),
+                   x = Tensor::full({1, 1, 1, 3}, 5, dtype, device);
+      Tensor middle = cache.slice(3, 1, 4);  // neighbours of all of its elements
+      append_to_cache(middle, x, lengths_of({2}, device));
+      std::vector<double> wanted(24, 9);
+      for (const size_t at : {7, 8, 9}) wanted[at] = 5;
+      EXPECT_EQ(cache.to_vector<double>(), wanted) << dtype << " " << device.name();
     }
 }
 
