@@ -26,9 +26,7 @@ void refresh_weights24(Linear& layer) {
   check(form != nullptr, "weights24: the layer has the form ", name_of(layer.form),
         "; nn::set_weights24 gives it 2:4 weights");
   const Tensor mask = ops::transposable24(layer.weight.detach());
-  const auto row = [](const Tensor& bits) { return bits.reshape({1, bits.count()}); };
-  if (mask.count() > 0)
-    form->flips.copy_from(ops::bit_pairs(row(form->mask), row(mask), ops::BitMeasure::hamming).reshape({1}));
+  form->flips.copy_from(ops::count_differences(form->mask, mask));
   form->mask.copy_from(mask);
 }
 

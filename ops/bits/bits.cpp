@@ -18,9 +18,14 @@ constexpr int64_t kPanelBytes = 64 << 20;                           // of distan
 constexpr double kPopcPerSmSecond = 16 * 1.7e9, kMmaWordsPerSmSecond = 64 * 128 * 8 / 128.0 * 1.7e9;
 constexpr double kLaunchSeconds = 4e-6;
 
-double words_compared(const BitPairsProblem& problem) {
-  const double all = double(problem.m) * double(problem.n) * double(problem.words);
-  return problem.mirrored ? all / 2 : all;
+/// Of whole tiles of side x side pairs and 32 words, each by one block: fewer tiles than SMs leave SMs idle.
+double seconds_of_tiles(const BitPairsProblem& problem, int64_t side, double words_per_sm_second,
+                        const Gpu& gpu) {
+  const auto ceil_of = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
+  const double down = double(ceil_of(problem.m, side)), across = double(ceil_of(problem.n, side));
+  const double tiles = problem.mirrored ? down * (down + 1) / 2 : down * across;
+  const double words_of_tile = double(side * side * ceil_of(problem.words, 32) * 32);
+  return tiles * words_of_tile / (words_per_sm_second * std::clamp<double>(tiles, 1, gpu.multiprocessors));
 }
 
 constexpr Variant<BitPairsProblem, void(const BitPairs&)> kVariants[] = {
@@ -32,20 +37,14 @@ constexpr Variant<BitPairsProblem, void(const BitPairs&)> kVariants[] = {
        return {};
      },
      [](const BitPairsProblem& problem, const Gpu& gpu) {
-       // Whole tiles of 128 x 128 pairs and 32 words.
-       const auto whole = [](int64_t n, int64_t tile) { return (n + tile - 1) / tile * tile; };
-       BitPairsProblem padded = problem;
-       padded.m = whole(problem.m, 128), padded.n = whole(problem.n, 128),
-       padded.words = whole(problem.words, 32);
-       return Estimate{2 * kLaunchSeconds +
-                       words_compared(padded) / (kMmaWordsPerSmSecond * gpu.multiprocessors)};
+       return Estimate{2 * kLaunchSeconds + seconds_of_tiles(problem, 128, kMmaWordsPerSmSecond, gpu)};
      },
      [](const BitPairs& call) {
        if constexpr (kCuda) bit_pairs_wgmma(call);
      }},
     {"popc", lacks_nothing<BitPairsProblem>,
      [](const BitPairsProblem& problem, const Gpu& gpu) {
-       return Estimate{kLaunchSeconds + words_compared(problem) / (kPopcPerSmSecond * gpu.multiprocessors)};
+       return Estimate{kLaunchSeconds + seconds_of_tiles(problem, 64, kPopcPerSmSecond, gpu)};
      },
      [](const BitPairs& call) {
        if constexpr (kCuda) bit_pairs_popc(call);
@@ -184,6 +183,23 @@ Tensor count_bits(const Tensor& bits) {
     count_bits_cuda(counts, bits.with_rows());
   }
   return counts;
+}
+
+Tensor count_differences(const Tensor& a, const Tensor& b) {
+  check_bits("count_differences", "a", a);
+  check_bits("count_differences", "b", b);
+  check_together("count_differences", "a", a, "b", b);
+  check(a.size(0) == b.size(0), "count_differences: a is ", describe(a), ", b is ", describe(b),
+        "; expected as many rows");
+  const Tensor sum = Tensor::empty_packed({1}, DType::i64, a.device());
+  sum.fill(0);
+  if (a.count() == 0) return sum;
+  if (a.device().is_cpu()) {
+    count_differences_cpu(sum, a.with_rows(), b.with_rows());
+  } else if constexpr (kCuda) {
+    count_differences_cuda(sum, a.with_rows(), b.with_rows());
+  }
+  return sum;
 }
 
 Tensor bit_pairs(const Tensor& a, const Tensor& b, BitMeasure measure) {

@@ -26,6 +26,8 @@ Tensor unpack_bits(const Tensor& bits, int64_t columns, DType dtype = DType::f32
 Tensor transpose_bits(const Tensor& bits, int64_t columns);
 /// Set bits per row: i32 [R, W] -> i32 [R].
 Tensor count_bits(const Tensor& bits);
+/// Bits in which two masks differ, of all rows together: i32 [R, W] and i32 [R, W] -> i64 [1].
+Tensor count_differences(const Tensor& a, const Tensor& b);
 
 /// What two rows of bits are compared by.
 ///   overlap  |a and b|                       i32

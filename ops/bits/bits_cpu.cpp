@@ -193,6 +193,20 @@ void count_bits_cpu(const Tensor& counts, const Tensor& bits) {
   });
 }
 
+void count_differences_cpu(const Tensor& sum, const Tensor& a, const Tensor& b) {
+  const auto *const from_a = a.data<int32_t>(), *const from_b = b.data<int32_t>();
+  std::mutex adding;
+  parallel_for(a.size(0), std::max<int64_t>(1, 8192 / a.size(1)), [&](int64_t begin, int64_t end) {
+    int64_t differ = 0;
+    for (int64_t row = begin; row < end; ++row)
+      for (int64_t w = 0; w < a.size(1); ++w)
+        differ +=
+            std::popcount(uint32_t(from_a[row * a.row_stride() + w] ^ from_b[row * b.row_stride() + w]));
+    const std::scoped_lock lock(adding);
+    *sum.data<int64_t>() += differ;
+  });
+}
+
 void bit_pairs_cpu(const BitPairs& call) {
   const WideRows a(call.a);
   const std::unique_ptr<const WideRows> other = call.mirrored ? nullptr : std::make_unique<WideRows>(call.b);

@@ -10,7 +10,8 @@
 /// one row, all loads in flight before the first is used; a lane's pack gives 8 (or 4) bits, and 4 (or 8)
 /// lanes put a word together by shuffles. unpack_bits writes packs of 16 bytes. transpose_bits: a ballot of
 /// 32 rows' words is a word of a column. count_bits: a warp per row, 16 bytes per
-/// lane and load; of a large mask it is a pure read.
+/// lane and load; of a large mask it is a pure read. count_differences: a thread per word, and an atomic
+/// addition per warp.
 ///
 /// Nearest rows: a block per query walks k times over its distances and takes the least number above the last
 /// one. k passes over N words that lie in L2 cost less than a heap per thread for the k that are asked for.
@@ -136,6 +137,21 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// A thread per word. Integer atomics: no order shows.
+__global__ void __launch_bounds__(kThreads)
+    differences_kernel(unsigned long long* sum, const int32_t* a, int64_t a_stride, const int32_t* b,
+                       int64_t b_stride, int64_t words, int64_t total) {
+  gpu::wait_and_launch_dependents();
+  uint32_t differ = 0;
+  for (int64_t item = blockIdx.x * int64_t(kThreads) + threadIdx.x; item < total;
+       item += int64_t(gridDim.x) * kThreads) {
+    const int64_t row = item / words, w = item - row * words;
+    differ += uint32_t(__popc(uint32_t(a[row * a_stride + w] ^ b[row * b_stride + w])));
+  }
+  differ = __reduce_add_sync(kAll, differ);
+  if (threadIdx.x % gpu::kWarp == 0 && differ > 0) atomicAdd(sum, (unsigned long long)differ);
+}
+
 // ---- all pairs, variant popc: 64 x 64 pairs per block, 4 x 4 per thread, 32 words at a time ----
 
 constexpr int kSide = 64, kDepth = 32;
@@ -143,10 +159,10 @@ constexpr int kSide = 64, kDepth = 32;
 __global__ void __launch_bounds__(kThreads)
     popc_kernel(uint32_t* out, int64_t out_stride, const int32_t* a, int64_t a_stride, const int32_t* b,
                 int64_t b_stride, const int32_t* of_a, const int32_t* of_b, int m, int n, int words,
-                BitMeasure measure, bool mirrored) {
+                int tiles_n, BitMeasure measure, bool mirrored) {
   __shared__ uint32_t rows_a[kDepth][kSide + 1], rows_b[kDepth][kSide + 1];
   gpu::wait_and_launch_dependents();
-  const int m0 = int(blockIdx.y) * kSide, n0 = int(blockIdx.x) * kSide;
+  const int m0 = int(blockIdx.x) / tiles_n * kSide, n0 = int(blockIdx.x) % tiles_n * kSide;
   if (mirrored && n0 < m0) return;
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
   uint32_t both[4][4] = {};
@@ -195,7 +211,7 @@ __global__ void __launch_bounds__(kThreads)
   uint64_t last = 0;  // the next entry is at least this
   for (int entry = 0; entry < k; ++entry) {
     uint64_t least = ~uint64_t{0};
-    for (int j = int(threadIdx.x); j < n; j += kThreads) {
+    for (int64_t j = threadIdx.x; j < n; j += kThreads) {  // n may be close to 2^31
       const uint64_t key = nearness(uint32_t(from[j]), uint32_t(j));
       if (key >= last) least = min(least, key);
     }
@@ -291,15 +307,24 @@ void count_bits_cuda(const Tensor& counts, const Tensor& bits) {
                         bits.size(0), words, packs);
 }
 
+void count_differences_cuda(const Tensor& sum, const Tensor& a, const Tensor& b) {
+  const Device device = a.device();
+  gpu::launch_dependent(device, {gpu::grid_of(blocks_for(device, a.count(), kThreads)), kThreads},
+                        differences_kernel, reinterpret_cast<unsigned long long*>(sum.data<int64_t>()),
+                        a.data<int32_t>(), a.row_stride(), b.data<int32_t>(), b.row_stride(), a.size(1),
+                        a.count());
+}
+
 void bit_pairs_popc(const BitPairs& call) {
   const Device device = call.a.device();
   const auto counts = [](const Tensor& of) { return of.defined() ? of.data<int32_t>() : nullptr; };
-  gpu::launch_dependent(
-      device,
-      {gpu::grid_of(gpu::ceil_div(call.b.size(0), kSide), gpu::ceil_div(call.a.size(0), kSide)), kThreads},
-      popc_kernel, static_cast<uint32_t*>(call.out.raw()), call.out.row_stride(), call.a.data<int32_t>(),
-      call.a.row_stride(), call.b.data<int32_t>(), call.b.row_stride(), counts(call.of_a), counts(call.of_b),
-      int(call.a.size(0)), int(call.b.size(0)), int(call.a.size(1)), call.measure, call.mirrored);
+  const int64_t tiles_m = gpu::ceil_div(call.a.size(0), kSide),
+                tiles_n = gpu::ceil_div(call.b.size(0), kSide);
+  gpu::launch_dependent(device, {gpu::grid_of(tiles_m * tiles_n), kThreads}, popc_kernel,
+                        static_cast<uint32_t*>(call.out.raw()), call.out.row_stride(), call.a.data<int32_t>(),
+                        call.a.row_stride(), call.b.data<int32_t>(), call.b.row_stride(), counts(call.of_a),
+                        counts(call.of_b), int(call.a.size(0)), int(call.b.size(0)), int(call.a.size(1)),
+                        int(tiles_n), call.measure, call.mirrored);
 }
 
 void nearest_of_distances_cuda(const NearestRows& out, const Tensor& distances, int64_t first) {

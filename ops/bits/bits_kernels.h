@@ -37,6 +37,9 @@ void transpose_bits_cpu(const Tensor& out, const Tensor& bits);
 void transpose_bits_cuda(const Tensor& out, const Tensor& bits);
 void count_bits_cpu(const Tensor& counts, const Tensor& bits);
 void count_bits_cuda(const Tensor& counts, const Tensor& bits);
+/// Adds the differences to `sum`.
+void count_differences_cpu(const Tensor& sum, const Tensor& a, const Tensor& b);
+void count_differences_cuda(const Tensor& sum, const Tensor& a, const Tensor& b);
 void bit_pairs_cpu(const BitPairs& call);
 void bit_pairs_popc(const BitPairs& call);   // CUDA
 void bit_pairs_wgmma(const BitPairs& call);  // CUDA, sm_90

@@ -135,6 +135,31 @@ OpSpec count_bits_spec() {
   return op;
 }
 
+OpSpec count_differences_spec() {
+  OpSpec op{
+      .name = "count_differences",
+      .summary = "bits in which two masks differ",
+      .inputs = {bits_input("a", "[R, W]"), bits_input("b", "[R, W]")},
+      .outputs = {{"count", "[1]", false, {DType::i64}}},
+      .cpu_dtypes = {DType::f32},
+      .cuda_dtypes = {DType::f32},
+      .run = [](const std::vector<Tensor>& in,
+                const Attrs&) { return std::vector{count_differences(in[0], in[1])}; },
+      .problem =
+          [](const Dims& d, const Attrs&) {
+            const int64_t rows = d.at("R"), count = d.at("W");
+            return Problem{.inputs = {words(rows, count), words(rows, count)},
+                           .forward_bytes = 8 * double(rows) * double(count) + 8};
+          },
+      .benches = {of({{"R", 11008}, {"W", 128}})},
+  };
+  for (const auto& [rows, count] :
+       {std::pair<int64_t, int64_t>{0, 5}, {5, 0}, {1, 1}, {1, 5000}, {33, 31}, {9, 32}, {1025, 33}})
+    op.cases.push_back(of({{"R", rows}, {"W", count}}));
+  op.cases.push_back(of({{"R", 9}, {"W", 7}}, {}, Placement::strided));
+  return op;
+}
+
 // ---- pairs ----
 
 BitMeasure measure_of(const Attrs& attrs) {
@@ -254,8 +279,8 @@ OpSpec hamming_histogram_spec() {
 }  // namespace
 
 std::vector<OpSpec> bits_specs() {
-  return {pack_bits_spec(), unpack_bits_spec(),  transpose_bits_spec(),   count_bits_spec(),
-          bit_pairs_spec(), nearest_bits_spec(), hamming_histogram_spec()};
+  return {pack_bits_spec(),         unpack_bits_spec(), transpose_bits_spec(), count_bits_spec(),
+          count_differences_spec(), bit_pairs_spec(),   nearest_bits_spec(),   hamming_histogram_spec()};
 }
 
 }  // namespace tessera::ops

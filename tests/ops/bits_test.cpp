@@ -155,6 +155,15 @@ TEST(Bits, TheHistogramCountsEachPairOnce) {
   EXPECT_EQ(hamming_histogram(bits).to_vector<int64_t>(), expected);
 }
 
+TEST(Bits, DifferencesAreTheHammingDistancesOfTheSameRows) {
+  const Tensor a = random_bits(12, 40, 12), b = random_bits(12, 40, 13);
+  int64_t sum = 0;
+  for (int64_t i = 0; i < 12; ++i) sum += distance(a, i, b, i);
+  EXPECT_EQ(count_differences(a, b).to_vector<int64_t>(), Numbers{sum});
+  EXPECT_EQ(count_differences(a, a).to_vector<int64_t>(), Numbers{0});
+  EXPECT_EQ(count_differences(a.slice(0, 3, 3), b.slice(0, 3, 3)).to_vector<int64_t>(), Numbers{0});
+}
+
 TEST(Bits, ResultsDoNotDependOnTheNumberOfThreads) {
   const Tensor bits = random_bits(200, 9, 11);
   const auto run = [&](int threads) {
@@ -179,6 +188,8 @@ TEST(Bits, ErrorsSayWhatToDo) {
   expect_error([&] { unpack_bits(bits, 96, DType::i32); }, {"dtype i32"});
   expect_error([&] { transpose_bits(bits, 64); }, {"for 64 columns", "expected 2 words per row"});
   expect_error([&] { bit_pairs(bits, random_bits(4, 2, 1)); }, {"as many words per row"});
+  expect_error([&] { count_differences(bits, random_bits(4, 2, 1)); }, {"as many words per row"});
+  expect_error([&] { count_differences(bits, random_bits(5, 3, 1)); }, {"b is i32[5, 3]", "as many rows"});
   expect_error([&] { nearest_bits(bits, bits, 0); }, {"k = 0 of 4 rows", "1 to 4"});
   expect_error([&] { nearest_bits(bits, bits, 5); }, {"k = 5 of 4 rows"});
 }
@@ -197,6 +208,17 @@ TEST(Bits, TheChoicePrefersWgmmaWhereItCanRun) {
   EXPECT_EQ(variants[bit_pairs_choice(crooked, h200)], "popc");
   const ForceVariant scope("bit_pairs", "wgmma");
   expect_error([&] { bit_pairs_choice(crooked, h200); }, {"variant wgmma needs rows that start on 16-byte"});
+}
+
+TEST(Bits, TheEstimatesAreOfWholeTilesOnTheSmsThatHaveOne) {
+  const DeviceInfo hopper{.name = "NVIDIA H200", .major = 9};
+  const Gpu h200(hopper, 132);
+  const auto chosen = [&](const BitPairsProblem& problem) {
+    return bit_pairs_variants()[bit_pairs_choice(problem, h200)];
+  };
+  EXPECT_EQ(chosen({.m = 1, .n = 1'000'000, .words = 128}), "wgmma");  // 63 of popc's 64 rows are padding
+  EXPECT_EQ(chosen({.m = 1, .n = 1, .words = 1 << 22}), "wgmma");      // one block of popc
+  EXPECT_EQ(chosen({.m = 64, .n = 64, .words = 3}), "popc");           // TMA takes rows of 16 bytes
 }
 
 // ---- on a GPU ----
@@ -221,6 +243,12 @@ TEST_F(BitsCuda, EqualsTheCpu) {
     EXPECT_EQ(there.distances.to_vector<int32_t>(), here.distances.to_vector<int32_t>());
     EXPECT_EQ(hamming_histogram(a_there).to_vector<int64_t>(), hamming_histogram(a).to_vector<int64_t>());
   }
+}
+
+TEST_F(BitsCuda, PopcTakesMoreTilesOfRowsThanAGridHasBlocksAlongY) {
+  const Tensor a = random_bits(64 * 65535 + 1, 1, 5), b = random_bits(1, 1, 6);
+  const ForceVariant scope("bit_pairs", "popc");
+  EXPECT_EQ(bit_pairs(a.to(gpu()), b.to(gpu())).to_vector<int32_t>(), bit_pairs(a, b).to_vector<int32_t>());
 }
 
 }  // namespace

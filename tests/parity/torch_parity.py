@@ -264,7 +264,8 @@ listed = json.loads(subprocess.run([args.tessera, "op", "--list", "--json"], cap
 selected = [op for op in listed if not args.only or op["name"] in args.only.split(",")]
 # Operators without a peer here, by family: they have the f64 oracle. (linear_activation, qr, svd and inverse_factor could have one.)
 APART = {
-    "bits": "pack_bits unpack_bits transpose_bits count_bits bit_pairs nearest_bits hamming_histogram",
+    "bits": "pack_bits unpack_bits transpose_bits count_bits count_differences bit_pairs nearest_bits "
+            "hamming_histogram",
     "2:4 matrices": "compress24 compress24_both compress24_like decompress24 soft_scale multiply24 sparse24_linear "
                     "transposable24 weight24_linear masked_decay24",
     "2:4 networks": "mlp_sparse24 mlp_sparse24_l1 hidden_gradient24 linear_activation linear_activation24 column_counts",
