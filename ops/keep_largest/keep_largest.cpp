@@ -6,7 +6,7 @@
 namespace tessera::ops {
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 32;  // ties are broken by 32 bits of index
+constexpr int64_t kMostElements = (int64_t{1} << 32) - 1;  // they are counted in 32 bits
 
 int64_t candidates(const Tensor& scores, const KeepLargest& how) {
   switch (how.within) {

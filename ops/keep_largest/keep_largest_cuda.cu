@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "gpu/grid.cuh"
 #include "gpu/launch.cuh"
 #include "ops/keep_largest/keep_largest_kernels.h"
 
@@ -149,7 +150,7 @@ void keep_largest_cuda(const Tensor& keep, const Tensor& scores, const KeepLarge
   if (how.within == KeepWithin::matrix) {
     keep_in_matrix(keep, scores, how.zeros);
   } else if (how.within == KeepWithin::row) {
-    gpu::launch(device, {.grid = unsigned(scores.size(0)), .block = kThreads}, keep_in_rows, to, from,
+    gpu::launch(device, {.grid = gpu::grid_of(scores.size(0)), .block = kThreads}, keep_in_rows, to, from,
                 scores.size(1), uint32_t(how.zeros));
   } else {
     gpu::launch(device, {.grid = blocks_for(scores.count()), .block = kThreads}, keep_in_groups, to, from,

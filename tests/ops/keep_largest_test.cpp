@@ -63,6 +63,11 @@ TEST(KeepLargest, SaysWhatIsWrong) {
                {"among 12 elements of a matrix"});
   expect_error([&] { keep_largest(scores, {.within = KeepWithin::group, .zeros = 1, .group = 4}); },
                {"groups of 4 in rows of 6 columns"});
+  expect_error(
+      [&] {
+        keep_largest(scores.slice(1, 0, 1).expand({2, int64_t{1} << 31}), {.zeros = 1});
+      },
+      {"4294967296 elements; expected at most 4294967295"});
   expect_error([&] { keep_largest(scores, {.within = KeepWithin::group, .zeros = 1}); }, {"groups of 0"});
 }
 
