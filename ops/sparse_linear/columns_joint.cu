@@ -63,7 +63,7 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
 }  // namespace
 
 void sparse_columns_joint_cuda(const SparseCall& call) {
-  for_each_launch(call, [](std::span<const SparsePartCall> parts) { multiply(parts, false); });
+  multiply(filled_parts(call), false);
 }
 
 void sparse_columns_swiglu_cuda(const SparseCall& call) {

@@ -83,17 +83,11 @@ inline std::array<SparsePartCall, 2> swiglu_parts(const SparseCall& call) {
   return {part(call.parts[0]), part(call.parts[1])};
 }
 
-/// Calls run(parts) for runs of at most kJointWeights parts that are not empty.
-template <class Run>
-void for_each_launch(const SparseCall& call, Run&& run) {
+/// The parts of a call that are not empty: at most kJointWeights.
+inline std::vector<SparsePartCall> filled_parts(const SparseCall& call) {
   std::vector<SparsePartCall> parts;
-  for_each_part(call, [&](const SparsePartCall& part) {
-    parts.push_back(part);
-    if (parts.size() < size_t(kJointWeights)) return;
-    run(std::span<const SparsePartCall>(parts));
-    parts.clear();
-  });
-  if (!parts.empty()) run(std::span<const SparsePartCall>(parts));
+  for_each_part(call, [&](const SparsePartCall& part) { parts.push_back(part); });
+  return parts;
 }
 
 /// Tiles of outputs of a launch, as plans count them.

@@ -13,6 +13,7 @@ namespace {
 constexpr int kMostCluster = 8, kWarps = 8, kThreads = 256;  // blocks; of a group
 constexpr int64_t kMostSums = int64_t{1} << 28;              // of splits or parts, in memory: 1 GiB
 constexpr int64_t kMostSteps = 32;                           // a lane of a warp has the place of each
+constexpr int64_t kMostPacks = 65535;  // blocks along y of the grid that arranges x for wgmma
 /// Inputs of which a group of columns has 128 or more: fewer are not worth the sum over the cluster.
 constexpr int64_t kLeastInputs = 128;
 
@@ -94,6 +95,8 @@ SellWgmmaPlan plan_sell_wgmma(int64_t windows, int64_t in, int64_t tokens, int m
   if (units > kMostUnits) plan.lacks = "at most 2^22 units of work";
   if (windows * kTileRows * plan.token_tiles * plan.tokens * plan.splits > kMostSums)
     plan.lacks = "at most 2^28 sums";
+  if (int64_t(plan.token_tiles) * plan.parts * plan.passes > kMostPacks)
+    plan.lacks = "at most 65,535 blocks that arrange the inputs";
   return plan;
 }
 

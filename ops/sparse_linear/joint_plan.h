@@ -33,7 +33,7 @@ inline constexpr JointShape kColumnShapes[] = {{1, 2, 6, 2, false}, {2, 2, 3, 2,
 inline constexpr int kTileRows = 256;
 inline constexpr int64_t kMostShared = 227 * 1024;  // bytes of a block, sm_90
 
-/// Weights of one launch. More parts than that are several launches.
+/// Weights of one launch. More parts than that are several launches, each with a variant of its own.
 inline constexpr int kJointWeights = 4;
 
 /// Bytes that a launch prefetches into L2: what memory delivers in about 4 us, the time for which attention,

@@ -61,7 +61,7 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
 }  // namespace
 
 void sparse_mma_cuda(const SparseCall& call) {
-  for_each_launch(call, [](std::span<const SparsePartCall> parts) { multiply(parts, false); });
+  multiply(filled_parts(call), false);
 }
 
 void sparse_mma_swiglu_cuda(const SparseCall& call) {

@@ -70,7 +70,7 @@ void multiply(std::span<const SparsePartCall> parts, bool swiglu) {
 }  // namespace
 
 void sparse_sell_wgmma_cuda(const SparseCall& call) {
-  for_each_launch(call, [](std::span<const SparsePartCall> parts) { multiply(parts, false); });
+  multiply(filled_parts(call), false);
 }
 
 void sparse_sell_wgmma_swiglu_cuda(const SparseCall& call) {

@@ -226,20 +226,31 @@ void check_vector(const char* what, const Tensor& given, const Shape& expected, 
         x.device().name());
 }
 
-/// The parts from the first on that are one call of a variant: those of its format.
-std::span<const SparsePart> joint_parts(std::span<const SparsePart> parts) {
-  size_t count = 1;
-  while (count < parts.size() && parts[count].weight.format == parts[0].weight.format) ++count;
-  return parts.first(count);
-}
-
 int64_t outputs_of(std::span<const SparsePart> parts) {
   int64_t out = 0;
   for (const SparsePart& part : parts) out += part.weight.out;
   return out;
 }
 
+SparseProblem problem_of(std::span<const SparsePart> launch, int64_t tokens) {
+  SparseProblem problem = problem_of(launch[0].weight, tokens);
+  problem.out = outputs_of(launch), problem.tiles = 0;
+  for (const SparsePart& part : launch) problem.tiles += tiles_of(part.weight.out);
+  return problem;
+}
+
 }  // namespace
+
+std::span<const SparsePart> parts_of_launch(std::span<const SparsePart> parts) {
+  size_t count = 0;
+  for (int filled = 0; count < parts.size() && parts[count].weight.format == parts[0].weight.format; ++count)
+    if (parts[count].weight.out > 0 && ++filled > sparse::kJointWeights) break;
+  return parts.first(count);
+}
+
+std::string sparse_linear_variant(std::span<const SparsePart> launch, int64_t tokens, const Gpu& gpu) {
+  return choose("sparse_linear", kVariants, problem_of(launch, tokens), gpu).name;
+}
 
 std::vector<std::string> sparse_linear_variants() {
   return names_of(kVariants);
@@ -287,20 +298,17 @@ Tensor sparse_linear(const Tensor& x, std::span<const SparsePart> parts, const T
     return all.defined() ? all.slice(-1, begin, end) : all;
   };
   for (int64_t first = 0; !parts.empty();) {
-    const std::span<const SparsePart> joint = joint_parts(parts);
-    parts = parts.subspan(joint.size());
-    const int64_t end = first + outputs_of(joint);
+    const std::span<const SparsePart> launch = parts_of_launch(parts);
+    parts = parts.subspan(launch.size());
+    const int64_t end = first + outputs_of(launch);
     if (first == end) continue;
     const Tensor y_part = columns(to, first, end), bias_part = columns(bias_row, first, end),
                  residual_part = columns(added, first, end);
-    const SparseCall one{y_part, rows, joint, bias_part, residual_part};
-    SparseProblem problem = problem_of(joint[0].weight, rows.size(0));
-    problem.out = end - first, problem.tiles = 0;
-    for (const SparsePart& part : joint) problem.tiles += tiles_of(part.weight.out);
+    const SparseCall one{y_part, rows, launch, bias_part, residual_part};
     if (x.device().is_cpu())
       sparse_linear_cpu(one);
     else
-      choose("sparse_linear", kVariants, problem, Gpu(x.device())).launch(one);
+      choose("sparse_linear", kVariants, problem_of(launch, rows.size(0)), Gpu(x.device())).launch(one);
     first = end;
   }
   return y;

@@ -5,7 +5,13 @@
 
 namespace tessera::ops {
 
-/// Consecutive parts of a call, all in one format, its operands checked: x is [T, in]; y [T, out] and
+/// The parts from the first on that a variant is chosen for, since one launch can take them: of one format,
+/// at most sparse::kJointWeights of them not empty.
+std::span<const SparsePart> parts_of_launch(std::span<const SparsePart> parts);
+/// The variant that is chosen for them.
+std::string sparse_linear_variant(std::span<const SparsePart> launch, int64_t tokens, const Gpu& gpu);
+
+/// Parts of one launch (parts_of_launch), operands checked: x is [T, in]; y [T, out] and
 /// residual [T, out], where `out` is the sum of the parts' outputs, may be columns of wider matrices.
 /// Undefined: not given.
 struct SparseCall {
@@ -49,7 +55,7 @@ void sparse_columns_cuda(const SparsePartCall& call);
 void sparse_tiles_cuda(const SparsePartCall& call);
 void sparse_bitmap_cuda(const SparsePartCall& call);
 void sparse_sell_cuda(const SparsePartCall& call);
-/// Up to four parts per launch (joint_plan.h).
+/// All parts in one launch (joint_plan.h).
 void sparse_columns_joint_cuda(const SparseCall& call);
 void sparse_sell_joint_cuda(const SparseCall& call);
 void sparse_sell_wgmma_cuda(const SparseCall& call);

@@ -128,6 +128,29 @@ TEST(SparseLinearPlan, AsksAheadForNoMoreThanAThirdOfTheL2) {
   EXPECT_EQ(plan_sell(16, 4096, 1, false, kSms).early, 25);
 }
 
+TEST(SparseLinearPlan, IsMadeForTheLaunchThatRuns) {
+  // Cut into clusters, the inputs fit into shared memory; 120 tiles leave no room for clusters, 150 would be
+  // planned with another shape.
+  const DeviceInfo info{.name = "NVIDIA H200", .major = 9, .multiprocessors = kSms};
+  const Gpu h200(info, kSms);
+  SparsePart part{.weight = {.format = SparseFormat::sell_delta4, .out = 7680, .in = 28672}};
+  part.weight.values = Tensor::zeros({1}, DType::bf16, Device::cpu());
+  SparsePart empty = part;
+  empty.weight.out = 0;
+  const std::vector<SparsePart> parts{part, part, empty, part, part, part, empty};
+  const std::span<const SparsePart> all = parts, first = parts_of_launch(all);
+  ASSERT_EQ(first.size(), 5u);
+  const std::span<const SparsePart> second = parts_of_launch(all.subspan(first.size()));
+  ASSERT_EQ(second.size(), 2u);
+  for (const std::span<const SparsePart> launch : {first, second})
+    for (const int64_t tokens : {3, 4}) {
+      const int64_t tiles = launch.size() == 5 ? 120 : 30;
+      const bool fits = !*plan_sell(tiles, 28672, tokens, false, kSms).lacks;
+      EXPECT_EQ(fits, tiles == 30);
+      EXPECT_EQ(sparse_linear_variant(launch, tokens, h200), fits ? "sell_joint" : "sell_wgmma");
+    }
+}
+
 // ---- tensor cores ----
 
 TEST(SparseLinearPlan, GivesTensorCoresOneBlockPerMultiprocessor) {
@@ -156,6 +179,10 @@ TEST(SparseLinearPlan, GivesTensorCoresOneBlockPerMultiprocessor) {
   EXPECT_STREQ(plan_sell_wgmma(1, 4096, 129, kSms).lacks, "at most 128 tokens");
   EXPECT_STREQ(plan_sell_wgmma(1, 0, 1, kSms).lacks, "inputs");
   EXPECT_STREQ(plan_sell_wgmma(20'000, 4096, 100, kSms).lacks, "at most 2^28 sums");
+  EXPECT_STREQ(plan_sell_wgmma(1, 30'000'000, 1, kSms).lacks, "");
+  for (const auto& [in, tokens] : {std::pair<int64_t, int64_t>{31'000'000, 1}, {16'000'000, 65}})
+    EXPECT_STREQ(plan_sell_wgmma(1, in, tokens, kSms).lacks, "at most 65,535 blocks that arrange the inputs")
+        << in;
   EXPECT_EQ(
       describe(plan_sell_wgmma(86, 4096, 100, kSms)),
       "86 windows of 256 outputs in 8 parts, 2 x 64 tokens, 66 blocks each, 20 to 21 units of 128 rows");
