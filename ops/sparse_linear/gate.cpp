@@ -6,6 +6,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/sparse_linear/gate_math.h"
 #include "ops/sparse_linear/sparse_linear_kernels.h"
+#include "ops/sparse_linear/sparse_weight.h"
 #include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
 #include "runtime/parallel.h"
@@ -33,6 +34,15 @@ void Gate::validate(const std::string& name, int64_t in) const {
 }
 
 namespace {
+
+/// Of an operator that applies the gate by itself.
+void check_gate(const char* op, const Tensor& x, const Gate& gate) {
+  check(x.size(-1) <= kMostSparseSize, op, ": x is ", describe(x), "; expected at most ", kMostSparseSize,
+        " inputs");
+  gate.validate(op, x.size(-1));
+  check(!gate.scales.defined() || gate.scales.device() == x.device(), op, ": the gate's scales are ",
+        describe(gate.scales), ", and x is ", describe(x), "; both must be on one device");
+}
 
 template <class T>
 std::vector<int32_t> inputs_of_row(const T* x, int64_t stride, int64_t in, const Gate& gate) {
@@ -64,7 +74,7 @@ std::vector<int32_t> inputs_of_row(const T* x, int64_t stride, int64_t in, const
 std::vector<std::vector<int32_t>> counting_inputs(const Tensor& x, const Gate& gate) {
   check(x.rank() == 2 && x.device().is_cpu(), "counting_inputs: x is ", describe(x),
         "; expected a matrix on the CPU");
-  gate.validate("counting_inputs", x.size(1));
+  check_gate("counting_inputs", x, gate);
   std::vector<std::vector<int32_t>> inputs(size_t(x.size(0)));
   dispatch_floating(x.dtype(), "counting_inputs", [&]<class T>() {
     parallel_for(x.size(0), 1, [&](int64_t begin, int64_t end) {
@@ -79,7 +89,7 @@ std::vector<std::vector<int32_t>> counting_inputs(const Tensor& x, const Gate& g
 Tensor apply_gate(const Tensor& x, const Gate& gate, Site site) {
   const CallScope call(site);
   check(x.rank() >= 1, "apply_gate: x is a scalar; expected [..., in]");
-  gate.validate("apply_gate", x.size(-1));
+  check_gate("apply_gate", x, gate);
   const Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device()), rows = flatten_leading(x.detach(), 1);
   const Tensor to = flatten_leading(y, 1);
   if (x.device().is_cpu()) {

@@ -202,6 +202,7 @@ void check_part(const char* op, const Tensor& x, const SparsePart& part, size_t 
         wider || x.device().is_cpu() ? ", f32 or f64" : "");
   check(weight.device() == x.device(), op, ": x is ", describe(x), ", but the weight of part ", index,
         " is on ", weight.device().name());
+  check_sizes(op, weight.out, weight.in);
   check(weight.in == x.size(-1), op, ": the weight of part ", index, " [", weight.out, ", ", weight.in,
         "] takes ", weight.in, " features, but x has ", x.size(-1));
   part.gate.validate(text_of(op, ": part ", index), weight.in);

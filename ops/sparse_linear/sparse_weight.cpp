@@ -299,12 +299,18 @@ class SellEncoder {
 
 }  // namespace
 
+void check_sizes(std::string_view name, int64_t out, int64_t in) {
+  check(0 <= out && out <= kMostSparseSize && 0 <= in && in <= kMostSparseSize, name, ": the matrix is [",
+        out, ", ", in, "]; expected sizes of 0 to ", kMostSparseSize);
+}
+
 SparseWeight compress(const Tensor& weight, SparseFormat format) {
   check(weight.defined() && weight.rank() == 2, "compress: weight is ",
         weight.defined() ? text_of(describe(weight)) : "undefined", "; expected a matrix [out, in]");
   const DType dtype = weight.dtype();
   check(dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32, "compress: weight is ",
         describe(weight), "; expected f16, bf16 or f32");
+  check_sizes("compress", weight.size(0), weight.size(1));
   SparseWeight made{.format = format, .out = weight.size(0), .in = weight.size(1)};
   if (format == SparseFormat::dense_columns) {
     made.values = weight.detach().transpose(0, 1).clone();
@@ -476,9 +482,7 @@ void validate_groups(const SparseWeight& weight, const std::string& name) {
 }  // namespace
 
 void validate(const SparseWeight& weight, const std::string& name) {
-  constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();
-  check(weight.out >= 0 && weight.in >= 0 && weight.out <= kMostSize && weight.in <= kMostSize, name,
-        ": the matrix is [", weight.out, ", ", weight.in, "]; expected sizes of 0 to ", kMostSize);
+  check_sizes(name, weight.out, weight.in);
   check(weight.values.defined(), name, ": the array 'values' is missing");
   const DType dtype = weight.dtype();
   check(dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32, name, ": values are ", dtype,

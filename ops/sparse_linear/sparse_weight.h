@@ -99,6 +99,9 @@ constexpr int64_t first_tile(int64_t in, int64_t part) {
 }  // namespace mma_delta4
 inline constexpr int64_t kValuesOfGroup = 8;  // a group's values start at a multiple of so many: 16 bytes
 
+/// Outputs or inputs of a matrix, at most: kernels count them, rounded up to whole tiles, in 32 bits.
+inline constexpr int64_t kMostSparseSize = int64_t{1} << 30;
+
 /// A compressed matrix [out, in]. An element is stored if its bits are not those of +0: the formats are
 /// lossless, a -0 stays. Elements are f16, bf16 or f32 (on a GPU f16 or bf16).
 ///
@@ -156,8 +159,12 @@ struct SparseWeight {
   void settle();
 };
 
+/// Throws, beginning with `name`, unless there are 0 to kMostSparseSize outputs and inputs.
+void check_sizes(std::string_view name, int64_t out, int64_t in);
+
 /// Compresses weight [out, in] (f16, bf16 or f32; any layout and device). The arrays are made on the CPU and
-/// copied to the weight's device. Throws if a group's values would start past 2^31 - 1.
+/// copied to the weight's device. Throws for more than kMostSparseSize outputs or inputs, and if a group's
+/// values would start past 2^31 - 1.
 SparseWeight compress(const Tensor& weight, SparseFormat format);
 
 /// The matrix [out, in] on the CPU, bit for bit what was compressed. Of arrays that validate() has not seen,

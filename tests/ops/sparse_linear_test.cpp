@@ -281,6 +281,9 @@ TEST(SparseLinearWeight, SaysWhatItCannotCompress) {
   EXPECT_NE(says(Tensor::zeros({3}, DType::f16, Device::cpu())).find("expected a matrix"), std::string::npos);
   EXPECT_NE(says(Tensor::zeros({3, 3}, DType::f64, Device::cpu())).find("expected f16, bf16 or f32"),
             std::string::npos);
+  const Tensor one = Tensor::zeros({1, 1}, DType::f16, Device::cpu());
+  for (const Shape& large : {Shape{1, kMostSparseSize + 1}, Shape{kMostSparseSize + 1, 1}})
+    EXPECT_NE(says(one.expand(large)).find("expected sizes of 0 to 1073741824"), std::string::npos);
   EXPECT_NE(message_of([] { parse_sparse_format("csr"); }).find("tca-bme"), std::string::npos);
 }
 
@@ -465,6 +468,17 @@ TEST(SparseLinear, RunsDenseColumnsInF32OnAGpu) {
   }
 }
 
+TEST(SparseLinear, TakesScalesOfItsDeviceAlone) {
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  const Tensor x = sparse_normal({2, 6}, DType::f32, 0, 2);
+  const Gate gate{.kind = Gate::Kind::threshold, .scales = Tensor::zeros({6}, DType::f32, Device::cuda())},
+      here{.kind = Gate::Kind::threshold, .scales = Tensor::zeros({6}, DType::f32, Device::cpu())};
+  for (const std::string& message :
+       {message_of([&] { apply_gate(x, gate); }), message_of([&] { counting_inputs(x, gate); }),
+        message_of([&] { apply_gate(x.to(Device::cuda()), here); })})
+    EXPECT_NE(message.find("both must be on one device"), std::string::npos) << message;
+}
+
 TEST(SparseLinear, SaysWhatDoesNotFit) {
   const SparseWeight weight = compress(sparse_normal({4, 6}, DType::f16, 0, 1), SparseFormat::tca_bme);
   const Tensor x = sparse_normal({2, 6}, DType::f16, 0, 2);
@@ -482,6 +496,12 @@ TEST(SparseLinear, SaysWhatDoesNotFit) {
   expect("threshold is nan",
          [&] { sparse_linear(x, weight, {.kind = Gate::Kind::threshold, .threshold = std::nan("")}); });
   expect("keeps 7 inputs of 6", [&] { sparse_linear(x, weight, {.kind = Gate::Kind::top_k, .keep = 7}); });
+  SparseWeight large = weight;
+  large.out = kMostSparseSize + 1;
+  expect("expected sizes of 0 to 1073741824", [&] { sparse_linear(x, large); });
+  const Tensor wide = x.slice(1, 0, 1).expand({2, kMostSparseSize + 1});
+  expect("apply_gate: x is f16[2, 1073741825]", [&] { apply_gate(wide, {}); });
+  expect("counting_inputs: x is f16[2, 1073741825]", [&] { counting_inputs(wide, {}); });
   expect("scales are", [&] {
     sparse_linear(x, weight,
                   {.kind = Gate::Kind::threshold, .scales = Tensor::zeros({3}, DType::f32, Device::cpu())});
