@@ -96,8 +96,8 @@ Tensor multiply_gated(const Tensor& x, const Parts& parts) {
 template <class Weight>
 void check_operands(const Tensor& x, std::span<const DecoderLayerOf<Weight>> layers, const Tensor& table,
                     const Tensor& lengths) {
-  check(x.defined() && x.rank() == 2 && x.size(0) == 1 && is_floating(x.dtype()), kOp, ": x is ", describe(x),
-        "; expected one token [1, d]");
+  check(x.defined() && x.rank() == 2 && x.size(0) == 1 && x.size(1) > 0 && is_floating(x.dtype()), kOp,
+        ": x is ", describe(x), "; expected one token [1, d] of one feature or more");
   check(!layers.empty(), kOp, ": there are no layers");
   const int64_t d = x.size(1);
   const DecoderLayerOf<Weight>& front = layers[0];
@@ -105,8 +105,9 @@ void check_operands(const Tensor& x, std::span<const DecoderLayerOf<Weight>> lay
   check(first.defined() && first.rank() == 4 && first.size(0) == 1, kOp, ": keys is ", describe(first),
         "; expected [1, capacity, Hk, D]");
   const int64_t kv_heads = first.size(2), head_dim = first.size(3);
-  check(is_matrix(front.out) && is_matrix(front.down), kOp, ": out is ", describe_weight(front.out),
-        " and down ", describe_weight(front.down), "; expected [d, H D] and [d, F]");
+  check(is_matrix(front.out) && is_matrix(front.down) && columns_of(front.down) > 0, kOp, ": out is ",
+        describe_weight(front.out), " and down ", describe_weight(front.down),
+        "; expected [d, H D] and [d, F] of one column or more");
   const int64_t mixed = columns_of(front.out), hidden = columns_of(front.down);
   check(kv_heads >= 1 && head_dim >= 1 && mixed % head_dim == 0 && mixed / head_dim % kv_heads == 0 &&
             mixed > 0,

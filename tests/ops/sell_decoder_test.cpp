@@ -97,6 +97,12 @@ TEST(SparseDecoderLayers, RefusesWhatIsNoLayer) {
     return decoder_layers(x, std::span(&layer, 1), table, lengths, 1e-5);
   };
   EXPECT_EQ(run(good()).shape(), (Shape{1, d}));
+  const SparseDecoderLayer any = good();
+  const std::string empty =
+      message_of([&] { decoder_layers(x.slice(1, 0, 0), std::span(&any, 1), table, lengths, 1e-5); });
+  EXPECT_NE(empty.find("x is f32[1, 0] on cpu; expected one token [1, d] of one feature or more"),
+            std::string::npos)
+      << empty;
   const auto refused = [&](const char* says, auto&& change) {
     SparseDecoderLayer layer = good();
     change(layer);
@@ -105,6 +111,8 @@ TEST(SparseDecoderLayers, RefusesWhatIsNoLayer) {
   };
   refused("qkv is compressed [32, 16] in 2 parts; expected [48, 16]", [](auto& l) { l.qkv.pop_back(); });
   refused("expected two parts of 24 rows, gate and up", [&](auto& l) { l.up = parts(2 * f, d); });
+  refused("expected [d, H D] and [d, F] of one column or more",
+          [&](auto& l) { l.up = parts(0, d, 2), l.down = parts(d, 0); });
   refused("out is without parts", [](auto& l) { l.out.clear(); });
   refused("a part of down is sell-delta4 [16, 24] with values",
           [&](auto& l) { l.down[0].values = l.down[0].values.to(DType::f16); });
