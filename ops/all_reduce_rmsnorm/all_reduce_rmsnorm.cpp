@@ -88,15 +88,18 @@ AddNorm all_reduce_rmsnorm(const RankGroup& ranks, const Tensor& x, const Tensor
         ": has no gradient: a model that is shared out over ranks is for inference; run it without a tape");
   const Device device = share.device();
   const int64_t bytes = share.size(1) * int64_t(size_of(share.dtype()));
-  const RankProblem problem{.rows = share.size(0),
-                            .bytes = bytes,
-                            .dtype = share.dtype(),
-                            .aligned = in_words(share) && (!x.defined() || in_words(x)) && in_words(weight),
-                            .ranks = &ranks,
-                            .most_bytes = ranks.sum_channels() ? ranks.sum_channels()->words * 4 : 0,
-                            .sms = share.size(0)};
+  AddNorm results;
+  if (device.is_cuda()) results = {Tensor::empty_like(share), Tensor::empty_like(share)};
+  const Tensor* const rows[] = {&share, &x, &weight, &results.y, &results.sum};
+  const RankProblem problem{
+      .rows = share.size(0),
+      .bytes = bytes,
+      .dtype = share.dtype(),
+      .aligned = std::ranges::all_of(rows, [](const Tensor* t) { return !t->defined() || in_words(*t); }),
+      .ranks = &ranks,
+      .most_bytes = ranks.sum_channels() ? ranks.sum_channels()->words * 4 : 0,
+      .sms = share.size(0)};
   if (takes(kOp, kSumVariants, problem, device)) {
-    AddNorm results{Tensor::empty_like(share), Tensor::empty_like(share)};
     if constexpr (kCuda) {
       if (problem.rows <= kPeerRows)
         all_reduce_rmsnorm_cuda(*ranks.sum_channels(), results.y, results.sum, x, share, weight, eps);
