@@ -489,10 +489,18 @@ int gemm_clusters(const GemmPlan& plan, Device device, bool all = false) {
   return all ? whole : std::min(plan.items, whole);
 }
 
+/// Whether the blocks of clusters of two share B: where tiles of one block fill the GPU some times over.
+inline bool pays_clusters(int64_t tiles, Device device) {
+  const int multiprocessors = device.multiprocessors();
+  return multiprocessors >= 2 && tiles > 8 * int64_t(multiprocessors);
+}
+
 template <class Tile, class Epilogue, int kProblems>
 void launch_gemm(Device device, const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
                  const typename Epilogue::Params& params, bool all = false) {
   const int clusters = gemm_clusters<Tile>(plan, device, all);
+  check(clusters > 0 || plan.items == 0, "a GEMM in clusters of ", Tile::kCluster, " blocks on ",
+        device.multiprocessors(), " SMs; give the stream more, or choose another variant");
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * Tile::kCluster)),
                .block = dim3(Tile::kThreads),

@@ -46,6 +46,11 @@ Reason epilogue_lacks(const Call& call, const Gpu& gpu) {
   return {};
 }
 
+Reason wide_lacks(const Call& call, const Gpu& gpu) {
+  if (gpu.multiprocessors < 2) return "two SMs, for clusters of two blocks";
+  return epilogue_lacks(call, gpu);
+}
+
 template <bool kWide>
 void run_epilogue(const Call& call) {
   if constexpr (kCuda) {
@@ -75,7 +80,7 @@ Estimate estimate_wide(const Call& call, const Gpu& gpu) {
   return tiles > 8 * gpu.multiprocessors ? Estimate::preferred() : Estimate::slower();
 }
 
-constexpr Variant<Call> kVariants[] = {{"epilogue wide", epilogue_lacks, estimate_wide, run_epilogue<true>},
+constexpr Variant<Call> kVariants[] = {{"epilogue wide", wide_lacks, estimate_wide, run_epilogue<true>},
                                        {"epilogue", epilogue_lacks, is_preferred<Call>, run_epilogue<false>},
                                        {"separate", lacks_nothing<Call>, is_otherwise<Call>, run_separate}};
 

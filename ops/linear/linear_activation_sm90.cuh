@@ -112,7 +112,7 @@ void run_counted(const Tensor& y, const Tensor& counts, const Tensor& x, const T
   const int64_t tiles = gpu::ceil_div(y.size(0), 128) * gpu::ceil_div(y.size(1), 128);
   if (wide)
     launch_counted<T, Math, 192, 4, 2>(y, counts, x, weight, math);
-  else if (tiles > 8 * y.device().multiprocessors())
+  else if (pays_clusters(tiles, y.device()))
     launch_counted<T, Math, 128, 5, 2>(y, counts, x, weight, math);
   else
     launch_counted<T, Math, 128, 5, 1>(y, counts, x, weight, math);

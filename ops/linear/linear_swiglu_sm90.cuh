@@ -56,7 +56,7 @@ void run_gated(const Tensor& y, const Tensor& h, const Tensor& x, const Tensor& 
   if (wide)
     launch_gated<GemmTile<T, k_major, k_major, 64, 256, kKeep ? 3 : 4, false, 1, false, false, true>, T,
                  kKeep, kKeep ? 1 : 2>(y, h, x, weight);
-  else if (tiles > 8 * y.device().multiprocessors())
+  else if (pays_clusters(tiles, y.device()))
     launch_gated<GemmTile<T, k_major, k_major, 128, 128, kStages, true, 2, false, false, true>, T, kKeep, 2>(
         y, h, x, weight);
   else

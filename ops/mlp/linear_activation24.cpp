@@ -76,6 +76,7 @@ Reason linear_activation24_epilogue_lacks(const Tensor& x, const Tensor& weight,
   if (gpu.major != 9) return "a GPU of compute capability 9.0";
   if (size_of(x.dtype()) != 2) return "bf16 or f16";
   if (!is_tma_readable(x) || !is_tma_readable(weight)) return "operands that TMA can read";
+  if (gpu.multiprocessors < 2) return "two SMs, for clusters of two blocks";
   return {};
 }
 

@@ -51,7 +51,7 @@ void run_hidden(const Tensor& first, const Tensor& second, const Tensor& operand
                 const Tensor& right, const Math& math) {
   const int64_t tiles = (first.rank() == 3 ? first.size(0) : 1) * gpu::ceil_div(first.size(-2), 128) *
                         gpu::ceil_div(first.size(-1), 128);
-  if (tiles > 8 * first.device().multiprocessors())
+  if (pays_clusters(tiles, first.device()))
     launch_hidden<T, kRight, Math, 2>(first, second, operand, left, right, math);
   else
     launch_hidden<T, kRight, Math, 1>(first, second, operand, left, right, math);

@@ -8,6 +8,7 @@
 #include "ops/linear/linear_activation.h"
 #include "ops/mlp/hidden_gradient24.h"
 #include "ops/mlp/linear_activation24.h"
+#include "ops/mlp/linear_activation24_kernels.h"
 #include "ops/mlp/mlp_sparse24.h"
 #include "ops/mlp/move_columns.h"
 #include "ops/variant.h"
@@ -150,6 +151,14 @@ TEST(LinearActivation24, IsTheLayerItsColumnsAndWhatIsKeptOfTheOthers) {
             }
           }
         }
+}
+
+TEST(LinearActivation24, TheEpilogueNeedsAClusterOfTwoSms) {
+  const DeviceInfo info{.name = "NVIDIA H200", .major = 9, .multiprocessors = 132};
+  const Tensor x = normal({16, 64}, 1).to(DType::bf16), weight = normal({32, 64}, 2).to(DType::bf16);
+  EXPECT_EQ(linear_activation24_epilogue_lacks(x, weight, Gpu(info, 2)).str(), "");
+  EXPECT_EQ(linear_activation24_epilogue_lacks(x, weight, Gpu(info, 1)).str(),
+            "two SMs, for clusters of two blocks");
 }
 
 TEST(LinearActivation24, SaysWhatIsWrong) {

@@ -5,7 +5,11 @@
 #include <limits>
 
 #include "ops/linear/linear.h"
+#include "ops/linear/linear_activation.h"
+#include "ops/linear/linear_swiglu.h"
+#include "ops/mlp/mlp.h"
 #include "runtime/has_cuda.h"
+#include "runtime/stream_scope.h"
 #include "tests/ops/framed_gemm.h"
 
 /// The kernels of variant "wgmma", each tile by itself. Everything is made of small integers, so that sums
@@ -63,6 +67,25 @@ TEST_F(GemmSm90Cuda, EveryTileIsExactAtEveryEdge) {
                   << "tile " << tile << ": " << g.m << " " << g.n << " " << g.k << " splits "
                   << choice.splits;
           }
+}
+
+TEST_F(GemmSm90Cuda, FusedOperatorsRunOnAStreamOfOneSm) {
+  // 100 tiles, so many that clusters of two pay where they fit. Sums are exact: any number of SMs gives the
+  // same bits.
+  const Tensor x = small_numbers({1280, 64}, 1).to(DType::bf16).to(gpu()),
+               weight = small_numbers({1280, 64}, 2).to(DType::bf16).to(gpu()),
+               down = small_numbers({72, 1280}, 3).to(DType::bf16).to(gpu());
+  const ForceVariant activation("linear_activation", "epilogue"), swiglu("linear_swiglu", "epilogue");
+  const auto run = [&] {
+    std::vector<std::vector<float>> values;
+    for (const Tensor& y : {linear_activation(x, weight, Activation::relu).y, linear_swiglu(x, weight),
+                            mlp(x, weight, down, Activation::relu)})
+      values.push_back(y.to_vector<float>());
+    return values;
+  };
+  const auto want = run();
+  const StreamScope scope(gpu(), gpu().stream(), {.multiprocessors = 1});
+  EXPECT_EQ(run(), want);
 }
 
 TEST_F(GemmSm90Cuda, ManyShortTilesFollowEachOther) {
