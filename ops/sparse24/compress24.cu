@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(kScaleThreads) soft_scale_kernel(ScaleArgs<T> 
   double product = 0, square = 0;
   for (int64_t i = int64_t(blockIdx.x) * kScaleThreads + threadIdx.x; i < all;
        i += int64_t(gridDim.x) * kScaleThreads) {
-    const int64_t sample = i / across, other = i - sample * across, unit = sample * args.units / args.samples;
+    const int64_t sample = i / across, other = i - sample * across,
+                  unit = unit_of_sample(sample, args.units, args.samples);
     const int64_t row = args.by_rows ? unit : other, first = (args.by_rows ? other : unit) * 4;
     T x[4];
 #pragma unroll

@@ -139,7 +139,7 @@ void soft_scale_cpu(const SoftScaleCall& call) {
     const int64_t across = rows ? (from.k + 3) / 4 : from.m;
     double product = 0, square = 0;
     for (int64_t sample = 0; sample < call.samples; ++sample) {
-      const int64_t unit = sample * call.units / call.samples;
+      const int64_t unit = unit_of_sample(sample, call.units, call.samples);
       for (int64_t other = 0; other < across; ++other) {
         T x[4];
         read_group(from, rows ? unit : other, (rows ? other : unit) * 4, x);

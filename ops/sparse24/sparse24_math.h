@@ -38,6 +38,11 @@ struct Positions {
   static TESSERA_HD Positions of_two(int a, int b) { return a < b ? Positions{a, b} : Positions{b, a}; }
 };
 
+/// floor(sample * units / samples) without that product, which overflows where all of 2^32 units are samples.
+TESSERA_HD int64_t unit_of_sample(int64_t sample, int64_t units, int64_t samples) {
+  return sample * (units / samples) + sample * (units % samples) / samples;
+}
+
 /// x[index] without an address: registers have none.
 template <class T>
 TESSERA_HD T pick(const T (&x)[4], int index) {

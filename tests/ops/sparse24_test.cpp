@@ -113,6 +113,15 @@ TEST(Sparse24, SoftScaleIsTheBestInTheMeanSquare) {
   EXPECT_LT(soft_scale(tokens).item(), 3);
 }
 
+TEST(Sparse24, SamplesAreSpreadOverAnyNumberOfUnits) {
+  for (const int64_t units : {1, 7, 40})
+    for (int64_t samples = 1; samples <= units; ++samples)
+      for (int64_t i = 0; i < samples; ++i)
+        EXPECT_EQ(sparse24::unit_of_sample(i, units, samples), i * units / samples);
+  constexpr int64_t kUnits = 4'000'000'000;  // squared more than an int64_t holds
+  EXPECT_EQ(sparse24::unit_of_sample(kUnits - 1, kUnits, kUnits), kUnits - 1);
+}
+
 TEST(Sparse24, TheDynamicScaleIsRefreshedAtItsInterval) {
   DynamicScale24 dynamic{.interval = 3, .samples = 4};
   const Tensor a = drawn({9, 8}, 1), b = drawn({9, 8}, 2);
