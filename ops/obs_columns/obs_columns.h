@@ -14,11 +14,13 @@ struct RoundingGrid {
 struct ObsColumns {
   /// u8 [rows, columns], 0 where a weight is dropped. Undefined: of each `group` columns the `zeros` of
   /// smallest (w_ij / U_jj)^2 are dropped, w as it is when the first column of the group is reached; of equal
-  /// ones the lowest index.
+  /// ones the lowest index. A NaN counts as infinity.
   Tensor keep = {};
   int64_t zeros = 0, group = 0;
   RoundingGrid grid = {};
 };
+
+inline constexpr int64_t kMostObsColumns = 256;  // on a GPU: 8 per lane; 16 spill registers
 
 /// What a block of columns became.
 struct ObsBlock {
@@ -34,8 +36,8 @@ struct ObsBlock {
 ///   > j
 ///
 /// weight [rows, columns], factor U [columns, columns] upper triangular with a positive diagonal, of one
-/// dtype: f32, or f64 on the CPU. At most 256 columns on a GPU. Rows do not depend on each other. Columns
-/// beyond the block: W -= error U[block, beyond] afterwards. No gradient flows through it.
+/// dtype: f32, or f64 on the CPU. At most kMostObsColumns columns on a GPU. Rows do not depend on each other.
+/// Columns beyond the block: W -= error U[block, beyond] afterwards. No gradient flows through it.
 ObsBlock obs_columns(const Tensor& weight, const Tensor& factor, const ObsColumns& how);
 
 }  // namespace tessera::ops

@@ -17,7 +17,7 @@ void choose_group(uint8_t* keep, const T* w, const T* u, int64_t columns, int64_
     int64_t least = -1;
     T smallest = 0;
     for (int64_t j = first; j < first + group; ++j) {
-      const T ratio = w[j] / u[j * columns + j], value = ratio * ratio;
+      const T value = column_score(w[j], u[j * columns + j]);
       if (keep[j] && (least < 0 || value < smallest)) least = j, smallest = value;
     }
     keep[least] = 0;
@@ -25,21 +25,15 @@ void choose_group(uint8_t* keep, const T* w, const T* u, int64_t columns, int64_
 }
 
 template <class T>
-T on_grid(T w, T scale, T zero, int64_t levels) {
-  const T step = std::nearbyint(w / scale) + zero;
-  return scale * (std::clamp(step, T(0), T(levels - 1)) - zero);
-}
-
-template <class T>
 void sweep_row(T* w, T* error, const T* u, uint8_t* keep, int64_t columns, const ObsColumns& how,
                int64_t row) {
   const bool rounds = how.grid.scale.defined();
+  const T scale = rounds ? how.grid.scale.data<T>()[row] : T(1),
+          zero = rounds ? how.grid.zero.data<T>()[row] : T(0), highest = T(how.grid.levels - 1);
   for (int64_t j = 0; j < columns; ++j) {
     if (!how.keep.defined() && j % how.group == 0) choose_group(keep, w, u, columns, j, how.group, how.zeros);
     T q = 0;
-    if (keep[j])
-      q = rounds ? on_grid(w[j], how.grid.scale.data<T>()[row], how.grid.zero.data<T>()[row], how.grid.levels)
-                 : w[j];
+    if (keep[j]) q = rounds ? on_grid(std::nearbyint(w[j] / scale) + zero, scale, zero, highest) : w[j];
     const T* const factors = u + j * columns;
     const T e = (w[j] - q) / factors[j];
     w[j] = q;

@@ -27,11 +27,6 @@ struct Args {
   float highest;  // level of the grid
 };
 
-__device__ __forceinline__ float on_grid(float w, float scale, float zero, float highest) {
-  const float step = rintf(w / scale) + zero;
-  return scale * (fminf(fmaxf(step, 0.0f), highest) - zero);
-}
-
 /// Which of the lane's columns of the group that begins at `first` stay, as bits by their places in the
 /// registers.
 template <int kPlaces>
@@ -42,14 +37,14 @@ __device__ __forceinline__ void choose_group(unsigned& stays, const float (&w)[k
 #pragma unroll
     for (int p = 0; p < kPlaces; ++p)
       if (p == i / 32) own = w[p];
-    const float ratio = __shfl_sync(kAll, own, i % 32) / args.factor[int64_t(i) * args.columns + i],
-                value = ratio * ratio;
+    const float value =
+        column_score(__shfl_sync(kAll, own, i % 32), args.factor[int64_t(i) * args.columns + i]);
     int smaller = 0;
 #pragma unroll
     for (int p = 0; p < kPlaces; ++p) {
       const int c = p * 32 + lane;
       if (c < first || c >= first + args.group) continue;
-      const float other = w[p] / args.factor[int64_t(c) * args.columns + c], square = other * other;
+      const float square = column_score(w[p], args.factor[int64_t(c) * args.columns + c]);
       smaller += square < value || (square == value && c < i);
     }
     smaller = __reduce_add_sync(kAll, smaller);
@@ -84,7 +79,8 @@ __global__ void __launch_bounds__(kWarps * 32) sweep_rows(Args args) {
       float error = 0;
       if (lane == from) {
         float q = 0;
-        if (stays >> place & 1) q = args.scale ? on_grid(w[place], scale, zero, args.highest) : w[place];
+        if (stays >> place & 1)
+          q = args.scale ? on_grid(rintf(w[place] / scale) + zero, scale, zero, args.highest) : w[place];
         error = (w[place] - q) / factors[j];
         w[place] = q;
         args.error[row * args.columns + j] = error;

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ops/inverse_factor/inverse_factor.h"
 #include "tests/errors.h"
@@ -48,6 +50,32 @@ TEST(ObsColumns, RoundsToTheGridTiesToEven) {
   EXPECT_EQ(obs_columns(matrix_of({-9, -1, 0.9}, {1, 3}), u, {.keep = keep, .grid = grid})
                 .weight.to_vector<double>(),
             (std::vector<double>{-2, 0, 0}));
+}
+
+TEST(ObsColumns, KeepsANanAndDropsTheSmallestOfItsGroup) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const auto run = [](const std::vector<double>& weight, const ObsColumns& how, Device device) {
+    const DType dtype = device.is_cpu() ? DType::f64 : DType::f32;
+    const Tensor u = matrix_of({1, 0, 0, 0, 1, 0, 0, 0, 1}, {3, 3});
+    return obs_columns(matrix_of(weight, {1, 3}).to(dtype).to(device), u.to(dtype).to(device), how)
+        .weight.to_vector<double>();
+  };
+  for (int gpus = 0; gpus <= std::min(1, Device::cuda_count()); ++gpus) {
+    const Device device = gpus == 0 ? Device::cpu() : Device::cuda();
+    // The error of a NaN is one, too, and goes to all later columns: what is dropped shows as 0.
+    for (const std::vector<double>& weight : {std::vector<double>{kNan, 1, 2}, {1, kNan, 2}, {2, 1, kNan}}) {
+      const auto got = run(weight, {.zeros = 2, .group = 3}, device);
+      EXPECT_EQ(std::ranges::count(got, 0.0), 2);
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(std::isnan(got[i]), std::isnan(weight[i])) << i;
+    }
+    const DType dtype = device.is_cpu() ? DType::f64 : DType::f32;
+    const auto on = [&](double value) { return matrix_of({value}, {1}).to(dtype).to(device); };
+    const auto rounded = run({2, 1, kNan},
+                             {.keep = Tensor::from(std::vector<uint8_t>{1, 1, 1}, {1, 3}).to(device),
+                              .grid = {.scale = on(2), .zero = on(1), .levels = 4}},
+                             device);
+    EXPECT_TRUE(std::isnan(rounded[2]));
+  }
 }
 
 TEST(ObsColumns, SaysWhatIsWrong) {
