@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "ops/obs_columns/obs_columns.h"
 #include "runtime/parse_name.h"
 
 namespace tessera::sparsity {
@@ -135,6 +136,14 @@ void PruneOptions::validate() const {
   check(!gates || (gates->prefill >= 0 && gates->prefill <= 1), "prune: gates for a share of ",
         gates ? gates->prefill : 0, " of a text; expected 0 to 1");
   check(rho > 0 && std::isfinite(rho), "prune: a penalty rho of ", rho, "; expected more than 0");
+}
+
+void PruneOptions::check_gpu(const std::string& matrix, int64_t columns) const {
+  if (update != Update::obs) return;
+  const int64_t block = std::min(block_size, columns);
+  check(block <= ops::kMostObsColumns, "prune: the update obs of ", matrix, " in blocks of ", block,
+        " columns; a GPU takes at most ", ops::kMostObsColumns,
+        ": give fewer (--block-size; a pattern n:m divides them), or prune on the CPU (--device cpu)");
 }
 
 nlohmann::ordered_json to_json(const PruneOptions& options) {

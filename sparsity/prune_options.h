@@ -109,6 +109,8 @@ struct PruneOptions {
 
   /// Throws, naming the option, unless all values are in range and fit each other.
   void validate() const;
+  /// Throws, naming `matrix`, if a GPU cannot update one of so many columns.
+  void check_gpu(const std::string& matrix, int64_t columns) const;
   bool needs_samples() const {
     return score != Score::magnitude || update != Update::none || allocation == Allocation::owl;
   }

@@ -36,7 +36,8 @@ inline std::set<std::string> names_fitting(const pretrained::LinearModules& modu
 
 /// The matrices that the options choose, in the model's order, with the sparsities that they assign. Throws
 /// for options out of range or patterns of names that fit nothing (but in `except`: nothing in blocks), if
-/// nothing is chosen, and if the pattern n:m does not divide the columns of a matrix.
+/// nothing is chosen, if the pattern n:m does not divide the columns of a matrix, and if the model is on a
+/// GPU that cannot update one.
 template <class Model>
 std::vector<Target> targets_of(Model& model, const PruneOptions& options) {
   options.validate();
@@ -69,6 +70,9 @@ std::vector<Target> targets_of(Model& model, const PruneOptions& options) {
     check(group == 0 || target.module.layer->in % group == 0, "prune: ", target.module.name, " has ",
           target.module.layer->in, " columns, which groups of ", group,
           " do not divide; choose another pattern, or ", "leave it out (--except)");
+  for (const Target& target : targets)
+    if (weight_of(target.module).device().is_cuda())
+      options.check_gpu(target.module.name, target.module.layer->in);
   return targets;
 }
 

@@ -388,6 +388,15 @@ TEST(Prune, RefusesOptionsThatDoNotFit) {
   EXPECT_TRUE(throws([&] { prune(small.model, {}, {}); }, "need samples of a text"));
 }
 
+TEST(Prune, SaysWhatAGpuCannotUpdate) {
+  const PruneOptions obs{.update = Update::obs, .block_size = 512};
+  EXPECT_TRUE(throws([&] { obs.check_gpu("blocks.0.q_proj", 4096); },
+                     "blocks.0.q_proj in blocks of 512 columns; a GPU takes at most 256"));
+  obs.check_gpu("blocks.0.q_proj", 256);  // one block
+  PruneOptions{.update = Update::obs, .block_size = 256}.check_gpu("blocks.0.q_proj", 4096);
+  PruneOptions{.score = Score::sparsegpt, .update = Update::admm, .block_size = 512}.check_gpu("k", 4096);
+}
+
 TEST(Prune, FilesComeBackWithTheirMasks) {
   const TemporaryFolder folder;
   SmallLlama small;
