@@ -3,7 +3,7 @@
 #include "ops/mlp/mlp_sparse24_math.h"
 
 /// slopes24: two reads and one write per element, bound by memory; only the methods that change values need
-/// it. add_to_all: one read and one write per element. Neither has run on a GPU.
+/// it. add_to_all: one read and one write per element.
 
 namespace tessera::ops {
 namespace {

@@ -15,8 +15,7 @@ namespace tessera::ops {
 /// give the same bits. NaN counts as infinity. Blocks at the edges are completed with zeros, and of a block
 /// that has fewer than four rows or columns, fewer elements may be kept.
 ///
-/// i32 [R, ceil(C / 32)], packed bits as of ops/bits. Not differentiable. The CUDA kernel has been compiled,
-/// but has not run on a GPU yet.
+/// i32 [R, ceil(C / 32)], packed bits as of ops/bits. Not differentiable.
 Tensor transposable24(const Tensor& weight, Site site = Site::here());
 
 /// y = x (M . weight)^T + bias + residual, `.` the product element by element with a transposable mask M: x
