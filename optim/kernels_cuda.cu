@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, kNormBlocks)
 }
 
 /// Of states that are spread over ranks: the squares of this rank's norm blocks, each into its slot. The
-/// order within a block is that of measure_kernel. Has not run on a GPU yet.
+/// order within a block is that of measure_kernel.
 __global__ void __launch_bounds__(kThreads, kNormBlocks) squares_kernel(StepArgs args, double* partials) {
   gpu::wait_and_launch_dependents();
   using Pack = gpu::Pack<float, kPack>;
