@@ -171,6 +171,7 @@
 #include "io/checksum.h"
 #include "io/events.h"
 #include "io/file.h"
+#include "io/json.h"
 #include "io/npy.h"
 #include "io/safetensors.h"
 #include "io/shard_index.h"

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "io/file.h"
+#include "io/json.h"
 #include "pretrained/config_reader_internal.h"
 
 namespace tessera::pretrained {
@@ -453,7 +454,7 @@ json common(const char* type, const std::string& architecture, DType dtype) {
 }  // namespace
 
 Config parse_config(const std::string& path, std::string_view text, const ConfigOptions& options) {
-  const json object = parse_object(path, text);
+  const json object = io::parse_object("config: " + path, text);
   ConfigReader reader("config: " + path, object);
   Config config;
   config.type = reader.text("model_type");
@@ -495,7 +496,7 @@ Config read_config(const std::string& path, const ConfigOptions& options) {
   const std::string file = is_folder ? path + "/config.json" : path, own = path + "/generation_config.json";
   Config config = parse_config(file, io::read_file(file, kMost), options);
   if (!is_folder || !std::filesystem::is_regular_file(own, ignored)) return config;
-  const json generation = parse_object(own, io::read_file(own, kMost));
+  const json generation = io::parse_object("config: " + own, io::read_file(own, kMost));
   ConfigReader reader("config: " + own, generation);
   if (reader.has("eos_token_id")) config.end_tokens = token_list(reader, "eos_token_id");
   return config;

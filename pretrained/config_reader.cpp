@@ -15,31 +15,6 @@ std::string shown(const json& value) {
 
 }  // namespace
 
-json parse_object(const std::string& path, std::string_view text) {
-  constexpr int kDeepest = 64;
-  check(!text.empty() && text[0] == '{' && text.find('\0') == std::string_view::npos, "config: ", path,
-        " does not begin with '{' or holds a NUL byte; expected a JSON object");
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const json::parser_callback_t watch = [&](int depth, json::parse_event_t event, json& value) {
-    check(depth <= kDeepest, "config: ", path, " nests deeper than ", kDeepest);
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key)
-      check(keys.back().insert(value.get<std::string>()).second, "config: ", path, ": the field ",
-            shown(value), " occurs twice");
-    return true;
-  };
-  try {
-    json object = json::parse(text.begin(), text.end(), watch);
-    check(object.is_object(), "config: ", path, " is not a JSON object");
-    return object;
-  } catch (const json::parse_error& error) {
-    fail_at(Site::here(), "config: ", path, " is not valid JSON at byte ", error.byte);
-  } catch (const json::exception&) {
-    fail_at(Site::here(), "config: ", path, " is not valid JSON");
-  }
-}
-
 ConfigReader::ConfigReader(std::string where, const json& object)
     : where_(std::move(where)), object_(object) {
   check(object.is_object(), where_, " is ", shown(object), ", expected an object");

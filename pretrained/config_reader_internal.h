@@ -48,7 +48,4 @@ class ConfigReader {
   std::set<std::string> taken_;
 };
 
-/// One JSON object without duplicate keys, at most 64 deep. Throws, naming `path`.
-nlohmann::json parse_object(const std::string& path, std::string_view text);
-
 }  // namespace tessera::pretrained

@@ -30,22 +30,9 @@ ops::Gate gate_of(const json& value, const std::string& where) {
 
 Gates read_gates(const std::string& path) {
   constexpr uint64_t kMost = uint64_t{1} << 20;
-  json file;
-  try {
-    // A layer that is named twice would have one gate of two.
-    std::vector<std::set<std::string>> keys;
-    file = json::parse(io::read_file(path, kMost), [&](int, json::parse_event_t event, json& value) {
-      if (event == json::parse_event_t::object_start) keys.emplace_back();
-      if (event == json::parse_event_t::object_end) keys.pop_back();
-      if (event == json::parse_event_t::key)
-        check(keys.back().insert(value.get<std::string>()).second, "gates: ", path, " has '",
-              io::shown(value.get<std::string>()), "' twice");
-      return true;
-    });
-  } catch (const json::exception&) {
-    fail_at(Site::here(), "gates: ", path, " is no JSON");
-  }
-  check(file.is_object() && file.value("format", json()) == "tessera-gates" && file.contains("layers") &&
+  // A layer that is named twice would have one gate of two.
+  const json file = io::parse_object("gates: " + path, io::read_file(path, kMost));
+  check(file.value("format", json()) == "tessera-gates" && file.contains("layers") &&
             file["layers"].is_object(),
         "gates: ", path, ": expected an object with \"format\": \"tessera-gates\" and \"layers\"");
   for (const auto& [key, value] : file.items())

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
+#include "io/json.h"
 #include "io/text_file.h"
 
 namespace tessera::train {
@@ -15,8 +16,7 @@ constexpr uint64_t kLargestItems = uint64_t{1} << 30;
 ChoiceItem item_of(const std::string& line, const std::string& where) {
   constexpr const char* kExpected =
       "; expected {\"context\": \"...\", \"choices\": [\"...\", \"...\"], \"answer\": 0}";
-  const json object = json::parse(line, nullptr, false);
-  check(object.is_object(), where, " is no JSON object", kExpected);
+  const json object = io::parse_object(where, line);
   check(object.contains("context") && object["context"].is_string(), where, " has no text \"context\"",
         kExpected);
   check(object.contains("choices") && object["choices"].is_array() && object["choices"].size() >= 2, where,

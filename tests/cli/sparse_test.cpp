@@ -145,8 +145,8 @@ TEST(SparseCommands, RefuseWhatCannotRun) {
   refused(go + "--model c --gates many", 1, "keeps 17 inputs of 16");
   refused(go + "--model c --gates scale", 1, "column-norm");
   refused(go + "--model c --gates field", 1, "unknown field 'tresholds'");
-  refused(go + "--model c --gates no_json", 1, "is no JSON");
-  refused(go + "--model c --gates twice", 1, "'a' twice");
+  refused(go + "--model c --gates no_json", 1, "is not valid JSON");
+  refused(go + "--model c --gates twice", 1, "\"a\" occurs twice");
   refused(go + "--model c --gates other", 1, "tessera-gates");
   refused(go + "--model c --gates absent", 1, "absent");
   refused("convert c d --format tiled-cbc", 1, "compressed already");

@@ -236,15 +236,15 @@ struct Refused {
 
 TEST(Config, RefusesWhatItCannotCompute) {
   const std::vector<Refused> refused = {
-      {"nothing", "", "does not begin with '{'"},
-      {"a list", "[]", "does not begin with '{'"},
+      {"nothing", "", "is not valid JSON at byte 1"},
+      {"a list", "[]", "is not a JSON object"},
       {"a NUL", std::string("{\0}", 3), "holds a NUL byte"},
       {"cut short", "{\"model_type\": \"gpt2\"", "is not valid JSON at byte"},
       {"not UTF-8", "{\"\xFF\": 1}", "is not valid JSON"},
       {"too deep", "{\"a\":" + std::string(70, '[') + std::string(70, ']') + "}", "nests deeper than 64"},
       {"a field twice", R"({"model_type": "gpt2", "n_embd": 8, "n_embd": 16})",
-       "the field \"n_embd\" occurs twice"},
-      {"twice further down", R"({"a": [{"b": 1, "b": 2}]})", "the field \"b\" occurs twice"},
+       "the key \"n_embd\" occurs twice in one object"},
+      {"twice further down", R"({"a": [{"b": 1, "b": 2}]})", "the key \"b\" occurs twice in one object"},
       {"no type", "{}", "has no model_type"},
       {"another type", with("gemma", ""),
        "model_type is \"gemma\"; expected gpt2, opt, llama, mistral, qwen2, qwen3, phi3, arcee, bert or "

@@ -99,8 +99,10 @@ TEST(Choice, ReadersNameTheLine) {
   ASSERT_EQ(items.size(), 2u);
   EXPECT_EQ(items[1].answer, 1);
   for (const auto& [line, says] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"x", "no JSON object"},
-           {"[]", "no JSON object"},
+           {"x", "is not valid JSON at byte 1"},
+           {"[]", "is not a JSON object"},
+           {R"({"context": "a", "choices": ["b", "c"], "answer": 1, "answer": 0})",
+            "\"answer\" occurs twice"},
            {R"({"choices": ["b", "c"], "answer": 1})", "no text \"context\""},
            {R"({"context": 3, "choices": ["b", "c"], "answer": 1})", "no text \"context\""},
            {R"({"context": "a", "choices": ["b"], "answer": 0})", "two or more"},
