@@ -4,6 +4,7 @@
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 
 #include "io/safetensors_internal.h"
@@ -43,6 +44,30 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
+/// "model" and "-of-00003.safetensors" of "model-00002-of-00003.safetensors"; empty for another name.
+std::pair<std::string, std::string> set_of_shard(const std::string& name) {
+  static const std::regex kShard("(.+)-[0-9]+(-of-[0-9]+\\.[a-z]+)");
+  std::smatch parts;
+  if (!std::regex_match(name, parts, kShard)) return {};
+  return {parts[1], parts[2]};
+}
+
+/// Throws if a file next to the shards that `index` names is one of them by its name: its tensors would not
+/// be read.
+void check_shards_named(const std::string& index, const std::set<std::string>& shards) {
+  std::set<std::pair<std::string, std::string>> sets;
+  for (const std::string& shard : shards) sets.insert(set_of_shard(shard));
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_of(index), ignored)) {
+    const std::string name = entry.path().filename().string();
+    const auto set = set_of_shard(name);
+    check(set.first.empty() || shards.contains(name) || !sets.contains(set), "weights: ", index,
+          " names no tensor of ", shown(name),
+          ", which lies next to the other shards; the index is incomplete, or the "
+          "file does not belong there");
+  }
+}
+
 }  // namespace
 
 WeightSource::WeightSource(const std::string& given) : path_(weights_in(given)) {
@@ -50,6 +75,7 @@ WeightSource::WeightSource(const std::string& given) : path_(weights_in(given)) 
     const auto files = parse_shard_index(path_, read_file(path_, kLargestIndex));
     std::set<std::string> shards;
     for (const auto& [name, file] : files) shards.insert(file);
+    check_shards_named(path_, shards);
     for (const std::string& shard : shards) add(open_shard(folder_of(path_), shard), &files, shard);
     for (const auto& [name, file] : files)
       check(index_.contains(name), "weights: ", path_, " says that '", shown(name), "' lies in ", file,

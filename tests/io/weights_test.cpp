@@ -159,6 +159,21 @@ TEST_F(Weights, OfAnIndexAgreeWithIt) {
   EXPECT_NE(open_error().find("that are reasonable here"), std::string::npos);
 }
 
+TEST_F(Weights, OfAnIndexAreAllShardsOfItsSet) {
+  const auto shard = [&](const std::string& name) {
+    save_safetensors(folder / name, NamedTensors{{"x", x}});
+  };
+  shard("model-00001-of-00002.safetensors");
+  put("model.safetensors.index.json", index_of("model-00001-of-00002.safetensors"));
+  for (const char* const other :
+       {"model-00001-of-00003.safetensors", "consolidated-00002-of-00002.safetensors",
+        "model-00002-of-00002.bin", "consolidated.safetensors"})
+    shard(other);
+  EXPECT_EQ(open_error(), "");
+  shard("model-00002-of-00002.safetensors");
+  EXPECT_NE(open_error().find("names no tensor of model-00002-of-00002.safetensors"), std::string::npos);
+}
+
 TEST_F(Weights, OfAnIndexLieInItsFolder) {
   TemporaryFolder outside;
   save_safetensors(outside / "secret", NamedTensors{{"x", x}});
