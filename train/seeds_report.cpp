@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "report/page.h"
@@ -48,8 +49,9 @@ std::vector<std::string> header_of(const SeedResults& results) {
   return header;
 }
 
-/// "seed-1, seed-3 diverged, and are in no mean", and the like of those that were resumed; none if none did.
-std::vector<std::string> diverged_lines(const SeedResults& results) {
+/// What the values do not say: "seed-1, seed-3 diverged, and are in no mean", the like of those that were
+/// resumed, and what nan means where there is one.
+std::vector<std::string> notes_of(const SeedResults& results) {
   std::vector<std::string> lines;
   const auto add = [&](const std::vector<std::string>& names, const char* one, const char* several) {
     if (!names.empty())
@@ -60,6 +62,13 @@ std::vector<std::string> diverged_lines(const SeedResults& results) {
       "had diverged and went on from its last checkpoint when it was resumed; its values count in the means",
       "had diverged and went on from their last checkpoints when they were resumed; their values count in "
       "the means");
+  const auto has_nan = [](const auto& entry) {
+    return std::ranges::any_of(entry.second, [](double value) { return std::isnan(value); });
+  };
+  if (std::ranges::any_of(results.values, has_nan))
+    lines.emplace_back(
+        "nan: not defined, as a correlation is not where all predictions or all labels are equal, and no "
+        "metric is where the model predicts NaN");
   return lines;
 }
 
@@ -136,7 +145,7 @@ std::string format_seeds(const SeedResults& results) {
   };
   line(header_of(results));
   for (const auto& row : table_of(results)) line(row);
-  for (const std::string& line : diverged_lines(results)) text += line + "\n";
+  for (const std::string& line : notes_of(results)) text += line + "\n";
   return text;
 }
 
@@ -147,7 +156,7 @@ void write_seeds_report(const std::filesystem::path& path, const std::string& ti
       fmt::format("{} seeds; each number is the last evaluation of its run. Error bars and +- are "
                   "the standard deviation over the seeds.",
                   results.runs.size()));
-  for (const std::string& line : diverged_lines(results)) page.paragraph(line + ".");
+  for (const std::string& line : notes_of(results)) page.paragraph(line + ".");
   page.table(header_of(results), table_of(results));
   std::vector<std::string> labels;
   std::vector<double> means, deviations;

@@ -1,5 +1,6 @@
 #include "train/seeds_report.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "tests/errors.h"
@@ -45,6 +46,21 @@ TEST(SeedsReport, OneSeedHasNoBars) {
   const SeedResults results = collect_seeds({run_of(root.path(), "seed-0", 0.5, 0.8)});
   EXPECT_NE(format_seeds(results).find(" 0.8000\n"), std::string::npos);
   EXPECT_EQ(format_seeds(results).find("0.8000 +-"), std::string::npos);
+}
+
+TEST(SeedsReport, SaysWhatNanMeans) {
+  const TemporaryFolder root;
+  const std::string meaning =
+      "nan: not defined, as a correlation is not where all predictions or all labels are equal";
+  const auto says = [&](const SeedResults& results) {
+    write_seeds_report(root / "page.html", "BERT on X", results, {});
+    const bool in_table = format_seeds(results).find(meaning) != std::string::npos;
+    EXPECT_EQ(get(root / "page.html").find(meaning) != std::string::npos, in_table);
+    return in_table;
+  };
+  const RunFolder good = run_of(root.path(), "seed-0", 0.5, 0.8);
+  EXPECT_TRUE(says(collect_seeds({good, run_of(root.path(), "seed-1", 0.5, std::nan(""))})));
+  EXPECT_FALSE(says(collect_seeds({good})));
 }
 
 TEST(SeedsReport, NamesTheRunWithoutAnEvaluation) {
