@@ -30,7 +30,11 @@ struct ActivationName {
 };
 /// First the name that is written, then others of the same function.
 constexpr ActivationName kActivations[] = {{"gelu", Activation::gelu},
+                                           {"gelu_python", Activation::gelu},
                                            {"gelu_new", Activation::gelu_tanh},
+                                           {"gelu_fast", Activation::gelu_tanh},
+                                           {"gelu_accurate", Activation::gelu_tanh},
+                                           {"gelu_python_tanh", Activation::gelu_tanh},
                                            {"gelu_pytorch_tanh", Activation::gelu_tanh},
                                            {"relu", Activation::relu},
                                            {"relu2", Activation::relu_squared},
@@ -42,7 +46,9 @@ Activation activation(ConfigReader& reader, const char* key, const char* fallbac
   for (const ActivationName& known : kActivations)
     if (name == known.name) return known.activation;
   fail_at(Site::here(), reader.where(), ": ", key, " is \"", name,
-          "\"; expected gelu, gelu_new, gelu_pytorch_tanh, relu, relu2, silu or swish");
+          "\"; expected gelu, gelu_python, gelu_new, gelu_fast, gelu_accurate, gelu_python_tanh, "
+          "gelu_pytorch_tanh, "
+          "relu, relu2, silu or swish");
 }
 
 const char* activation_name(Activation activation) {

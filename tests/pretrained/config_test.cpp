@@ -51,6 +51,16 @@ TEST(Config, AbsentFieldsHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(gpt(parse_config("c", with("opt", ""))).position_offset(), 2);
 }
 
+TEST(Config, ReadsEachNameOfAnActivation) {
+  const auto read = [](const std::string& name) {
+    return gpt(parse_config("c", with("gpt2", "\"activation_function\": \"" + name + "\""))).activation;
+  };
+  for (const char* const name : {"gelu", "gelu_python"}) EXPECT_EQ(read(name), ops::Activation::gelu) << name;
+  for (const char* const name :
+       {"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh"})
+    EXPECT_EQ(read(name), ops::Activation::gelu_tanh) << name;
+}
+
 TEST(Config, ReadsBothWaysOfWritingRope) {
   // LLaMA 3.1 as its file has it, and as transformers 5 writes it.
   const std::string scaling = R"({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
