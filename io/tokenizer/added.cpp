@@ -43,7 +43,8 @@ const AddedToken* AddedMatcher::longest_at(std::string_view text, size_t at) con
 
 std::vector<Segment> AddedMatcher::split(std::string_view text) const {
   std::vector<Segment> segments;
-  size_t taken = 0;  // up to here the text is in segments
+  size_t taken = 0;       // up to here the text is in segments
+  size_t blanks_end = 0;  // of those that the last token with rstrip took: a long run is looked at once
   for (size_t at = 0; at < text.size();) {
     const AddedToken* const entry =
         begins_[static_cast<unsigned char>(text[at])] ? longest_at(text, at) : nullptr;
@@ -64,16 +65,17 @@ std::vector<Segment> AddedMatcher::split(std::string_view text) const {
       begin = std::max(begin, taken);
     }
     if (entry->rstrip) {
+      end = std::max(end, blanks_end);
       while (end < text.size()) {
         size_t behind = end;
         if (!unicode::is_space(unicode::next(text, behind))) break;
         end = behind;
       }
+      blanks_end = end;
     }
-    if (end <= taken) continue;  // a token of blanks that the one before has taken
-    begin = std::max(begin, taken);
     if (begin > taken) segments.push_back({taken, begin, -1});
-    segments.push_back({begin, end, entry->id});
+    // A token of blanks counts as well where the one before took its blanks, as in the library `tokenizers`.
+    if (begin < end) segments.push_back({begin, end, entry->id});
     taken = end;
   }
   if (taken < text.size()) segments.push_back({taken, text.size(), -1});

@@ -177,6 +177,26 @@ TEST(Tokenizer, NormalizedAddedTokensDecodeToTheirNormalizedText) {
   EXPECT_EQ(lower.decode(Ids{8}), "newtok");
 }
 
+// Ids are those of tokenizers 0.23.
+TEST(Tokenizer, TokensOfBlanksCountWithinTheBlanksOfAnother) {
+  const auto ids = [](const std::string& added, const std::string& text) {
+    return Tokenizer::parse("t.json",
+                            R"({"model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "a": 1}},
+                                          "added_tokens": [)" +
+                                added + "]}")
+        .encode(text)
+        .ids;
+  };
+  const std::string line = R"({"id": 2, "content": "\n", "rstrip": true})";
+  EXPECT_EQ(ids(line, "\n \n \na\n\n"), (Ids{2, 2, 2, 1, 2, 2}));
+  const std::string stripped = R"({"id": 2, "content": "\n", "lstrip": true, "rstrip": true})";
+  EXPECT_EQ(ids(stripped, "\n \n \na"), (Ids{2, 1}));
+  const std::string two = R"({"id": 2, "content": "<b>", "rstrip": true}, {"id": 3, "content": "  "})";
+  EXPECT_EQ(ids(two, "<b>    a"), (Ids{2, 3, 3, 1}));
+  EXPECT_EQ(ids(two, "<b>   a"), (Ids{2, 3, 0}));  // " a" after the token
+  EXPECT_EQ(ids(line, std::string(200'000, '\n')).size(), 200'000u);
+}
+
 TEST(Tokenizer, APartThatTheNormalizerEmptiesHasNoTokens) {
   // As in tokenizers 0.23: no blank is put before a part of the text of which nothing is left.
   const auto tokenizer = [](const std::string& pre_tokenizer) {
