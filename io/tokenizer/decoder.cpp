@@ -147,7 +147,7 @@ std::string Decoder::operator()(std::vector<std::string> tokens, End end) const 
   for (const Step& step : steps_) std::visit([&](const auto& of) { apply(of, tokens, end); }, step);
   std::string whole;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    if (i > 0 && steps_.empty()) whole += ' ';
+    if (i > 0) whole += between_;
     whole += tokens[i];
   }
   return whole;

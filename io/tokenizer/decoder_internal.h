@@ -15,7 +15,7 @@ namespace tessera::io {
 class Decoder {
  public:
   Decoder() = default;
-  explicit Decoder(const Settings& settings) { add(settings); }
+  explicit Decoder(const Settings& settings) : between_("") { add(settings); }
   /// `open`: bytes that are no UTF-8 stay, since more may come.
   enum class End { closed, open };
   std::string operator()(std::vector<std::string> tokens, End end = End::closed) const;
@@ -54,6 +54,7 @@ class Decoder {
   static void apply(const Strip& step, std::vector<std::string>& tokens, End);
   static void apply(const Replace& step, std::vector<std::string>& tokens, End);
   std::vector<Step> steps_;
+  const char* between_ = " ";  // tokens, without a decoder
 };
 
 }  // namespace tessera::io

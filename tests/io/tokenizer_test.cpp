@@ -197,6 +197,18 @@ TEST(Tokenizer, TokensOfBlanksCountWithinTheBlanksOfAnother) {
   EXPECT_EQ(ids(line, std::string(200'000, '\n')).size(), 200'000u);
 }
 
+TEST(Tokenizer, AnEmptySequenceOfDecodersPutsNothingBetweenTokens) {
+  const auto decoded = [](const std::string& decoder) {
+    return Tokenizer::parse(
+               "t.json",
+               R"({"model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0}}, "decoder": )" +
+                   decoder + "}")
+        .decode(Ids{0, 0});
+  };
+  EXPECT_EQ(decoded(R"({"type": "Sequence", "decoders": []})"), "aa");
+  EXPECT_EQ(decoded("null"), "a a");
+}
+
 TEST(Tokenizer, APartThatTheNormalizerEmptiesHasNoTokens) {
   // As in tokenizers 0.23: no blank is put before a part of the text of which nothing is left.
   const auto tokenizer = [](const std::string& pre_tokenizer) {
