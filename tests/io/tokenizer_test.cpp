@@ -177,6 +177,17 @@ TEST(Tokenizer, NormalizedAddedTokensDecodeToTheirNormalizedText) {
   EXPECT_EQ(lower.decode(Ids{8}), "newtok");
 }
 
+TEST(Utf8, NormalFormsLeaveCharactersAloneThatTokenizersDoesNotKnow) {
+  if (!unicode::available()) GTEST_SKIP() << "skipped: no utf8proc";
+  using unicode::Form;
+  EXPECT_EQ(unicode::normal_form("\u1D5B", Form::nfkd), "v");  // MODIFIER LETTER SMALL V
+  EXPECT_EQ(unicode::normal_form("\U0001E030", Form::nfkd),
+            "\U0001E030");  // MODIFIER LETTER CYRILLIC SMALL A, Unicode 15
+  // A mark of class 9 of Unicode 15 stays after one of class 220.
+  EXPECT_EQ(unicode::normal_form("a\u0323\U00011F41", Form::nfd), "a\u0323\U00011F41");
+  EXPECT_EQ(unicode::normal_form("a\u0301\u0323", Form::nfd), "a\u0323\u0301");
+}
+
 // Ids are those of tokenizers 0.23.
 TEST(Tokenizer, TokensOfBlanksCountWithinTheBlanksOfAnother) {
   const auto ids = [](const std::string& added, const std::string& text) {
