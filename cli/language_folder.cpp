@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "io/weights.h"
 #include "pretrained/load.h"
 #include "train/progress.h"
 
@@ -24,6 +25,7 @@ std::string language_folder(const std::string& folder) {
   namespace fs = std::filesystem;
   std::error_code ignored;
   check(fs::is_directory(folder, ignored), "model: there is no folder ", folder);
+  io::check_no_adapter(folder);
   for (const fs::path& path : {fs::path(folder), fs::path(folder) / "model"})
     if (fs::is_regular_file(path / "config.json", ignored)) return path.string();
   const bool is_run = fs::is_regular_file(fs::path(folder) / "run.json", ignored);

@@ -30,6 +30,7 @@ bool exists(const std::string& path) {
 
 std::string weights_in(const std::string& path) {
   if (!is_folder(path)) return path;
+  check_no_adapter(path);
   for (const char* const name : kNames)
     if (exists(path + "/" + name)) return path + "/" + name;
   check(!exists(path + "/sparse.safetensors"), "weights: ", path,
@@ -149,6 +150,12 @@ Tensor WeightSource::load_rows(const std::string& name, int64_t begin, int64_t e
   if (const auto* const safetensors = std::get_if<SafetensorsFile>(&file))
     return safetensors->load_rows(name, begin, end);
   return load(name).slice(0, begin, end);
+}
+
+void check_no_adapter(const std::string& folder) {
+  check(!exists(folder + "/adapter_config.json"), "weights: ", folder,
+        " holds an adapter of peft (adapter_config.json), which is not read; merge it into its base model "
+        "(merge_and_unload() of peft), save that, and name its folder");
 }
 
 void check_no_weights(const std::string& folder) {

@@ -26,7 +26,8 @@ class WeightSource {
  public:
   /// A folder, of which it takes the first that is there of model.safetensors, model.safetensors.index.json,
   /// pytorch_model.bin and pytorch_model.bin.index.json; or one such file, told by its content. Throws,
-  /// naming the file, if a shard holds what the index does not list, or the reverse, or lies elsewhere.
+  /// naming the file, if a shard holds what the index does not list, or the reverse, or lies elsewhere, and
+  /// as check_no_adapter does.
   explicit WeightSource(const std::string& path);
 
   /// The file that was opened: an index, or the weights themselves.
@@ -57,6 +58,10 @@ class WeightSource {
   std::vector<std::string> others_;
   std::map<std::string, Place> index_;
 };
+
+/// Throws if the folder has an adapter_config.json, as peft writes it: without the adapter, which is not
+/// read, the model would be another one.
+void check_no_adapter(const std::string& folder);
 
 /// A tensor to write; `make` is called only when its turn comes.
 struct WeightToWrite {

@@ -10,6 +10,7 @@
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "io/utf8.h"
+#include "io/weights.h"
 #include "ops/attention/attention.h"
 #include "pretrained/load.h"
 #include "report/facts.h"
@@ -181,6 +182,7 @@ void GlueGroup::settle(const GlueStart& start, const RunRequest& request) {
     config.head = models::BertHead::classify;
     s.bert = bert_config("config.json", pretrained::config_text(config), info.task);
   } else {
+    io::check_no_adapter(s.model);
     const std::string path = s.model + "/config.json", text = io::read_file(path, kLargestFile);
     s.bert = bert_config(path, text, info.task);
     check_label_order(path, text, info.task);

@@ -373,6 +373,8 @@ const BadFiles kBadFiles[] = {
     {"TooFew", "--task sst2 --scratch --batch 64", [](const Workplace&) {},
      "40 examples give no batch of 64"},
     {"NoModel", "--task sst2 --model nowhere", [](const Workplace&) {}, "no folder nowhere"},
+    {"Adapter", "--task sst2 --model m", [](const Workplace& at) { at.put("m/adapter_config.json", "{}"); },
+     "m holds an adapter of peft"},
     {"NotJson", "--task sst2 --model m", [](const Workplace& at) { at.put("m/config.json", "{"); },
      "m/config.json"},
     {"OtherModel", "--task sst2 --model m",

@@ -205,6 +205,7 @@ TEST(Generate, SaysWhatIsWrong) {
   at.put("bert/config.json", "{\"model_type\": \"bert\", \"architectures\": [\"BertForMaskedLM\"]}");
   at.put("bert/tokenizer.json", at.get("m/tokenizer.json"));
   fs::create_directories(at / "empty");
+  at.put("adapter/adapter_config.json", "{}");
   fs::create_directories(at / "run");
   at.put("run/run.json", "{}");
   expect_failures(
@@ -228,6 +229,7 @@ TEST(Generate, SaysWhatIsWrong) {
        {"generate --model m --prompt-file nowhere", 1, "there is no file nowhere"},
        {"generate --model nowhere --prompt a", 1, "there is no folder nowhere"},
        {"generate --model empty --prompt a", 1, "empty has no config.json"},
+       {"generate --model adapter --prompt a", 1, "adapter holds an adapter of peft|merge"},
        {"generate --model run --prompt a", 1, "run is a run without an export"},
        {"generate --model bert --prompt a", 1, "holds a bert|does not predict the next token"},
        {"generate --model bare --prompt a", 1, "tokenizer"},

@@ -116,6 +116,15 @@ TEST_F(Weights, ComeFromTheFirstFileThatIsThere) {
   EXPECT_TRUE(throws([&] { source.load("c"); }, "has no tensor 'c' among its 2"));
 }
 
+TEST_F(Weights, OfAnAdapterAreRefused) {
+  put("adapter_config.json", "{}");
+  EXPECT_NE(open_error().find("holds an adapter of peft (adapter_config.json), which is not read; merge it"),
+            std::string::npos);
+  save_safetensors(folder / "model.safetensors", NamedTensors{{"x", x}});
+  EXPECT_NE(open_error().find("holds an adapter"), std::string::npos);
+  EXPECT_TRUE(WeightSource(folder / "model.safetensors").has("x"));
+}
+
 TEST_F(Weights, OfTorchAreReadByContentWhateverTheirName) {
   if (!has_torch_files()) GTEST_SKIP() << "skipped: this build has no libzip";
   put("pytorch_model.bin", torch_bytes(pickle::program({{"x", pickle::matrix()}})));
