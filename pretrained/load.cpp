@@ -106,11 +106,17 @@ Matched match_names(const NameTable& table, const io::WeightSource& source, bool
     }
   }
   if (wrong.empty()) return matched;
-  constexpr size_t kMost = 20;
+  // Some of each kind: names that all begin in another way are missing and unexpected, and only both tell
+  // why.
+  constexpr size_t kMost = 10, kWidth = 12;  // lines of a kind, characters of its name
   std::sort(wrong.begin(), wrong.end());
   std::string list;
-  for (size_t i = 0; i < std::min(kMost, wrong.size()); ++i) list += "\n  " + wrong[i];
-  if (wrong.size() > kMost) list += "\n  and " + std::to_string(wrong.size() - kMost) + " more";
+  for (size_t i = 0, end = 0; i < wrong.size(); i = end) {
+    const std::string kind = wrong[i].substr(0, kWidth);
+    for (end = i; end < wrong.size() && wrong[end].starts_with(kind); ++end)
+      if (end - i < kMost) list += "\n  " + wrong[end];
+    if (end - i > kMost) list += "\n  " + kind + "and " + std::to_string(end - i - kMost) + " more";
+  }
   fail_at(Site::here(), "weights: ", source.path(), " does not fit the model of config.json:", list);
 }
 
