@@ -104,6 +104,11 @@ template const int64_t& Attrs::get<int64_t>(const std::string&) const;
 template const double& Attrs::get<double>(const std::string&) const;
 template const std::string& Attrs::get<std::string>(const std::string&) const;
 
+bool is_set(const Dims& dims, const std::string& name) {
+  const auto found = dims.find(name);
+  return found != dims.end() && found->second != 0;
+}
+
 std::vector<DType> index_dtypes() {
   return {DType::i64, DType::i32};
 }

@@ -42,6 +42,8 @@ class Attrs {
 
 /// Named sizes of a problem: {"B", 4}, {"M", 10000}, ...
 using Dims = std::map<std::string, int64_t>;
+/// Whether a size that is a flag, such as "residual", is given and is not 0.
+bool is_set(const Dims& dims, const std::string& name);
 
 /// The dtypes of indices: i64, in which checks and benchmarks make them, and i32.
 std::vector<DType> index_dtypes();

@@ -36,7 +36,7 @@ std::vector<OpSpec> linear_specs() {
   // B batches (0: none) of T rows.
   spec.problem = [](const Dims& d, const Attrs& attrs) {
     const int64_t batch = d.at("B"), rows = d.at("T"), in = d.at("in"), out = d.at("out");
-    const bool bias = d.at("bias") != 0, residual = d.count("residual") != 0;
+    const bool bias = d.at("bias") != 0, residual = is_set(d, "residual");
     const auto of_rows = [&](int64_t width) {
       return batch ? Shape{batch, rows, width} : Shape{rows, width};
     };

@@ -44,7 +44,7 @@ Problem mlp_sparse24_problem(const Dims& d, const Attrs& attrs) {
                             {.shape = {out}, .fill = bias},
                             {.shape = {rows, out}, .fill = bias},
                             {.shape = {wide},
-                             .fill = d.count("counts") ? Fill::index : Fill::absent,
+                             .fill = is_set(d, "counts") ? Fill::index : Fill::absent,
                              .high = std::max<int64_t>(1, rows)}},
                  .forward_flops = 2 * t * f * io,
                  .backward_flops = 4 * t * f * io,

@@ -53,8 +53,8 @@ std::vector<OpSpec> mlp_specs() {
     const auto of_rows = [&](int64_t width) {
       return batch ? Shape{batch, rows, width} : Shape{rows, width};
     };
-    const Fill residual = d.count("residual") ? Fill::normal : Fill::absent;
-    const double added = d.count("residual") ? t * double(out) : 0;
+    const Fill residual = is_set(d, "residual") ? Fill::normal : Fill::absent;
+    const double added = is_set(d, "residual") ? t * double(out) : 0;
     return Problem{.inputs = {{.shape = of_rows(in)},
                               {.shape = {wide, in}, .scale = 0.5},
                               {.shape = {out, wide}, .scale = 0.5},

@@ -7,8 +7,9 @@ namespace {
 /// Which of the `parameters` optional inputs are there is the dimension "P": 0 none, 1 weight, 2 both, 3 bias
 /// alone. With "vector", x is [C] and R is 1.
 Problem norm_problem(const Dims& d, int parameters, bool adds, bool drops = false) {
-  const bool is_vector = d.contains("vector");
-  const int64_t rows = d.at("R"), width = d.at("C"), given = d.contains("P") ? d.at("P") : parameters;
+  const bool is_vector = is_set(d, "vector");
+  const int64_t rows = is_vector ? 1 : d.at("R"), width = d.at("C"),
+                given = d.contains("P") ? d.at("P") : parameters;
   const bool weight = given == 1 || given == 2, bias = given >= 2 && parameters == 2;
   const double n = double(rows) * double(width);
   const Shape shape = is_vector ? Shape{width} : Shape{rows, width};

@@ -191,7 +191,7 @@ Problem move_problem(const Dims& d, bool gathers) {
   std::vector<int64_t> indices(static_cast<size_t>(n), rows);
   for (int64_t i = 0; i < valid; ++i) indices[size_t(i)] = (i * rows + rows / 2) / valid;
   const double row = double(selected_shape(d, 1).count());
-  const InputCase scales{.shape = {n}, .fill = d.contains("S") ? Fill::positive : Fill::absent};
+  const InputCase scales{.shape = {n}, .fill = is_set(d, "S") ? Fill::positive : Fill::absent};
   return {.inputs = {{.shape = selected_shape(d, gathers ? rows : n)},
                      {.shape = {n}, .fill = Fill::index, .high = rows, .values = indices},
                      scales},

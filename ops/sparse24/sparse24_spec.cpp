@@ -261,11 +261,11 @@ Problem multiply_problem(const Dims& d, const Attrs& attrs) {
   const auto given = [&](bool present, const Shape& shape) {
     return InputCase{.shape = shape, .fill = present ? Fill::normal : Fill::absent};
   };
-  const bool along_m = d.contains("bias_m");
+  const bool along_m = is_set(d, "bias_m");
   return {.inputs = {{.shape = {tokens, width}},
                      {.shape = attrs.flag("b_transposed") ? Shape{n, k} : Shape{k, n}},
-                     given(along_m || d.contains("bias"), along_m ? Shape{m, 1} : Shape{n}),
-                     given(d.contains("residual"), {m, n}),
+                     given(along_m || is_set(d, "bias"), along_m ? Shape{m, 1} : Shape{n}),
+                     given(is_set(d, "residual"), {m, n}),
                      {},
                      {}},
           .forward_flops = 2 * a * double(n),

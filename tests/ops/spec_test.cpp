@@ -217,6 +217,30 @@ TEST(OpSpecs, CheckingInputsSaysWhatIsMissingAndWhichDTypesFit) {
   EXPECT_TRUE(said.ends_with("expected i32")) << said;
 }
 
+TEST(OpSpecs, SizesThatAreFlagsAreOffAt0) {
+  constexpr std::pair<const char*, const char*> kFlags[] = {
+      {"linear", "residual"},   {"mlp", "residual"},        {"multiply24", "residual"},
+      {"multiply24", "bias"},   {"multiply24", "bias_m"},   {"layernorm", "vector"},
+      {"rmsnorm", "vector"},    {"mlp_sparse24", "counts"}, {"gather_selected", "S"},
+      {"scatter_selected", "S"}};
+  for (const auto& [name, flag] : kFlags) {
+    SCOPED_TRACE(std::string(name) + " " + flag);
+    const OpSpec& op = find_op(name);
+    const Attrs attrs = complete(op, op.cases.at(0).attrs);
+    Dims dims = op.cases.at(0).dims;
+    dims.erase(flag);
+    const Problem without = op.problem(dims, attrs);
+    dims[flag] = 0;
+    const Problem at_0 = op.problem(dims, attrs);
+    EXPECT_EQ(at_0.forward_flops, without.forward_flops);
+    EXPECT_EQ(at_0.forward_elements, without.forward_elements);
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      EXPECT_EQ(at_0.inputs[i].shape, without.inputs[i].shape) << op.inputs[i].name;
+      EXPECT_EQ(at_0.inputs[i].fill, without.inputs[i].fill) << op.inputs[i].name;
+    }
+  }
+}
+
 TEST(OpSpecs, CheckingOutputsRefusesAnotherNumberOrDType) {
   OpSpec op = example_op();
   const std::vector<Tensor> inputs = made(op, op.cases[0], DType::bf16);
