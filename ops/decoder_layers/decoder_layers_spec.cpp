@@ -73,8 +73,11 @@ std::vector<Case> decoder_layers_cases() {
 template <class Layer>
 std::vector<Tensor> run_layers(const Layer& layer, const Tensor& x, const Tensor& table, const Tensor& past,
                                const Attrs& attrs) {
+  constexpr int64_t kMost = 10'000;  // of which each is a copy, and a mistyped number would fill the memory
+  const int64_t count = attrs.integer("layers");
+  check(count >= 1 && count <= kMost, "decoder_layers: layers is ", count, "; expected 1 to ", kMost);
   std::vector<Layer> layers;
-  for (int64_t i = 0; i < attrs.integer("layers"); ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     layers.push_back(layer);
     layers.back().keys = layer.keys.detach().clone(), layers.back().values = layer.values.detach().clone();
   }

@@ -241,6 +241,18 @@ TEST(OpSpecs, SizesThatAreFlagsAreOffAt0) {
   }
 }
 
+TEST(OpSpecs, OfDecoderLayersRefuseANumberOfLayersThatFillsTheMemory) {
+  for (const char* const name : {"decoder_layers", "sparse_decoder_layers"}) {
+    const OpSpec& op = find_op(name);
+    const std::vector<Tensor> inputs = made(op, op.cases.at(0), DType::f32);
+    for (const int64_t layers : {int64_t{0}, int64_t{10'001}, int64_t{1} << 62}) {
+      const Attrs attrs = complete(op, {{"layers", layers}});
+      const std::string given = "layers is " + std::to_string(layers);
+      expect_error([&] { op.run(inputs, attrs); }, {given.c_str(), "expected 1 to 10000"});
+    }
+  }
+}
+
 TEST(OpSpecs, CheckingOutputsRefusesAnotherNumberOrDType) {
   OpSpec op = example_op();
   const std::vector<Tensor> inputs = made(op, op.cases[0], DType::bf16);
