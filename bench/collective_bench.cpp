@@ -173,6 +173,9 @@ std::vector<Record> bench_collectives(const dist::World& world, Device device,
       }
     }
   }
+  check(!records.empty(), "bench collective: no size from ", options.least, " to ", options.most,
+        " bytes, by factors of ", options.factor, ", holds an element of ", name_of(options.dtype),
+        " for each of ", ranks, " ranks; give a larger --max");
   return records;
 }
 

@@ -82,6 +82,14 @@ TEST(LaunchDecode, TheBenchmarkRecordsTheRanks) {
   expect_parts(records, {"\"ranks\":2", "\"ttft\"", "\"tpot\"", "communicator"});
 }
 
+TEST(LaunchDecode, CollectivesOfNoSizeAreAnError) {
+  const TemporaryFolder folder;
+  const Said said = run_command(
+      folder, 2, "bench collective --device cpu --min 3 --max 5 --json " + folder / "records.jsonl");
+  EXPECT_EQ(said.end.code, 1) << said.out;
+  expect_parts(said.err, {"bench collective: no size from 3 to 5 bytes", "element of f32", "larger --max"});
+}
+
 TEST(LaunchDecode, SaysWhatDoesNotFit) {
   const TemporaryFolder folder;
   const std::string model = trained_llama(folder), generate = "generate --device cpu --model " + model;
