@@ -105,14 +105,25 @@ void elementwise_cpu(const Tensor& y, F&& f, const Inputs&... x) {
               return;
             }
           }
-          // Packed in the arithmetic type, so that f vectorises here too.
+          // Packed in the arithmetic type, so that f vectorises here too; what lies so in memory is not
+          // copied.
           constexpr int64_t kAtOnce = 512;
           C values[N][kAtOnce];
+          const auto read = [](C* buffer, const T* from, int64_t length, int64_t stride) -> const C* {
+            if constexpr (std::is_same_v<T, C>)
+              if (stride == 1) return from;
+            widen(buffer, from, length, stride);
+            return buffer;
+          };
           for (int64_t i = 0; i < n; i += kAtOnce) {
             const int64_t length = std::min(kAtOnce, n - i);
-            (widen(values[K + 1], in[K] + offsets[K + 1] + i * strides[K + 1], length, strides[K + 1]), ...);
-            for (int64_t j = 0; j < length; ++j) values[0][j] = C(f(values[K + 1][j]...));
-            narrow(to + i * strides[0], values[0], length, strides[0]);
+            const std::array<const C*, N - 1> at{
+                read(values[K + 1], in[K] + offsets[K + 1] + i * strides[K + 1], length, strides[K + 1])...};
+            C* y_at = values[0];
+            if constexpr (std::is_same_v<T, C>)
+              if (strides[0] == 1) y_at = to + i;
+            for (int64_t j = 0; j < length; ++j) y_at[j] = C(f(at[K][j]...));
+            if (y_at == values[0]) narrow(to + i * strides[0], values[0], length, strides[0]);
           }
         };
         row(std::make_index_sequence<size_t(N - 1)>{});

@@ -56,6 +56,7 @@ OpSpec binary_spec(Binary kind, BinaryOp run, const char* formula) {
                 {.dims = {{"A", 4}, {"B", 1}, {"C", 0}, {"BB", 3}, {"BC", 1}}},
                 {.dims = same(1, 67, 1365), .gradcheck = false},
                 {.dims = {{"A", 2}, {"B", 67}, {"C", 1365}, {"BB", 1}, {"BC", 1365}}, .gradcheck = false},
+                {.dims = {{"A", 1}, {"B", 3}, {"C", 1365}, {"BB", 3}, {"BC", 1}}, .gradcheck = false},
                 {.dims = {{"A", 5}, {"B", 130}, {"C", 72}, {"BB", 130}, {"BC", 1}}, .gradcheck = false}},
       .benches = {{.dims = same(1, 36096, 512)},
                   {.dims = same(1, 36096, 1365)},
