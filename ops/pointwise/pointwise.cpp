@@ -3,6 +3,7 @@
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/reduce/reduce.h"
+#include "ops/sum_dtype.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {
@@ -42,10 +43,6 @@ Tensor scaled(const Tensor& x, double factor) {
     scale_cuda(y, x, factor);
   }
   return y;
-}
-
-DType sum_dtype(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
 
 /// dy for an operand of that shape: summed where the operand was broadcast.

@@ -9,7 +9,7 @@ namespace tessera::ops {
 ///   add(a, b)  a + b      da = dy      db = dy
 ///   sub(a, b)  a - b      da = dy      db = -dy
 ///   mul(a, b)  a b        da = dy b    db = dy a
-///   div(a, b)  a / b      da = dy / b  db = -dy (a / b) / b
+///   div(a, b)  a / b      da = dy / b  db = -dy ((a / b) / b)
 ///
 /// a and b have one dtype and one device and broadcast against each other (NumPy's rule: aligned at the end,
 /// sizes agree or one is 1); anything else throws. The gradient of an operand that was broadcast is the sum
