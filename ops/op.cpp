@@ -167,6 +167,11 @@ Attrs complete(const OpSpec& op, const Attrs& given) {
   return all;
 }
 
+void check_listed(const char* op, double values) {
+  check(values <= double(1 << 28), op, ": these sizes need a list of ", values,
+        " values; expected at most 2^28");  // 2 GiB
+}
+
 void set_attr(const OpSpec& op, Attrs& attrs, std::string_view key_value) {
   const size_t equals = key_value.find('=');
   check(equals != std::string_view::npos, op.name, ": attribute \"", key_value, "\": expected key=value");

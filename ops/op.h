@@ -202,6 +202,9 @@ void derive_inputs(const OpSpec& op, std::vector<Tensor>& inputs, const Attrs& a
 /// Throws unless a run gave what `op` declares: the number of outputs and their dtypes.
 void check_outputs(const OpSpec& op, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);
 
+/// For OpSpec::problem: throws, beginning with `op`, if the values that an input lists (InputCase::values)
+/// would be more than 2^28. They are made before a tensor is, so no allocator refuses a mistyped size.
+void check_listed(const char* op, double values);
 /// The values of input `number` of a problem, from `seed`: f64 on the CPU.
 Tensor input_values(const InputCase& input, uint64_t seed, size_t number);
 /// Fills the inputs of a problem from `seed`, rounded to `dtype`, on `device`, and derives the others. The

@@ -27,6 +27,7 @@ enum class Lengths : uint8_t { even, rising, falling };
 /// Where `count` sequences in `rows` rows start: of one length, or each longer (shorter) than the one before,
 /// so that some are empty where there are many.
 std::vector<int64_t> starts_of(int64_t count, int64_t rows, Lengths lengths) {
+  check_listed("attention", double(count));
   std::vector<int64_t> starts;
   for (int64_t s = 0; s <= count; ++s) {
     const int64_t left = count - s, square = count * count;

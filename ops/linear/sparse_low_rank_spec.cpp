@@ -27,8 +27,11 @@ Case of(int64_t tokens, int64_t in, int64_t out, int64_t rank, int64_t parts, in
 Problem sparse_low_rank_problem(const Dims& d, const Attrs& attrs) {
   const int64_t tokens = d.at("T"), in = d.at("in"), out = d.at("out"), rank = d.at("R"),
                 parts = attrs.integer("parts");
+  const int64_t step = d.at("step");
+  check(step >= 1, "sparse_low_rank_linear: step is 0; expected 1 or more");
+  check_listed("sparse_low_rank_linear", double(in) * double(out) / double(step));
   std::vector<int64_t> places;
-  for (int64_t place = d.at("step") - 1; place < in * out; place += d.at("step")) places.push_back(place);
+  for (int64_t place = step - 1; place < in * out; place += step) places.push_back(place);
   const int64_t stored = int64_t(places.size());
   const bool bias = d.at("bias") != 0;
   const double t = double(tokens), i = double(in), o = double(out), r = double(rank), p = double(parts);

@@ -89,6 +89,7 @@ OpSpec hidden_gradient24_spec() {
 
 /// Every `every`-th column is dense; 0: none.
 std::vector<int64_t> dense_columns(int64_t hidden, int64_t every) {
+  if (every > 0) check_listed("linear_activation24", double(hidden) / double(every));
   std::vector<int64_t> columns;
   for (int64_t i = every / 2; every > 0 && i < hidden; i += every) columns.push_back(i);
   return columns;
@@ -97,6 +98,7 @@ std::vector<int64_t> dense_columns(int64_t hidden, int64_t every) {
 /// -1, 0 and 1, two thirds of them 0: sums of some hundred products are integers below 16 whose squares every
 /// dtype has, so that what is kept, of ties too, and every count are the same in all of them.
 std::vector<int64_t> small_integers(const Shape& shape, uint64_t seed) {
+  check_listed("linear_activation24", double(shape.count()));
   std::vector<int64_t> values;
   for (int64_t i = 0; i < shape.count(); ++i) {
     const uint32_t word = philox(seed, 0, uint64_t(i)).word[0];

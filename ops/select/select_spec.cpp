@@ -187,7 +187,12 @@ Shape selected_shape(const Dims& d, int64_t rows) {
 }
 
 Problem move_problem(const Dims& d, bool gathers) {
-  const int64_t n = d.at("N"), rows = d.at("M"), valid = n - (d.contains("P") ? d.at("P") : 0);
+  const char* const op = gathers ? "gather_selected" : "scatter_selected";
+  const int64_t n = d.at("N"), rows = d.at("M"), padding = d.contains("P") ? d.at("P") : 0,
+                valid = n - padding;
+  check(valid >= 0 && valid <= rows, op, ": N is ", n, ", of which P are padding: ", padding, ", of ", rows,
+        " rows; expected P <= N <= P + rows");
+  check_listed(op, double(n));
   std::vector<int64_t> indices(static_cast<size_t>(n), rows);
   for (int64_t i = 0; i < valid; ++i) indices[size_t(i)] = (i * rows + rows / 2) / valid;
   const double row = double(selected_shape(d, 1).count());
