@@ -139,9 +139,8 @@ int bench_op(const OpBenchArgs& args) {
     throw UsageError(error.what());
   } catch (const std::out_of_range&) {
     std::string names;
-    if (!op->benches.empty())
-      for (const auto& [name, size] : op->benches[0].dims)
-        names += fmt::format("{}{}={}", names.empty() ? "" : ",", name, size);
+    for (const auto& [name, size] : (op->benches.empty() ? op->cases : op->benches).at(0).dims)
+      names += fmt::format("{}{}={}", names.empty() ? "" : ",", name, size);
     throw UsageError(
         fmt::format("bench op {}: --shape {} lacks a size; for example {}", args.name, *shape, names));
   }

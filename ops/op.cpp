@@ -180,6 +180,8 @@ void set_attr(const OpSpec& op, Attrs& attrs, std::string_view key_value) {
   const auto number = [&]<class T>(T) {
     T value{};
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+    check(code != std::errc::result_out_of_range, op.name, ": attribute \"", key, "\" is ", text, ", which ",
+          type_name(attr.fallback), " of 64 bits cannot hold");
     check(code == std::errc{} && end == text.data() + text.size(), op.name, ": attribute \"", key, "\" is ",
           type_name(attr.fallback), ", not \"", text, "\"");
     return value;
