@@ -106,7 +106,8 @@ void check_sparse_low_rank(const char* op, const SparseLowRank& w) {
         "; expected matrices, [parts * rank, in] and [out, rank]");
   const int64_t parts = int64_t(w.rows.size());
   check(parts >= 1 && w.rank() >= 1 && w.a.size(0) == parts * w.rank(), op, ": a ", w.a.shape(), " and b ",
-        w.b.shape(), " of ", parts, " parts; expected a [", parts, " * rank, in] and b [out, rank]");
+        w.b.shape(), " of ", parts, " parts; expected a [", parts,
+        " * rank, in] and b [out, rank], with a rank of 1 or more");
   check(std::all_of(w.rows.begin(), w.rows.end(), [](int64_t rows) { return rows >= 1; }) &&
             std::accumulate(w.rows.begin(), w.rows.end(), int64_t{0}) == w.out(),
         op, ": the rows of the parts do not add up to b's, ", w.b.shape());

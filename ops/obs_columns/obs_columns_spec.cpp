@@ -16,8 +16,11 @@ Case of(int64_t rows, int64_t columns, int64_t zeros, int64_t group, int64_t lev
 
 /// A factor as pruning has it: of rows that are no multiple of the columns, with a diagonal added.
 Tensor factor_of(const Tensor& x) {
+  check(x.rank() == 2, "obs_columns: x is ", describe(x), "; expected [T, C]");
   const int64_t n = x.size(1);
-  return inverse_factor(matmul(x, x, true), Tensor::full({n}, double(n), x.dtype(), x.device())).value();
+  const auto factor = inverse_factor(matmul(x, x, true), Tensor::full({n}, double(n), x.dtype(), x.device()));
+  check(factor.has_value(), "obs_columns: x^T x + C is not positive definite, as of an x that is not finite");
+  return *factor;
 }
 
 Problem obs_columns_problem(const Dims& d, const Attrs& attrs) {

@@ -35,7 +35,9 @@ Selection24 selection_of(const Attrs& attrs, const Tensor& scale, Device device)
 }
 
 /// The matrix of x's shape with those tensors.
-Sparse24 given_matrix(const Tensor& x, Along24 along, const Tensor& values, const Tensor& metadata) {
+Sparse24 given_matrix(const char* op, const Tensor& x, Along24 along, const Tensor& values,
+                      const Tensor& metadata) {
+  check(x.rank() == 2, op, ": x is ", describe(x), "; expected a matrix [tokens, features]");
   Sparse24 made;
   made.along = along, made.tokens = x.size(0), made.features = x.size(1);
   made.values = values.packed(), made.metadata = metadata.packed();
@@ -193,7 +195,7 @@ OpSpec decompress_spec() {
             .attrs = {along_attr()},
             .outputs = {{"y", "[tokens, features]", false}}};
   op.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
-    return std::vector{decompress24(given_matrix(in[0], along_of(attrs), in[1], in[2]))};
+    return std::vector{decompress24(given_matrix("decompress24", in[0], along_of(attrs), in[1], in[2]))};
   };
   op.derive = [](const std::vector<Tensor>& in, const Attrs& attrs) {
     const Sparse24 x = compress24(in[0], along_of(attrs));
@@ -274,8 +276,10 @@ Problem multiply_problem(const Dims& d, const Attrs& attrs) {
 }
 
 std::vector<Tensor> run_multiply(const std::vector<Tensor>& in, const Attrs& attrs) {
-  const Sparse24 a = given_matrix(in[MultiplyInput::kX], along_of(attrs), in[MultiplyInput::kValues],
-                                  in[MultiplyInput::kMetadata]);
+  const Sparse24 a = given_matrix("multiply24", in[MultiplyInput::kX], along_of(attrs),
+                                  in[MultiplyInput::kValues], in[MultiplyInput::kMetadata]);
+  check(in[MultiplyInput::kB].rank() == 2, "multiply24: b is ", describe(in[MultiplyInput::kB]),
+        "; expected a matrix [k, n], or [n, k]");
   const Tensor b = attrs.flag("b_transposed") ? in[MultiplyInput::kB].transpose(0, 1) : in[MultiplyInput::kB];
   const int64_t m = a.m(), n = b.size(1);
   const bool turned = attrs.flag("d_transposed"), adds = attrs.flag("accumulate");

@@ -75,6 +75,16 @@ void put_operator_files(const Workplace& at) {
               {{"x", ramp({2, 3}).to(DType::f64)},
                {"indices", chosen({0, 1})},
                {"scales", ramp({2}).to(DType::f64)}});
+  const Tensor nan = Tensor::full({2, 4}, std::nan(""), DType::f32, Device::cpu());
+  put_tensors(at, "obs_nan.safetensors", {{"weight", ramp({2, 4})}, {"x", nan}});
+  put_tensors(at, "obs_vector.safetensors", {{"weight", ramp({2, 4})}, {"x", ramp({4})}});
+  put_tensors(at, "multiply_vector.safetensors", {{"x", ramp({2, 4})}, {"b", ramp({4})}});
+  put_tensors(at, "low_rank_0.safetensors",
+              {{"x", ramp({2, 3})},
+               {"a", ramp({0, 3})},
+               {"b", ramp({2, 0})},
+               {"values", ramp({0})},
+               {"support", Tensor::zeros({0}, DType::i32, Device::cpu())}});
 }
 
 struct BadFile {
@@ -142,6 +152,12 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op gather_selected --in chosen_wide.safetensors --out o", "input \"scales\" is f64|expected f32"},
     {"op scatter_selected --in chosen_wide.safetensors --out o", "input \"scales\" is f64|expected f32"},
     {"op scatter_selected --in chosen_back.safetensors --out o --set rows=-2", "scatter_selected|-2 rows"},
+    {"op obs_columns --in obs_nan.safetensors --out o --set zeros=2 --set group=4",
+     "obs_columns|not positive definite|not finite"},
+    {"op obs_columns --in obs_vector.safetensors --out o", "obs_columns|x is f32[4]|expected [T, C]"},
+    {"op multiply24 --in multiply_vector.safetensors --out o", "multiply24|b is f32[4]|[k, n]"},
+    {"op sparse_low_rank_linear --in low_rank_0.safetensors --out o",
+     "sparse_low_rank_linear|a [0, 3]|with a rank of 1 or more"},
     {"op relu --in control.safetensors --out o", "control.safetensors|\"a?b\"|not an input of relu"},
     {"op softmax --set dim=4294967296 --in good.safetensors --out o", "\"dim\"|4294967296"},
     {"op transpose --set a=-4294967296 --in good.safetensors --out o", "\"a\"|-4294967296"},
