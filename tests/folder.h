@@ -1,6 +1,7 @@
 #pragma once
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -53,6 +54,18 @@ class TemporaryFolder {
 
  private:
   std::string path_;
+};
+
+/// This process, and those that it starts, as a user other than root, as long as it lives: root may write
+/// everywhere.
+struct Nobody {
+  Nobody() {
+    if (own == 0 && ::seteuid(65534) != 0) throw std::runtime_error("seteuid failed");
+  }
+  ~Nobody() {
+    if (own == 0 && ::seteuid(own) != 0) std::abort();
+  }
+  const uid_t own = ::geteuid();
 };
 
 }  // namespace tessera

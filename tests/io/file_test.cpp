@@ -105,17 +105,6 @@ TEST(AtomicFile, ReplacesWhatALinkLeadsTo) {
   EXPECT_EQ(folder.names().size(), 5u);
 }
 
-/// A user other than root, as long as it lives.
-struct Nobody {
-  Nobody() {
-    if (own == 0 && ::seteuid(65534) != 0) throw std::runtime_error("seteuid failed");
-  }
-  ~Nobody() {
-    if (own == 0 && ::seteuid(own) != 0) std::abort();
-  }
-  const uid_t own = ::geteuid();
-};
-
 TEST(AtomicFile, KeepsPermissionsAndRefusesAReadOnlyFile) {
   const TemporaryFolder folder;
   fs::permissions(folder.path(), fs::perms::all);
