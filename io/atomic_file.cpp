@@ -187,11 +187,12 @@ void make_folder(const std::string& path) {
   check(!path.empty(), "write: the folder to write to has no name");  // "" + "/name" would be in the root
   std::error_code error, ignored;
   if (fs::is_directory(path, ignored)) return;
-  make_folder(folder_of(path));
-  fs::create_directory(path, error);
-  check(fs::is_directory(path, ignored), "write: cannot create the folder ", path, ": ",
-        error ? error.message() : "a file has that name");
-  const int flushed = flush_folder(folder_of(path));
+  const std::string target = followed(path), folder = folder_of(target);
+  make_folder(folder);
+  fs::create_directory(target, error);
+  check(fs::is_directory(target, ignored), "write: cannot create the folder ", path, ": ",
+        fs::exists(target, ignored) ? "a file has that name" : error.message());
+  const int flushed = flush_folder(folder);
   check(flushed == 0, "write: cannot flush the folder of ", path, ": ", text_of(flushed));
 }
 

@@ -107,7 +107,8 @@ class AtomicFile {
 
 void write_file(const std::string& path, std::string_view content);
 
-/// Creates the folder and its parents, and flushes their names to the disk.
+/// Creates the folder and its parents, and flushes their names to the disk. A symbolic link that leads to
+/// nothing stays, and the folder is created where it leads.
 void make_folder(const std::string& path);
 
 /// Several files that appear together or not at all: they are written into path(), a separate folder next

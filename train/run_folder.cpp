@@ -42,8 +42,7 @@ RunFolder RunFolder::create(const fs::path& root, const std::string& name) {
   std::error_code code;
   check(!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos, "run folder \"",
         name, "\" in ", root.string(), ": expected a plain name without \"/\"");
-  fs::create_directories(root, code);
-  check(!code, "run folder ", root.string(), ": ", code.message());
+  io::make_folder(root.string());
   for (int attempt = 1;; ++attempt) {
     const fs::path path = root / (attempt == 1 ? name : name + "-" + std::to_string(attempt));
     if (fs::create_directory(path, code)) {

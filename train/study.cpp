@@ -279,13 +279,7 @@ const char* name_of(CellStatus status) {
 StudyFolder StudyFolder::begin(const fs::path& path, const StudyPlan& plan) {
   plan.validate();
   StudyFolder folder(path, plan);
-  const auto make = [](const fs::path& made) {
-    std::error_code code;
-    fs::create_directories(made, code);
-    check(!code, "study: ", made.string(), ": ", code.message(),
-          "; give --out a folder that can be written to");
-  };
-  make(path);
+  io::make_folder(path.string());
   folder.lock_.emplace(path);
   std::error_code code;
   const bool begun = fs::exists(path / "study.json", code);
@@ -298,7 +292,7 @@ StudyFolder StudyFolder::begin(const fs::path& path, const StudyPlan& plan) {
     folder.check_ended();
   }
   folder.write();  // first of all: without it a folder that is not empty is no study's
-  make(folder.cells()), make(path / "logs");
+  io::make_folder(folder.cells().string()), io::make_folder((path / "logs").string());
   return folder;
 }
 

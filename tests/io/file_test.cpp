@@ -105,6 +105,16 @@ TEST(AtomicFile, ReplacesWhatALinkLeadsTo) {
   EXPECT_EQ(folder.names().size(), 5u);
 }
 
+TEST(MakeFolder, FollowsLinksThatLeadToNothing) {
+  const TemporaryFolder folder;
+  fs::create_symlink("later/deep", folder / "link");
+  make_folder(folder / "link/inner");
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_TRUE(fs::is_directory(folder / "later/deep/inner"));
+  fs::create_symlink("circle", folder / "circle");
+  EXPECT_TRUE(throws([&] { make_folder(folder / "circle/inner"); }, "circle"));
+}
+
 TEST(AtomicFile, KeepsPermissionsAndRefusesAReadOnlyFile) {
   const TemporaryFolder folder;
   fs::permissions(folder.path(), fs::perms::all);

@@ -49,6 +49,13 @@ TEST(RunFolder, CreateRefusesWhatIsNoPlainNameAndWhatIsInTheWay) {
   EXPECT_NE(message_of([&] { RunFolder::create(root.path(), std::string(300, 'n')); }), "");
 }
 
+TEST(RunFolder, CreateFollowsALinkThatLeadsToNothing) {
+  const TemporaryFolder root;
+  fs::create_symlink("disk/runs", root / "runs");
+  RunFolder::create(root / "runs", "r");
+  EXPECT_TRUE(fs::is_directory(root / "disk/runs/r/checkpoints"));
+}
+
 TEST(RunFolder, OneThatMayNotBeReadIsNotCalledNone) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
