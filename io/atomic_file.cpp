@@ -93,6 +93,7 @@ AtomicFile::AtomicFile(std::string path, uint64_t bytes)
   const bool replaces = ::stat(target_.c_str(), &old) == 0;
   check(!replaces || ::faccessat(AT_FDCWD, target_.c_str(), W_OK, AT_EACCESS) == 0, "write: ", path_,
         " is read-only for this user; check its permissions");
+  remove_stale(folder_, name);  // before the room is looked at: they take some
   if (file_calls().free_bytes(folder_.c_str()) < bytes_) fail("not enough room", ENOSPC);
 
   static std::atomic<uint64_t> number{0};

@@ -80,7 +80,8 @@ std::string followed(const std::string& path);
 /// leads to is replaced; the permissions of a file that is replaced are kept.
 ///
 /// Every failure throws with the path, the bytes needed and the bytes free there, and leaves no temporary. A
-/// process that is killed leaves one (".name.tmp-<process>-<number>"): see remove_stale_temporaries.
+/// process that is killed leaves one (".name.tmp-<process>-<number>"), which the next writer of that name
+/// removes; remove_stale_temporaries removes those of all names.
 class AtomicFile {
  public:
   /// `bytes`: what will be written; throws at once if the file system has less room than that. Throws too if

@@ -283,6 +283,19 @@ TEST(StaleTemporaries, GoUnlessTheirWriterLives) {
   EXPECT_EQ(get(folder / "living"), "x");
 }
 
+TEST(StaleTemporaries, OfAFileGoWhenItIsWrittenAgain) {
+  const TemporaryFolder folder;
+  put(folder / ".page.tmp-1-2", "of a writer that was killed");
+  put(folder / ".other.tmp-1-2", "of another file");
+  AtomicFile living(folder / "page", 1);
+  write_file(folder / "page", "new");
+  EXPECT_FALSE(fs::exists(folder / ".page.tmp-1-2"));
+  EXPECT_TRUE(fs::exists(folder / ".other.tmp-1-2"));
+  living.write("x");
+  living.publish();
+  EXPECT_EQ(get(folder / "page"), "x");
+}
+
 /// A real full file system, where the machine lets us mount one.
 TEST(AtomicFile, SurvivesARealFullDisk) {
   const TemporaryFolder folder;
