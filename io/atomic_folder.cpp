@@ -57,7 +57,11 @@ AtomicFolder::AtomicFolder(const std::string& path, Existing existing) : path_(p
   remove_stale(parent.string(), fs::path(target_).filename().string());
   check(!fs::exists(target_, ignored) || fs::is_directory(target_, ignored), "write: ", path_,
         " is a file; name a folder");
-  merges_ = existing == Existing::merge && fs::is_directory(target_, ignored);
+  const bool is_there = fs::is_directory(target_, ignored);
+  // Renaming asks only the parent, but what is in the old folder could not be removed.
+  check(!is_there || ::faccessat(AT_FDCWD, target_.c_str(), W_OK | X_OK, AT_EACCESS) == 0, "write: ", path_,
+        " is read-only for this user; check its permissions");
+  merges_ = existing == Existing::merge && is_there;
   if (merges_) remove_stale(target_, kFiles);
   for (;;) {
     staging_ = sibling(merges_ ? target_ + "/" + kFiles : target_, kTemporary);

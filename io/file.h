@@ -123,7 +123,8 @@ class AtomicFolder {
   /// into it, JSON files last, in place of those of the same names; if one cannot be moved, those before it
   /// are moved back.
   enum class Existing : uint8_t { replace, merge };
-  /// Makes the parents. Throws, naming the path, if it is a file or no folder can be made there.
+  /// Makes the parents. Throws, naming the path, if it is a file, no folder can be made there, or this user
+  /// may not write to the folder that would be replaced.
   AtomicFolder(const std::string& path, Existing existing);
   ~AtomicFolder();
   AtomicFolder(const AtomicFolder&) = delete;

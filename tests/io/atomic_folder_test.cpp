@@ -81,6 +81,19 @@ TEST_F(AtomicFolders, KeepALinkAndThePermissions) {
   EXPECT_EQ(fs::status(model).permissions(), fs::perms::owner_all);
 }
 
+TEST_F(AtomicFolders, DoNotReplaceOneThatThisUserMayNotWriteTo) {
+  fs::permissions(root.path(), fs::perms::all);
+  const Nobody nobody;
+  const std::string kept = root / "kept";
+  publish(kept, Existing::replace, {{"x", "old"}});
+  fs::permissions(kept, fs::perms::owner_read | fs::perms::owner_exec);
+  for (const Existing existing : {Existing::replace, Existing::merge})
+    EXPECT_TRUE(throws([&] { publish(kept, existing, {{"x", "new"}}); }, "kept is read-only for this user"));
+  fs::permissions(kept, fs::perms::owner_all);
+  EXPECT_EQ(content_of(kept), (Content{{"x", "old"}}));
+  EXPECT_EQ(root.names(), (std::vector<std::string>{"kept", "model", "other"}));
+}
+
 TEST_F(AtomicFolders, ThatAreGivenUpLeaveEverythingAsItWas) {
   for (const Existing existing : {Existing::replace, Existing::merge}) {
     {
