@@ -1,5 +1,8 @@
 #include "io/checkpoint_folder.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -29,6 +32,11 @@ CheckpointFolder::CheckpointFolder(std::string path, int keep) : path_(std::move
   check(keep_ >= 1, "checkpoints: ", path_, ": ", keep_, " to keep, expected at least 1");
   make_folder(path_);
   remove_stale_temporaries(path_);
+}
+
+void CheckpointFolder::check_writable() const {
+  check(::faccessat(AT_FDCWD, path_.c_str(), W_OK | X_OK, AT_EACCESS) == 0, "checkpoints: ", path_,
+        " is read-only for this user; check its permissions");
 }
 
 std::string CheckpointFolder::file_of(int64_t step) const {

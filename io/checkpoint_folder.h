@@ -16,6 +16,8 @@ class CheckpointFolder {
   explicit CheckpointFolder(std::string path, int keep = 3);
 
   const std::string& path() const { return path_; }
+  /// Throws if this user may not write to the folder: before the steps that a save would come after.
+  void check_writable() const;
   std::string file_of(int64_t step) const;
   /// The steps that have a file, newest first; not verified.
   std::vector<int64_t> steps() const;

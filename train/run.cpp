@@ -211,7 +211,9 @@ class Run {
 
   /// Nothing in the folder is changed before all checks have passed.
   void restore() {
-    const auto newest = io::CheckpointFolder(folder_->checkpoints().string(), int(options_.keep)).latest();
+    const io::CheckpointFolder checkpoints(folder_->checkpoints().string(), int(options_.keep));
+    checkpoints.check_writable();
+    const auto newest = checkpoints.latest();
     for (const std::string& warning : newest.warnings) tell(fmt::format("tessera: warning: {}\n", warning));
     if (newest.step) first_step_ = recipe_.job().restore(newest.file);
     check_steps();

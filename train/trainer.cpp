@@ -394,7 +394,9 @@ TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options,
 }
 
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, Progress& progress) {
-  const auto newest = io::CheckpointFolder(run.checkpoints().string(), int(options.keep)).latest();
+  const io::CheckpointFolder checkpoints(run.checkpoints().string(), int(options.keep));
+  checkpoints.check_writable();
+  const auto newest = checkpoints.latest();
   for (const std::string& warning : newest.warnings) tell("tessera: warning: " + warning + "\n");
   const int64_t first_step = newest.step ? job.restore(newest.file) : 0;
   run.truncate_metrics(first_step);

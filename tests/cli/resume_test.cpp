@@ -137,6 +137,22 @@ TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
   EXPECT_TRUE(fs::exists(workplace / "runs/.metrics.jsonl.tmp-1-0"));
 }
 
+TEST(Resume, ARunThatMayNotSaveEndsBeforeItChangesAnything) {
+  const Workplace workplace;
+  fs::permissions(workplace.path(), fs::perms::all);
+  const Nobody nobody;
+  expect_success(run(workplace, "train tnp --steps 4 --name r" + kLogged));
+  const std::string metrics = workplace.get("runs/r/metrics.jsonl"),
+                    settings = workplace.get("runs/r/run.json");
+  fs::permissions(workplace / "runs/r/checkpoints", fs::perms::owner_read | fs::perms::owner_exec);
+  expect_failure(workplace, "train tnp --device cpu --resume runs/r --steps 8", 1,
+                 "runs/r/checkpoints is read-only for this user|check its permissions");
+  fs::permissions(workplace / "runs/r/checkpoints", fs::perms::owner_all);
+  EXPECT_EQ(workplace.get("runs/r/metrics.jsonl"), metrics);
+  EXPECT_EQ(workplace.get("runs/r/run.json"), settings);
+  EXPECT_TRUE(fs::exists(workplace / "runs/r/report.html"));
+}
+
 TEST(Resume, KilledBehindItsLastStepARunStillWritesItsPage) {
   const Workplace workplace;
   expect_success(run(workplace, "train tnp --steps 20 --name a" + kLogged));

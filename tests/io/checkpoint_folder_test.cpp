@@ -35,6 +35,17 @@ TEST(CheckpointFolder, SparesAStepWhileItIsTold) {
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{5, 4}));
 }
 
+TEST(CheckpointFolder, SaysBeforeASaveThatItMayNotWrite) {
+  const TemporaryFolder base;
+  fs::permissions(base.path(), fs::perms::all);
+  const Nobody nobody;
+  const CheckpointFolder folder(base / "checkpoints");
+  folder.check_writable();
+  fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec);
+  EXPECT_TRUE(throws([&] { folder.check_writable(); }, "checkpoints is read-only for this user"));
+  fs::permissions(folder.path(), fs::perms::owner_all);
+}
+
 TEST(CheckpointFolder, FallsBackLoudlyAndNeverToNothing) {
   const TemporaryFolder base;
   const CheckpointFolder folder(base.path(), 3);

@@ -23,6 +23,8 @@ namespace tessera::train {
 namespace {
 
 constexpr int64_t kRows = 12, kIn = 5, kOut = 3;
+namespace fs = std::filesystem;
+
 
 /// Linear regression on fixed numbers, its batch cut into `parts`. What a test hooks in is done as well.
 struct Regression : Job {
@@ -108,6 +110,20 @@ Ran train(Regression& regression, const TrainerOptions& options, int64_t first_s
 }
 
 TEST(Trainer, AccumulatedMicroBatchesAreOneLargeBatch) {
+TEST(Trainer, ARunThatMayNotSaveEndsBeforeItsFirstStep) {
+  const TemporaryFolder root;
+  fs::permissions(root.path(), fs::perms::all);
+  const Nobody nobody;
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  fs::permissions(run.checkpoints(), fs::perms::owner_read | fs::perms::owner_exec);
+  Regression regression(1);
+  Progress progress(Progress::Mode::quiet);
+  const std::string said = message_of([&] { train(regression, run, options_of(6), progress); });
+  EXPECT_NE(said.find("checkpoints is read-only for this user"), std::string::npos) << said;
+  EXPECT_EQ(regression.begun, 0);
+  fs::permissions(run.checkpoints(), fs::perms::owner_all);
+}
+
   Regression large(1), small(4);
   const Ran a = train(large, options_of(20)), b = train(small, options_of(20));
   ASSERT_EQ(a.error + b.error, "");
