@@ -319,6 +319,7 @@ class Trainer {
       if (verdict.save) save(first_step_);
       over |= verdict.stop;
     }
+    if (leads()) folder_.prune(first_step_, job_.spared());  // it may have ended between a save and this
     const bool due = over || (options_.sample_every > 0 && first_step_ % options_.sample_every == 0);
     const auto is_here = [&](const Sample& sample) { return sample.step == first_step_; };
     if (info_.samples && due && leads() && std::ranges::none_of(samples, is_here))

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "autograd/tape.h"
+#include "io/checkpoint_folder.h"
 #include "nn/linear.h"
 #include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
@@ -22,9 +23,9 @@
 namespace tessera::train {
 namespace {
 
-constexpr int64_t kRows = 12, kIn = 5, kOut = 3;
 namespace fs = std::filesystem;
 
+constexpr int64_t kRows = 12, kIn = 5, kOut = 3;
 
 /// Linear regression on fixed numbers, its batch cut into `parts`. What a test hooks in is done as well.
 struct Regression : Job {
@@ -109,7 +110,6 @@ Ran train(Regression& regression, const TrainerOptions& options, int64_t first_s
   return ran;
 }
 
-TEST(Trainer, AccumulatedMicroBatchesAreOneLargeBatch) {
 TEST(Trainer, ARunThatMayNotSaveEndsBeforeItsFirstStep) {
   const TemporaryFolder root;
   fs::permissions(root.path(), fs::perms::all);
@@ -124,6 +124,7 @@ TEST(Trainer, ARunThatMayNotSaveEndsBeforeItsFirstStep) {
   fs::permissions(run.checkpoints(), fs::perms::owner_all);
 }
 
+TEST(Trainer, AccumulatedMicroBatchesAreOneLargeBatch) {
   Regression large(1), small(4);
   const Ran a = train(large, options_of(20)), b = train(small, options_of(20));
   ASSERT_EQ(a.error + b.error, "");
@@ -461,6 +462,16 @@ TEST(Trainer, ASignalDuringTheLastStepSavesAndLeavesTheEvaluationToTheRunThatGoe
   EXPECT_EQ(cut.go_on(6).outcome, Outcome::finished);
   EXPECT_EQ(curve(cut.run.metrics()), curve(whole.run.metrics()));
   EXPECT_EQ(cut.samples, whole.samples);
+}
+
+TEST(Trainer, ARunKilledBeforeItRemovedOldCheckpointsRemovesThemWhenItGoesOn) {
+  StoppedRun whole(1);
+  ASSERT_EQ(whole.go_on(0).outcome, Outcome::finished);
+  const io::CheckpointFolder folder(whole.run.checkpoints().string());
+  ASSERT_EQ(folder.steps(), (std::vector<int64_t>{6, 5, 4}));
+  fs::copy(folder.file_of(4), folder.file_of(3));
+  EXPECT_EQ(whole.go_on(6).outcome, Outcome::finished);
+  EXPECT_EQ(folder.steps(), (std::vector<int64_t>{6, 5, 4}));
 }
 
 // ---- what is due when ----
