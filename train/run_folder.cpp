@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "io/file.h"
 #include "io/utf8.h"
@@ -94,9 +95,12 @@ json RunFolder::settings_of(const std::string& model) const {
 namespace {
 
 void append_line(const fs::path& path, const std::string& line) {
+  errno = 0;  // the stream does not say why it failed, its system calls do
   std::ofstream out(path, std::ios::app);
   out << line << '\n' << std::flush;
-  check(bool(out), path.string(), ": cannot append ", line.size() + 1, " bytes; is the disk full?");
+  const int error = errno;
+  check(bool(out), path.string(), ": cannot append ", line.size() + 1,
+        " bytes: ", std::generic_category().message(error));
 }
 
 std::string line_of(const StepRecord& record) {

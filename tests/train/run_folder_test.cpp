@@ -124,6 +124,19 @@ TEST(Metrics, TheLastLineIsReplacedByAFullerOne) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
   run.append({1, {{"loss", 2.0}}});
+TEST(Metrics, ALineThatCannotBeWrittenSaysWhy) {
+  const TemporaryFolder root;
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  fs::remove_all(run.path());
+  const std::string gone = message_of([&] { run.append({1, {{"loss", 2}}}); });
+  EXPECT_NE(gone.find("metrics.jsonl: cannot append 22 bytes: No such file or directory"), std::string::npos)
+      << gone;
+  fs::create_directory(run.path());
+  fs::create_symlink("/dev/full", run.path() / "metrics.jsonl");
+  const std::string full = message_of([&] { run.append({1, {{"loss", 2}}}); });
+  EXPECT_NE(full.find("No space left on device"), std::string::npos) << full;
+}
+
   run.append({2, {{"loss", 1.0}, {"unevaluated", 1}}});
   run.replace_last({2, {{"loss", 1.0}, {"eval_nll", 0.5}}});
   const auto records = run.metrics();
