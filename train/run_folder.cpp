@@ -79,7 +79,7 @@ json RunFolder::settings() const {
   const std::string text = io::read_file((path_ / "run.json").string(), 16 << 20);
   json settings = json::parse(text, nullptr, false);
   check(!settings.is_discarded() && settings.is_object(), (path_ / "run.json").string(),
-        ": it is not a JSON object");
+        ": it is not a JSON object; restore it, or remove the run's folder and start it again");
   return settings;
 }
 

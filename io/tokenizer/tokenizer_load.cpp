@@ -207,8 +207,10 @@ namespace {
 
 /// A file's name in a folder, and what it holds.
 bool has_file(const fs::path& folder, const char* name) {
-  std::error_code ignored;
-  return fs::exists(folder / name, ignored);
+  std::error_code error;
+  const bool found = fs::exists(folder / name, error);
+  check(error != std::errc::permission_denied, "tokenizer: ", folder.string(), ": ", error.message());
+  return found;
 }
 bool has_pair(const fs::path& folder) {
   return has_file(folder, "vocab.json") && has_file(folder, "merges.txt");

@@ -289,6 +289,12 @@ TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {
   EXPECT_TRUE(throws([&] { Tokenizer::load("/nowhere/tokenizer.json"); }, "there is no file"));
   const TemporaryFolder empty;
   EXPECT_TRUE(throws([&] { Tokenizer::load(empty.path()); }, "is a folder without tokenizer.json"));
+  fs::permissions(empty.path(), fs::perms::none);
+  {
+    const Nobody nobody;
+    EXPECT_TRUE(throws([&] { Tokenizer::load(empty.path()); }, empty.path() + ": Permission denied"));
+  }
+  fs::permissions(empty.path(), fs::perms::owner_all);
 }
 
 /// A field of a protocol buffer.

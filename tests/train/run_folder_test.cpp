@@ -58,6 +58,8 @@ TEST(RunFolder, CreateFollowsALinkThatLeadsToNothing) {
 
 TEST(RunFolder, OneThatMayNotBeReadIsNotCalledNone) {
   const TemporaryFolder root;
+  fs::permissions(root.path(), fs::perms::all);
+  const Nobody nobody;
   const RunFolder run = RunFolder::create(root.path(), "r");
   run.write_settings({{"seed", 1}});
   fs::permissions(run.path(), fs::perms::none);
@@ -65,8 +67,6 @@ TEST(RunFolder, OneThatMayNotBeReadIsNotCalledNone) {
   fs::permissions(run.path(), fs::perms::owner_all);
 }
 
-  fs::permissions(root.path(), fs::perms::all);
-  const Nobody nobody;
 TEST(RunFolder, SettingsComeBackAndGarbageIsNamed) {
   const TemporaryFolder root;
   EXPECT_NE(
@@ -83,7 +83,11 @@ TEST(RunFolder, SettingsComeBackAndGarbageIsNamed) {
   EXPECT_EQ(RunFolder::open(run.path() / ".").path(), std::filesystem::canonical(run.path()));
   for (const char* bad : {"{", "[1]", "3", "{} {}", "nul"}) {
     put(run.path() / "run.json", bad);
-    EXPECT_NE(message_of([&] { run.settings(); }).find("run.json"), std::string::npos) << bad;
+    EXPECT_NE(message_of([&] {
+                run.settings();
+              }).find("run.json: it is not a JSON object; restore it, or remove the run's folder"),
+              std::string::npos)
+        << bad;
   }
 }
 
@@ -120,10 +124,6 @@ TEST(Metrics, ATornOrForeignLineIsLeftOut) {
   EXPECT_EQ(run.metrics().size(), 2u);
 }
 
-TEST(Metrics, TheLastLineIsReplacedByAFullerOne) {
-  const TemporaryFolder root;
-  const RunFolder run = RunFolder::create(root.path(), "r");
-  run.append({1, {{"loss", 2.0}}});
 TEST(Metrics, ALineThatCannotBeWrittenSaysWhy) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
@@ -137,6 +137,10 @@ TEST(Metrics, ALineThatCannotBeWrittenSaysWhy) {
   EXPECT_NE(full.find("No space left on device"), std::string::npos) << full;
 }
 
+TEST(Metrics, TheLastLineIsReplacedByAFullerOne) {
+  const TemporaryFolder root;
+  const RunFolder run = RunFolder::create(root.path(), "r");
+  run.append({1, {{"loss", 2.0}}});
   run.append({2, {{"loss", 1.0}, {"unevaluated", 1}}});
   run.replace_last({2, {{"loss", 1.0}, {"eval_nll", 0.5}}});
   const auto records = run.metrics();
