@@ -18,25 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder of an intermediate result: gone at the end, whatever that is.
-class Intermediate {
- public:
-  explicit Intermediate(std::string path) : path_(std::move(path)) {
-    std::error_code ignored;
-    check(!fs::exists(path_, ignored), "sparsify: ", path_,
-          " is in the way: the name is needed for an intermediate result; remove it");
-  }
-  ~Intermediate() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Intermediate(const Intermediate&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 ops::SparseFormat usual_format(const Split& split) {
   return split.weights == 0       ? ops::SparseFormat::dense_columns
          : split.activations == 0 ? ops::SparseFormat::sell_delta4
@@ -165,7 +146,9 @@ class Sparsifier {
   void build(const SplitResult& candidate, const std::string& folder) {
     const Split& split = candidate.split;
     result_.split = split, result_.pruning = pruning_of(split, how_.prune);
-    const Intermediate pruned(out_ + ".pruned"), gates(out_ + ".gates");
+    // Never published: gone at the end, whatever that is; what a killed call left, the next one removes.
+    const io::AtomicFolder intermediate(out_ + ".intermediate", io::AtomicFolder::Existing::replace);
+    const std::string pruned = intermediate.path() + "/pruned", gates = intermediate.path() + "/gates";
     {
       Rng rng(0);
       Model model = load_dense<Model>(how_, rng);
@@ -177,20 +160,19 @@ class Sparsifier {
         how_tell("prune: " + std::to_string(split.weights) + " of the weights, " + result_.pruning);
         prune(model, samples_, prune_options_of(split, how_, dense_calibration_));
       }
-      pretrained::save(model, pruned.path(), {.companions = how_.model});
+      pretrained::save(model, pruned, {.companions = how_.model});
       result_.greedy = false;
       if (split.activations > 0) {
         how_tell("calibrate: " + std::to_string(split.activations) + " of the inputs");
         const Calibration calibration = calibrate(model, samples_, how_.gates);
-        save_calibration(calibration, gates.path());
+        save_calibration(calibration, gates);
         result_.greedy =
             options_.most_perplexity ? candidate.is_greedy() : allocates_greedily(split, how_.gates);
       }
     }
     how_tell(std::string("convert: ") + name_of(split.format));
-    result_.conversion =
-        convert(pruned.path(), folder, split.format,
-                {.dtype = file_dtype(), .calibration = split.activations > 0 ? gates.path() : ""});
+    result_.conversion = convert(pruned, folder, split.format,
+                                 {.dtype = file_dtype(), .calibration = split.activations > 0 ? gates : ""});
     measure(folder);
   }
 
