@@ -92,13 +92,9 @@ class Store {
   /// `prune`: how the weights are pruned, whatever the split.
   Store(const std::string& folder, const std::vector<std::vector<TableCell>>& settings,
         const PruneOptions& prune)
-      : database_(open(folder)), prune_(prune) {
+      : database_(open(folder, settings)), prune_(prune) {
     check_sweep_tables(database_);
     const report::Table before = database_.run("SELECT name, value FROM settings ORDER BY rowid");
-    if (before.rows.empty()) {
-      database_.insert("INSERT INTO settings VALUES (?1, ?2)", settings);
-      return;
-    }
     for (size_t i = 0; i < settings.size(); ++i)
       check(i < before.rows.size() && before.rows[i] == settings[i], "sweep: ", folder,
             " holds a sweep with other settings (", std::get<std::string>(settings[i][0]),
@@ -204,8 +200,9 @@ class Store {
   }
 
  private:
-  static report::Database open(const std::string& folder) {
-    if (folder.empty()) return with_tables(report::Database::in_memory());
+  static report::Database open(const std::string& folder,
+                               const std::vector<std::vector<TableCell>>& settings) {
+    if (folder.empty()) return begun(settings);
     const fs::path path = fs::path(folder) / kSweepFile;
     std::error_code ignored;
     if (fs::exists(path, ignored)) {
@@ -213,14 +210,16 @@ class Store {
       return report::Database::open(path, "sweep");
     }
     io::make_folder(folder);
-    // Under another name until its tables are there: a killed program leaves no empty database.
-    report::Database made = with_tables(report::Database::in_memory());
-    io::write_file(path.string(), made.bytes());
+    // Under another name until its settings are there: a killed program leaves none without them, or with
+    // some of them.
+    io::write_file(path.string(), begun(settings).bytes());
     return report::Database::open(path, "sweep");
   }
-  static report::Database with_tables(report::Database database) {
+  static report::Database begun(const std::vector<std::vector<TableCell>>& settings) {
+    report::Database database = report::Database::in_memory();
     database.run("PRAGMA application_id = " + std::to_string(kSweepId));
     for (const char* const table : kSweepTables) database.run(table);
+    database.insert("INSERT INTO settings VALUES (?1, ?2)", settings);
     return database;
   }
   report::Database database_;

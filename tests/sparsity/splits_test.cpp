@@ -349,6 +349,28 @@ TEST(Splits, SweepsMeasureBothKindsOfPruning) {
   EXPECT_EQ(io::read_file(at + "/" + kSweepTable, 1 << 20), csv);
 }
 
+TEST(Splits, SweepsHaveTheirSettingsFromTheFirstMomentOn) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: this build has no SQLite";
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  const SweepOptions sweep = gate_aware_chain(folder, text).how;
+  const std::string at = folder / "r";
+  {
+    const io::test::RestoreFileCalls restore;
+    io::file_calls().rename = [](const char* from, const char* to) {
+      const int result = std::rename(from, to);
+      if (std::string_view(to).ends_with(kSweepFile)) throw std::runtime_error("killed");
+      return result;
+    };
+    EXPECT_THROW(sweep_splits(sweep, at), std::runtime_error);
+  }
+  report::Database killed = report::Database::open(std::filesystem::path(at) / kSweepFile);
+  const report::Table settings = killed.run("SELECT name FROM settings ORDER BY rowid");
+  ASSERT_FALSE(settings.rows.empty());
+  EXPECT_EQ(std::get<std::string>(settings.rows.front()[0]), "fingerprint");
+  EXPECT_EQ(std::get<std::string>(settings.rows.back()[0]), "warmups");
+}
+
 TEST(Splits, SweepsOfEarlierVersionsAreRefused) {
   if (!report::has_database()) GTEST_SKIP() << "skipped: this build has no SQLite";
   const TemporaryFolder folder;
