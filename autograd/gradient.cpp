@@ -52,6 +52,15 @@ Tensor View::inverse(const Tensor& tensor, const Shape& base) const {
   return kind_ == Kind::transpose ? tensor.transpose(a_, b_) : tensor.reshaped(base);
 }
 
+std::optional<View> View::within(const View& outer, const Shape& shape) const {
+  if (is_range() && outer.is_range() && a_ == outer.a_)
+    return slice(a_, outer.begin_ + begin_, outer.begin_ + end_);
+  if (kind_ == Kind::reshape && outer.kind_ == Kind::reshape) return *this;
+  if (kind_ == Kind::transpose && outer.kind_ == Kind::transpose && a_ == outer.a_ && b_ == outer.b_)
+    return reshape(shape);
+  return std::nullopt;
+}
+
 // ---- leaves ----
 
 void require_grad(Tensor& tensor) {
@@ -133,22 +142,17 @@ void fill_gaps(GradState& state) {
 }
 
 void shorten_chain(GradState& view) {
-  const auto is_within = [](const GradState& inner) {  // a range of a range of the same dimension
-    const auto range = [](const GradState& state) { return is_alias(state) && state.view->view.is_range(); };
-    return range(inner) && range(*inner.view->base) &&
-           inner.view->base->view->view.dim() == inner.view->view.dim();
-  };
   std::vector<GradState*> chain;
-  for (GradState* at = &view; is_within(*at); at = at->view->base.get()) chain.push_back(at);
-  while (!chain.empty()) {  // from the outermost on
+  for (GradState* at = &view; is_alias(*at) && is_alias(*at->view->base); at = at->view->base.get())
+    chain.push_back(at);
+  for (; !chain.empty(); chain.pop_back()) {  // from the outermost on
     GradState& inner = *chain.back();
-    chain.pop_back();
-    const View& range = inner.view->view;
-    const ViewOf& outer = *inner.view->base->view;
-    const int64_t from = outer.view.begin();
-    inner.view = std::make_unique<ViewOf>(
-        ViewOf{outer.base, View::slice(range.dim(), from + range.begin(), from + range.end()), outer.layout,
-               outer.device});
+    while (is_alias(*inner.view->base)) {
+      const ViewOf& outer = *inner.view->base->view;
+      const std::optional<View> one = inner.view->view.within(outer.view, inner.shape);
+      if (!one) break;
+      inner.view = std::make_unique<ViewOf>(ViewOf{outer.base, *one, outer.layout, outer.device});
+    }
   }
 }
 
@@ -164,9 +168,12 @@ std::optional<Range> range_of(const GradState& view) {
 }
 
 Tensor memory_of(const GradState& view) {
-  if (!is_alias(view)) return view.grad;
-  const Tensor base = memory_of(*view.view->base);
-  return base.defined() ? view.view->view.of(base) : base;
+  std::vector<const View*> chain;
+  const GradState* at = &view;
+  for (; is_alias(*at); at = at->view->base.get()) chain.push_back(&at->view->view);
+  Tensor memory = at->grad;
+  for (; !chain.empty() && memory.defined(); chain.pop_back()) memory = chain.back()->of(memory);
+  return memory;
 }
 
 void prepare_for_view(const std::shared_ptr<GradState>& view) {
@@ -276,18 +283,19 @@ void add_to_slice(const std::shared_ptr<GradState>& view, Arrival arrival) {
 }  // namespace
 
 void add(const std::shared_ptr<GradState>& to, Arrival arrival) {
-  GradState& state = *to;
   Pass::touch(to);
-  if (is_alias(state)) {
-    const ViewOf& of = *state.view;
-    if (arrival.gradient.dtype() != state.grad_dtype) arrival = {arrival.gradient.to(state.grad_dtype), true};
-    if (of.view.is_slice()) return add_to_slice(to, std::move(arrival));
+  const std::shared_ptr<GradState>* at = &to;
+  for (; is_alias(**at); at = &(*at)->view->base) {  // no recursion: views of views may be many
+    const ViewOf& of = *(*at)->view;
+    const DType dtype = (*at)->grad_dtype;
+    if (arrival.gradient.dtype() != dtype) arrival = {arrival.gradient.to(dtype), true};
+    if (of.view.is_slice()) return add_to_slice(*at, std::move(arrival));
     Tensor whole = of.view.inverse(arrival.gradient, of.layout.shape);
-    if (!whole.shares_storage(arrival.gradient)) return add(of.base, {std::move(whole), true});
+    if (!whole.shares_storage(arrival.gradient)) arrival = {{}, true};
     arrival.gradient = std::move(whole);
-    return add(of.base, std::move(arrival));
   }
   state.arrived = true;
+  GradState& state = **at;
   if (is_empty(state)) return begin(state, std::move(arrival));
   fill_gaps(state);
   if (!is_writable(state)) {

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,9 @@ class View {
   /// The tensor of shape `base` whose view is `tensor`: a view of it if strides allow, else a copy. Not for
   /// slices.
   Tensor inverse(const Tensor& tensor, const Shape& base) const;
+  /// This view, of that shape, of `outer`'s view of a base as one view of the base, where there is one: a
+  /// range of a range of the same dimension, a reshape of a reshape, a transpose back.
+  std::optional<View> within(const View& outer, const Shape& shape) const;
   bool is_slice() const { return kind_ == Kind::slice; }
   /// A slice of consecutive elements begin ... end - 1 of dimension dim().
   bool is_range() const { return is_slice() && step_ == 1; }

@@ -32,8 +32,8 @@ inline bool is_writable(const GradState& state) {
 /// Zeroes the parts that are not written yet; call it before the whole gradient is read or added to.
 void fill_gaps(GradState& state);
 
-/// A loop that takes the first rows off what is left makes ranges of ranges of one dimension: they become
-/// ranges of what the outermost is a range of, so that no walk passes the same ones again. Call it before a
+/// Views of views that are one view of the base (View::within) become that, so that no walk passes the same
+/// ones again: a loop that takes the first rows off what is left makes ranges of ranges. Call it before a
 /// view's gradient is written.
 void shorten_chain(GradState& view);
 

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <random>
 
 #include "autograd/checkpoint.h"
@@ -100,6 +101,55 @@ TEST(ViewGradient, OfRowsThatALoopTakesOffWhatIsLeft) {
     expected.erase(expected.begin(), expected.begin() + 2 * (retained + 1));
     EXPECT_EQ(grad(kept).to_vector<double>(), expected);
   }
+}
+
+TEST(ViewGradient, OfManyViewsOfViews) {
+  using Next = std::function<Tensor(const Tensor&, int)>;
+  const auto reshape = [](const Tensor& t, int i) {
+    return ops::reshape(t, i % 2 ? Shape{2, 3} : i % 4 ? Shape{6} : Shape{3, 2});
+  };
+  const auto transpose = [](const Tensor& t, int) { return ops::transpose(t, 0, 1); };
+  const auto whole = [](const Tensor& t, int i) { return ops::slice(t, i % 2, 0, t.size(i % 2)); };
+  const Next kinds[] = {reshape, transpose, whole,
+                        [&](const Tensor& t, int i) { return i % 2 ? transpose(t, i) : whole(t, i); },
+                        [&](const Tensor& t, int i) {
+                          return i % 3 ? transpose(t, i) : ops::reshape(t, {t.size(1), t.size(0)});
+                        }};
+  for (const Next& next : kinds)
+    for (const int depth : {9, 20'000}) {  // recursion over so many would not fit on the stack
+      const Tensor x = counting_leaf({2, 3});
+      Tape tape;
+      Tensor view = ops::scale(x, 1), loss = ops::sum(ops::scale(view, 0));
+      for (int i = 0; i < depth; ++i) {
+        view = next(view, i);
+        if (i == 2 || i == 3) loss = ops::add(loss, ops::sum(view));
+        if (i == 5) retain_grad(view);
+      }
+      const Tensor weights = counting(view.shape());  // 1, 2, ... in the order of the last view
+      tape.backward(ops::add(loss, ops::sum(ops::mul(view, weights))));
+      Tensor order = counting({2, 3}, 0);  // where the elements of the last view come from
+      for (int i = 0; i < depth; ++i) {
+        const NoTape off;
+        order = next(order, i).clone();
+      }
+      std::vector<double> expected(6);
+      const std::vector<double> places = values(order);
+      for (size_t i = 0; i < 6; ++i) expected[size_t(places[i])] = 2 + double(i + 1);
+      EXPECT_EQ(values(grad(x)), expected) << depth;
+    }
+}
+
+TEST(ViewGradient, OfAReshapeOfAReshapeIsWrittenInTheBasesMemory) {
+  const Tensor x = counting_leaf({2, 6});
+  Tape tape;
+  const Tensor h = ops::relu(x);
+  retain_grad(h);
+  GradTarget seen;
+  const Tensor flat = ops::reshape(ops::reshape(h, {3, 4}), {12});
+  const Tensor y = written(ops::slice(flat, 0, 6, 12), 10, seen);
+  tape.backward(std::vector{y}, std::vector{counting({6})});
+  EXPECT_TRUE(seen.grad.shares_storage(grad(h)));
+  EXPECT_EQ(values(grad(x)), (std::vector<double>{0, 0, 0, 0, 0, 0, 10, 20, 30, 40, 50, 60}));
 }
 
 TEST(ViewGradient, APartIsOverwrittenOnceAndThenAddedTo) {
