@@ -28,15 +28,14 @@ void check_finite(const Tensor& x, const char* kind, const char* name, const cha
 
 }  // namespace
 
-thread_local Tape* Tape::current_ = nullptr;
 thread_local NoTape* NoTape::current_ = nullptr;
 
-Tape::Tape(TapeOptions options) : outer_(current_), options_(options), id_(g_next_tape++) {
+Tape::Tape(TapeOptions options) : outer_(innermost()), options_(options), id_(g_next_tape++) {
   if (outer_) options_.check_finite |= outer_->options_.check_finite;
   const Tensor& scale = options_.loss_scale;
   check(!scale.defined() || (scale.dtype() == DType::f32 && scale.rank() == 0), "tape: the loss scale is ",
         describe(scale), "; expected f32 of rank 0, as Optimizer::loss_scale() returns");
-  current_ = this;
+  TapeOfThread::innermost = this;
 }
 
 Tape::~Tape() {
@@ -47,7 +46,7 @@ Tape::~Tape() {
   }
   // Tapes need not end in reverse order (a new tape may replace one that still exists), and a NoTape that
   // lives keeps those from before it.
-  bool left = leave(current_);
+  bool left = leave(TapeOfThread::innermost);
   for (NoTape* off = NoTape::current_; off && !left; off = off->outer_) left = leave(off->tape_);
 }
 
@@ -62,7 +61,7 @@ bool Tape::leave(Tape*& innermost) {
 }
 
 Tape* Tape::recording_any(std::span<const Tensor> inputs) {
-  return current_ && std::ranges::any_of(inputs, requires_grad) ? current_ : nullptr;
+  return innermost() && std::ranges::any_of(inputs, requires_grad) ? innermost() : nullptr;
 }
 
 bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
@@ -212,7 +211,7 @@ void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> gra
   check(!spent_,
         "backward: this tape has run backward already; what it saved is gone. Make a new Tape for the next "
         "step");
-  check(current_ == this, "backward: only the innermost tape of the thread can run backward");
+  check(innermost() == this, "backward: only the innermost tape of the thread can run backward");
   check(results.size() == grads.size(), "backward: ", results.size(), " results and ", grads.size(),
         " gradients");
   for (size_t i = 0; i < results.size(); ++i) {

@@ -46,11 +46,11 @@ class Tape {
   /// a gradient.
   template <class... Tensors>
   static Tape* recording(const Tensors&... inputs) {
-    Tape* const tape = current_;
+    Tape* const tape = innermost();
     return tape && (requires_grad(inputs) || ...) ? tape : nullptr;
   }
   /// The thread's innermost tape, or null.
-  static Tape* innermost() { return current_; }
+  static Tape* innermost() { return TapeOfThread::innermost; }
   static Tape* recording_any(std::span<const Tensor> inputs);
   /// Those it was made with; check_finite also if an outer tape has it.
   const TapeOptions& options() const { return options_; }
@@ -120,7 +120,6 @@ class Tape {
   void pop(Entry& entry, bool run_hooks);
   void count_pending(int by);
 
-  static thread_local Tape* current_;
   Tape* outer_;
   TapeOptions options_;
   uint64_t id_;
@@ -146,8 +145,8 @@ class Tape {
 /// end within it.
 class NoTape {
  public:
-  NoTape() : tape_(std::exchange(Tape::current_, nullptr)), outer_(std::exchange(current_, this)) {}
-  ~NoTape() { Tape::current_ = tape_, current_ = outer_; }
+  NoTape() : tape_(std::exchange(TapeOfThread::innermost, nullptr)), outer_(std::exchange(current_, this)) {}
+  ~NoTape() { TapeOfThread::innermost = tape_, current_ = outer_; }
   NoTape(const NoTape&) = delete;
 
  private:

@@ -109,8 +109,11 @@ Tensor Tensor::with_layout(const Layout& layout, const char* what, const char* i
 
 void Tensor::check_copy(const char* what) const {
   check(defined(), what, ": the tensor is undefined");
-  check(!is_result_ || CallScope::current().site.file, what, ": ", describe(*this),
-        " is a result of the tape, and a copy would lose its gradient; use an operator (or detach() first)");
+  const bool loses = is_result_ || (grad_ && TapeOfThread::innermost);
+  check(
+      !loses || CallScope::current().site.file, what, ": ", describe(*this),
+      is_result_ ? " is a result of the tape" : " requires a gradient and there is a tape",
+      ", and a copy would lose its gradient; use an operator, such as ops::scale(x, 1) (or detach() first)");
 }
 
 void Tensor::check_writable(const char* writer) const {

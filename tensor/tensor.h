@@ -13,6 +13,12 @@
 namespace tessera {
 
 struct GradState;  // defined by autograd alone
+class Tape;
+
+/// The thread's innermost tape, or null: autograd sets it, copies of tensors look whether there is one.
+struct TapeOfThread {
+  static inline constinit thread_local Tape* innermost = nullptr;
+};
 
 /// Bytes on a device, returned to the device's pool when the last tensor that uses them is gone. In-place
 /// writers bump `version`, which is how the tape notices that a tensor it saved was overwritten.
@@ -114,8 +120,9 @@ class Tensor {
   /// Element access for tests and examples: x.at({i, j}) is a tensor of rank 0.
   Tensor at(std::initializer_list<int64_t> indices) const;
 
-  // Copies. They are not recorded, so a copy would silently lose the gradient: for a result of the tape they
-  // throw, except inside operators and layers. detach() first if that is intended.
+  // Copies. They are not recorded, so a copy would silently lose the gradient: for a result of the tape, and
+  // while there is a tape for a tensor that requires a gradient, they throw, except inside operators and
+  // layers. detach() first if that is intended.
   Tensor clone() const;            // same dtype and device, own storage, pitched
   Tensor to(Device device) const;  // this tensor if it is there already
   Tensor to(DType dtype) const;    // likewise; values converted as in tensor/dtype.h

@@ -56,7 +56,12 @@ TEST(Tape, ACopyOfAResultThatWouldLoseItsGradientThrows) {
   expect_error([&] { y.permute({1, 0}); }, {"permute", "ops::transpose"});
   expect_error([&] { y.select(0, 1); }, {"select", "ops::slice and ops::reshape"});
   EXPECT_EQ(y.detach().clone().to_vector<double>(), y.to_vector<double>());
-  EXPECT_EQ(x.clone().to_vector<double>(), x.to_vector<double>()) << "the values of a parameter";
+  expect_error([&] { x.clone(); }, {"clone: f64[2, 3]", "requires a gradient", "lose its gradient"});
+  expect_error([&] { x.packed(); }, {"packed", "lose its gradient"});
+  {
+    const NoTape off;
+    EXPECT_EQ(x.clone().to_vector<double>(), x.to_vector<double>()) << "nothing is recorded";
+  }
   const Tensor scale = full_leaf({1}, 1.0);
   expect_error([&] { tape.backward(scale); }, {"is a parameter, not a result"});
 }
