@@ -107,6 +107,11 @@ Tensor Tensor::with_layout(const Layout& layout, const char* what, const char* i
   return view;
 }
 
+void Tensor::fail_undefined(const char* what) {
+  fail_at(Site::here(), what,
+          ": the tensor is undefined, as is the gradient of a leaf that has received none");
+}
+
 void Tensor::check_copy(const char* what) const {
   check(defined(), what, ": the tensor is undefined");
   const bool loses = is_result_ || (grad_ && TapeOfThread::innermost);

@@ -81,19 +81,21 @@ class Tensor {
   int64_t count() const { return layout_.shape.count(); }
   const Layout& layout() const { return layout_; }
   DType dtype() const { return dtype_; }
-  Device device() const { return storage_->device; }
+  Device device() const { return stored("device").device; }
   size_t bytes() const { return size_t(count()) * size_of(dtype_); }  // of the elements, without pitch
 
-  /// The first element. Throws unless T is the tensor's element type.
+  /// The first element. Throws unless the tensor is defined and T its element type.
   template <class T>
   T* data() const {
+    stored("data");
     check(dtype_ == dtype_of<T>, "data: the tensor holds ", dtype_, ", not ", dtype_of<T>);
     return static_cast<T*>(raw());
   }
   void* raw() const {
-    if (storage_->block->stream != StreamOfThread::current()) [[unlikely]]
-      use_block(storage_->device, *storage_->allocator, storage_->block, storage_);
-    return static_cast<char*>(storage_->data()) + size_t(layout_.offset) * size_of(dtype_);
+    const Storage& storage = stored("raw");
+    if (storage.block->stream != StreamOfThread::current()) [[unlikely]]
+      use_block(storage.device, *storage.allocator, storage.block, storage_);
+    return static_cast<char*>(storage.data()) + size_t(layout_.offset) * size_of(dtype_);
   }
 
   // Rows: see Layout::has_rows.
@@ -141,8 +143,8 @@ class Tensor {
   /// not. Throws if this view is expanded.
   void copy_from(const Tensor& source) const;
   void fill(double value) const;
-  void bump_version() const { ++storage_->version; }
-  uint64_t version() const { return storage_->version; }
+  void bump_version() const { ++stored("bump_version").version; }
+  uint64_t version() const { return stored("version").version; }
 
   // Gradients: autograd alone reads this.
   const std::shared_ptr<GradState>& grad_state() const { return grad_; }
@@ -170,6 +172,13 @@ class Tensor {
   Tensor& operator=(Tensor&&) & = default;
 
  private:
+  /// Throws if the tensor is undefined.
+  Storage& stored(const char* what) const {
+    if (!storage_) [[unlikely]]
+      fail_undefined(what);
+    return *storage_;
+  }
+  [[noreturn]] static void fail_undefined(const char* what);
   Tensor with_layout(const Layout& layout, const char* what, const char* instead) const;
   void check_copy(const char* what) const;
 

@@ -389,3 +389,8 @@ TEST(Tensor, AnUndefinedTensorIsSaidToBe) {
 
 }  // namespace
 }  // namespace tessera
+  expect_error([] { Tensor().data<float>(); }, {"data", "undefined"});
+  expect_error([] { Tensor().data<int64_t>(); }, {"data", "undefined"});
+  expect_error([] { Tensor().raw(); }, {"raw", "undefined"});
+  expect_error([] { Tensor().device(); }, {"device", "undefined"});
+  expect_error([] { Tensor().version(); }, {"version", "undefined"});
