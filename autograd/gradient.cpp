@@ -112,6 +112,7 @@ void retain_grad(const Tensor& result) {
 void on_grad(const Tensor& leaf, std::function<void(const Tensor&)> hook) {
   GradState& state = state_of(leaf, "on_grad");
   check(state.tape == 0, "on_grad: ", describe(leaf), " is a result of a tape, not a leaf");
+  check(hook != nullptr, "on_grad: the hook of ", describe(leaf), " is empty");
   state.hooks.push_back(std::move(hook));
 }
 
@@ -294,8 +295,8 @@ void add(const std::shared_ptr<GradState>& to, Arrival arrival) {
     if (!whole.shares_storage(arrival.gradient)) arrival = {{}, true};
     arrival.gradient = std::move(whole);
   }
-  state.arrived = true;
   GradState& state = **at;
+  state.arrived = true;
   if (is_empty(state)) return begin(state, std::move(arrival));
   fill_gaps(state);
   if (!is_writable(state)) {

@@ -114,6 +114,7 @@ class Loader {
   /// The next batch; waits for it. Rethrows what the source threw while making it; the call after that gives
   /// the batch after it.
   Batch next() {
+    check(prefetcher_ != nullptr, "loader: next() of a loader that was moved from; call the one it moved to");
     if (!running_ || *running_ != state_) {
       const LoaderShare& share = options_.share;
       prefetcher_->start([make = Maker{source_, options_, state_}](
@@ -139,7 +140,7 @@ class Loader {
   const LoaderState& state() const { return state_; }
   void set_state(const LoaderState& state) { state_ = state; }
   void fields(auto&& visit) { state_.fields(visit); }
-  LoaderStats stats() const { return prefetcher_->stats(); }
+  LoaderStats stats() const { return prefetcher_ ? prefetcher_->stats() : LoaderStats(); }
 
  private:
   /// Makes a batch by its number; a copy runs on the workers.

@@ -111,6 +111,7 @@ const Tensor& Optimizer::gradients() const {
 }
 
 const std::vector<nn::NamedParameter>& Optimizer::parameters() const {
+  check(state_ != nullptr, "optimizer: it was moved from; call the one that it moved to");
   return state_->buffers->packing.parameters();
 }
 
@@ -292,6 +293,7 @@ void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) con
 void Optimizer::step(Site site) {
   const CallScope call(site);
   const ProfileRange range("optimizer");
+  parameters();  // throws if it was moved from
   state_->check_weights();
   check(!state_->sharded || state_->sharded->ranks, state_->buffers->name, ": its states are spread over ",
         state_->sharding.parts, " ranks, which nothing has joined; make a dist::DataParallel before step()");

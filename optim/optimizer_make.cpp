@@ -59,6 +59,7 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   const MemoryTag tag("optimizer");
   check(!rules.empty() && rules.size() <= size_t(kMostRules), name, ": ", rules.size(),
         " rules; expected 1 to ", kMostRules);
+  for (size_t i = 0; i < rules.size(); ++i) check(rules[i].rule != nullptr, name, ": rule ", i, " is null");
   check(
       !parameters.empty(), name,
       ": there are no parameters; expected at least one (a model whose parameters are all frozen has none)");

@@ -105,6 +105,7 @@ void Rule::restart_if_due(size_t countdown, std::initializer_list<Tensor> states
 }
 
 Tensor Rule::view(const Tensor& arena, size_t parameter) const {
+  check(parameter < members_.size(), name(), ": there is no parameter ", parameter, " of ", members_.size());
   return packing_->view(arena, members_[parameter], range_.first);
 }
 

@@ -251,7 +251,9 @@ Captured::Captured(Device device, std::function<void()> body)
     : Captured(device, std::move(body), recorder_of(device)) {}
 
 Captured::Captured(Device device, std::function<void()> body, std::unique_ptr<GraphRecorder> recorder)
-    : state_(std::make_unique<State>(device, std::move(body), std::move(recorder))) {}
+    : state_(std::make_unique<State>(device, std::move(body), std::move(recorder))) {
+  check(state_->body != nullptr, "Captured: the body is empty");
+}
 
 Captured::Captured(Captured&&) noexcept = default;
 
@@ -265,6 +267,7 @@ void Captured::reset() {
 }
 
 void Captured::operator()() {
+  check(state_ != nullptr, "Captured: it was moved from; call the one that it moved to");
   State& state = *state_;
   if (EagerScope::active()) reset();
   if (!state.recorder || state.calls == 0) {

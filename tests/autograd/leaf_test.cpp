@@ -141,6 +141,7 @@ TEST(Hook, IsRefusedOnAResult) {
   expect_parts(message_of([&] { on_grad(y, [](const Tensor&) {}); }), {"on_grad", "not a leaf"});
   expect_parts(message_of([&] { on_grad(Tensor::zeros({1}, DType::f64, kCpu), {}); }),
                {"require_grad first"});
+  expect_error([&] { on_grad(x, {}); }, {"on_grad", "is empty"});
 }
 
 TEST(Leaf, GradientsAddUpOverTapesUntilZeroGrad) {

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "datasets/prior.h"
+#include "tests/errors.h"
 
 namespace tessera::datasets {
 namespace {
@@ -252,6 +253,16 @@ TEST(Loader, GivesBatchesThatCanOnlyBeMoved) {
   const Boxes boxes;
   Loader loader(boxes, {.device = Device::cpu()});
   for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(*loader.next(), i);
+}
+
+TEST(Loader, SaysThatItWasMovedFrom) {
+  const Range range{10};
+  Loader loader(range, {.size = 2});
+  take(loader, 2);
+  Loader moved = std::move(loader);
+  expect_error([&] { loader.next(); }, {"loader", "moved from"});
+  EXPECT_EQ(loader.stats().batches, 0u);
+  EXPECT_EQ(items(moved.next()), (std::vector<int64_t>{4, 5}));
 }
 
 // Which would be gone before the first batch.

@@ -515,6 +515,31 @@ TEST(Optimizer, SaysThatALaterOneTookItsGradients) {
   }
 }
 
+TEST(Optimizer, RefusesARuleThatIsNullOrAsksForAnUnknownParameter) {
+  struct Beyond : Rule {
+    const char* name() const override { return "beyond"; }
+    void begin() override { view(arena("m"), 1); }
+    void step() override {}
+  };
+  const std::vector<nn::NamedParameter> one{{"w", new_parameter(1, {4}, DType::f32, Device::cpu())}};
+  expect_error(
+      [&] {
+        Optimizer("mine", one, {}, {{adamw_rule(), {}}, {nullptr}});
+      },
+      {"mine: rule 1 is null"});
+  expect_error([&] { Optimizer("mine", one, {}, {{std::make_shared<Beyond>()}}); },
+               {"beyond: there is no parameter 1 of 1"});
+}
+
+TEST(Optimizer, SaysThatItWasMovedFrom) {
+  Tensor weight = new_parameter(1, {4}, DType::f32, Device::cpu());
+  AdamW first({{"w", weight}});
+  AdamW second = std::move(first);
+  expect_error([&] { first.step(); }, {"moved from"});
+  expect_error([&] { first.zero_grad(); }, {"moved from"});
+  second.step();
+}
+
 TEST(Optimizer, NoticesParametersThatItsModelNoLongerHas) {
   Rng rng(1);
   const auto all = [](const std::string&) { return true; };

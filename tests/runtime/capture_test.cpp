@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/capture_internal.h"
+#include "tests/errors.h"
 
 namespace tessera {
 namespace {
@@ -56,6 +57,16 @@ TEST(Capture, AGraphIsDestroyedBeforeWhatItKeeps) {
     EXPECT_EQ(ended, "");
   }
   EXPECT_EQ(ended, "gk");
+}
+
+TEST(Capture, RefusesToRunWithoutABody) {
+  expect_error([] { Captured(Device::cpu(), {}); }, {"Captured", "the body is empty"});
+  int calls = 0;
+  Captured step(Device::cpu(), [&] { ++calls; });
+  Captured moved = std::move(step);
+  expect_error([&] { step(); }, {"moved from"});
+  moved();
+  EXPECT_EQ(calls, 1);
 }
 
 }  // namespace
