@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 
+#include "runtime/environment_internal.h"
 #include "runtime/error.h"
 
 namespace tessera::comm {
@@ -14,23 +14,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kDefault = 600;
 
-double timeout_of_environment() {
-  const char* const text = std::getenv("TESSERA_COMM_SECONDS");
-  if (!text || !*text) return kDefault;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  check(*end == 0 && std::isfinite(seconds) && seconds >= 0 && seconds < 1e9, "TESSERA_COMM_SECONDS is \"",
-        text, "\"; expected seconds, 0 for no limit");
-  return seconds;
-}
-
 thread_local double t_timeout = -1;  // negative: the environment's
 
 }  // namespace
 
 double call_timeout() {
   if (t_timeout >= 0) return t_timeout;
-  static const double of_environment = timeout_of_environment();
+  static const double of_environment = seconds_of_environment("TESSERA_COMM_SECONDS", kDefault);
   return of_environment;
 }
 

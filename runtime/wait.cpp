@@ -4,12 +4,12 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "runtime/environment_internal.h"
 #include "runtime/error.h"
 
 namespace tessera {
@@ -19,16 +19,6 @@ constexpr double kPolling = 0.02;     // seconds before a wait begins to sleep
 constexpr double kShare = 1e-3;       // of the time that has passed: what a sleep may add to the wait
 constexpr double kLongestRest = 0.1;  // seconds: how late a limit is noticed
 constexpr double kDefaultLimit = 3600;
-
-double limit_of_environment() {
-  const char* const text = std::getenv("TESSERA_WAIT_SECONDS");
-  if (!text || !*text) return kDefaultLimit;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  check(*end == 0 && std::isfinite(seconds) && seconds >= 0, "TESSERA_WAIT_SECONDS is \"", text,
-        "\"; expected seconds, 0 for no limit");
-  return seconds;
-}
 
 /// Negative: not determined yet.
 std::atomic<double> limit = -1;
@@ -63,7 +53,7 @@ const WaitClock& WaitClock::machine() {
 double wait_limit() {
   double seconds = limit.load(std::memory_order_relaxed);
   if (seconds < 0) {
-    const double found = limit_of_environment();
+    const double found = seconds_of_environment("TESSERA_WAIT_SECONDS", kDefaultLimit);
     if (limit.compare_exchange_strong(seconds, found)) seconds = found;
   }
   return seconds;

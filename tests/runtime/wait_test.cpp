@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/environment_internal.h"
+#include "tests/comma_locale.h"
 #include "tests/errors.h"
 
 namespace tessera {
@@ -71,6 +73,22 @@ TEST(Wait, HasNoLimitIfThatIsZero) {
 TEST(Wait, RefusesALimitThatIsNone) {
   EXPECT_THROW(set_wait_limit(-1), Error);
   EXPECT_THROW(set_wait_limit(NAN), Error);
+}
+
+TEST(Wait, SecondsOfTheEnvironmentHaveAPointInEveryLocale) {
+  const char* const name = "TESSERA_SECONDS_OF_A_TEST";
+  const auto seconds = [&](const char* text) {
+    ::setenv(name, text, 1);
+    return seconds_of_environment(name, 7);
+  };
+  const CommaLocale comma;
+  EXPECT_EQ(seconds("0.5"), 0.5);
+  EXPECT_EQ(seconds("1e3"), 1000);
+  EXPECT_EQ(seconds(""), 7);
+  for (const char* const text : {"0,5", "-1", "inf", "nan", "1s", " 1"})
+    expect_error([&] { seconds(text); }, {name, text, "expected seconds, 0 for no limit"});
+  ::unsetenv(name);
+  EXPECT_EQ(seconds_of_environment(name, 7), 7);
 }
 
 /// Notes what happens, and throws from the end of a wait.
