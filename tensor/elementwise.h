@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "runtime/parallel.h"
 #include "tensor/convert.h"
@@ -58,76 +59,121 @@ StridedLoop<int(sizeof...(Tensors))> make_loop(const Shape& shape, const Tensors
   return make_loop<int(sizeof...(Tensors))>(shape, {&tensors.layout()...});
 }
 
+/// Which dimensions a loop on the CPU walks along: `inner`, along which operand 0, the result, is contiguous
+/// (else the last one), and `crossing`, along which another operand is whose elements lie far apart along
+/// `inner`, as a transposed one's do; -1: none.
+struct Directions {
+  int inner, crossing = -1;
+};
+
+template <int N>
+Directions directions_of(const StridedLoop<N>& loop) {
+  constexpr int64_t kFar = 16, kLong = 32;  // elements: of four bytes, one and two cache lines
+  const auto runs_along = [&](int n, int dim) {
+    return loop.strides[n][dim] == 1 && loop.sizes[dim] >= kLong;
+  };
+  Directions found{.inner = loop.rank - 1};
+  for (int dim = 0; dim < loop.rank - 1; ++dim)
+    if (runs_along(0, dim) && loop.strides[0][loop.rank - 1] >= kFar) found.inner = dim;
+  for (int n = 0; n < N; ++n)
+    for (int dim = 0; dim < loop.rank; ++dim)
+      if (loop.strides[n][found.inner] >= kFar && runs_along(n, dim)) found.crossing = dim;
+  return found;
+}
+
 /// Runs the loop on the CPU's threads: `run(offsets, strides, n)` handles n elements, at offsets[k] + i *
-/// strides[k] in operand k. Pieces are disjoint and run in any order.
+/// strides[k] in operand k. Pieces are disjoint and run in any order: where an operand is transposed, they
+/// are short and follow each other along its contiguous dimension, so that its cache lines are used while
+/// they are there.
 template <int N, class Run>
 void for_each_run(const StridedLoop<N>& loop, Run&& run) {
   if (loop.count == 0) return;
   constexpr int64_t kGrain = 8192;  // elements per block: 2 us of additions, 8 us of exponentials
-  const int inner = loop.rank - 1;
-  const int64_t length = loop.sizes[inner], outer = loop.count / length;
-  const int64_t pieces_per_row = (length + kGrain - 1) / kGrain;
-  std::array<int64_t, N> strides;
-  for (int n = 0; n < N; ++n) strides[size_t(n)] = loop.strides[n][inner];
-  const int64_t rows_per_grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(length, 1));
-  parallel_for(outer * pieces_per_row, rows_per_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t piece = begin; piece < end; ++piece) {
-      int64_t row = piece / pieces_per_row;
-      const int64_t first = piece % pieces_per_row * kGrain;
-      std::array<int64_t, N> offsets{};
-      for (int dim = inner - 1; dim >= 0; --dim) {
+  constexpr int64_t kShort = 32;    // elements: as many lines of a transposed operand stay in the cache
+  const Directions directions = directions_of(loop);
+  const int inner = directions.inner, crossing = directions.crossing;
+  const int64_t length = loop.sizes[inner], most = crossing >= 0 ? kShort : kGrain;
+  const int64_t pieces_per_row = (length + most - 1) / most, pieces = loop.count / length * pieces_per_row;
+  const int64_t abreast = crossing >= 0 ? loop.sizes[crossing] : 1;
+  std::array<int64_t, N> strides, across{};
+  for (int n = 0; n < N; ++n) {
+    strides[size_t(n)] = loop.strides[n][inner];
+    if (crossing >= 0) across[size_t(n)] = loop.strides[n][crossing];
+  }
+  const auto block = [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end;) {
+      const int64_t at = piece % abreast, first = piece / abreast % pieces_per_row * most;
+      int64_t row = piece / abreast / pieces_per_row;
+      std::array<int64_t, N> offsets;
+      for (int n = 0; n < N; ++n) offsets[size_t(n)] = at * across[size_t(n)] + first * strides[size_t(n)];
+      for (int dim = loop.rank - 1; dim >= 0; --dim) {
+        if (dim == inner || dim == crossing) continue;
         const int64_t index = row % loop.sizes[dim];
         row /= loop.sizes[dim];
         for (int n = 0; n < N; ++n) offsets[size_t(n)] += index * loop.strides[n][dim];
       }
-      for (int n = 0; n < N; ++n) offsets[size_t(n)] += first * strides[size_t(n)];
-      run(offsets, strides, std::min(kGrain, length - first));
+      const int64_t next = std::min(end, piece - at + abreast);
+      for (; piece < next; ++piece) {
+        run(std::as_const(offsets), std::as_const(strides), std::min(most, length - first));
+        for (int n = 0; n < N; ++n) offsets[size_t(n)] += across[size_t(n)];
+      }
     }
-  });
+  };
+  parallel_for(pieces, std::max<int64_t>(1, kGrain / std::min(length, most)), block);
 }
+
+namespace elementwise_detail {
+
+/// One run of elementwise_cpu. Flattened: the compiler would leave calls in the loops, such as that of erf in
+/// gelu, which keep them from vectorising.
+template <class T, class F, size_t... K>
+#if !defined(__CUDACC__)  // which runs no loop of the CPU
+[[gnu::flatten]]
+#endif
+void run(const F& f, T* to, const std::array<const T*, sizeof...(K)>& from,
+         const std::array<int64_t, 1 + sizeof...(K)>& strides, int64_t n, std::index_sequence<K...>) {
+  using C = Compute<T>;
+  if constexpr (std::is_same_v<T, C>) {
+    if (((strides[K + 1] == 1) && ... && (strides[0] == 1))) {
+      for (int64_t i = 0; i < n; ++i) to[i] = C(f(from[K][i]...));
+      return;
+    }
+  }
+  // Packed in the arithmetic type, so that f vectorises here too; what lies so in memory is not copied.
+  constexpr int64_t kAtOnce = 512;
+  C values[1 + sizeof...(K)][kAtOnce];
+  const auto read = [](C* buffer, const T* at, int64_t length, int64_t stride) -> const C* {
+    if constexpr (std::is_same_v<T, C>)
+      if (stride == 1) return at;
+    widen(buffer, at, length, stride);
+    return buffer;
+  };
+  for (int64_t i = 0; i < n; i += kAtOnce) {
+    const int64_t length = std::min(kAtOnce, n - i);
+    const std::array<const C*, sizeof...(K)> at{
+        read(values[K + 1], from[K] + i * strides[K + 1], length, strides[K + 1])...};
+    C* y_at = values[0];
+    if constexpr (std::is_same_v<T, C>)
+      if (strides[0] == 1) y_at = to + i;
+    for (int64_t j = 0; j < length; ++j) y_at[j] = C(f(at[K][j]...));
+    if (y_at == values[0]) narrow(to + i * strides[0], values[0], length, strides[0]);
+  }
+}
+
+}  // namespace elementwise_detail
 
 /// y = f(x...) element by element on the CPU. T is the element type of all operands, f works on Compute<T>.
 /// Inputs broadcast to y's shape.
 template <class T, class F, class... Inputs>
 void elementwise_cpu(const Tensor& y, F&& f, const Inputs&... x) {
-  using C = Compute<T>;
-  constexpr int N = 1 + int(sizeof...(Inputs));
-  const auto loop = make_loop(y.shape(), y, x...);
+  constexpr size_t kInputs = sizeof...(Inputs);
   T* const out = y.data<T>();
-  const std::array<const T*, N - 1> in{x.template data<T>()...};
-  for_each_run<N>(
-      loop, [&](const std::array<int64_t, N>& offsets, const std::array<int64_t, N>& strides, int64_t n) {
-        const auto row = [&]<size_t... K>(std::index_sequence<K...>) {
-          T* const to = out + offsets[0];
-          if constexpr (std::is_same_v<T, C>) {
-            if (((strides[K + 1] == 1) && ... && (strides[0] == 1))) {
-              for (int64_t i = 0; i < n; ++i) to[i] = C(f((in[K] + offsets[K + 1])[i]...));
-              return;
-            }
-          }
-          // Packed in the arithmetic type, so that f vectorises here too; what lies so in memory is not
-          // copied.
-          constexpr int64_t kAtOnce = 512;
-          C values[N][kAtOnce];
-          const auto read = [](C* buffer, const T* from, int64_t length, int64_t stride) -> const C* {
-            if constexpr (std::is_same_v<T, C>)
-              if (stride == 1) return from;
-            widen(buffer, from, length, stride);
-            return buffer;
-          };
-          for (int64_t i = 0; i < n; i += kAtOnce) {
-            const int64_t length = std::min(kAtOnce, n - i);
-            const std::array<const C*, N - 1> at{
-                read(values[K + 1], in[K] + offsets[K + 1] + i * strides[K + 1], length, strides[K + 1])...};
-            C* y_at = values[0];
-            if constexpr (std::is_same_v<T, C>)
-              if (strides[0] == 1) y_at = to + i;
-            for (int64_t j = 0; j < length; ++j) y_at[j] = C(f(at[K][j]...));
-            if (y_at == values[0]) narrow(to + i * strides[0], values[0], length, strides[0]);
-          }
-        };
-        row(std::make_index_sequence<size_t(N - 1)>{});
-      });
+  const std::array<const T*, kInputs> in{x.template data<T>()...};
+  for_each_run(make_loop(y.shape(), y, x...), [&](const auto& offsets, const auto& strides, int64_t n) {
+    std::array<const T*, kInputs> from;
+    for (size_t k = 0; k < kInputs; ++k) from[k] = in[k] + offsets[k + 1];
+    elementwise_detail::run(f, out + offsets[0], from, strides, n, std::make_index_sequence<kInputs>{});
+  });
 }
 
 }  // namespace tessera

@@ -3,15 +3,6 @@
 #include "tensor/elementwise.h"
 
 namespace tessera::ops {
-namespace {
-
-/// g f'(x). Flattened: of gelu the compiler would leave erf a call, which keeps a loop from vectorising.
-template <Activation kKind, class C>
-[[gnu::flatten]] inline C gradient(C g, C x) {
-  return g * activate_slope<kKind>(x);
-}
-
-}  // namespace
 
 void activation_forward_cpu(const Tensor& y, const Tensor& x, Activation kind) {
   dispatch_floating(x.dtype(), name_of(kind), [&]<class T>() {
@@ -26,7 +17,7 @@ void activation_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x
   dispatch_floating(x.dtype(), name_of(kind), [&]<class T>() {
     dispatch_activation(kind, [&]<Activation kKind>() {
       elementwise_cpu<T>(
-          dx, [](Compute<T> g, Compute<T> v) { return gradient<kKind>(g, v); }, dy, x);
+          dx, [](Compute<T> g, Compute<T> v) { return g * activate_slope<kKind>(v); }, dy, x);
     });
   });
 }
