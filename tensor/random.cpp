@@ -28,6 +28,12 @@ void fill(const Tensor& tensor, const RandomFill& fill) {
   if constexpr (kCuda) random_fill_cuda(tensor, fill);
 }
 
+/// Whether the number is finite in f32 and in the dtype.
+bool fits(double value, DType dtype) {
+  return dispatch_floating(dtype, "random fill",
+                           [&]<class T>() { return std::isfinite(Compute<T>(convert<T>(float(value)))); });
+}
+
 /// The largest number below `high` among those of the dtype T that an f32 holds.
 template <class T>
 float largest_below(double high) {
@@ -47,6 +53,9 @@ float largest_below(double high) {
 void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng) {
   check_floating(tensor, "fill_uniform");
   check(low <= high, "fill_uniform: [", low, ", ", high, ") is empty");
+  check(std::isfinite(float(high - low)) && fits(low, tensor.dtype()) && fits(high, tensor.dtype()),
+        "fill_uniform: [", low, ", ", high, ") is too wide for ", describe(tensor),
+        ": its values are computed in f32 and rounded to the dtype");
   float most = float(high);  // the only number of [high, high)
   if (low < high)
     dispatch_floating(tensor.dtype(), "fill_uniform", [&]<class T>() { most = largest_below<T>(high); });
@@ -61,6 +70,9 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng) 
   check_floating(tensor, "fill_normal");
   check(deviation >= 0, "fill_normal: the deviation of ", describe(tensor), " is ", deviation,
         "; expected 0 or more");
+  check(fits(mean, tensor.dtype()) && fits(deviation, tensor.dtype()), "fill_normal: a mean of ", mean,
+        " and a deviation of ", deviation, " are not finite in ", describe(tensor),
+        ", whose values are computed in f32 and rounded to the dtype");
   fill(tensor, {.kind = RandomFill::Kind::normal,
                 .stream = rng.reserve(tensor.device()),
                 .shift = float(mean),

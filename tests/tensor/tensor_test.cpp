@@ -380,17 +380,33 @@ TEST(RandomFills, UniformsStayBelowTheirUpperEnd) {
   for (const double value : values(same)) EXPECT_EQ(value, 3);
 }
 
+TEST(Random, RefusesWhatIsNotFinite) {
+  Rng rng(1);
+  const Tensor x = Tensor::empty({3}, DType::f32, Device::cpu()),
+               wide = Tensor::empty({3}, DType::f64, Device::cpu()),
+               half = Tensor::empty({3}, DType::f16, Device::cpu());
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  expect_error([&] { fill_uniform(x, -kInf, 1, rng); }, {"fill_uniform", "too wide for f32[3]"});
+  expect_error([&] { fill_uniform(x, -3e38, 3e38, rng); }, {"too wide"});
+  expect_error([&] { fill_uniform(wide, 0, 1e300, rng); }, {"too wide for f64[3]", "computed in f32"});
+  expect_error([&] { fill_uniform(half, 0, 1e6, rng); }, {"too wide for f16[3]"});
+  expect_error([&] { fill_normal(x, kInf, 1, rng); }, {"fill_normal", "not finite in f32[3]"});
+  expect_error([&] { fill_normal(half, 0, 1e6, rng); }, {"not finite in f16[3]"});
+  fill_uniform(half, -65504, 65504, rng);
+  EXPECT_FALSE(find_nonfinite(half));
+}
+
 TEST(Tensor, AnUndefinedTensorIsSaidToBe) {
   expect_error([] { Tensor().clone(); }, {"clone", "undefined"});
   expect_error([] { Tensor().packed(); }, {"packed", "undefined"});
   expect_error([] { Tensor().to(DType::f32); }, {"to", "undefined"});
   expect_error([] { Tensor().to(Device::cpu()); }, {"to", "undefined"});
-}
-
-}  // namespace
-}  // namespace tessera
   expect_error([] { Tensor().data<float>(); }, {"data", "undefined"});
   expect_error([] { Tensor().data<int64_t>(); }, {"data", "undefined"});
   expect_error([] { Tensor().raw(); }, {"raw", "undefined"});
   expect_error([] { Tensor().device(); }, {"device", "undefined"});
   expect_error([] { Tensor().version(); }, {"version", "undefined"});
+}
+
+}  // namespace
+}  // namespace tessera
