@@ -35,6 +35,7 @@ struct SharedMailboxes {
       : size(size),
         waiting(size_t(size) * size_t(size)),
         alarm(open_event()),
+        left(size_t(size)),
         checks(size_t(size) * size_t(size)) {}
   std::deque<Message>& mailbox(int from, int to) { return waiting[size_t(from) * size_t(size) + size_t(to)]; }
 
@@ -47,7 +48,8 @@ struct SharedMailboxes {
     std::string text;
   };
   std::optional<Failure> failure;
-  const File alarm;  // readable after a failure
+  const File alarm;        // readable after a failure
+  std::vector<bool> left;  // the ranks that make no calls any more
 
   /// The end of rank `of` of its connection to another rank, which the first of the two makes.
   File& check_end(int of, int to) { return checks[size_t(of) * size_t(size) + size_t(to)]; }
@@ -59,10 +61,14 @@ class ThreadLinks : public Links, public CallCheck::Job {
   ThreadLinks(std::shared_ptr<SharedMailboxes> mailboxes, int rank)
       : mailboxes_(std::move(mailboxes)), rank_(rank) {}
   ~ThreadLinks() override {
-    if (!check_) return;
     check_.reset();
-    const std::lock_guard lock(mailboxes_->mutex);
-    for (int r = 0; r < size(); ++r) mailboxes_->check_end(rank_, r).close();
+    {
+      const std::lock_guard lock(mailboxes_->mutex);
+      mailboxes_->left[size_t(rank_)] = true;
+      if (has_call_check_)
+        for (int r = 0; r < size(); ++r) mailboxes_->check_end(rank_, r).close();
+    }
+    mailboxes_->changed.notify_all();
   }
   const char* name() const override { return "threads"; }
   int rank() const override { return rank_; }
@@ -88,7 +94,12 @@ class ThreadLinks : public Links, public CallCheck::Job {
     for (const Transfer& t : transfers)
       if (t.direction == Transfer::Direction::receive) receive(call, t, ranks, deadline);
     std::unique_lock lock(mailboxes_->mutex);
-    for (const Progress& one : sent.all) await(lock, deadline, call, [&] { return one == Progress::taken; });
+    auto next = sent.all.begin();
+    for (const Transfer& t : transfers) {
+      if (t.direction != Transfer::Direction::send) continue;
+      const Progress& one = *next++;
+      await(lock, deadline, call, t.peer, [&] { return one == Progress::taken; });
+    }
   }
 
  private:
@@ -113,7 +124,7 @@ class ThreadLinks : public Links, public CallCheck::Job {
   void receive(const Call& call, const Transfer& t, std::span<const int> ranks, const Deadline& deadline) {
     std::unique_lock lock(mailboxes_->mutex);
     auto& mailbox = mailboxes_->mailbox(t.peer, rank_);
-    await(lock, deadline, call, [&] { return !mailbox.empty(); });
+    await(lock, deadline, call, t.peer, [&] { return !mailbox.empty(); });
     const SharedMailboxes::Message message = mailbox.front();
     mailbox.pop_front();
     const int from = int(std::ranges::find(ranks, t.peer) - ranks.begin()),
@@ -132,9 +143,17 @@ class ThreadLinks : public Links, public CallCheck::Job {
     mailboxes_->changed.notify_all();
   }
 
+  /// Waits for a state that the rank `peer` brings about.
   template <class State>
-  void await(std::unique_lock<std::mutex>& lock, const Deadline& deadline, const Call& call, State state) {
+  void await(std::unique_lock<std::mutex>& lock, const Deadline& deadline, const Call& call, int peer,
+             State state) {
     while (!mailboxes_->failure && !state()) {
+      if (mailboxes_->left[size_t(peer)]) {
+        lock.unlock();
+        report_left(peer, call);
+        lock.lock();
+        break;
+      }
       if (deadline.passed()) {
         MessageStream text;
         text << "rank " << rank_ << " waited " << deadline.seconds() << " s for the others in "
@@ -219,15 +238,21 @@ void run_threads(int size, const std::function<void(Communicator&)>& main) {
     std::vector<std::jthread> threads;
     for (Communicator& communicator : communicators)
       threads.emplace_back([&] {
-        try {
-          main(communicator);
-        } catch (const std::exception& error) {
+        const auto fails = [&](const std::string& cause) {
           {
             const std::lock_guard lock(mutex);
             if (!first) first = std::current_exception();
           }
-          communicator.fail(message_of(error));
+          communicator.fail(cause);
+        };
+        try {
+          main(communicator);
+        } catch (const std::exception& error) {
+          fails(message_of(error));
+        } catch (...) {
+          fails("it threw something that is no std::exception");
         }
+        communicator = Communicator();  // the others notice that this rank makes no calls any more
       });
   }
   if (first) std::rethrow_exception(first);

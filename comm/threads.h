@@ -11,8 +11,8 @@ namespace tessera::comm {
 /// Messages are copied from the sender's memory into the receiver's.
 std::vector<Communicator> thread_communicators(int size);
 
-/// Runs main(communicator) on one thread per rank, and joins them. If a rank throws, the others fail, and the
-/// first exception is rethrown.
+/// Runs main(communicator) on one thread per rank, and joins them. If a rank throws, or returns before a call
+/// that the others make, these fail; the first exception is rethrown.
 void run_threads(int size, const std::function<void(Communicator&)>& main);
 
 }  // namespace tessera::comm

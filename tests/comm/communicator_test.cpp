@@ -362,6 +362,27 @@ TEST(CommunicatorThreads, ThrowsWhatTheFirstRankThrew) {
       {"out of luck"});
 }
 
+TEST(CommunicatorThreads, ARankThatReturnsEarlyIsNamed) {
+  for (const int early : {0, 2})
+    expect_error(
+        [&] {
+          run_threads(3, [&](Communicator& c) {
+            const Tensor x = Tensor::zeros({4}, DType::f32, Device::cpu());
+            c.all_reduce(x);
+            if (c.rank() != early) c.all_reduce(x);
+          });
+        },
+        {("rank " + std::to_string(early) + " failed: it left before all_reduce f32[4] (call 2)").c_str()});
+}
+
+TEST(CommunicatorThreads, ThrowsWhatIsNoException) {
+  const auto main = [](Communicator& c) {
+    if (c.rank() == 1) throw 5;
+    c.barrier();
+  };
+  EXPECT_THROW(run_threads(2, main), int);
+}
+
 TEST(CommunicatorThreads, AFailureLeavesMessagesThatAreBeingCopiedAlone) {
   // A rank that leaves its call frees what others still copy from; many times, since that needs the moment.
   for (int round = 0; round < 40; ++round)
