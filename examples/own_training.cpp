@@ -88,8 +88,9 @@ int main() {
   const auto momentum = [](auto parameters) { return Momentum(std::move(parameters), 2e-2); };
   const auto a = train::RunFolder::create(root, "adamw"), m = train::RunFolder::create(root, "momentum");
   const double of_adamw = run<optim::AdamW>(a, 1000, adamw);
-  run<Momentum>(m, 400, momentum);  // stopped here, and resumed from its newest checkpoint
-  const double of_momentum = run<Momentum>(m, 1000, momentum);
+  run<Momentum>(m, 400, momentum);
+  // Stopped there, and resumed from its newest checkpoint, as in another process.
+  const double of_momentum = run<Momentum>(train::RunFolder::open(m.path()), 1000, momentum);
   std::printf("mean squared error after 1000 steps: AdamW %.6f, momentum of our own %.6f\n", of_adamw,
               of_momentum);
   std::filesystem::remove_all(root);

@@ -8,6 +8,7 @@
 #include "comm/status.h"
 #include "io/checkpoint_folder.h"
 #include "optim/whole_state.h"
+#include "report/facts.h"
 #include "runtime/interrupt.h"
 #include "train/due.h"
 #include "train/skips.h"
@@ -396,7 +397,13 @@ TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options,
 
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, Progress& progress) {
   const io::CheckpointFolder checkpoints(run.checkpoints().string(), int(options.keep));
-  checkpoints.check_writable();
+  std::optional<FolderLock> lock;
+  if (!options.world || options.world->leads()) {  // the rank that writes
+    lock.emplace(run.lock());
+    checkpoints.check_writable();
+    if (std::error_code code; !std::filesystem::exists(run.path() / "run.json", code))
+      run.write_settings({{"job", job.settings_json()}, {"build", report::build_facts()}});
+  }
   const auto newest = checkpoints.latest();
   for (const std::string& warning : newest.warnings) tell("tessera: warning: " + warning + "\n");
   const int64_t first_step = newest.step ? job.restore(newest.file) : 0;

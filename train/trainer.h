@@ -83,7 +83,9 @@ TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options,
                   Progress& progress);
 
 /// The same, from the newest checkpoint in the run's folder on; from the beginning if there is none. What was
-/// logged after it goes. For your own programs: `tessera train` does this and more (train/run.h).
+/// logged after it goes. For your own programs, of which a later one may continue the run
+/// (RunFolder::open): holds the folder's lock, and writes a run.json if there is none. `tessera train` does
+/// this and more (train/run.h).
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, Progress& progress);
 
 }  // namespace tessera::train

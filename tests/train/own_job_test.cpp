@@ -136,6 +136,23 @@ struct Fixed : Job {
   Descent optimizer{nn::parameters(layer)};
 };
 
+TEST(OwnJob, AnotherProcessContinuesItsRun) {
+  const TemporaryFolder root;
+  Progress progress(Progress::Mode::quiet);
+  const auto weights = [](Fixed& job) { return job.layer.weight.detach().to_vector<float>(); };
+  Fixed whole, first, second;
+  train(whole, RunFolder::create(root.path(), "whole"), {.steps = 5}, progress);
+  train(first, RunFolder::create(root.path(), "parts"), {.steps = 2}, progress);
+  const RunFolder again = RunFolder::open(root / "parts");  // all that a later process has
+  EXPECT_EQ(train(second, again, {.steps = 5}, progress).step, 5);
+  EXPECT_EQ(weights(second), weights(whole));
+  again.write_settings({{"mine", 1}});
+  train(second, again, {.steps = 6}, progress);
+  EXPECT_EQ(again.settings().size(), 1u) << "a program's own settings stay";
+  const FolderLock other = again.lock();
+  expect_error([&] { train(second, again, {.steps = 7}, progress); }, {"another process is writing in it"});
+}
+
 TEST(OwnJob, AScheduleThatReachesNoOptimizerIsRefused) {
   const TemporaryFolder root;
   Progress progress(Progress::Mode::quiet);
