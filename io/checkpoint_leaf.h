@@ -113,7 +113,7 @@ Checkpoint::Value encode(const T& value) {
   }
 }
 
-/// The type that a leaf expects in a checkpoint: "f32[2, 3]", "i64[any]", "rng".
+/// The type that a leaf expects in a checkpoint: "f32[2, 3]", "i64[any]", "i64 of 32 bits", "rng".
 template <class T>
 std::string wanted(const T& value) {
   if constexpr (std::is_same_v<T, Tensor>)
@@ -122,6 +122,8 @@ std::string wanted(const T& value) {
                                      : leaf::describe(value);
   else if constexpr (fields_detail::kIsNumbers<T>)
     return std::string(name_of(dtype_of<leaf::Stored<typename T::value_type>>)) + "[any]";
+  else if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool> && sizeof(T) < sizeof(int64_t))
+    return leaf::scalar_type<T>() + (" of " + std::to_string(8 * sizeof(T)) + " bits");
   else
     return leaf::scalar_type<T>();
 }

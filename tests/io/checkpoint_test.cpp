@@ -227,7 +227,7 @@ TEST(Checkpoint, RefusesWhatDoesNotFitWithATableAndChangesNothing) {
         "model.heads.0.weight  bf16[3, 5]   bf16[5, 3]", "model.heads.1.bias    missing      f64[5]",
         "model.heads.1.weight  bf16[3, 5]   nothing (the tensor is undefined)",
         "model.heads.2.weight  missing      f32[1]", "model.table           f32[4, 6]    f16[4, 6]",
-        "rate                  f64          f32", "rng                   rng          u64",
+        "rate                  f64          f32", "rng                   rng          u64 of 8 bits",
         "step                  i64          string"})
     expected += std::string("\n  ") + row;
   EXPECT_EQ(text, expected);
@@ -243,7 +243,7 @@ TEST(Checkpoint, RefusesWhatDoesNotFitWithATableAndChangesNothing) {
       throws([&] { load(folder / "file", named("s", step), named("s", step)); }, "it is asked for twice"));
   int8_t narrow = 0;
   save(folder / "file", named("n", 300));
-  EXPECT_TRUE(throws([&] { load(folder / "file", named("n", narrow)); }, "n     i64          i64"));
+  EXPECT_TRUE(throws([&] { load(folder / "file", named("n", narrow)); }, "n     i64          i64 of 8 bits"));
   EXPECT_TRUE(
       throws([&] { Checkpoint::read(folder / "file").get<std::string>("n"); }, "n     i64          string"));
   EXPECT_TRUE(
