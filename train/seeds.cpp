@@ -46,15 +46,17 @@ int agreed(const dist::World* world, int value) {
 }
 
 /// Trains the seed, which adds to `trained`, or completes what it left. Returns the signal that interrupted
-/// it, or 0.
-int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request, std::vector<TrainResult>& trained) {
+/// it, or 0. `recipe`: what ran, also where it throws. Ranks destroy it together, so not while one of them
+/// unwinds.
+int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request, std::unique_ptr<SeedRecipe>& recipe,
+             std::vector<TrainResult>& trained) {
   const fs::path path = group.folder_of(seed);
   std::error_code ignored;
   const bool begun = fs::exists(path / "run.json", ignored);
   if (!begun) fs::remove_all(path, ignored);  // killed before it said what it is
   request.resume = begun ? path.string() : "";
   request.name = begun ? "" : path.filename().string();
-  const std::unique_ptr<SeedRecipe> recipe = group.make(seed);
+  recipe = group.make(seed);
   const bool trains = !begun || !is_done(path, group.steps);
   agreed(request.world, trains);
   if (trains) {
@@ -76,8 +78,9 @@ int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request, std::ve
 SeedsEnd follow_seeds(const SeedGroup& group, const RunRequest& request) {
   SeedsEnd end;
   for (uint64_t seed = group.first_seed; seed < group.first_seed + uint64_t(group.count); ++seed) {
+    std::unique_ptr<SeedRecipe> recipe;  // destroyed where rank 0 does it, in run_seeds
     if (agreed(request.world, 0) != 0) {
-      const std::unique_ptr<SeedRecipe> recipe = group.make(seed);
+      recipe = group.make(seed);
       try {
         end.signal = signal_of(run_recipe(*recipe, request));
       } catch (const Diverged&) {  // rank 0 says so, and goes on
@@ -120,8 +123,9 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
   std::exception_ptr first_diverged;
   try {
     for (uint64_t seed = group.first_seed; seed < group.first_seed + uint64_t(group.count); ++seed) {
+      std::unique_ptr<SeedRecipe> recipe;
       try {
-        end.signal = run_seed(group, seed, request, end.trained);
+        end.signal = run_seed(group, seed, request, recipe, end.trained);
         end.in_run = end.signal != 0;
       } catch (const Interrupted& interrupted) {
         if (seed == group.first_seed && !request.name.empty()) throw;  // nothing is there that could go on

@@ -1,6 +1,7 @@
 #include "train/seeds.h"
 
 #include <cmath>
+#include <exception>
 
 #include "comm/threads.h"
 #include "dist/world.h"
@@ -115,6 +116,30 @@ TEST(Seeds, OneThatDivergesOnSeveralRanksDoesNotKeepTheLaterOnesFromRunning) {
     EXPECT_EQ(end.results.diverged, std::vector<std::string>{"seed-5"});
     ASSERT_EQ(end.results.runs.size(), 2u);
     EXPECT_EQ(end.results.runs[1].path().filename(), "seed-6");
+  });
+}
+
+/// Meets the other ranks when it ends, as what GPUs share does (comm/peer_memory.h), unless it is unwound.
+struct SharedRecipe : ZeroFitRecipe {
+  SharedRecipe(bool diverges, const comm::Communicator& ranks) : ZeroFitRecipe(diverges, 8), ranks(ranks) {}
+  ~SharedRecipe() override {
+    if (std::uncaught_exceptions() > 0) return;
+    EXPECT_EQ(message_of([&] { ranks.barrier(); }), "");
+  }
+  const comm::Communicator ranks;
+};
+
+TEST(Seeds, WhatTheRanksOfASeedThatDivergesShareEndsOnAllTogether) {
+  const TemporaryFolder root;
+  const SeedGroup given = group_in(root, {});
+  comm::run_threads(2, [&](comm::Communicator& c) {
+    SeedGroup group = given;
+    group.make = [&](uint64_t seed) { return std::make_unique<SharedRecipe>(seed == 5, c); };
+    const dist::World world(c, c);
+    RunRequest request = quiet_request();
+    request.world = &world;
+    const SeedsEnd end = run_seeds(group, request);
+    if (world.leads()) EXPECT_EQ(end.results.runs.size(), 2u);
   });
 }
 
