@@ -112,7 +112,13 @@ class Run {
     const std::string path = fs::absolute(folder_->path()).lexically_normal().string();
     note_run(path);
     world_->host().gather_texts(std::to_string(first_step_) + " " + path);
-    world_->host().barrier();  // all have read it
+    await_readers();
+  }
+
+  /// Until all ranks have read the run. A checkpoint may take longer than a call of the ranks.
+  void await_readers() const {
+    const comm::TimeoutScope patience(0);
+    world_->host().barrier();
   }
 
   /// The other ranks: the run that rank 0 has begun or resumed, as if it were resumed here; nothing is
@@ -143,7 +149,7 @@ class Run {
             first_step_, " in ", folder_->checkpoints().string());
       recipe_.job().restore(newest.file);
     }
-    world_->host().barrier();
+    await_readers();
     options_.steps = recipe_.training().steps;
     options_.schedule = recipe_.training().make_schedule();
     recipe_.decide(options_);

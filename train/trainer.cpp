@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "autograd/tape.h"
+#include "comm/deadline.h"
 #include "comm/status.h"
 #include "io/checkpoint_folder.h"
 #include "optim/whole_state.h"
@@ -23,6 +24,9 @@ namespace {
 constexpr const char* kUnevaluated = "unevaluated";
 /// Marks the record of a step at which the run ended because of its skipped steps.
 constexpr const char* kDiverged = "diverged";
+
+/// Seconds for which ranks wait while rank 0 saves or samples: no limit. The end of a rank is noticed anyway.
+constexpr double kAsLongAsRankZero = 0;
 
 /// What the trainer still has to decide after a step.
 struct Moment {
@@ -89,7 +93,6 @@ class Trainer {
       run_step(step);
       over = after_step(step + 1);
     }
-    if (options_.world) options_.world->host().barrier();  // the last save is done, or has failed on all
     progress_.finish();
     log_.summarise(result_, result_.step - first_step_, seconds_since(begun_) - apart_seconds_);
     return result_;
@@ -213,14 +216,30 @@ class Trainer {
       save(now.done);
       now.saved = true;
     }
-    if (now.stop) return;
-    apart(now, [&] {
-      result_.evaluation = job_.evaluate();
-      now.record.values.erase(kUnevaluated);
-      for (const auto& [name, value] : result_.evaluation) now.record.values[name] = value;
-      now.verdict = job_.judge(now.done, result_.evaluation);
-      now.due.last |= now.verdict.stop;
-    });
+    if (now.stop || !measure(now)) return;
+    now.record.values.erase(kUnevaluated);
+    for (const auto& [name, value] : result_.evaluation) now.record.values[name] = value;
+    now.verdict = job_.judge(now.done, result_.evaluation);
+    now.due.last |= now.verdict.stop;
+  }
+
+  /// Evaluates; all ranks take the values of rank 0. Theirs may differ in the last bit (GPUs of different
+  /// models), and each decides by them whether to save and to stop. False if any was interrupted.
+  bool measure(Moment& now) {
+    Values values;
+    apart(now, [&] { values = job_.evaluate(); });
+    if (now.stop) return false;
+    std::vector<double> numbers;
+    for (const auto& [name, value] : values) numbers.push_back(value);
+    if (options_.world && !numbers.empty()) {
+      const Tensor shared = Tensor::from(numbers, {int64_t(numbers.size())});
+      options_.world->host().broadcast(shared, 0);
+      numbers = shared.to_vector<double>();
+    }
+    size_t i = 0;
+    for (auto& [name, value] : values) value = numbers[i++];
+    result_.evaluation = std::move(values);
+    return true;
   }
 
   void write(const Moment& now) {
@@ -243,14 +262,16 @@ class Trainer {
 
   void sample(Moment& now) {
     if (!info_.samples || now.stop) return;
-    apart(now, [&] {
+    const auto sample_alone = [&] {
       if (leads()) job_.sample(now.done, run_);
-    });
+    };
+    apart(now, sample_alone, kAsLongAsRankZero);
   }
 
-  /// f() without a tape, which is no part of the steps' time and may be interrupted.
+  /// f() without a tape, which is no part of the steps' time and may be interrupted. `limit`: seconds for
+  /// which a rank waits for the others'.
   template <class F>
-  void apart(Moment& now, F&& f) {
+  void apart(Moment& now, F&& f, double limit = comm::call_timeout()) {
     const Clock::time_point start = Clock::now();
     const NoTape off;
     try {
@@ -258,6 +279,7 @@ class Trainer {
     } catch (const Interrupted& interrupted) {
       stop(now, interrupted.signal());
     }
+    const comm::TimeoutScope scope(limit);
     if (const int signal = agreed(now.stop ? result_.signal : 0)) stop(now, signal);
     apart_seconds_ += seconds_since(start);
   }
@@ -270,12 +292,15 @@ class Trainer {
     std::optional<optim::WholeState> whole;
     if (!again && options_.world && optimizer_.counted())
       whole.emplace(*optimizer_.counted(), options_.world->host());
-    if (!leads()) return;  // all ranks have the same state, or parts of one
-    if (again)             // before the evaluation that made it one to be kept
-      folder_.prune(step, job_.spared());
-    else
-      folder_.save(step, job_.checkpoint(step), job_.spared());
-    log_.flush_events();
+    if (leads()) {  // all ranks have the same state, or parts of one
+      if (again)    // before the evaluation that made it one to be kept
+        folder_.prune(step, job_.spared());
+      else
+        folder_.save(step, job_.checkpoint(step), job_.spared());
+      log_.flush_events();
+    }
+    const comm::TimeoutScope scope(kAsLongAsRankZero);
+    if (options_.world) options_.world->host().barrier();
   }
 
   void note_skips() {
@@ -283,28 +308,25 @@ class Trainer {
     if (skips_.scales()) result_.loss_scale = skips_.loss_scale();
   }
 
-  /// Does what a run that was stopped or killed had left of its last step. Returns whether the run ends here.
+  /// Does what a run that was stopped or killed had left of its last step: a missing evaluation and sample. A
+  /// run that is resumed after its last step is evaluated again in any case: its result includes the
+  /// evaluation. Returns whether the run ends here.
   bool resume(bool over) {
     Moment now{.done = first_step_, .due = {}};
-    try {
-      over |= catch_up(over);
-    } catch (const Interrupted& interrupted) {
-      stop(now, interrupted.signal());
-    }
-    if (const int signal = agreed(now.stop ? result_.signal : 0)) stop(now, signal);
+    over |= catch_up(now, over);
     log_.restart();
     return over || now.stop;
   }
 
-  /// Makes up for a missing evaluation and sample. A run that is resumed after its last step is evaluated
-  /// again in any case: its result includes the evaluation.
-  bool catch_up(bool over) {
-    const NoTape off;
+  bool catch_up(Moment& now, bool over) {
     const std::vector<StepRecord> records = run_.metrics();
     const std::vector<Sample> samples = run_.samples();
-    if (options_.world) options_.world->host().barrier();  // all have read what rank 0 will write to
     StepRecord record{first_step_, {}};
     if (!records.empty() && records.back().step == first_step_) record = records.back();
+    const auto is_here = [&](const Sample& sample) { return sample.step == first_step_; };
+    // Both are agreed on after all ranks have read what rank 0 will write to.
+    const bool pending = agreed(record.values.erase(kUnevaluated) > 0) != 0;
+    const bool sampled = agreed(std::ranges::any_of(samples, is_here)) != 0;
     if (const auto loss = record.values.find("loss"); loss != record.values.end())
       result_.loss = loss->second;
     if (over && record.values.contains(kDiverged))
@@ -312,8 +334,7 @@ class Trainer {
                          "); try a lower learning rate, or a larger --steps, which goes on from the weights "
                          "before the steps that were skipped",
                      __FILE__, __LINE__);
-    const bool pending = record.values.erase(kUnevaluated) > 0;
-    if (info_.evaluates && (pending || over)) result_.evaluation = job_.evaluate();
+    if (info_.evaluates && (pending || over) && !measure(now)) return over;
     if (info_.evaluates && pending) {
       for (const auto& [name, value] : result_.evaluation) record.values[name] = value;
       if (leads()) run_.replace_last(record);
@@ -323,9 +344,7 @@ class Trainer {
     }
     if (leads()) folder_.prune(first_step_, job_.spared());  // it may have ended between a save and this
     const bool due = over || (options_.sample_every > 0 && first_step_ % options_.sample_every == 0);
-    const auto is_here = [&](const Sample& sample) { return sample.step == first_step_; };
-    if (info_.samples && due && leads() && std::ranges::none_of(samples, is_here))
-      job_.sample(first_step_, run_);
+    if (due && !sampled) sample(now);
     return over;
   }
 
