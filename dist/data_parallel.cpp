@@ -87,6 +87,8 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   void begin(std::function<void(int64_t, int64_t)> function) {
     lane();  // makes the stream or thread before anything is captured
     meet_after_failure();
+    // If the step before was given up, its sums are still being written to the gradients.
+    if (overlaps) join();
     check(!spoiled ||
               std::ranges::all_of(parameters, [](const auto& p) { return p.tensor.grad_state()->stale; }),
           "data parallel: overlap() after a backward pass failed whose step had sent gradients; call "

@@ -68,6 +68,8 @@ class DataParallel {
   /// all ranks, or before this rank sent a bucket. Otherwise the next overlap() or step() throws on all ranks
   /// (comm::RankFailure), and they must be restarted.
   ///
+  /// If a step is given up after overlap(), the next overlap() waits for its sums.
+  ///
   /// Several optimizers of one world may overlap with the same pass. On the CPU the world's communicators,
   /// and those split from them, must not be used otherwise until step() or collect().
   ///
