@@ -10,6 +10,7 @@
 #include "comm/peer_sums.h"
 #include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
+#include "runtime/capture.h"
 #include "tensor/kernels.h"
 
 namespace tessera::dist {
@@ -86,9 +87,10 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
 
   void begin(std::function<void(int64_t, int64_t)> function) {
     lane();  // makes the stream or thread before anything is captured
-    meet_after_failure();
     // If the step before was given up, its sums are still being written to the gradients.
     if (overlaps) join();
+    end_in_capture();
+    meet_after_failure();
     check(!spoiled ||
               std::ranges::all_of(parameters, [](const auto& p) { return p.tensor.grad_state()->stale; }),
           "data parallel: overlap() after a backward pass failed whose step had sent gradients; call "
@@ -103,6 +105,26 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
     last_use.assign(optim::GradientRing::kSlots, 0);
     sent = 0;
     overlaps = true;
+  }
+
+  /// A captured body that begins to send, or sends, ends after its step: a replay repeats its sums, which the
+  /// host does not see, and step() outside would make them again.
+  void end_in_capture() {
+    CaptureSession* const session = CaptureSession::current();
+    if (!session || !(session->device() == gradients.device())) return;
+    session->add({.key = this,
+                  .capture_end =
+                      [state = weak_from_this()] {
+                        const auto here = state.lock();
+                        check(!here || !here->overlaps,
+                              "data parallel: a captured body sends gradients (overlap()) and ends before "
+                              "step(), which waits for their sums; capture overlap(), the backward pass and "
+                              "step() in one body");
+                      },
+                  .failed =
+                      [state = weak_from_this()] {
+                        if (const auto here = state.lock()) here->overlaps = false, here->complete = nullptr;
+                      }});
   }
 
   void arrived(size_t parameter) {
@@ -239,6 +261,7 @@ struct DataParallel::State : std::enable_shared_from_this<DataParallel::State> {
   }
 
   void send() {
+    end_in_capture();
     const size_t number = sent++;
     const optim::Bucket& bucket = buckets[number];
     const NoTape off;

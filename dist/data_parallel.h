@@ -68,7 +68,9 @@ class DataParallel {
   /// all ranks, or before this rank sent a bucket. Otherwise the next overlap() or step() throws on all ranks
   /// (comm::RankFailure), and they must be restarted.
   ///
-  /// If a step is given up after overlap(), the next overlap() waits for its sums.
+  /// If a step is given up after overlap(), the next overlap() waits for its sums. In a captured body step(),
+  /// or collect(), follows in the same body; else the capture throws, since the host does not see what a
+  /// replay sends.
   ///
   /// Several optimizers of one world may overlap with the same pass. On the CPU the world's communicators,
   /// and those split from them, must not be used otherwise until step() or collect().

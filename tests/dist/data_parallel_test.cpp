@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "autograd/tape.h"
+#include "comm/dry.h"
 #include "comm/recorded.h"
 #include "comm/threads.h"
 #include "comm/transport.h"
@@ -16,7 +17,9 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
+#include "runtime/capture.h"
 #include "tests/errors.h"
+#include "tests/nn/no_recorder.h"
 #include "tests/tensors.h"
 
 namespace tessera::dist {
@@ -286,6 +289,35 @@ TEST(DataParallel, AStepThatIsGivenUpLeavesNoSumBehind) {
     const World world(c, c);
     EXPECT_EQ(weights(world, true), weights(world, false));
   });
+}
+
+TEST(DataParallel, ACapturedPassThatSendsGradientsEndsWithItsStep) {
+  for (const bool overlap_inside : {true, false}) {
+    const comm::DryRun ranks(0, 2);
+    const World world(ranks.communicator(), ranks.communicator());
+    SmallNet net(3);
+    optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01});
+    DataParallel reduce(optimizer, world, {.bucket_mb = 1e-6});
+    const auto pass = [&] {
+      if (overlap_inside) reduce.overlap();
+      pass_of(net, world, 1, false);
+    };
+    const auto update = [&] { optimizer.step(), optimizer.zero_grad(); };
+    Captured micro_batch(kCpu, pass, std::make_unique<nn::NoRecorder>());
+    for (int step = 0; step < 2; ++step) {
+      if (!overlap_inside) reduce.overlap();
+      if (step == 0)
+        micro_batch();
+      else
+        expect_error([&] { micro_batch(); }, {"a captured body sends gradients", "step() in one body"});
+      update();
+    }
+    if (!overlap_inside) continue;
+    Captured whole(
+        kCpu, [&] { pass(), update(); }, std::make_unique<nn::NoRecorder>());
+    whole(), whole();
+    EXPECT_TRUE(whole.is_graph());
+  }
 }
 
 TEST(DataParallel, OneRankAloneCompletesInStepUnlessThePassThrew) {
