@@ -1,12 +1,10 @@
 #include "comm/call_check.h"
 
 #include <poll.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -14,6 +12,7 @@
 
 #include "comm/links.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::comm {
 namespace {
@@ -33,12 +32,8 @@ constexpr double kLinger = 1;  // seconds for what is left to send at the end
 CallCheck::CallCheck(Job& job) : job_(job), wake_(open_event()) {
   for (int r = 0; r < job.size(); ++r)
     if (r != job.rank()) peers_.push_back({.rank = r, .file = &job.connection_for_check(r), .incoming = {}});
-  // Signals belong to the program's own threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const WithoutSignals scope;
   thread_ = std::jthread([this] { serve(); });
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 CallCheck::~CallCheck() {

@@ -1,10 +1,7 @@
 #include "comm/lane.h"
 
-#include <pthread.h>
-
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -14,6 +11,7 @@
 #include <vector>
 
 #include "runtime/call_site.h"
+#include "runtime/interrupt.h"
 
 #if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
@@ -28,12 +26,8 @@ namespace {
 class ThreadBackend : public Lane::Backend {
  public:
   explicit ThreadBackend(const Communicator& communicator) : communicator_(communicator) {
-    // Signals belong to the program's own threads.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    const WithoutSignals scope;
     thread_ = std::jthread([this] { serve(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   ~ThreadBackend() override {

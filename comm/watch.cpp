@@ -14,6 +14,7 @@
 #include "comm/deadline.h"
 #include "comm/status.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera::comm {
 namespace {
@@ -45,6 +46,7 @@ Watch::Watch(const RendezvousOptions& options, std::vector<Member> members, std:
       alarm_(open_event()),
       stop_(open_event()),
       exceptions_(std::uncaught_exceptions()) {
+  const WithoutSignals scope;
   thread_ = std::jthread([this] { listen(); });
 }
 

@@ -68,6 +68,16 @@ int InterruptGuard::signal_received() {
   return g_signal;
 }
 
+WithoutSignals::WithoutSignals() {
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+}
+
+WithoutSignals::~WithoutSignals() {
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
 void check_interrupt(Site site) {
   if (g_guards > 0 && g_signal != 0) throw Interrupted(g_signal, site.file, site.line);
 }

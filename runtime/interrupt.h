@@ -1,5 +1,7 @@
 #pragma once
 
+#include <csignal>
+
 #include "runtime/error.h"
 
 namespace tessera {
@@ -29,6 +31,18 @@ class InterruptGuard {
   static void set_notice(const char* notice);
   /// The signal that arrived since the outermost guard was made, or 0.
   static int signal_received();
+};
+
+/// For the lifetime of the scope this thread takes no signals, and threads that it starts meanwhile never do:
+/// signals are for the program's own threads.
+class WithoutSignals {
+ public:
+  WithoutSignals();
+  ~WithoutSignals();
+  WithoutSignals(const WithoutSignals&) = delete;
+
+ private:
+  sigset_t before_;
 };
 
 /// Throws Interrupted if a guard is alive and a signal has arrived. For loops that may take seconds; call it

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -19,6 +18,7 @@
 
 #include "runtime/cpu_count_internal.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 
 namespace tessera {
 namespace {
@@ -144,18 +144,14 @@ class Pool {
   /// Called under the mutex.
   void start_workers(int count) {
     if (started_ >= count) return;
-    // Block all signals in workers: they are for the program's own threads.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
     int failure = 0;
     try {
+      const WithoutSignals scope;
       for (; started_ < count; ++started_)
         std::thread([this, thread = started_ + 1] { serve(thread); }).detach();
     } catch (const std::system_error& error) {
       failure = error.code().value();
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     check(failure == 0, "parallel loop: thread ", started_ + 2, " of ", count + 1, " cannot be started (",
           std::generic_category().message(failure), "); set TESSERA_THREADS to fewer threads");
   }

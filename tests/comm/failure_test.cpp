@@ -6,11 +6,15 @@
 #include <atomic>
 #include <csignal>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <memory>
 
+#include "comm/call_check.h"
 #include "comm/deadline.h"
 #include "comm/ending_internal.h"
+#include "comm/lane.h"
 #include "comm/tcp.h"
 #include "tests/comm/ranks.h"
 #include "tests/errors.h"
@@ -220,6 +224,29 @@ TEST(CommFailure, ARankThatComputesIsToldByTheWatch) {
   for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks.await_arrival(r));
   ranks.send(0, SIGKILL);
   EXPECT_EQ(ranks.wait(1).code, 7);
+}
+
+// A handler of the program, or an exception of check_interrupt(), has no place on them.
+TEST(CommFailure, ThreadsOfTheRanksTakeNoSignals) {
+  Ranks ranks(2, [](Communicator& c, const Rank&) {
+    c.call_check();
+    const Lane lane(c, Device::cpu());
+    int threads = 0;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+      if (thread.path().filename() == std::to_string(::getpid())) continue;
+      std::ifstream status(thread.path() / "status");
+      std::string word;
+      while (status >> word && word != "SigBlk:") {
+      }
+      uint64_t blocked = 0;
+      EXPECT_TRUE(status >> std::hex >> blocked);
+      EXPECT_TRUE(blocked >> (SIGINT - 1) & 1);
+      threads += 1;
+    }
+    EXPECT_GE(threads, 3);  // of the watch, the comparison of calls and the lane
+    c.barrier();
+  });
+  for (const Ended& end : ranks.wait_all()) EXPECT_EQ(end.code, 0) << end.said;
 }
 
 // ---- the end ----
