@@ -9,6 +9,7 @@
 #if defined(TESSERA_WITH_CUDA)
 #include <cuda.h>
 
+#include "comm/ending_internal.h"
 #include "runtime/cuda.h"
 #endif
 
@@ -40,6 +41,17 @@ std::string cannot_map(const std::string& own, const std::string& theirs, Device
   if (index == device.index()) return who + " has the same GPU";
   check(cudaDeviceCanAccessPeer(&can, device.index(), index));
   return can ? "" : "the GPU of " + who + " cannot be reached from " + device.name();
+}
+
+/// Waits for the GPU. If that fails, the other ranks are told.
+bool finishes(const Communicator& host, Device device) {
+  try {
+    device.synchronize();
+    return true;
+  } catch (const std::exception& error) {
+    host.fail(message_of(error));
+    return false;
+  }
 }
 
 }  // namespace
@@ -113,19 +125,18 @@ void PeerMemory::exchange(void* base, size_t offset) {
 }
 
 PeerMemory::~PeerMemory() {
-  if (std::uncaught_exceptions() > 0) {
-    if (kept_.defined()) new Tensor(kept_);  // stays, too
-    return;
-  }
-  try {
-    device_.synchronize();
-    host_.barrier();  // no rank writes any more
+  // A rank that unwinds waits for no other: they may be in any call, until they are told why it ends.
+  const auto all_here = [this] { return std::uncaught_exceptions() == 0 && all_end(host_); };
+  // First, since the work of a GPU may wait for that of a rank that has failed.
+  if (all_here() && finishes(host_, device_) && all_end(host_)) {  // no rank writes any more
     for (int r = 0; r < host_.size(); ++r)
       if (r != host_.rank()) cudaIpcCloseMemHandle(bases_[size_t(r)]);
-    host_.barrier();  // no rank maps it any more
-    if (!kept_.defined()) cudaFree(bases_[size_t(host_.rank())]);
-  } catch (const std::exception&) {  // a rank has failed: the memory stays, as the header says
+    if (all_end(host_)) {  // no rank maps it any more
+      if (!kept_.defined()) cudaFree(bases_[size_t(host_.rank())]);
+      return;
+    }
   }
+  if (kept_.defined()) new Tensor(kept_);  // another rank may still write to it
 }
 
 #else

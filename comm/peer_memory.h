@@ -22,8 +22,8 @@ class PeerMemory {
   PeerMemory(const Communicator& host, Device device, size_t bytes);
   /// The memory of a tensor of each rank, which stays allocated as long as this lives.
   PeerMemory(const Communicator& host, const Tensor& own);
-  /// Collective: all ranks destroy it together. After a failure the memory is leaked, since other ranks may
-  /// still write to it.
+  /// Collective: all ranks destroy it together, or none does, while an exception unwinds their stacks. After
+  /// a failure the memory is leaked, since other ranks may still write to it.
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
 

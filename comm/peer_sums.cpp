@@ -13,9 +13,14 @@
 #if defined(TESSERA_WITH_CUDA)
 #include <cuda.h>
 
+#include <chrono>
+
+#include "comm/call_check.h"
 #include "comm/deadline.h"
+#include "comm/ending_internal.h"
 #include "runtime/cuda.h"
 #include "runtime/device.h"
+#include "runtime/interrupt.h"
 #endif
 
 namespace tessera::comm {
@@ -48,7 +53,8 @@ StreamMemory* stream_memory() {
 
 struct PeerSums::State {
   State(const Communicator& host, const Tensor& arena)
-      : rank(host.rank()),
+      : host(host),
+        rank(host.rank()),
         ranks(host.size()),
         arena(arena),
         slot(int64_t(kReceived / size_of(arena.dtype())) / (ranks - 1) / kElements * kElements),
@@ -66,12 +72,18 @@ struct PeerSums::State {
     device.synchronize();
     check(cudaStreamCreateWithFlags(&releases, cudaStreamNonBlocking));
     host.barrier();  // the flags are clear
+    // Nothing else ends a wait for a rank that has failed, in a graph or not: the host waits for the stream,
+    // in calls or in a destructor of the graph.
+    host.call_check().on_failure(this, [this] { release(); });
   }
   ~State() {
-    try {
-      if (std::uncaught_exceptions() > 0) release();
-    } catch (const std::exception&) {  // the device has failed: nothing waits on it any more
+    const bool together = std::uncaught_exceptions() == 0 && all_end(host);
+    host.call_check().forget(this);
+    if (!together) {
+      release();
+      await_idle();
     }
+    releasing = {};
     cudaStreamDestroy(releases);
   }
 
@@ -162,15 +174,29 @@ struct PeerSums::State {
       }
   }
 
-  /// Sets the flags that other ranks will not set any more, until this rank's streams are idle.
-  void release() const {
+  /// From now on a thread sets the flags that other ranks may not set any more.
+  void release() {
+    if (releasing.joinable()) return;
+    const WithoutSignals scope;
+    releasing = std::jthread([this](const std::stop_token& stop) { set_flags(stop); });
+  }
+  /// Again and again: a stream clears them, and waits for those of the next round.
+  void set_flags(const std::stop_token& stop) const {
     const unsigned one = 1;
-    for (const Deadline deadline; !deadline.passed(); std::this_thread::yield()) {
-      if (done.done() && is_done(cudaStreamQuery(arena.device().stream()))) return;
-      for (const Flag which : {kArrived, kReturned})
-        for (const int from : others)
-          cudaMemcpyAsync(flag(rank, which, from), &one, sizeof(one), cudaMemcpyHostToDevice, releases);
+    cudaError_t state = cudaSetDevice(arena.device().index());
+    while (!stop.stop_requested() && (state == cudaSuccess || state == cudaErrorNotReady)) {
+      if (state == cudaSuccess)
+        for (const Flag which : {kArrived, kReturned})
+          for (const int from : others)
+            cudaMemcpyAsync(flag(rank, which, from), &one, sizeof(one), cudaMemcpyHostToDevice, releases);
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      state = cudaStreamQuery(releases);
     }
+  }
+  void await_idle() const noexcept try {
+    for (const Deadline deadline; !deadline.passed(); std::this_thread::yield())
+      if (done.done() && is_done(cudaStreamQuery(arena.device().stream()))) return;
+  } catch (const std::exception&) {  // the device has failed: nothing waits on it any more
   }
 
   /// Where `x` begins in the arena.
@@ -184,6 +210,7 @@ struct PeerSums::State {
     return begin;
   }
 
+  const Communicator host;
   const int rank, ranks;
   std::vector<int> others;
   const Tensor arena;
@@ -192,6 +219,7 @@ struct PeerSums::State {
   const PeerMemory arenas, blocks;
   cudaStream_t releases = nullptr;
   Event done;  // of the last call outside a graph; its stream may be gone by then
+  std::jthread releasing;
 };
 
 std::string PeerSums::lacks(const Communicator& host, Device device) {

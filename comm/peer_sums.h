@@ -18,7 +18,9 @@ namespace tessera::comm {
 /// Communicator::all_reduce.
 ///
 /// Calls are issued to the device's stream (runtime/stream_scope.h) and can be captured. All ranks must make
-/// the same calls in the same order. Construction and destruction are collective.
+/// the same calls in the same order. Construction and destruction are collective. When the job fails, streams
+/// that wait for another rank go on, with values that are not sums: the next wait for the device throws the
+/// failure (comm/nccl.h).
 class PeerSums {
  public:
   /// Bytes of the receive buffer of a rank, divided equally among the other ranks; a rank that owns more
@@ -32,7 +34,6 @@ class PeerSums {
   /// `arena`: packed, one dimension, f32, bf16 or f16, as large on all ranks, of which there are several;
   /// where lacks() is "".
   PeerSums(const Communicator& host, const Tensor& arena);
-  /// After a failure, streams that wait for another rank are released first.
   ~PeerSums();
   PeerSums(const PeerSums&) = delete;
 

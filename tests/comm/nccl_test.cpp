@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 
+#include "comm/peer_sums.h"
 #include "comm/tcp.h"
 #include "runtime/capture.h"
 #include "tests/comm/ranks.h"
@@ -159,6 +160,34 @@ TEST_F(Nccl, ARankThatDiesWhileAnotherWaitsForItsKernel) {
       expect_parts(end.said, {"rank 1 (pid ", "ended without a word"});
     });
     EXPECT_LT(seconds, 10) << (graph ? "in a graph" : "eager");
+  }
+}
+
+/// Ends while nothing unwinds the stack, as a program that catches the failure does.
+TEST_F(Nccl, ARankThatDiesWhileTheGpuOfAnotherWaitsForItsCopies) {
+  Ranks reach(2, [](Communicator& host, const Rank& rank) {
+    const std::string lacks = PeerSums::lacks(host, Device::cuda(rank.number()));
+    check(lacks.empty(), lacks);
+  });
+  if (const Ended end = reach.wait_all()[0]; end.code != 0) GTEST_SKIP() << end.said;
+  for (const bool graph : {false, true}) {
+    Ranks ranks = on_gpus([graph](const Communicator& host, const Communicator& data, const Rank& rank) {
+      const Device device = Device::cuda(rank.number());
+      const Tensor x = ones(data, 4000000);
+      const PeerSums sums(host, x);
+      Captured call(device, [&] { sums.all_reduce(x); });
+      for (int i = 0; i < 3; ++i) graph ? call() : sums.all_reduce(x);
+      EXPECT_EQ(x.to_vector<float>().back(), 8);
+      rank.arrive();
+      if (rank.number() == 1) rank.await();  // until it is killed
+      graph ? call() : sums.all_reduce(x);
+      rank.arrive();
+      expect_error([&] { x.to_vector<float>(); }, {"rank 1 (pid ", "ended without a word"});
+    });
+    for (const int r : {0, 1, 0}) EXPECT_TRUE(ranks.await_arrival(r));
+    ranks.send(1, SIGKILL);
+    const Ended end = ranks.wait(0);
+    EXPECT_EQ(end.code, 0) << end.said;
   }
 }
 
