@@ -65,13 +65,15 @@ Device device_of(const std::string& device, const dist::Place& place) {
 dist::World join_job(const std::string& device) {
   device_of(device,
             dist::own_place());  // what is wrong on all ranks, all of them say, none waiting for another
-  return dist::World::join(fmt::format("{} {}", report::kRevision, arguments_of_process()),
-                           [](const std::string& message) {
-                             comm::Status& status = comm::own_status();
-                             comm::copy_text(status.error, sizeof(status.error), message);
-                             train::tell("tessera: " + message + "\n");
-                             ::_exit(1);  // a hanging kernel would hold up any other end
-                           });
+  const dist::World world = dist::World::join(fmt::format("{} {}", report::kRevision, arguments_of_process()),
+                                              [](const std::string& message) {
+                                                comm::Status& status = comm::own_status();
+                                                comm::copy_text(status.error, sizeof(status.error), message);
+                                                train::tell("tessera: " + message + "\n");
+                                                ::_exit(1);  // a hanging kernel would hold up any other end
+                                              });
+  if (world.size() > 1) world.check_own_gpu(device_of(device, world.place()));  // before it is filled
+  return world;
 }
 
 void check_run_flags(const RunFlags& flags, const CLI::App& command) {

@@ -433,6 +433,19 @@ std::string nccl_lacks() {
 
 std::string nccl_version() {
   return "";
+std::string gpu_uuid(Device device) {
+  if (device.is_cpu()) return "";
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device.index()));
+  std::string text = "GPU";
+  for (size_t i = 0; i < sizeof(properties.uuid.bytes); ++i) {
+    const auto byte = uint8_t(properties.uuid.bytes[i]);
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    for (const int digit : {byte >> 4, byte & 15}) text += "0123456789abcdef"[digit];
+  }
+  return text;
+}
+
 }
 
 Communicator connect_nccl(const Communicator&, Device) {
@@ -442,3 +455,7 @@ Communicator connect_nccl(const Communicator&, Device) {
 #endif
 
 }  // namespace tessera::comm
+std::string gpu_uuid(Device) {
+  return "";
+}
+

@@ -12,6 +12,8 @@ std::string nccl_lacks();
 /// "2.28.9"; "" if it cannot be used. NVLink multicast stays off: NCCL_NVLS_ENABLE=0 is set in this process
 /// before the library is loaded, whichever launcher started it.
 std::string nccl_version();
+/// "GPU-1b2c3d4e-...", as nvidia-smi -L lists it; "" for the CPU.
+std::string gpu_uuid(Device device);
 
 /// A communicator over the ranks of `host`, each with its own GPU: calls are issued to the compute stream of
 /// `device` and can be captured. All ranks call it. `host` carries the unique id. Two ranks sum with

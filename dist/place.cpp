@@ -2,11 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <vector>
 
 #include "runtime/error.h"
 
@@ -188,11 +188,22 @@ Place own_place() {
 
 Device device_at(const Place& place) {
   const int gpus = Device::cuda_count();
-  if (gpus == 0) return Device::cpu();
-  check(place.local_size <= gpus, "this machine has ", place.local_size, " ranks and ", gpus,
-        gpus == 1 ? " GPU" : " GPUs",
-        "; each rank needs one of its own: start fewer ranks, or give --device cpu");
-  return Device::cuda(place.local_rank);
+  return gpus == 0 ? Device::cpu() : Device::cuda(gpu_index(place, gpus));
+}
+
+int gpu_index(const Place& place, int gpus) {
+  return place.local_rank % gpus;
+}
+
+void check_own_gpus(const std::vector<std::string>& gpus) {
+  for (size_t rank = 1; rank < gpus.size(); ++rank) {
+    const auto same = std::find(gpus.begin(), gpus.begin() + int64_t(rank), gpus[rank]);
+    check(
+        gpus[rank].empty() || same == gpus.begin() + int64_t(rank), "ranks ", same - gpus.begin(), " and ",
+        rank, " have the same GPU, ", gpus[rank],
+        "; each rank needs one of its own: start as many ranks as there are GPUs, let the launcher show each "
+        "rank its own (srun --gpus-per-task=1), or give --device cpu");
+  }
 }
 
 comm::RendezvousOptions rendezvous_options(const Place& place, const std::string& what) {

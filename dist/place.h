@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "comm/tcp.h"
 
@@ -45,9 +46,13 @@ Place place_of(const Environment& environment);
 /// Of this process.
 Place own_place();
 
-/// The GPU of this rank if there are GPUs, cuda:<local rank>, else the CPU. Throws if this machine has more
-/// ranks than GPUs.
+/// The GPU of this rank if there are GPUs, else the CPU.
 Device device_at(const Place& place);
+/// Its number among the `gpus` that this process sees: the local rank. Where the machine has more ranks,
+/// modulo `gpus`: the launcher may show each rank GPUs of its own (srun --gpus-per-task=1).
+int gpu_index(const Place& place, int gpus);
+/// Throws if two ranks have the same GPU. `gpus`: comm::gpu_uuid by rank.
+void check_own_gpus(const std::vector<std::string>& gpus);
 
 /// Options for comm::connect_tcp. `what`: program and arguments, equal on all ranks.
 comm::RendezvousOptions rendezvous_options(const Place& place, const std::string& what);

@@ -18,11 +18,16 @@ World World::join(const std::string& what, std::function<void(const std::string&
   return World(host, host, place);
 }
 
+void World::check_own_gpu(Device device) const {
+  if (size() > 1) check_own_gpus(host_.gather_texts(comm::gpu_uuid(device)));
+}
+
 const comm::Communicator& World::data(Device device) const {
   if (data_.takes(device)) return data_;
   if (!*gpu_) {
     check(comm::nccl_lacks().empty(), "several ranks on ", device.name(), " need NCCL: ", comm::nccl_lacks(),
           "; or train on the CPU (--device cpu)");
+    check_own_gpu(device);
     gpu_->emplace(comm::connect_nccl(host_, device));
   }
   return **gpu_;

@@ -37,6 +37,8 @@ class World {
   bool leads() const { return rank() == 0; }
   const Place& place() const { return place_; }
   Device device() const { return device_at(place_); }
+  /// Throws on all ranks if two of them have the same GPU. All ranks call it; data() does.
+  void check_own_gpu(Device device) const;
   /// For values of the host: flags, texts. Always takes the CPU.
   const comm::Communicator& host() const { return host_; }
   /// For tensors on `device`; for a GPU, the first call creates the NCCL communicator and is collective.

@@ -132,6 +132,27 @@ TEST(Place, Slurm) {
   EXPECT_EQ(place_in(with(kSlurm, {{"SLURM_STEP_TASKS_PER_NODE", "3,5"}})).local_size, 5);
 }
 
+TEST(Place, TheGpuIsThatOfTheLocalRankAmongThoseThatTheProcessSees) {
+  const Place place = place_in(with(kSlurm, {{"SLURM_PROCID", "7"}, {"SLURM_LOCALID", "3"}}));
+  ASSERT_EQ(place.local_rank, 3);
+  ASSERT_EQ(place.local_size, 4);
+  EXPECT_EQ(gpu_index(place, 8), 3);
+  EXPECT_EQ(gpu_index(place, 4), 3);
+  EXPECT_EQ(gpu_index(place, 1), 0) << "its own (srun --gpus-per-task=1)";
+  EXPECT_EQ(gpu_index(place, 2), 1) << "two of its own, or an error of check_own_gpus";
+}
+
+TEST(Place, RanksThatHaveTheSameGpuAreNamed) {
+  check_own_gpus({});
+  check_own_gpus({"GPU-a", "GPU-b", "GPU-c"});
+  check_own_gpus({"", "", "GPU-a"});
+  expect_error(
+      [] {
+        check_own_gpus({"GPU-a", "GPU-b", "GPU-c", "GPU-b"});
+      },
+      {"ranks 1 and 3 have the same GPU, GPU-b", "one of its own", "--gpus-per-task=1"});
+}
+
 TEST(Place, Kubernetes) {
   expect_place(place_in(kPyTorchJob), 2, 3, 0, 1, "train-master-0", "torchrun");
   EXPECT_EQ(place_in(kPyTorchJob).port, 23456);
