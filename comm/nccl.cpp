@@ -220,9 +220,10 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
 
   void exchange(const Call& call, std::span<const Transfer> transfers, std::span<const int> ranks) override {
     begin(call, ranks);
-    if (std::ranges::all_of(transfers, [](const Transfer& t) { return t.bytes == 0; }) &&
-        int(ranks.size()) == size())
-      return check_.confirm();  // all ranks have made the call
+    if (std::ranges::all_of(transfers, [](const Transfer& t) { return t.bytes == 0; })) {
+      if (int(ranks.size()) == size()) return check_.confirm();  // all ranks have made the call
+      return call.kind == Kind::barrier ? meet(ranks) : void();
+    }
     const auto issue = [stream = device_.stream()](const Handle& handle, std::span<const Transfer> all) {
       ncclResult_t result = api().group_start();
       for (const Transfer& t : all)
@@ -317,6 +318,19 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
     constexpr size_t kMost = 4096;  // kinds and shapes; then they begin again
     if (made_.size() == kMost) made_.clear();
     return made_.insert(call).second;
+  }
+
+  /// A barrier of some of the ranks, whose calls are not compared: messages on the host to the first of them,
+  /// and back.
+  void meet(std::span<const int> ranks) const {
+    const Tensor message = Tensor::zeros({1}, DType::u8, Device::cpu());
+    const auto others = ranks.subspan(1);
+    if (rank() != ranks[0]) {
+      host_.send(message, ranks[0]);
+      return host_.receive(message, ranks[0]);
+    }
+    for (const int other : others) host_.receive(message, other);
+    for (const int other : others) host_.send(message, other);
   }
 
   void check_failure() const {
@@ -419,20 +433,6 @@ std::string nccl_version() {
          std::to_string(code % 100);
 }
 
-Communicator connect_nccl(const Communicator& host, Device device) {
-  check(api().lacks.empty(), api().lacks);
-  return Communicator(make_host_transport(std::make_shared<NcclLinks>(host, device)));
-}
-
-#else
-
-std::string nccl_lacks() {
-  return kCuda ? "this build was made without nccl.h; install libnccl-dev and build again"
-               : "this build has no CUDA; build it with a CUDA toolkit";
-}
-
-std::string nccl_version() {
-  return "";
 std::string gpu_uuid(Device device) {
   if (device.is_cpu()) return "";
   cudaDeviceProp properties{};
@@ -446,6 +446,25 @@ std::string gpu_uuid(Device device) {
   return text;
 }
 
+Communicator connect_nccl(const Communicator& host, Device device) {
+  if (host.size() == 1) return Communicator();
+  check(api().lacks.empty(), api().lacks);
+  return Communicator(make_host_transport(std::make_shared<NcclLinks>(host, device)));
+}
+
+#else
+
+std::string nccl_lacks() {
+  return kCuda ? "this build was made without nccl.h; install libnccl-dev and build again"
+               : "this build has no CUDA; build it with a CUDA toolkit";
+}
+
+std::string nccl_version() {
+  return "";
+}
+
+std::string gpu_uuid(Device) {
+  return "";
 }
 
 Communicator connect_nccl(const Communicator&, Device) {
@@ -455,7 +474,3 @@ Communicator connect_nccl(const Communicator&, Device) {
 #endif
 
 }  // namespace tessera::comm
-std::string gpu_uuid(Device) {
-  return "";
-}
-

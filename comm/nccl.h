@@ -27,6 +27,9 @@ std::string gpu_uuid(Device device);
 /// Event::wait): what the GPU holds is undefined, and nothing of it is read or saved. A mismatch of the last
 /// calls that is found when the communicator is destroyed is printed to stderr.
 ///
+/// barrier() of a communicator made by split() is a message to the first of its ranks and back, on the host.
+/// Of one rank it is the communicator that only copies.
+///
 /// Destroying the last handle, and the last graph that holds calls, is collective: it waits for the other
 /// ranks without timeout, then for NCCL at most call_timeout(); after that it prints an error to stderr.
 Communicator connect_nccl(const Communicator& host, Device device);
