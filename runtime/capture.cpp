@@ -205,10 +205,8 @@ struct Captured::State {
 
   Variant& capture() {
     device.synchronize();
-    if (!pool) {
-      device.allocator().release_cached();  // what the eager call cached, the graph's pool will hold
-      pool = device.allocator().make_pool();
-    }
+    device.allocator().release_cached();  // what eager work cached, the graph's pool may need, and cannot use
+    if (!pool) pool = device.allocator().make_pool();
     auto made = std::make_unique<Variant>();
     std::vector<std::vector<Variant::Copy>> copies_of_others;
     CaptureSession session(device);

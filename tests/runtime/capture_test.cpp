@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/allocator.h"
 #include "runtime/capture_internal.h"
 #include "tests/errors.h"
 
@@ -67,6 +68,30 @@ TEST(Capture, RefusesToRunWithoutABody) {
   expect_error([&] { step(); }, {"moved from"});
   moved();
   EXPECT_EQ(calls, 1);
+}
+
+// The graphs' pool takes memory from the device alone.
+TEST(Capture, BeforeEachGraphTheDeviceGetsBackWhatEagerWorkCached) {
+  std::string ended;
+  Allocator& allocator = Device::cpu().allocator();
+  size_t reserved = 0;
+  Captured step(
+      Device::cpu(),
+      [&] {
+        reserved = allocator.stats().reserved;
+        if (CaptureSession* const session = CaptureSession::current())
+          session->add({.key = &reserved, .still_matches = [] { return false; }});
+      },
+      std::make_unique<NotedRecorder>(ended));
+  step();
+  for (size_t graphs = 1; graphs <= 3; ++graphs) {
+    constexpr size_t kBytes = size_t{64} << 20;
+    allocator.free(allocator.allocate(kBytes));
+    const size_t cached = allocator.stats().reserved;
+    step();
+    EXPECT_EQ(step.graphs(), graphs);
+    EXPECT_LE(reserved + kBytes, cached);
+  }
 }
 
 }  // namespace
