@@ -327,16 +327,21 @@ void Optimizer::step(Site site) {
           ": this step factorises matrices on the host, or does something else there, and cannot be "
           "captured; run it "
           "in an EagerScope while waits_for_host()");
-    session->add({.key = state_.get(),
-                  .before_launch =
-                      [state = state_, table] {
-                        state->check_weights();
-                        state->upload_lr();
-                        if (!table.empty()) state->upload_arrived(table);
-                      },
-                  .capture_end = [] {},
-                  .after_launch = [state = state_] { state->tick(); },
-                  .still_matches = [state = state_] { return !state->waits_for_host(); }});
+    const bool first = session->add({.key = state_.get(),
+                                     .before_launch =
+                                         [state = state_, table] {
+                                           state->check_weights();
+                                           state->upload_lr();
+                                           if (!table.empty()) state->upload_arrived(table);
+                                         },
+                                     .capture_end = [] {},
+                                     .after_launch = [state = state_] { state->tick(); },
+                                     .still_matches = [state = state_] { return !state->waits_for_host(); }});
+    const bool counts_down =
+        std::ranges::any_of(state_->rules, [](const auto& rule) { return rule->counts_down(); });
+    check(first || !(skips || counts_down), buffers.name,
+          ": a second step() in one captured body, but the host takes part in each step, once per launch; "
+          "capture one step per body");
   } else {
     state_->upload_lr();
     if (skips) state_->upload_arrived(table);

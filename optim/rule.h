@@ -58,6 +58,8 @@ class Rule {
   virtual std::string report() const { return ""; }
   /// Whether the next step does something on the host (every()).
   bool waits_for_host() const;
+  /// Whether some steps do.
+  bool counts_down() const { return !countdowns_.empty(); }
   /// Bytes of states and scratch.
   size_t bytes() const;
 

@@ -281,6 +281,19 @@ TEST(Galore, IsCapturedBetweenFactorisations) {
   expect_error([&] { body(); }, {"GaLore: this step factorises", "EagerScope", "waits_for_host"});
 }
 
+// The host would count one step per launch.
+TEST(Galore, ASecondStepInOneCapturedBodyIsRefused) {
+  Galore optimizer(two_matrices(DType::f32), {.lr = 0.1, .rank = 2, .every = 5});
+  AdamW plain(two_matrices(DType::f32), {.lr = 0.1});
+  const auto capture = [](Optimizer& one) {
+    Captured body(
+        kCpu, [&] { one.step(), one.step(); }, std::make_unique<nn::NoRecorder>());
+    body(), body();
+  };
+  capture(plain);
+  expect_error([&] { capture(optimizer); }, {"GaLore: a second step()", "one step per body"});
+}
+
 TEST(Galore, SaysWhatIsWrong) {
   const auto fails = [](const GaloreOptions& options, std::initializer_list<const char*> parts) {
     expect_error([&] { Galore(two_matrices(DType::f32), options); }, parts);
