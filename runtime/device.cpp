@@ -37,12 +37,14 @@ DeviceContext* make_cpu_context() {
 }
 
 #if defined(TESSERA_WITH_CUDA)
-/// The one place that switches the thread's current GPU: it knows what is current and skips the call.
+/// The one place that switches the thread's current GPU. It asks which one is current, since another program
+/// in this process may have switched.
 void activate_gpu(int index) {
-  thread_local int active = -1;
-  if (active == index) return;
+  thread_local bool set = false;  // which gives the thread a context
+  int current = -1;
+  if (set && cudaGetDevice(&current) == cudaSuccess && current == index) return;
   check(cudaSetDevice(index));
-  active = index;
+  set = true;
 }
 
 /// Memory of this GPU, but for where it comes from.

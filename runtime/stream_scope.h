@@ -20,7 +20,8 @@ struct StreamOptions {
 /// While it lives, operators that this thread runs on `device` are issued to `stream`, which may belong to
 /// another program in this process (PyTorch's current stream, the null stream), and may be one that this
 /// program is capturing into a graph. Scopes nest, and end in the order opposite to that of their creation;
-/// other threads go on as before.
+/// other threads go on as before. The thread's current GPU, in the sense of cudaSetDevice, is afterwards what
+/// it was before.
 ///
 /// Memory. A tensor that was allocated for another stream may be used in the scope: its memory is not used
 /// for anything else before the scope's work is done. That the work which wrote it comes before the scope's
@@ -50,9 +51,22 @@ class StreamScope {
     MemoryBlock* block;
     std::shared_ptr<const void> owner;
   };
+  /// The thread's current GPU, which it restores.
+  class CurrentGpu {
+   public:
+    CurrentGpu();
+    ~CurrentGpu();
+    CurrentGpu(const CurrentGpu&) = delete;
+
+   private:
+    [[maybe_unused]] int index_ = -1;
+  };
+  uint64_t number_of_streams() const;
+
   Device device_;
   StreamHandle stream_;
   StreamOptions options_;
+  CurrentGpu before_;
   uint64_t id_;
   StreamOfThread mark_;
   StreamScope* outer_;
