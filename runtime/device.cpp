@@ -1,7 +1,9 @@
 #include "runtime/device.h"
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -119,46 +121,53 @@ unsigned* make_counters(int index) {
 unsigned* borrow_counters(DeviceContext& context) {
   const RelaxedCapture relaxed;
   CounterPool& pool = context.counter_pool;
+  std::vector<CounterPool::Free> free;
   {
     const std::lock_guard lock(pool.mutex);
-    for (auto& one : pool.free)
-      if (!one.last_use || one.last_use->done()) {
-        unsigned* const counters = one.counters;
-        std::swap(one, pool.free.back());
-        pool.free.pop_back();
-        return counters;
-      }
+    free.swap(pool.free);
   }
-  return make_counters(context.index);
+  unsigned* counters = nullptr;
+  const auto found =
+      std::ranges::find_if(free, [](const auto& one) { return !one.last_use || one.last_use->done(); });
+  if (found != free.end()) {
+    counters = found->counters;
+    free.erase(found);
+  }
+  {
+    const std::lock_guard lock(pool.mutex);
+    std::ranges::move(free, std::back_inserter(pool.free));
+  }
+  return counters ? counters : make_counters(context.index);
 }
 
 /// Counters that a graph owns, as a user object of CUDA, which ends after the graph's last launch.
 struct CountersOfGraph {
   DeviceContext* context;
-  unsigned long long capture;
   unsigned* counters;
 
   static void release(void* object) {
     const std::unique_ptr<CountersOfGraph> gone(static_cast<CountersOfGraph*>(object));
     CounterPool& pool = gone->context->counter_pool;
     const std::lock_guard lock(pool.mutex);
-    std::erase_if(pool.captured, [&](const auto& one) { return one.id == gone->capture; });
+    std::erase_if(pool.captured, [&](const auto& one) { return one.counters == gone->counters; });
     pool.free.push_back({gone->counters, nullptr});
   }
 };
 
-unsigned* counters_of_capture(DeviceContext& context, unsigned long long capture, cudaGraph_t graph) {
+/// Branches of a graph run at the same time, so each stream that is captured has counters of its own.
+unsigned* counters_of_capture(DeviceContext& context, unsigned long long capture, StreamHandle stream,
+                              cudaGraph_t graph) {
   CounterPool& pool = context.counter_pool;
   {
     const std::lock_guard lock(pool.mutex);
     for (const auto& one : pool.captured)
-      if (one.id == capture) return one.counters;
+      if (one.id == capture && one.stream == stream) return one.counters;
   }
-  auto owned = std::make_unique<CountersOfGraph>(&context, capture, borrow_counters(context));
+  auto owned = std::make_unique<CountersOfGraph>(&context, borrow_counters(context));
   unsigned* const counters = owned->counters;
   {
     const std::lock_guard lock(pool.mutex);
-    pool.captured.push_back({capture, counters});
+    pool.captured.push_back({capture, stream, counters});
   }
   cudaUserObject_t object = nullptr;
   check(cudaUserObjectCreate(&object, owned.get(), CountersOfGraph::release, 1,
@@ -301,7 +310,8 @@ unsigned* Device::counters([[maybe_unused]] int64_t count) const {
     unsigned long long capture = 0;
     cudaGraph_t graph = nullptr;
     check(cudaStreamGetCaptureInfo(stream, &status, &capture, &graph));
-    if (status == cudaStreamCaptureStatusActive) return counters_of_capture(*context_, capture, graph);
+    if (status == cudaStreamCaptureStatusActive)
+      return counters_of_capture(*context_, capture, stream, graph);
   }
   if (scope && scope->id_ != 0) {
     if (!scope->counters_) scope->counters_ = borrow_counters(*context_);
@@ -309,9 +319,10 @@ unsigned* Device::counters([[maybe_unused]] int64_t count) const {
   }
   unsigned* own = context_->counters;
   if (!own) {
+    unsigned* const made = borrow_counters(*context_);
+    if (context_->counters.compare_exchange_strong(own, made)) return made;
     const std::lock_guard lock(context_->counter_pool.mutex);
-    own = context_->counters;
-    if (!own) context_->counters = own = make_counters(index());
+    context_->counter_pool.free.push_back({made, nullptr});
   }
   return own;
 #else

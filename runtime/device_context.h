@@ -21,9 +21,10 @@ struct CounterPool {
   };
   struct Captured {
     unsigned long long id;  // of the capture; its graph owns them
+    StreamHandle stream;
     unsigned* counters;
   };
-  std::mutex mutex;
+  std::mutex mutex;  // not held in calls of CUDA, which takes it where it ends a graph
   std::vector<Free> free;
   std::vector<Captured> captured;
 };
