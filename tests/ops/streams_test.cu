@@ -70,7 +70,7 @@ bool make_work(const OpSpec& op, const Case& c, DType dtype, int row, Device gpu
   work = {&op, complete(op, c.attrs), row, {}, {}, name_of_case(op, c, dtype, row)};
   work.inputs = make_inputs(op, op.problem(c.dims, work.attrs), work.attrs, c.placement, dtype, gpu, kSeed);
   try {
-    work.grads = make_gradients(op, work.run().outputs, dtype, gpu, false, kSeed);
+    work.grads = make_gradients(op, work.run().outputs, gpu, kSeed);
     work.run();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("needs"), std::string::npos) << error.what();
