@@ -47,8 +47,7 @@ Activation activation(ConfigReader& reader, const char* key, const char* fallbac
     if (name == known.name) return known.activation;
   fail_at(Site::here(), reader.where(), ": ", key, " is \"", name,
           "\"; expected gelu, gelu_python, gelu_new, gelu_fast, gelu_accurate, gelu_python_tanh, "
-          "gelu_pytorch_tanh, "
-          "relu, relu2, silu or swish");
+          "gelu_pytorch_tanh, relu, relu2, silu or swish");
 }
 
 const char* activation_name(Activation activation) {

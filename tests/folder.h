@@ -58,11 +58,11 @@ class TemporaryFolder {
 
 /// This process, and those that it starts, as a user other than root, as long as it lives: root may write
 /// everywhere.
-struct Nobody {
-  Nobody() {
+struct UnprivilegedUser {
+  UnprivilegedUser() {
     if (own == 0 && ::seteuid(65534) != 0) throw std::runtime_error("seteuid failed");
   }
-  ~Nobody() {
+  ~UnprivilegedUser() {
     if (own == 0 && ::seteuid(own) != 0) std::abort();
   }
   const uid_t own = ::geteuid();

@@ -140,7 +140,7 @@ TEST(Resume, TwoDoNotTrainInOneFolderAndLeftoversGo) {
 TEST(Resume, ARunThatMayNotSaveEndsBeforeItChangesAnything) {
   const Workplace workplace;
   fs::permissions(workplace.path(), fs::perms::all);
-  const Nobody nobody;
+  const UnprivilegedUser user;
   expect_success(run(workplace, "train tnp --steps 4 --name r" + kLogged));
   const std::string metrics = workplace.get("runs/r/metrics.jsonl"),
                     settings = workplace.get("runs/r/run.json");

@@ -83,7 +83,7 @@ TEST_F(AtomicFolders, KeepALinkAndThePermissions) {
 
 TEST_F(AtomicFolders, DoNotReplaceOneThatThisUserMayNotWriteTo) {
   fs::permissions(root.path(), fs::perms::all);
-  const Nobody nobody;
+  const UnprivilegedUser user;
   const std::string kept = root / "kept";
   publish(kept, Existing::replace, {{"x", "old"}});
   fs::permissions(kept, fs::perms::owner_read | fs::perms::owner_exec);

@@ -38,7 +38,7 @@ TEST(CheckpointFolder, SparesAStepWhileItIsTold) {
 TEST(CheckpointFolder, SaysBeforeASaveThatItMayNotWrite) {
   const TemporaryFolder base;
   fs::permissions(base.path(), fs::perms::all);
-  const Nobody nobody;
+  const UnprivilegedUser user;
   const CheckpointFolder folder(base / "checkpoints");
   folder.check_writable();
   fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec);

@@ -118,7 +118,7 @@ TEST(MakeFolder, FollowsLinksThatLeadToNothing) {
 TEST(AtomicFile, KeepsPermissionsAndRefusesAReadOnlyFile) {
   const TemporaryFolder folder;
   fs::permissions(folder.path(), fs::perms::all);
-  const Nobody nobody;
+  const UnprivilegedUser user;
   const auto secret = fs::perms::owner_read | fs::perms::owner_write;
   put(folder / "secret", "old");
   fs::permissions(folder / "secret", secret);

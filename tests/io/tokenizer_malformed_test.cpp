@@ -291,7 +291,7 @@ TEST(TokenizerMalformed, RefusesOldFilesWithAReason) {
   EXPECT_TRUE(throws([&] { Tokenizer::load(empty.path()); }, "is a folder without tokenizer.json"));
   fs::permissions(empty.path(), fs::perms::none);
   {
-    const Nobody nobody;
+    const UnprivilegedUser user;
     EXPECT_TRUE(throws([&] { Tokenizer::load(empty.path()); }, empty.path() + ": Permission denied"));
   }
   fs::permissions(empty.path(), fs::perms::owner_all);

@@ -59,7 +59,7 @@ TEST(RunFolder, CreateFollowsALinkThatLeadsToNothing) {
 TEST(RunFolder, OneThatMayNotBeReadIsNotCalledNone) {
   const TemporaryFolder root;
   fs::permissions(root.path(), fs::perms::all);
-  const Nobody nobody;
+  const UnprivilegedUser user;
   const RunFolder run = RunFolder::create(root.path(), "r");
   run.write_settings({{"seed", 1}});
   fs::permissions(run.path(), fs::perms::none);

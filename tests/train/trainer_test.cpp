@@ -121,7 +121,7 @@ Ran train(Regression& regression, const TrainerOptions& options, int64_t first_s
 TEST(Trainer, ARunThatMayNotSaveEndsBeforeItsFirstStep) {
   const TemporaryFolder root;
   fs::permissions(root.path(), fs::perms::all);
-  const Nobody nobody;
+  const UnprivilegedUser user;
   const RunFolder run = RunFolder::create(root.path(), "r");
   fs::permissions(run.checkpoints(), fs::perms::owner_read | fs::perms::owner_exec);
   Regression regression(1);
