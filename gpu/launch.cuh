@@ -32,8 +32,7 @@ void launch(Device device, const LaunchShape& shape, void (*kernel)(Params...), 
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   device.activate();
   if (shape.shared_bytes > 32 * 1024)  // above 48 KiB, static variables included, needs an opt-in
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, int(shape.shared_bytes)));
+    allow_shared_bytes(reinterpret_cast<const void*>(kernel), device.index(), shape.shared_bytes);
   cudaLaunchAttribute attributes[3] = {};
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;

@@ -1,6 +1,10 @@
 #if defined(TESSERA_WITH_CUDA)
 #include "runtime/cuda.h"
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 #include "runtime/wait.h"
 
 namespace tessera {
@@ -47,6 +51,16 @@ void wait_for_stream(cudaStream_t stream, std::string_view what) {
 
 std::shared_ptr<const Fence> fence_of(cudaStream_t stream) {
   return std::make_shared<EventFence>(stream);
+}
+
+void allow_shared_bytes(const void* kernel, int device, size_t bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, size_t> allowed;
+  const std::lock_guard lock(mutex);
+  size_t& limit = allowed[{kernel, device}];
+  if (bytes <= limit) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)));
+  limit = bytes;
 }
 
 void fail_cuda(CudaStatus status) {

@@ -36,6 +36,9 @@ bool is_done(CudaStatus status);
 void wait_for_stream(cudaStream_t stream, std::string_view what);
 /// A fence after the work issued to the stream so far.
 std::shared_ptr<const Fence> fence_of(cudaStream_t stream);
+/// Lets `kernel` take up to `bytes` of dynamic shared memory on the current device, GPU number `device`. The
+/// limit only grows, whichever threads call this, so no launch loses what it has been allowed.
+void allow_shared_bytes(const void* kernel, int device, size_t bytes);
 
 /// While it lives, this thread may allocate and query although a graph is being captured, in whatever mode
 /// another program does that.

@@ -15,8 +15,7 @@ unsigned resident_blocks(Device device, void (*kernel)(Params...), int threads, 
                          int64_t wanted) {
   device.activate();
   const auto* const function = reinterpret_cast<const void*>(kernel);
-  if (shared_bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)));
+  if (shared_bytes > 32 * 1024) allow_shared_bytes(function, device.index(), shared_bytes);
   int each = 0;
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, function, threads, shared_bytes));
   const int64_t most = int64_t(std::max(each, 1)) * device.multiprocessors();
