@@ -18,12 +18,6 @@ __device__ __forceinline__ T load_acquire(const T* from) {
   asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
-/// st.release.gpu ("st") of 32 bits.
-template <class T>
-__device__ __forceinline__ void store_release(T* to, T value) {
-  static_assert(sizeof(T) == 4);
-  asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
 /// atom.add.acq_rel.gpu ("atom"): adds and returns the old value; acquires and releases.
 __device__ __forceinline__ int atomic_add_acq_rel(int* to, int value) {
   int before;
@@ -33,9 +27,14 @@ __device__ __forceinline__ int atomic_add_acq_rel(int* to, int value) {
                : "memory");
   return before;
 }
-/// red.add.release.gpu ("red"): adds, and releases as store_release does.
+/// red.add.release.gpu ("red"): adds; a load_acquire that sees the sum sees what this thread had written
+/// before.
 __device__ __forceinline__ void red_add_release(int* to, int value) {
   asm volatile("red.add.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+/// red.max.release.gpu ("red"): keeps the greater value, and releases as red_add_release does.
+__device__ __forceinline__ void red_max_release(int* to, int value) {
+  asm volatile("red.max.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 /// Orders this thread's accesses to global memory through the generic proxy before those that TMA makes for
 /// it ("fence.proxy.async"), sm_90.

@@ -253,7 +253,8 @@ __device__ __forceinline__ void load_tiles(const gpu::TensorMap& map_q, const gp
 /// dQ that dQ's warpgroup rounds.
 ///
 /// Spinning is safe: the block of the preceding key tile has a smaller ticket (backward_item), so it has
-/// started, and it does not wait for this one.
+/// started, and it does not wait for this one. Semaphores only rise: should a replayed graph read cu_seqlens
+/// that fall, sequences share semaphores and their sums are wrong, but no block waits for ever.
 template <class T, class Config>
 __device__ __forceinline__ void reduce_dq(const gpu::TensorMap& map_dq, const BackwardArgs<T>& args,
                                           char* shared, int unit) {
@@ -275,7 +276,7 @@ __device__ __forceinline__ void reduce_dq(const gpu::TensorMap& map_dq, const Ba
     const int tile = item.query_tile(step), h = item.kv_head * args.group + member;
     const int64_t at = first + item.place(args, member, tile) * kBoxes;
     member += Config::kDqStages / kBoxes;
-    while (semaphore_value > 0 && gpu::load_acquire(args.dq_semaphores + at) != semaphore_value) {
+    while (semaphore_value > 0 && gpu::load_acquire(args.dq_semaphores + at) < semaphore_value) {
     }
     if (Config::kDqWarpgroup && args.stores_final_dq &&
         is_last_key_tile(args.causal, item.queries, item.keys, item.key_tile, tile)) {
@@ -304,7 +305,7 @@ __device__ __forceinline__ void reduce_dq(const gpu::TensorMap& map_dq, const Ba
     wait_stores_read<0>();
     barriers.dq.empty[unit].arrive();
     wait_stores<0>();
-    gpu::store_release(args.dq_semaphores + at, semaphore_value + 1);
+    gpu::red_max_release(args.dq_semaphores + at, semaphore_value + 1);
   }
   wait_stores<0>();
 }

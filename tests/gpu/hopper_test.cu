@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(32, 1) flag_kernel(float* numbers, int* flag, 
     numbers[lane * 4] = float(lane + 1);
     __threadfence();
     __syncwarp();
-    if (lane == 0) store_release(flag, reread_grid());
+    if (lane == 0) red_max_release(flag, reread_grid());
     while (load_acquire(flag + 1) != reread_grid() - 1) {
     }
     out[lane] = out[32 + lane];  // written by another block before it was counted
