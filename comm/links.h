@@ -38,6 +38,10 @@ class Links {
   /// Sums x over all ranks in place, in the order of sum_in_tree, if the links have a native way to do that;
   /// otherwise returns false and does nothing.
   virtual bool sum(const Call&, const Tensor&, std::span<const int>) { return false; }
+  /// out = the sum over all ranks of the part of `in` at this rank's place, likewise; out may be that part.
+  virtual bool sum_scatter(const Call&, const Tensor& /*in*/, const Tensor& /*out*/, std::span<const int>) {
+    return false;
+  }
   /// Sums parts[r] over all ranks on rank r alone, likewise.
   virtual bool sum_parts(const Call&, std::span<const Tensor>, std::span<const int>) { return false; }
   /// The device of the messages' memory.

@@ -53,6 +53,7 @@ struct Api {
   decltype(&ncclRecv) receive;
   decltype(&ncclAllReduce) all_reduce;
   decltype(&ncclReduce) reduce;
+  decltype(&ncclReduceScatter) reduce_scatter;
   decltype(&ncclGetVersion) version;
   std::string lacks;
 
@@ -70,7 +71,8 @@ struct Api {
     load(library, "ncclGetErrorString", error_string), load(library, "ncclGroupStart", group_start);
     load(library, "ncclGroupEnd", group_end), load(library, "ncclSend", send);
     load(library, "ncclRecv", receive), load(library, "ncclAllReduce", all_reduce);
-    load(library, "ncclReduce", reduce), load(library, "ncclGetVersion", version);
+    load(library, "ncclReduce", reduce), load(library, "ncclReduceScatter", reduce_scatter);
+    load(library, "ncclGetVersion", version);
   }
 
   template <class F>
@@ -250,16 +252,31 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
     return true;
   }
 
+  bool sum_scatter(const Call& call, const Tensor& in, const Tensor& out,
+                   std::span<const int> ranks) override {
+    if (ranks.size() != 2 || size() != 2) return false;
+    begin(call, ranks);
+    scatter(in.raw(), out);
+    return true;
+  }
+
   bool sum_parts(const Call& call, std::span<const Tensor> parts, std::span<const int> ranks) override {
     if (ranks.size() != 2 || size() != 2) return false;
     begin(call, ranks);
     struct Part {
-      void* data;
+      std::byte* data;
       size_t count;
     };
-    const auto issue = [both = std::array{Part{parts[0].raw(), size_t(parts[0].count())},
-                                          Part{parts[1].raw(), size_t(parts[1].count())}},
-                        type = type_of(parts[0].dtype()), stream = device_.stream()](Handle& handle) {
+    const auto part_of = [](const Tensor& x) {
+      return Part{static_cast<std::byte*>(x.raw()), size_t(x.count())};
+    };
+    const std::array both{part_of(parts[0]), part_of(parts[1])};
+    const auto type = type_of(parts[0].dtype());
+    if (both[0].count == both[1].count && both[0].data + parts[0].bytes() == both[1].data) {
+      scatter(both[0].data, parts[size_t(rank())]);
+      return true;
+    }
+    const auto issue = [both, type, stream = device_.stream()](Handle& handle) {
       ncclResult_t result = api().group_start();
       for (int root = 0; root < 2; ++root)
         if (const Part& part = both[size_t(root)]; part.count > 0 && result == ncclSuccess)
@@ -272,6 +289,15 @@ class NcclLinks : public Links, public std::enable_shared_from_this<NcclLinks> {
   }
 
  private:
+  /// out = the sum of both ranks' elements of `from` at this rank's place.
+  void scatter(const void* from, const Tensor& out) const {
+    const auto issue = [from, to = out.raw(), count = size_t(out.count()), type = type_of(out.dtype()),
+                        stream = device_.stream()](Handle& handle) {
+      return api().reduce_scatter(from, to, count, type, ncclSum, handle.comm, stream);
+    };
+    connected_ ? call_here("ncclReduceScatter", issue) : call_apart("ncclReduceScatter", issue);
+  }
+
   /// Calls without their numbers.
   struct Alike {
     bool operator()(Call a, Call b) const {

@@ -64,6 +64,38 @@ void expect_ends(Ranks& ranks) {
   for (const Ended& end : ranks.wait_all()) EXPECT_EQ(end.code, 0) << end.signal << " " << end.said;
 }
 
+TEST_F(Nccl, EveryRankGetsTheSumOfItsPart) {
+  Ranks ranks = on_gpus([](const Communicator&, const Communicator& data, const Rank&) {
+    const int rank = data.rank();
+    const auto element = [](int rank, int64_t i) { return double(i % 50 + 100 * rank); };
+    for (const DType dtype : {DType::f32, DType::bf16})
+      for (const int64_t each : {1, 1000, 3000001}) {
+        std::vector<double> values;
+        for (int64_t i = 0; i < 2 * each; ++i) values.push_back(element(rank, i));
+        const Tensor in = Tensor::from(values, {2 * each}).to(dtype).to(Device::cuda(rank));
+        const auto expect_sums = [&](const Tensor& part, int64_t first) {
+          const std::vector<float> got = part.to(DType::f32).to_vector<float>();
+          for (int64_t i = 0; i < int64_t(got.size()); ++i)
+            ASSERT_EQ(got[size_t(i)], element(0, first + i) + element(1, first + i)) << dtype << " " << each;
+        };
+        const Tensor out = Tensor::full({each}, -1, dtype, Device::cuda(rank));
+        data.reduce_scatter(in, out);
+        expect_sums(out, rank * each);
+        const Tensor whole = in.clone(), mine = whole.slice(0, rank * each, (rank + 1) * each);
+        data.reduce_scatter(whole, mine);
+        expect_sums(mine, rank * each);
+        for (const int64_t middle : {each, each / 2}) {
+          const Tensor x = in.clone();
+          const int64_t ends[] = {middle, 2 * each};
+          data.reduce_parts(x, ends);
+          expect_sums(rank == 0 ? x.slice(0, 0, middle) : x.slice(0, middle, 2 * each),
+                      rank == 0 ? 0 : middle);
+        }
+      }
+  });
+  expect_ends(ranks);
+}
+
 TEST_F(Nccl, ShapesThatDifferEndBothRanksAndNothingIsRead) {
   // Both shapes known, one of them new, all ranks' new.
   for (const auto& [first, second] : {std::pair{1000, 2000}, {2000, 4000000}, {1000, 1001}, {77, 78}}) {
