@@ -50,6 +50,11 @@ void Backward::give(std::initializer_list<int> inputs, Tensor&& gradient) {
   distribute({std::move(gradient), true}, inputs);
 }
 
+bool Backward::would_copy(int first, int second) const {
+  const auto &one = input_at(first), &other = input_at(second);
+  return one != other && one->tape == 0 && other->tape == 0;
+}
+
 void Backward::pass(int output, std::initializer_list<int> inputs) {
   pass(*output_at(output), inputs);
 }

@@ -72,6 +72,9 @@ class Backward {
   /// copies.
   void give(int input, Tensor&& gradient) { give({input}, std::move(gradient)); }
   void give(std::initializer_list<int> inputs, Tensor&& gradient);
+  /// Whether one gradient given to both inputs would be copied, since they are leaves, whose gradients lie in
+  /// memory of their own: a kernel may as well write it twice. Only if both are needed.
+  bool would_copy(int first, int second) const;
   /// Adds the gradient of that output to the inputs', donating its memory unless it is retained. The output
   /// then has none; a tensor from grad() may be read until an input's gradient is added to.
   void pass(int output, std::initializer_list<int> inputs);

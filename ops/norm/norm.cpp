@@ -68,12 +68,15 @@ void backward(Backward& b, bool adds, const Kept& kept) {
   const DropoutMask* const drop = kept.drop ? &*kept.drop : nullptr;
   const bool wants_dx = b.needs(0) || (wants_residual && !drop), wants_dropped = wants_residual && drop;
   const Tensor dsum = adds && b.has_grad(0) ? b.grad(0).with_rows() : Tensor();
-  Tensor dx = dsum, dropped;
+  const bool both = adds && !drop;  // x and the residual have one gradient
+  Tensor dx = dsum, again, dropped;
   GradTarget dweight, dbias;
   const bool made = !adds || b.has_grad(1);
   if (made) {
     const Tensor dy = b.grad(adds ? 1 : 0).with_rows(), scale = rows_of(kept.weight.get());
     dx = wants_dx ? Tensor::empty_like(from) : Tensor();
+    if (from.device().is_cuda() && both && b.needs(0) && b.needs(1) && b.would_copy(0, 1))
+      again = Tensor::empty_like(from);
     dropped = wants_dropped ? Tensor::empty_like(from) : Tensor();
     dweight = parameter_target(b, parameters, from);
     dbias = parameter_target(b, parameters + 1, from);
@@ -83,8 +86,8 @@ void backward(Backward& b, bool adds, const Kept& kept) {
       other = {Tensor::empty({from.size(-1)}, wide, from.device()), false};
     }
     const Tensor &mean = kept.mean.get(), &rstd = kept.rstd.get();
-    NormBackward norm{dx,   dropped, dweight.grad, dbias.grad, dy,   dsum,
-                      from, scale,   mean,         rstd,       drop, kept.mask.get()};
+    NormBackward norm{dx,    again, dropped, dweight.grad, dbias.grad,     dy, dsum, from,
+                      scale, mean,  rstd,    drop,         kept.mask.get()};
     if constexpr (kCuda) {
       const bool waits = may_wait(b, parameters, dweight) && may_wait(b, parameters + 1, dbias);
       if (from.device().is_cuda() && waits) norm.later = &b.at_end<NormSums>();
@@ -97,8 +100,10 @@ void backward(Backward& b, bool adds, const Kept& kept) {
   } else if (wants_dropped) {
     dropped = masked(dsum, *drop);
   }
-  const bool both = adds && !drop;  // x and the residual have one gradient
-  if (dx.defined() && made) {
+  if (again.defined()) {
+    b.give(0, std::move(dx));
+    b.give(1, std::move(again));
+  } else if (dx.defined() && made) {
     both ? b.give({0, 1}, std::move(dx)) : b.give(0, std::move(dx));
   } else if (dx.defined()) {
     both ? b.pass(0, {0, 1}) : b.pass(0, {0});
@@ -128,19 +133,23 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
   check_parameter(name, "weight", weight, x);
   check_parameter(name, "bias", bias, x);
   AddNorm results{residual ? Tensor::empty_like(x) : Tensor(), Tensor::empty_like(x)};
-  const Tensor rstd = Tensor::empty({x.rows()}, sum_dtype(x.dtype()), x.device());
-  const Tensor mean = centred ? Tensor::empty_like(rstd) : Tensor();
+  const Tensor added = residual ? residual->tensor : Tensor();
+  Tape* const tape = Tape::recording(x, added, weight, bias);
+  Tensor mean, rstd;  // a GPU writes them only for backward
+  if (tape || x.device().is_cpu()) {
+    rstd = Tensor::empty({x.rows()}, sum_dtype(x.dtype()), x.device());
+    if (centred) mean = Tensor::empty_like(rstd);
+  }
   std::optional<DropoutMask> drop;
   if (residual && residual->dropout.p > 0)
     drop = DropoutMask::of(residual->dropout.p, residual->dropout.rng->reserve(x.device()));
   Tensor mask;
-  if (drop && x.device().is_cuda() && Tape::recording(x, residual->tensor, weight, bias))
-    mask = Tensor::empty_packed(mask_shape(x), DType::u8, x.device());
+  if (drop && tape && x.device().is_cuda()) mask = Tensor::empty_packed(mask_shape(x), DType::u8, x.device());
   {
-    const Tensor from = x.with_rows(), other = residual ? residual->tensor.with_rows() : Tensor(),
-                 scale = rows_of(weight), shift = rows_of(bias);
+    const Tensor from = x.with_rows(), other = rows_of(added), scale = rows_of(weight), shift = rows_of(bias);
     const NormForward norm{
-        results.y, results.sum, mean, rstd, from, other, scale, shift, eps, drop ? &*drop : nullptr, mask};
+        results.y, results.sum, mean, rstd, from, other, scale, shift, centred, eps, drop ? &*drop : nullptr,
+        mask};
     if (x.device().is_cpu()) {
       norm_forward_cpu(norm);
     } else if constexpr (kCuda) {
@@ -150,11 +159,10 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
   const auto keep = [&](const Tensor& from) {
     return Kept{Saved(from), Saved(weight), Saved(mean), Saved(rstd), drop, Saved(mask)};
   };
-  if (residual) {
-    if (Tape* tape = Tape::recording(x, residual->tensor, weight, bias))
-      tape->record(name, {&x, &residual->tensor, &weight, &bias}, {&results.sum, &results.y},
-                   [kept = keep(results.sum)](Backward& b) { backward(b, true, kept); });
-  } else if (Tape* tape = Tape::recording(x, weight, bias)) {
+  if (tape && residual) {
+    tape->record(name, {&x, &residual->tensor, &weight, &bias}, {&results.sum, &results.y},
+                 [kept = keep(results.sum)](Backward& b) { backward(b, true, kept); });
+  } else if (tape) {
     tape->record(name, {&x, &weight, &bias}, {&results.y},
                  [kept = keep(x)](Backward& b) { backward(b, false, kept); });
   }

@@ -22,7 +22,7 @@ constexpr int kLongBlock = 256;
 
 template <class T>
 struct BackwardArgs {
-  T *dx, *dresidual;                // null: not wanted; the second only with a mask
+  T *dx, *dx_again, *dresidual;     // null: not wanted; the second only without a mask, the third with one
   float *dweights, *dbiases;        // [blocks, partial_stride] partial sums; null: not wanted
   const T *dy, *dsum, *x, *weight;  // dsum and weight may be null
   const float *mean, *rstd;         // mean: null in rmsnorm
@@ -101,6 +101,7 @@ struct BackwardShare {
   __device__ __forceinline__ void store(const BackwardArgs<T>& args, int64_t row, int64_t base, int rank,
                                         int width) const {
     if (!kDrops || args.dx) Access::store(args.dx + row * args.dx_stride + base, dy, rank, width);
+    if (!kDrops && args.dx_again) Access::store(args.dx_again + row * args.dx_stride + base, dy, rank, width);
     if (kDrops && args.dresidual)
       Access::store(args.dresidual + row * args.dresidual_stride + base, x, rank, width);
   }
@@ -500,6 +501,7 @@ void norm_backward_cuda(const NormBackward& norm) {
                  dsum = gpu::pack_aligned_or_copy<T>(norm.dsum),
                  weight = gpu::pack_aligned_or_copy<T>(norm.weight);
     const BackwardArgs<T> args{.dx = data_or_null<T>(norm.dx),
+                               .dx_again = data_or_null<T>(norm.dx_again),
                                .dresidual = data_or_null<T>(norm.dresidual),
                                .dweights = nullptr,
                                .dbiases = nullptr,

@@ -74,7 +74,7 @@ void parameter_gradients(const NormBackward& norm) {
 }  // namespace
 
 void norm_forward_cpu(const NormForward& norm) {
-  const bool centred = norm.mean.defined();
+  const bool centred = norm.centred;
   dispatch_floating(norm.x.dtype(), name_of(centred), [&]<class T>() {
     using C = Compute<T>;
     const int64_t width = norm.x.row_length(), x_stride = norm.x.row_stride(), y_stride = norm.y.row_stride();

@@ -25,7 +25,7 @@ template <class T>
 struct ForwardArgs {
   T *y, *sum;                             // sum: null without a residual
   const T *x, *residual, *weight, *bias;  // the last three may be null
-  float *mean, *rstd;                     // mean: null in rmsnorm
+  float *mean, *rstd;                     // null: not kept; mean: null in rmsnorm, too
   int64_t y_stride, sum_stride, x_stride, residual_stride, rows, width;
   float eps, inverse;  // 1 / width
   DropoutDraw drop;    // of a dropped residual
@@ -154,7 +154,7 @@ template <class T>
 __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int64_t row, bool writes,
                                                  float mean, float squares) {
   const float rstd = rstd_of(args, squares);
-  if (writes) {
+  if (writes && args.rstd) {
     if (args.mean) args.mean[row] = mean;
     args.rstd[row] = rstd;
   }
@@ -165,6 +165,7 @@ __device__ __forceinline__ float keep_statistics(const ForwardArgs<T>& args, int
 template <class T>
 __device__ __forceinline__ void keep_pair(const ForwardArgs<T>& args, int64_t first, bool both,
                                           const float (&mean)[2], const float (&rstd)[2]) {
+  if (!args.rstd) return;
   if (both) {
     if (args.mean) *reinterpret_cast<float2*>(args.mean + first) = make_float2(mean[0], mean[1]);
     *reinterpret_cast<float2*>(args.rstd + first) = make_float2(rstd[0], rstd[1]);
@@ -389,8 +390,7 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
 }  // namespace
 
 void norm_forward_cuda(const NormForward& norm) {
-  const bool centred = norm.mean.defined();
-  dispatch_floating_cuda(norm.x.dtype(), centred ? "layernorm" : "rmsnorm", [&]<class T>() {
+  dispatch_floating_cuda(norm.x.dtype(), norm.centred ? "layernorm" : "rmsnorm", [&]<class T>() {
     if (norm.y.count() == 0) return;
     const Tensor x = gpu::pack_aligned_or_copy<T>(norm.x),
                  residual = gpu::pack_aligned_or_copy<T>(norm.residual),
@@ -403,7 +403,7 @@ void norm_forward_cuda(const NormForward& norm) {
                               .weight = data_or_null<T>(weight),
                               .bias = data_or_null<T>(bias),
                               .mean = data_or_null<float>(norm.mean),
-                              .rstd = norm.rstd.data<float>(),
+                              .rstd = data_or_null<float>(norm.rstd),
                               .y_stride = norm.y.row_stride(),
                               .sum_stride = stride_or_0(norm.sum),
                               .x_stride = x.row_stride(),
@@ -424,7 +424,7 @@ void norm_forward_cuda(const NormForward& norm) {
         launch_forward<T, kCentred, Adds::dropped_residual>(norm.x.device(), args);
       }
     };
-    centred ? run.template operator()<true>() : run.template operator()<false>();
+    norm.centred ? run.template operator()<true>() : run.template operator()<false>();
   });
 }
 

@@ -8,12 +8,14 @@
 
 namespace tessera::ops {
 
-/// Layernorm if `mean` is defined, else rmsnorm, of x, or of x + residual if that is defined; then `sum`
-/// takes x + residual, rounded. y, sum, x, residual: have rows, one shape; mean, rstd [rows] in sum_dtype;
-/// weight and bias [C] of x's dtype with stride 1, or undefined. `drop`: the residual's mask, or null;
-/// `kept_mask`, on CUDA: where it is written for backward (mask_shape), or undefined.
+/// Layernorm if `centred`, else rmsnorm, of x, or of x + residual if that is defined; then `sum`
+/// takes x + residual, rounded. y, sum, x, residual: have rows, one shape; mean, rstd [rows] in sum_dtype,
+/// on CUDA undefined where nothing reads them; weight and bias [C] of x's dtype with stride 1, or undefined.
+/// `drop`: the residual's mask, or null; `kept_mask`, on CUDA: where it is written for backward (mask_shape),
+/// or undefined.
 struct NormForward {
   const Tensor &y, &sum, &mean, &rstd, &x, &residual, &weight, &bias;
+  bool centred;
   double eps;
   const DropoutMask* drop;
   Tensor kept_mask = {};
@@ -41,12 +43,13 @@ class NormSums : public PassEnd {
   size_t bytes_ = 0;
 };
 
-/// x: what was normalised. dx has dsum added to it if that is defined; dresidual is dx before it was rounded
+/// x: what was normalised. dx has dsum added to it if that is defined; dx_again, on CUDA without a mask, is
+/// the same in other memory, with dx's layout; dresidual is dx before it was rounded
 /// under the mask `drop` (on CUDA as `kept_mask`), and undefined without one. Gradients that are undefined
 /// are not computed. dweight, dbias: [C] in sum_dtype; on CUDA also both in x's dtype, rounded once. `later`:
 /// on CUDA, for dweight and dbias in f32, finishes them; null: they are finished at once.
 struct NormBackward {
-  const Tensor &dx, &dresidual, &dweight, &dbias, &dy, &dsum, &x, &weight, &mean, &rstd;
+  const Tensor &dx, &dx_again, &dresidual, &dweight, &dbias, &dy, &dsum, &x, &weight, &mean, &rstd;
   const DropoutMask* drop;
   Tensor kept_mask = {};
   NormSums* later = nullptr;
