@@ -13,9 +13,9 @@ namespace {
 
 constexpr int64_t kRowAlign = 16;  // bytes: the unit of vector loads and of TMA strides
 // TMA loads rows of a tile in 128 bytes; a row that straddles two 128-byte lines takes 2.5 times as long
-// (docs/ops/gemm_attempts.md). So rows of kLongRow bytes or more start on 128-byte lines if that adds at most
-// a quarter: always from 512 bytes on.
-constexpr int64_t kLine = 128, kLongRow = 256;
+// (docs/ops/gemm_attempts.md). So rows start on 128-byte lines if that adds at most a quarter: never below
+// 103 bytes, always from 512 on.
+constexpr int64_t kLine = 128;
 
 /// Pitched rows and rounding at most double the bytes: below that no arithmetic on a layout overflows.
 void check_bytes(const Shape& shape, DType dtype) {
@@ -54,7 +54,7 @@ int64_t row_pitch(int64_t width, DType dtype) {
   if (width < unit) return width;
   const auto up = [&](int64_t to) { return (width + to - 1) / to * to; };
   const int64_t lines = up(kLine / size);
-  return width * size >= kLongRow && lines - width <= width / 4 ? lines : up(unit);
+  return lines - width <= width / 4 ? lines : up(unit);
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {

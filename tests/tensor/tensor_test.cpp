@@ -32,14 +32,15 @@ Tensor counting(const Shape& shape, double first = 0) {
 TEST(Tensor, RowsStartOn16ByteBoundariesAndLongOnesOnLines) {
   for (const DType dtype : kAll)
     for (const int64_t width :
-         {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 61, 129, 207, 257, 512, 1365, 2047, 2048, 2049}) {
+         {0,  1,  2,  3,  4,  5,  7,   8,   9,   15,  16,  17,  31,   33,   51,   52,
+          61, 63, 64, 65, 96, 97, 103, 119, 129, 207, 257, 512, 1365, 2047, 2048, 2049}) {
       const auto size = int64_t(size_of(dtype));
       const int64_t pitch = row_pitch(width, dtype);
       if (width * size < 16) {
         EXPECT_EQ(pitch, width);
       } else {
         const int64_t bytes = width * size, lines = (bytes + 127) / 128 * 128;
-        const int64_t unit = bytes < 256 || 4 * (lines - bytes) > bytes ? 16 : 128;
+        const int64_t unit = 4 * (lines - bytes) > bytes ? 16 : 128;
         EXPECT_EQ(pitch * size % unit, 0);
         EXPECT_TRUE(width <= pitch && pitch * size < width * size + unit) << dtype << " " << width;
       }
