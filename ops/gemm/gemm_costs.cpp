@@ -19,6 +19,7 @@ constexpr GemmCosts kH100{
               .shared = 1,
               .alone = 1.3,
               .across_lines = 2,
+              .across_mn = 2,
               .least = 5.2e-6,
               .round = 1.3e-6,
               .bytes_per_second = 3.1e12,
@@ -27,18 +28,20 @@ constexpr GemmCosts kH100{
               .few = 8,
               .clearly = 0.85,
               .clearly_from = 60e-6},
-    .fitted = {.clock = 1.7e9,
-               .ends = 9450,
-               .clusters = 1080,
-               .shared_64 = 1.14,
-               .shared_128 = 0.94,
-               .shared_192 = 0.88,
-               .bytes_per_clock = 71,
-               .few_stages = 1.14,
-               .epilogue = 1210,
-               .element = 0.064,
-               .least = 7.1e-6,
-               .bytes_per_second = 2.58e12,
+    .fitted = {.clock = 1.34e9,
+               .ends = 7020,
+               .clusters = 1500,
+               .shared_64 = 0.98,
+               .shared_128 = 0.74,
+               .shared_192 = 0.73,
+               .bytes_per_clock = 74,
+               .across_lines = 1.55,
+               .across_mn = 1.83,
+               .few_stages = 1.13,
+               .epilogue = 1340,
+               .element = 0.076,
+               .least = 6.7e-6,
+               .bytes_per_second = 3.4e12,
                .clearly = 1.2},
     .stream = {.ends = 3e-6,
                .tile = 0.8e-6,
@@ -51,7 +54,12 @@ constexpr GemmCosts kH100{
                .tokens_from_l2 = 12.5e12,
                .across_lines = 1.6,
                .small = 2 << 20,
-               .few_tokens = 8},
+               .few_tokens = 8,
+               .launch = 5.5e-6,
+               .wide_tokens = 32,
+               .token = 0.1e-6,
+               .tiles_memory = 3.3e12,
+               .about = 1.12},
     .narrow = {.clock = 0.97e9,
                .ends = 3450,
                .block = 1800,
@@ -93,18 +101,19 @@ constexpr GemmCosts kH100{
     .tf32 = {.along = 335e12, .across = 280e12, .copy_bytes = 2e12, .launch = 4e-6},
     .column_sums = {.two_launches = 9e-6, .bytes_per_second = 2.4e12}};
 
-/// Tiles fitted to 306 GEMMs in all of them, half of drawn extents (docs/ops/gemm_costs.md); the rest, of
+/// Tiles fitted to 693 GEMMs in all of them, most of drawn extents (docs/ops/gemm_costs.md); the rest, of
 /// narrow GEMMs, to 221 in all variants (gemm_narrow.md).
 constexpr GemmCosts on_h200() {
   GemmCosts costs = kH100;
   WgmmaCosts& tiles = costs.wgmma;
-  tiles.clock = 1.66e9;
-  tiles.ends = 10750, tiles.clusters = 2000, tiles.epilogue = 1300;
-  tiles.bytes_per_clock = 58, tiles.byte = 0.0031, tiles.stored_per_clock = 45;
-  tiles.threads = 0.54, tiles.part = 1650;
-  tiles.shared = 0.88, tiles.alone = 1.11, tiles.across_lines = 1.5;
-  tiles.round = 0.4e-6;
-  costs.fitted.clearly = 1.1;
+  tiles.clock = 1.57e9;
+  tiles.ends = 10200, tiles.clusters = 2970, tiles.epilogue = 1970;
+  tiles.bytes_per_clock = 54, tiles.byte = 0.0014, tiles.stored_per_clock = 45;
+  tiles.threads = 0.92, tiles.part = 1650;
+  tiles.shared = 0.91, tiles.alone = 0.98, tiles.across_lines = 2.1, tiles.across_mn = 1.97;
+  tiles.least = 4.3e-6, tiles.round = 0.47e-6;
+  tiles.bytes_per_second = 4.5e12, tiles.takes_long = 5.7e-6;
+  costs.fitted.clearly = 1.09;
   costs.cublas.few_gradient = 0.86;
   costs.padding.slow_bytes = 1e12;
   costs.narrow_mma.stage = 0.6e-6;

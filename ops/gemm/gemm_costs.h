@@ -25,13 +25,14 @@ struct WgmmaCosts {
   int64_t most_parts;       // beyond so many splits that grows no more
   double shared;        // factor of the clocks that shared memory takes for the operands at 128 bytes each
   double alone;         // factor of a ping-pong warpgroup's MMAs if the other has no tile
-  double across_lines;  // factor of the bytes of an operand whose rows lie across 128-byte lines
+  double across_lines;  // factor of the bytes of a K-major operand whose rows lie across 128-byte lines
+  double across_mn;     // the same of an MN-major operand, however short the GEMM
 
   double least;             // a small GEMM takes at least this and its bytes
   double round;             // a wave of tiles, next to the clocks above
   double bytes_per_second;  // memory
   double flops;             // per second, of GEMMs that take long
-  double takes_long;        // GEMMs from here on care for lines
+  double takes_long;        // GEMMs from here on care for lines of K-major operands
   double few;               // with so few rows or columns a tile is slower in splits or with an unaligned D
   double clearly;       // a GEMM across lines loses to cuBLASLt that takes less than this part of its time,
   double clearly_from;  // if it takes at least this long: shorter ones do not pay cuBLASLt's copies
@@ -46,6 +47,8 @@ struct FittedCosts {
   double shared_128;        // the same for tiles of 128 columns
   double shared_192;        // the same for tiles of 192 columns
   double bytes_per_clock;   // that an SM gets from L2
+  double across_lines;      // factor of the bytes of a K-major operand whose rows lie across 128-byte lines
+  double across_mn;         // the same of an MN-major b
   double few_stages;        // factor of both where only four stages of k fit
   double epilogue;          // clocks per tile
   double element;           // clocks per element of a tile
@@ -67,6 +70,13 @@ struct StreamCosts {
   double across_lines;     // factor of a weight whose rows lie across 128-byte lines
   double small;            // bytes of a weight; smaller ones were not measured in this kernel
   int64_t few_tokens;      // up to so many, a weight whose k is not dense is 6 to 8 % faster in tiles
+
+  // Next to tiles, whose model counts the launch and knows few such GEMMs.
+  double launch;        // what a launch adds to the above
+  int64_t wide_tokens;  // each token beyond so many
+  double token;         // adds this
+  double tiles_memory;  // bytes per second that tiles read at most
+  double about;         // factor by which tiles must be faster
 };
 
 /// Narrow GEMMs by FMA (gemm_narrow.cuh), clocks. The clock is slower than the GPU's by what they miss.

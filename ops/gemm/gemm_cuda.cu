@@ -22,8 +22,7 @@
 /// nothing is copied. The query for an algorithm costs tens of microseconds, so its result and all
 /// descriptors are kept for the kPlans most recently used problems: sizes, leading dimensions, strides,
 /// dtypes and the alignment of the pointers, since an algorithm chosen for 16-byte alignment must not get
-/// less aligned pointers.
-/// heuristic and so with the same algorithm. A captured graph holds the launch, not the plan.
+/// less aligned pointers. A captured graph holds the launch, not the plan.
 ///
 /// Split-K is allowed only with partial sums kept in f32 in the workspace and added by a second step: results
 /// are bitwise reproducible and rounded once. The workspace (up to 32 MiB, as NVIDIA advises for Hopper; most

@@ -45,14 +45,16 @@ class TileModel {
     const double a = 128.0 * double(tile.rows) / tile.cluster_n(),
                  b = 128.0 * double(tile.columns) / tile.cluster_m();
     loaded_ = a + b;
-    // Only of GEMMs that take a while: short ones are bound by their ends.
+    // K-major operands only of GEMMs that take a while: short ones are bound by their ends.
     const double flops = 2 * double(g.batch) * double(g.m) * double(g.n) * double(g.terms * g.k);
     const bool takes_long =
         std::max(flops / costs.flops, gemm_bytes(g) / costs.bytes_per_second) > costs.takes_long;
-    const auto across = [&](const void* data, int64_t ld, int64_t stride) {
-      return takes_long && !gemm_on_lines(data, ld, stride) ? costs.across_lines : 1;
+    const auto across = [&](const void* data, int64_t ld, int64_t stride, bool k_major) {
+      if (gemm_on_lines(data, ld, stride)) return 1.0;
+      return !k_major ? costs.across_mn : takes_long ? costs.across_lines : 1.0;
     };
-    lines_ = a * across(g.a, g.lda, g.stride_a) + b * across(g.b, g.ldb, g.stride_b);
+    lines_ = a * across(g.a, g.lda, g.stride_a, !g.transpose_a) +
+             b * across(g.b, g.ldb, g.stride_b, g.transpose_b);
   }
 
   /// One round of the grid. `ping_pong`: epilogues run under the next tile's MMAs.
@@ -139,7 +141,11 @@ GemmChoice choose_gemm(const Gemm& g, const Gpu& gpu, int forced, bool may_split
                            : forced == kStreamTile;
   if (streams && gemm_stream_lacks(g).empty()) {
     const GemmChoice stream = choose_stream(g, gpu);
-    if (best.seconds == 0 || stream.seconds < best.seconds) return stream;
+    const int64_t tokens = std::min(g.m, g.n);
+    const double launched = stream.seconds + skinny.launch +
+                            skinny.token * double(std::max<int64_t>(tokens - skinny.wide_tokens, 0));
+    const double tiles = std::max(best.seconds, c.least + gemm_bytes(g) / skinny.tiles_memory);
+    if (best.seconds == 0 || launched < skinny.about * tiles) return stream;
   }
   return best;
 }

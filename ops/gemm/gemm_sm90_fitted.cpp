@@ -38,7 +38,11 @@ double fitted_seconds(const Gemm& g, const Gpu& gpu, const GemmChoice& choice) {
   const double shared = double(2 * columns + rows * (1 + columns / 64)) * (columns == 64    ? c.shared_64
                                                                            : columns == 128 ? c.shared_128
                                                                                             : c.shared_192),
-               loaded = 128 * (double(columns) / double(down) + double(rows) / double(across));
+               of_b = g.transpose_b ? c.across_lines : c.across_mn,
+               loaded = 128 *
+                        (double(columns) / double(down) * (gemm_on_lines(g.b, g.ldb, g.stride_b) ? 1 : of_b) +
+                         double(rows) / double(across) *
+                             (gemm_on_lines(g.a, g.lda, g.stride_a) ? 1 : c.across_lines));
   const double block = std::max(shared, loaded / c.bytes_per_clock) *
                        (fitted_stages(choice.rows, choice.columns) <= 4 ? c.few_stages : 1);
   const double clocks =

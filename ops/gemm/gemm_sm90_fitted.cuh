@@ -16,10 +16,10 @@
 /// of 16 or 32 rows from two buffers would leave room for another stage, but take longer:
 /// docs/ops/gemm_attempts.md.)
 ///
-/// Persistent and warp-specialised like gemm_sm90.cuh: one thread issues TMA loads of 64 of k per stage, two
-/// or three warpgroups multiply, each 64 columns. Tiles of 64 columns in all (kHalvesK) are shared by two
-/// warpgroups, each of which takes every second stage, of which there is an even number; the first one adds
-/// up both halves of the sum.
+/// Persistent and warp-specialised like gemm_sm90.cuh: the warps of one warpgroup issue TMA loads of 64 of k
+/// per stage, two or three others multiply, each 64 columns. Tiles of 64 columns in all (kHalvesK) are shared
+/// by two warpgroups, each of which takes every second stage, of which there is an even number; the first one
+/// adds up both halves of the sum.
 ///
 /// The number of rows selects a main loop at run time, one for each width of WGMMA; everything else is
 /// shared.
@@ -31,7 +31,7 @@ template <class T>
 struct FittedArgs {
   int rows;                           // of a tile
   int stages, stage_bytes;            // of the ring
-  int loaded_bytes;                   // per stage, boxes past the edge included
+  int bytes_a, bytes_b;               // of 64 of k: of the tile's rows, of a box of 64 columns
   int n, last_row, last_column;       // of d; where a tile begins at most (GemmPlan::last_m)
   int blocks;                         // of 64 along k
   int cluster;                        // blocks that share an operand: 1 or 2
@@ -67,6 +67,7 @@ class FittedKernel {
 
  public:
   static constexpr int kGroups = kHalvesK ? 2 : kColumns / 64, kThreads = 128 * (1 + kGroups);
+  static constexpr int kLoaders = 1 + kColumns / 64;
   static constexpr int kReleases = 4 * (kHalvesK ? 1 : kGroups);  // of a stage: by each warp that reads it
   static constexpr int kTileColumns = kColumns;
 
@@ -74,25 +75,27 @@ class FittedKernel {
                                           FittedBarriers& barriers)
       : g(args), maps_(maps), stages_(stages), ring_(barriers.ring), landed_(barriers.landed) {}
 
-  /// Producer: one thread.
-  __device__ __forceinline__ void produce() const {
+  /// Producer thread `loader`: 0 loads a, the others 64 columns of b each. One thread for all of them would
+  /// take longer per stage than small tiles multiply.
+  __device__ __forceinline__ void produce(int loader) const {
     const int rank = rank_in_cluster();
     int stage = 0;
     uint32_t parity = 1;
     for (int item = first_item(); item < g.items; item += step()) {
       const FittedWork work = work_of(item, rank);
-      const int boxes = boxes_within<kB>(kColumns, g.n - work.column, true);
-      const uint32_t bytes = uint32_t(g.loaded_bytes - (boxes_of<kB>(kColumns) - boxes) * 8192);
+      const int column = work.column + (loader - 1) * 64;
+      const bool inside = loader == 0 || column < g.n;
       for (int block = 0; block < g.blocks; ++block) {
-        char* const b = stages_ + stage * g.stage_bytes;
-        char* const a = b + kBytesB;
+        char* const to = stages_ + stage * g.stage_bytes + (loader == 0 ? kBytesB : (loader - 1) * 8192);
         gpu::Barrier& full = ring_.full[stage];
         ring_.empty[stage].wait(parity);
-        full.arrive_expect(bytes);
-        const int k = block * 64, za = work.batch * g.step_a, zb = work.batch * g.step_b;
-        const bool issues = (block & 1) == rank;  // the shared operand, for both
-        load<k_major>(a, maps_.a, full, work.row, 1, k, za, g.cluster > 1 && g.along_n, issues);
-        load<kB>(b, maps_.b, full, work.column, boxes, k, zb, g.cluster > 1 && !g.along_n, issues);
+        full.arrive_expect(uint32_t(loader == 0 ? g.bytes_a : inside ? g.bytes_b : 0));
+        const int k = block * 64;
+        const bool issues = (block & 1) == rank;  // what is shared, for both
+        if (loader == 0)
+          load<k_major>(to, maps_.a, full, work.row, k, work.batch * g.step_a, g.along_n, issues);
+        else if (inside)
+          load<kB>(to, maps_.b, full, column, k, work.batch * g.step_b, !g.along_n, issues);
         if (++stage == g.stages) stage = 0, parity ^= 1;
       }
     }
@@ -139,19 +142,16 @@ class FittedKernel {
   }
 
  private:
-  /// One stage of an operand, from row (column) `at` on. `shared`: loaded by one block for both.
+  /// 64 of k of an operand, from row (column) `at` on. `shared`: by one block for its cluster.
   template <gpu::TileOrder kOrder>
-  static __device__ __forceinline__ void load(char* to, const gpu::TensorMap& map, gpu::Barrier& full, int at,
-                                              int boxes, int k, int z, bool shared, bool issues) {
-    if (shared && !issues) return;
+  __device__ __forceinline__ void load(char* to, const gpu::TensorMap& map, gpu::Barrier& full, int at, int k,
+                                       int z, bool shared, bool issues) const {
     constexpr bool kDense = kOrder == k_major;
-    for (int box = 0; box < boxes; ++box) {
-      const int first = at + box * 64, c0 = kDense ? k : first, c1 = kDense ? first : k;
-      if (shared)
-        gpu::tma_load_multicast(to + box * 8192, map, full, 3, c0, c1, z);
-      else
-        gpu::tma_load(to + box * 8192, map, full, c0, c1, z);
-    }
+    const int c0 = kDense ? k : at, c1 = kDense ? at : k;
+    if (g.cluster == 1 || !shared)
+      gpu::tma_load(to, map, full, c0, c1, z);
+    else if (issues)
+      gpu::tma_load_multicast(to, map, full, 3, c0, c1, z);
   }
 
   __device__ __forceinline__ int rank_in_cluster() const {
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(FittedKernel<T, kB, kColumns>::kThreads, 1)
   __shared__ FittedBarriers barriers;
   const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
   if (threadIdx.x == 0) {
-    barriers.ring.init(1, Kernel::kReleases * g.cluster);
+    barriers.ring.init(Kernel::kLoaders, Kernel::kReleases * g.cluster);
     for (gpu::Barrier& landed : barriers.landed) landed.init(1);
     gpu::fence_barrier_init();
     gpu::prefetch_map(maps.a);
@@ -346,7 +346,8 @@ __global__ void __launch_bounds__(FittedKernel<T, kB, kColumns>::kThreads, 1)
   Kernel kernel(g, maps, stages, barriers);
   if (group < 0) {
     gpu::warpgroup_reg_dealloc<Kernel::kGroups == 3 ? 32 : 40>();
-    if (threadIdx.x < 32 && gpu::elect_one()) kernel.produce();
+    const int warp = gpu::uniform(int(threadIdx.x) / 32);
+    if (warp < Kernel::kLoaders && gpu::elect_one()) kernel.produce(warp);
     __syncwarp();
   } else {
     gpu::warpgroup_reg_alloc<Kernel::kGroups == 3 ? 160 : 232>();

@@ -37,8 +37,8 @@ void launch_fitted(const Gemm& g, const GemmChoice& choice, Device device) {
   args.items = int(g.batch) * args.clusters_m * args.clusters_n;
   // Concurrent tiles should cover an area that is about square.
   args.group = std::min(args.clusters_m, std::max(1, 1536 / (rows * down)));
-  const int box_a = box_rows(rows, g.m), box_b = box_rows(kColumns, g.n);
-  args.loaded_bytes = 128 * (box_a + (kB == k_major ? box_b : kColumns));
+  const int box_a = box_rows(rows, g.m), box_b = box_rows(64, g.n);
+  args.bytes_a = 128 * box_a, args.bytes_b = 128 * (kB == k_major ? box_b : 64);
   if (may_write_twice(g)) {
     if (g.m >= rows) args.last_row = int(g.m) - rows;
     if (kB == k_major && g.n >= kColumns) args.last_column = last_column(g.n, kColumns);

@@ -65,7 +65,7 @@ inline constexpr GemmTileShape kGemmTiles[] = {
     {128, 256, 2, true, false, 4, false, false, true, false, false},
     {256, 128, 2, false, false, 4, false, false, true, false, false},
     {64, 64, 1, false, true, 8, true, true, true, true, true},
-    {128, 192, 1, false, false, 4, true, true, false, false, false},
+    {128, 192, 1, false, false, 4, true, true, false, true, true},
     {192, 192, 1, false, false, 4, false, false, true, false, false},
     {192, 192, 2, false, false, 4, false, false, true, false, false},
 };
