@@ -248,16 +248,26 @@ class GlueReader {
     refuse("has the label \"" + shown(text) + "\", expected one of " + names + " or its number");
   }
 
+  /// The next line of a TSV; false at the end, before which there may be empty lines. (QQP's broken rows,
+  /// which may be empty, are left out.)
+  bool next_row(std::string_view& line) {
+    if (!lines_.next(line)) return false;
+    if (!line.empty() || info_.task == GlueTask::qqp) return true;
+    const std::string where = lines_.where();
+    while (lines_.next(line)) check(line.empty(), where, "is empty, though rows follow");
+    return false;
+  }
+
   void tsv(bool is_test) {
     std::string_view line;
-    if (!lines_.next(line)) return;
+    if (!next_row(line)) return;
     const bool cola = info_.task == GlueTask::cola;
     if (cola && !is_test) {  // four columns without a header: source, label, the linguist's mark, sentence
       do {
         const std::vector<std::string_view> fields = fields_of(line);
         if (fields.size() != 4) refuse("has " + std::to_string(fields.size()) + " columns, expected 4");
         add(fields[3], {}, fields[1]);
-      } while (lines_.next(line));
+      } while (next_row(line));
       return;
     }
     std::vector<std::string> header;
@@ -277,7 +287,7 @@ class GlueReader {
     if (columns_.second && second == header.size()) missing(columns_.second);
     const bool labelled = label < header.size();
     if (!labelled && !is_test) missing(columns_.label);
-    while (lines_.next(line)) {
+    while (next_row(line)) {
       const std::vector<std::string_view> fields = fields_of(line);
       if (fields.size() != header.size()) {
         if (info_.task == GlueTask::qqp && fields.size() < header.size()) {

@@ -69,6 +69,9 @@ TEST(Glue, ReadsTheOfficialLayouts) {
             1);
   EXPECT_EQ(parse(GlueTask::rte, "index\tsentence1\tsentence2\tlabel\n0\tA\tB\tentailment\n").label(0), 0);
   EXPECT_EQ(parse(GlueTask::wnli, "index\tsentence1\tsentence2\tlabel\n0\tA\tB\t1\n").label(0), 1);
+  EXPECT_EQ(parse(GlueTask::rte, "index\tsentence1\tsentence2\tlabel\n0\tA\tB\t1\n\r\n\n").size(), 1)
+      << "empty lines at the end";
+  EXPECT_EQ(parse(GlueTask::cola, "gj04\t1\t\tx\n\n").size(), 1);
 }
 
 TEST(Glue, ReadsJsonLines) {
@@ -114,7 +117,8 @@ TEST(Glue, RefusesMalformedFilesWithAReason) {
       {GlueTask::rte, rte + "0\ta\tb\t0.5\n", "has the label \"0.5\""},
       {GlueTask::rte, rte + "0\ta\tb\t\n", "has the label \"\""},
       {GlueTask::rte, rte + "0\ta\tb\t-1\n", "has the label \"-1\""},
-      {GlueTask::rte, rte + "0\ta\tb\tentailment\n\n", "line 3 has 1 columns"},
+      {GlueTask::rte, rte + "0\ta\tb\tentailment\n\n0\ta\tb\tentailment\n",
+       "line 3 is empty, though rows follow"},
       {GlueTask::rte, rte + std::string("0\ta\0\tb\t1\n", 9), "line 2 holds a NUL byte"},
       {GlueTask::rte, rte + "0\tcaf\xE9\tb\t1\n", "line 2 is not UTF-8 text"},
       {GlueTask::rte, rte + std::string(2 << 20, 'a'), "is longer than 1048576 bytes"},
