@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "autograd/tape.h"
@@ -409,13 +410,25 @@ SettingList TrainerOptions::list() {
   return list;
 }
 
+void TrainerOptions::validate() const {
+  const std::tuple<const char*, int64_t, int64_t> all[] = {
+      {"steps", steps, 0},           {"log_every", log_every, 1},
+      {"eval_every", eval_every, 0}, {"sample_every", sample_every, 0},
+      {"save_every", save_every, 0}, {"keep", keep, 1},
+      {"most_skips", most_skips, 1}};
+  for (const auto& [name, value, least] : all)
+    check(value >= least, "train: ", name, " is ", value, "; expected ", least, " or more");
+}
+
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, int64_t first_step,
                   Progress& progress) {
+  options.validate();
   const InterruptGuard interrupts;
   return Trainer(job, run, options, first_step, progress).run();
 }
 
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, Progress& progress) {
+  options.validate();
   const io::CheckpointFolder checkpoints(run.checkpoints().string(), int(options.keep));
   std::optional<FolderLock> lock;
   if (!options.world || options.world->leads()) {  // the rank that writes

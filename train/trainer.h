@@ -49,6 +49,8 @@ struct TrainerOptions {
 
   /// Those that every run has a flag for.
   SettingList list();
+  /// Throws, naming the option, if a number of steps or checkpoints is out of its range; train() calls it.
+  void validate() const;
 };
 
 enum class Outcome { finished, interrupted };

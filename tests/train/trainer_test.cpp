@@ -1,28 +1,19 @@
 #include "train/trainer.h"
 
-#include <array>
 #include <cmath>
-#include <condition_variable>
 #include <csignal>
 #include <cstring>
-#include <mutex>
 #include <optional>
 
 #include "autograd/tape.h"
-#include "comm/deadline.h"
-#include "comm/threads.h"
-#include "dist/world.h"
 #include "io/checkpoint_folder.h"
-#include "nn/linear.h"
 #include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
-#include "optim/adamw.h"
-#include "optim/sgd.h"
 #include "runtime/interrupt.h"
-#include "runtime/philox.h"
 #include "tests/errors.h"
 #include "tests/folder.h"
+#include "tests/train/regression.h"
 #include "train/due.h"
 #include "train/step.h"
 
@@ -31,92 +22,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kRows = 12, kIn = 5, kOut = 3;
-
-/// Linear regression on fixed numbers, its batch cut into `parts`. What a test hooks in is done as well.
-struct Regression : Job {
-  explicit Regression(int parts, DType dtype = DType::f64, const std::optional<optim::LossScale>& scale = {})
-      : Job(Device::cpu()),
-        rng(1),
-        layer(kIn, kOut, rng, Device::cpu(), {.dtype = dtype}),
-        optimizer(nn::parameters(layer), {.lr = 1e-2, .max_norm = 1, .loss_scale = scale}),
-        parts(parts) {
-    x = numbers(0, {kRows, kIn}).to(dtype), y = numbers(1, {kRows, kOut}).to(dtype);
-    keep("model", layer), train_with(optimizer);
-  }
-  JobInfo info() const override {
-    return {.evaluates = bool(on_evaluate),
-            .samples = bool(on_sample),
-            .micro_batches = parts,
-            .tokens_per_step = kRows};
-  }
-  void batch(uint64_t index) override {
-    part = int(index % uint64_t(parts));
-    if (before_step && part == 0) before_step(++begun);
-  }
-  Tensor loss() override {
-    const int64_t rows = kRows / parts;
-    const Tensor error = ops::sub(layer(x.slice(0, part * rows, (part + 1) * rows)),
-                                  y.slice(0, part * rows, (part + 1) * rows));
-    return ops::scale(ops::mean(ops::mul(error, error)), factor);
-  }
-  Values evaluate() override { return on_evaluate(); }
-  Verdict judge(int64_t, const Values& values) override { return on_judge ? on_judge(values) : Verdict{}; }
-  void sample(int64_t step, const RunFolder&) override { on_sample(step); }
-  io::Checkpoint checkpoint(int64_t step) const override {
-    on_save(step);
-    return Job::checkpoint(step);
-  }
-
-  static Tensor numbers(uint64_t stream, const Shape& shape) {
-    std::vector<double> values(size_t(shape.count()));
-    for (size_t i = 0; i < values.size(); ++i)
-      values[i] = 2 * double(uniform_half_open(philox(3, stream, i).word[0])) - 1;
-    return Tensor::from(values, shape);
-  }
-
-  std::vector<double> weights() const {
-    auto all = layer.weight.detach().to_vector<double>();
-    for (const double value : layer.bias.detach().to_vector<double>()) all.push_back(value);
-    return all;
-  }
-
-  Rng rng;
-  nn::Linear layer;
-  optim::AdamW optimizer;
-  int parts, part = -1;
-  int64_t begun = 0;
-  double factor = 1;
-  Tensor x, y;
-  std::function<void(int64_t step)> before_step;
-  std::function<Values()> on_evaluate;
-  std::function<Verdict(const Values&)> on_judge;
-  std::function<void(int64_t step)> on_sample;
-  std::vector<int64_t> saved;
-  std::function<void(int64_t step)> on_save = [this](int64_t step) { saved.push_back(step); };
-};
-
-TrainerOptions options_of(int64_t steps) {
-  return {.steps = steps,
-          .log_every = 1,
-          .schedule = optim::Schedule({.kind = optim::ScheduleKind::constant, .lr = 1e-2})};
-}
-
-struct Ran {
-  TrainResult result;
-  std::vector<StepRecord> metrics;
-  std::string error;
-};
-
-Ran train(Regression& regression, const TrainerOptions& options, int64_t first_step = 0) {
-  const TemporaryFolder root;
-  const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
-  Ran ran;
-  ran.error = message_of([&] { ran.result = train(regression, run, options, first_step, progress); });
-  ran.metrics = run.metrics();
-  return ran;
-}
+using test::kRows;
+using test::options_of;
+using test::Ran;
+using test::Regression;
 
 TEST(Trainer, ARunThatMayNotSaveEndsBeforeItsFirstStep) {
   const TemporaryFolder root;
@@ -130,6 +39,22 @@ TEST(Trainer, ARunThatMayNotSaveEndsBeforeItsFirstStep) {
   EXPECT_NE(said.find("checkpoints is read-only for this user"), std::string::npos) << said;
   EXPECT_EQ(regression.begun, 0);
   fs::permissions(run.checkpoints(), fs::perms::owner_all);
+}
+
+TEST(Trainer, OptionsOutOfRangeAreRefused) {
+  const auto said = [](auto set) {
+    Regression regression(1);
+    TrainerOptions options = options_of(2);
+    set(options);
+    const std::string error = train(regression, options).error;
+    EXPECT_EQ(regression.begun, 0);
+    return error;
+  };
+  EXPECT_EQ(said([](TrainerOptions& o) { o.steps = -1; }), "train: steps is -1; expected 0 or more");
+  EXPECT_EQ(said([](TrainerOptions& o) { o.log_every = 0; }), "train: log_every is 0; expected 1 or more");
+  EXPECT_EQ(said([](TrainerOptions& o) { o.save_every = -5; }),
+            "train: save_every is -5; expected 0 or more");
+  EXPECT_EQ(said([](TrainerOptions& o) { o.keep = 0; }), "train: keep is 0; expected 1 or more");
 }
 
 TEST(Trainer, AccumulatedMicroBatchesAreOneLargeBatch) {
@@ -482,149 +407,6 @@ TEST(Trainer, ARunKilledBeforeItRemovedOldCheckpointsRemovesThemWhenItGoesOn) {
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{6, 5, 4}));
 }
 
-// ---- several ranks ----
-
-/// Makes the calls of another communicator; before each it says for how many seconds that may wait.
-class Timed : public comm::Transport {
- public:
-  Timed(comm::Communicator inner, std::function<void(double limit)> before)
-      : inner_(std::move(inner)), before_(std::move(before)) {}
-  const char* name() const override { return "timed"; }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  bool takes(Device device) const override { return device.is_cpu(); }
-  void run(const comm::Call& call, const Tensor& in, const Tensor& out) override {
-    before_(comm::call_timeout());
-    switch (call.kind) {
-      case comm::Kind::all_reduce:
-        return inner_.all_reduce(out);
-      case comm::Kind::all_gather:
-        return inner_.all_gather(in, out);
-      case comm::Kind::broadcast:
-        return inner_.broadcast(out, call.peer);
-      case comm::Kind::barrier:
-        return inner_.barrier();
-      default:
-        FAIL() << call.text();
-    }
-  }
-  void reduce_parts(const comm::Call&, const Tensor&, std::span<const int64_t>) override {}
-  void share(const comm::Call&, std::span<const Tensor>, std::span<const int>) override {}
-  std::shared_ptr<comm::Transport> part(const std::vector<int>&, uint64_t) override { return nullptr; }
-  void fail(const std::string& cause) override { inner_.fail(cause); }
-
- private:
-  comm::Communicator inner_;
-  std::function<void(double)> before_;
-};
-
-/// The limits of the calls that each of two ranks has made, in their order, which is the same on both.
-class CallLimits {
- public:
-  void add(int rank, double limit) {
-    const std::lock_guard lock(mutex_);
-    of_rank_[size_t(rank)].push_back(limit);
-    changed_.notify_all();
-  }
-  /// Called on rank 0 between two calls: the limit of rank 1's next one, once it waits in that.
-  double of_waiting_rank() {
-    std::unique_lock lock(mutex_);
-    const size_t next = of_rank_[0].size();
-    changed_.wait(lock, [&] { return of_rank_[1].size() > next; });
-    return of_rank_[1][next];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::array<std::vector<double>, 2> of_rank_;
-};
-
-/// Trains on two ranks, from `first_step` on; prepare(job, rank) adds what a rank does besides.
-std::array<Ran, 2> train_on_two(const std::function<void(Regression&, int rank)>& prepare,
-                                TrainerOptions options, int64_t first_step = 0,
-                                CallLimits* limits = nullptr) {
-  const InterruptGuard outermost;
-  options.bucket_mb = 0;
-  std::array<Ran, 2> ran;
-  comm::run_threads(2, [&](comm::Communicator& c) {
-    const comm::Communicator timed(std::make_shared<Timed>(c, [&, rank = c.rank()](double limit) {
-      if (limits) limits->add(rank, limit);
-    }));
-    const dist::World world(timed, timed);
-    TrainerOptions own = options;
-    own.world = &world;
-    Regression regression(2);
-    prepare(regression, c.rank());
-    Ran& end = ran[size_t(c.rank())];
-    end = train(regression, own, first_step);
-    check(end.error.empty(), end.error);
-  });
-  return ran;
-}
-
-// Rank 0 may write a large checkpoint for longer than a call may take.
-TEST(TrainerOnRanks, WaitForRankZeroWhileItSavesAndSamples) {
-  TrainerOptions options = options_of(3);
-  options.save_every = 1, options.sample_every = 1;
-  for (const int64_t first_step : {0, 2}) {
-    CallLimits limits;
-    int alone = 0;
-    train_on_two(
-        [&](Regression& regression, int rank) {
-          const auto work = [&, rank](int64_t step) {
-            if (rank > 0) return;
-            alone += 1;
-            EXPECT_EQ(limits.of_waiting_rank(), 0) << step;
-          };
-          regression.on_save = regression.on_sample = work;
-        },
-        options, first_step, &limits);
-    EXPECT_EQ(alone, first_step == 0 ? 6 : 3);
-  }
-}
-
-/// Two ranks whose evaluations are not the same number.
-TEST(TrainerOnRanks, AllDecideByTheEvaluationOfRankZero) {
-  for (const bool rank_zero_stops : {true, false}) {
-    TrainerOptions options = options_of(6);
-    options.eval_every = 2;
-    const std::array<Ran, 2> ran = train_on_two(
-        [&](Regression& regression, int rank) {
-          regression.on_evaluate = [rank] { return Values{{"eval_a", 3 + rank}, {"eval_nll", rank}}; };
-          regression.on_judge = [&](const Values& values) {
-            return Verdict{.save = true, .stop = (values.at("eval_nll") == 0) == rank_zero_stops};
-          };
-        },
-        options);
-    for (const Ran& one : ran) {
-      EXPECT_EQ(one.result.step, rank_zero_stops ? 2 : 6);
-      EXPECT_EQ(one.result.evaluation, (Values{{"eval_a", 3}, {"eval_nll", 0}}));
-    }
-  }
-}
-
-TEST(TrainerOnRanks, AnEvaluationInterruptedOnOneRankIsGivenUpOnAll) {
-  for (const int interrupted : {0, 1}) {
-    TrainerOptions options = options_of(6);
-    options.eval_every = 2;
-    const std::array<Ran, 2> ran = train_on_two(
-        [&](Regression& regression, int rank) {
-          regression.on_evaluate = [&, rank]() -> Values {
-            if (rank == interrupted) throw Interrupted(SIGTERM, __FILE__, __LINE__);
-            return {{"eval_nll", 1}};
-          };
-        },
-        options);
-    for (const Ran& one : ran) {
-      EXPECT_EQ(one.result.outcome, Outcome::interrupted);
-      EXPECT_EQ(one.result.step, 2);
-      EXPECT_TRUE(one.result.evaluation.empty());
-    }
-    EXPECT_EQ(ran[0].metrics.back().values.count("unevaluated"), 1u);
-  }
-}
-
 // ---- what is due when ----
 
 TEST(Due, IsTheFirstTheLastAndEveryNthStep) {
@@ -645,214 +427,6 @@ TEST(Due, IsTheFirstTheLastAndEveryNthStep) {
   EXPECT_EQ(sampled, (std::vector<int64_t>{9, 18}));
   EXPECT_EQ(saved, (std::vector<int64_t>{5, 10, 15, 20}));
   EXPECT_FALSE(due_after(20, options, {}).evaluate);
-}
-
-// ---- jobs of one's own, with any optimizer ----
-
-/// Follows the sign of the gradient: none of ours, with a state of its own and no counts.
-struct SignDescent {
-  std::vector<nn::NamedParameter> parameters;
-  double lr = 1e-2;
-  int64_t steps = 0;
-  void step() {
-    for (const auto& [name, tensor] : parameters) {
-      const std::vector<double> slope = grad(tensor).to_vector<double>();
-      std::vector<double> weight = tensor.detach().to_vector<double>();
-      for (size_t i = 0; i < slope.size(); ++i) weight[i] -= lr * double((slope[i] > 0) - (slope[i] < 0));
-      tensor.detach().copy_from(Tensor::from(weight, tensor.shape()));
-    }
-    steps += 1;
-  }
-  void zero_grad() {
-    for (const auto& parameter : parameters) tessera::zero_grad(parameter.tensor);
-  }
-  void set_lr(double value) { lr = value; }
-  void fields(auto&& visit) { visit("lr", lr), visit("steps", steps); }
-};
-
-/// A rule that no elementwise formula makes, written with operators: the average gradient over its norm.
-class NormalizedMomentum : public optim::Rule {
- public:
-  const char* name() const override { return "normalized"; }
-  void begin() override { average_ = arena("average"), direction_ = scratch_arena(); }
-  void step() override {
-    take_gradients(direction_);
-    commit(average_, ops::add(ops::scale(average_, 0.9), ops::scale(direction_, 0.1)));
-    for (size_t i = 0; i < parameters().size(); ++i) {
-      const Tensor average = view(average_, i).clone();
-      const Tensor flat = ops::mul(average, average).packed().reshape({average.count()});
-      view(direction_, i).copy_from(ops::div(average, ops::sqrt(ops::sum(flat, 0, true))));
-    }
-    descend(direction_);
-  }
-
- private:
-  Tensor average_, direction_;
-};
-
-template <class Optimizer, class Make>
-struct OwnJob : Job {
-  OwnJob(int parts, Make make)
-      : Job(Device::cpu()),
-        data(parts),
-        layer(kIn, kOut, rng, Device::cpu(), {.dtype = DType::f64}),
-        optimizer(make(nn::parameters(layer))) {
-    keep("model", layer), train_with(optimizer);
-  }
-  JobInfo info() const override { return {.micro_batches = data.parts}; }
-  void batch(uint64_t index) override { data.batch(index); }
-  Tensor loss() override {
-    const int64_t rows = kRows / data.parts;
-    const Tensor error = ops::sub(layer(data.x.slice(0, data.part * rows, (data.part + 1) * rows)),
-                                  data.y.slice(0, data.part * rows, (data.part + 1) * rows));
-    return ops::scale(ops::mean(ops::mul(error, error)), data.factor);
-  }
-  Regression data;
-  Rng rng{7};
-  nn::Linear layer;
-  Optimizer optimizer;
-};
-template <class Make>
-OwnJob(int, Make) -> OwnJob<std::invoke_result_t<Make, std::vector<nn::NamedParameter>>, Make>;
-
-/// Trains 20 steps, in one go and stopped after 8, and expects the same bytes in the last checkpoint.
-template <class Make>
-void expect_learns_and_resumes(int parts, Make make) {
-  const TemporaryFolder root;
-  Progress progress(Progress::Mode::quiet);
-  const RunFolder whole = RunFolder::create(root.path(), "whole"),
-                  cut = RunFolder::create(root.path(), "cut");
-  TrainerOptions options = options_of(20);
-  OwnJob job(parts, make), first(parts, make), second(parts, make);
-  const TrainResult result = train(job, whole, options, progress);
-  EXPECT_EQ(result.step, 20);
-  const std::vector<StepRecord> curve = whole.metrics();
-  EXPECT_LT(curve.back().values.at("loss"), 0.9 * curve.front().values.at("loss"));
-  options.steps = 8;
-  train(first, cut, options, progress);
-  options.steps = 20;
-  EXPECT_EQ(train(second, cut, options, progress).step, 20);
-  EXPECT_EQ(get(whole.checkpoints() / "step-000020.safetensors"),
-            get(cut.checkpoints() / "step-000020.safetensors"));
-  EXPECT_EQ(cut.metrics().size(), 20u);
-}
-
-TEST(OwnJob, AnyOptimizerTrainsAndResumes) {
-  for (const int parts : {1, 3}) {
-    expect_learns_and_resumes(parts, [](auto parameters) {
-      return optim::Sgd(std::move(parameters), {.lr = 1e-2, .momentum = 0.9});
-    });
-    expect_learns_and_resumes(parts, [](auto parameters) {
-      return optim::Optimizer(
-          "own", std::move(parameters), {.lr = 5e-2, .max_norm = 1},
-          {{std::make_shared<NormalizedMomentum>(), optim::decays}, {optim::adamw_rule()}});
-    });
-    expect_learns_and_resumes(
-        parts, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
-  }
-}
-
-/// The trainer counts and skips with rules of one's own as with ours: weights and states keep their bits.
-TEST(OwnJob, RulesOfOnesOwnSkipStepsWithoutAFiniteNorm) {
-  const TemporaryFolder root;
-  const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
-  OwnJob job(1, [](auto parameters) {
-    return optim::Optimizer("own", std::move(parameters), {.lr = 1e-2},
-                            {{std::make_shared<NormalizedMomentum>()}});
-  });
-  std::vector<std::vector<double>> before;
-  const auto state = [&] {
-    std::vector<std::vector<double>> all{job.layer.weight.detach().template to_vector<double>()};
-    for_each_field(job.optimizer, [&](const std::string& name, auto& leaf) {
-      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(leaf)>, Tensor>)
-        if (name != "counts") all.push_back(leaf.template to_vector<double>());
-    });
-    return all;
-  };
-  job.data.before_step = [&](int64_t step) {
-    job.data.factor = step == 5 ? std::nan("") : 1;
-    if (step == 5) before = state();
-    if (step == 6) EXPECT_EQ(state(), before);
-    if (step == 7) EXPECT_NE(state(), before);
-  };
-  EXPECT_EQ(train(job, run, options_of(10), progress).skipped, 1);
-  EXPECT_FALSE(before.empty());
-}
-
-TEST(OwnJob, AnOptimizerThatSkipsNothingEndsAtTheFirstLossThatIsNotFinite) {
-  const TemporaryFolder root;
-  const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
-  OwnJob job(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
-  job.data.before_step = [&](int64_t step) { job.data.factor = step == 5 ? std::nan("") : 1; };
-  const std::string error = message_of([&] { train(job, run, options_of(20), progress); });
-  for (const char* part : {"the loss of step 5 is not finite", "does not skip", "learning rate"})
-    EXPECT_NE(error.find(part), std::string::npos) << part << " in: " << error;
-  EXPECT_FALSE(run.metrics().front().values.contains("grad_norm"));
-}
-
-TEST(OwnJob, NoCheckpointIsSavedOfALossThatIsNotFiniteBetweenLoggedSteps) {
-  const TemporaryFolder root;
-  const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
-  OwnJob job(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
-  job.data.before_step = [&](int64_t step) { job.data.factor = step >= 5 ? std::nan("") : 1; };
-  TrainerOptions options = options_of(20);
-  options.log_every = 10, options.save_every = 3;
-  const std::string error = message_of([&] { train(job, run, options, progress); });
-  EXPECT_NE(error.find("the loss of step 6 is not finite"), std::string::npos) << error;
-  EXPECT_TRUE(std::filesystem::exists(run.checkpoints() / "step-000003.safetensors"));
-  EXPECT_FALSE(std::filesystem::exists(run.checkpoints() / "step-000006.safetensors"));
-}
-
-/// A model whose inputs dropout thins out: the job says from which generator and nothing else about it.
-struct DroppingJob : Job {
-  DroppingJob() : Job(Device::cpu()) { keep("model", layer), train_with(optimizer), draws_from("rng", rng); }
-  void batch(uint64_t) override {}
-  Tensor loss() override {
-    return ops::mean(layer(ops::dropout(Tensor::full({4, 16}, 1, DType::f32, Device::cpu()), 0.5, rng)));
-  }
-  Rng rng{11};
-  nn::Linear layer{16, 1, rng, Device::cpu()};
-  optim::AdamW optimizer{nn::parameters(layer)};
-};
-
-TEST(OwnJob, AResumedRunGoesOnWithTheRandomNumbersOfItsLoss) {
-  const TemporaryFolder root;
-  Progress progress(Progress::Mode::quiet);
-  const RunFolder whole = RunFolder::create(root.path(), "whole"),
-                  cut = RunFolder::create(root.path(), "cut");
-  DroppingJob job, first, second;
-  train(job, whole, options_of(6), progress);
-  train(first, cut, options_of(3), progress);
-  train(second, cut, options_of(6), progress);
-  EXPECT_EQ(second.rng.state(), job.rng.state());
-  EXPECT_EQ(second.layer.weight.detach().to_vector<float>(), job.layer.weight.detach().to_vector<float>());
-}
-
-TEST(OwnJob, WithoutAnOptimizerSaysWhatToCall) {
-  struct Empty : Job {
-    Empty() : Job(Device::cpu()) {}
-    void batch(uint64_t) override {}
-    Tensor loss() override { return Tensor::zeros({}, DType::f32, Device::cpu()); }
-  } job;
-  EXPECT_NE(message_of([&] { Step step(job); }).find("train_with"), std::string::npos);
-}
-
-TEST(OwnJob, RestoresAllOrNothing) {
-  const TemporaryFolder root;
-  OwnJob a(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
-  OwnJob b(1, [](auto parameters) { return optim::Sgd(std::move(parameters), {}); });
-  const std::string file = root / "c.safetensors";
-  a.layer.weight.detach().fill(3);
-  a.checkpoint(4).save(file);
-  const std::vector<double> before = b.layer.weight.detach().template to_vector<double>();
-  EXPECT_NE(message_of([&] { b.restore(file); }).find("optimizer.steps"), std::string::npos);
-  EXPECT_EQ(b.layer.weight.detach().template to_vector<double>(), before);
-  a.layer.weight.detach().fill(0);
-  EXPECT_EQ(a.restore(file), 4);
-  EXPECT_EQ(a.layer.weight.detach().template to_vector<double>()[0], 3);
 }
 
 }  // namespace
