@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 
 #include "runtime/error.h"
 
@@ -33,9 +34,8 @@ namespace {
 /// The options of a group that may be taken, from all rows on: those on the lower convex hull of (variance,
 /// seconds), with falling seconds.
 std::vector<size_t> hull_of(const std::vector<ShareOption>& options) {
-  std::vector<size_t> order;
-  for (size_t i = 1; i < options.size(); ++i)
-    if (options[i].seconds < options[0].seconds) order.push_back(i);
+  std::vector<size_t> order(options.size() - 1);
+  std::iota(order.begin(), order.end(), 1);
   std::ranges::stable_sort(order, {}, [&](size_t i) { return options[i].variance; });
   std::vector<size_t> hull{0};
   const auto slope = [&](size_t from, size_t to) {

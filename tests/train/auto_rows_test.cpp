@@ -80,6 +80,7 @@ TEST(RowShares, OptionsTakeLeastTimeWithinTheBound) {
   EXPECT_EQ(choose_options({{{1, 0, 10}, {0.5, 5, 1}}, {{1, 0, 10}, {0.5, 1, 9.5}}}, 2), (Chosen{0, 1}));
   // What saves no time is not taken, whatever the bound; nor what another option beats in both.
   EXPECT_EQ(choose_options({{{1, 0, 10}, {0.5, 1, 10}, {0.25, 2, 12}}}, 100), (Chosen{0}));
+  EXPECT_EQ(choose_options({{{1, 0, 10}, {0.5, 0, 12}}}, 100), (Chosen{0})) << "though it adds none";
   EXPECT_EQ(choose_options({{{1, 0, 10}, {0.5, 3, 8}, {0.25, 2, 6}}}, 100), (Chosen{2}));
   // Rows without a gradient cost no variance.
   EXPECT_EQ(choose_options({{{1, 0, 10}, {0.5, 0, 6}, {0.25, 0, 4}}}, 0), (Chosen{2}));
