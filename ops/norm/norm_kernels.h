@@ -44,10 +44,10 @@ class NormSums : public PassEnd {
 };
 
 /// x: what was normalised. dx has dsum added to it if that is defined; dx_again, on CUDA without a mask, is
-/// the same in other memory, with dx's layout; dresidual is dx before it was rounded
-/// under the mask `drop` (on CUDA as `kept_mask`), and undefined without one. Gradients that are undefined
-/// are not computed. dweight, dbias: [C] in sum_dtype; on CUDA also both in x's dtype, rounded once. `later`:
-/// on CUDA, for dweight and dbias in f32, finishes them; null: they are finished at once.
+/// the same in other memory, with dx's layout; dresidual is dx before it was rounded under the mask `drop`
+/// (on CUDA as `kept_mask`), and undefined without one. Gradients that are undefined are not computed.
+/// dweight, dbias: [C] in sum_dtype; on CUDA also both in x's dtype, rounded once. `later`: on CUDA, for
+/// dweight and dbias in f32, finishes them; null: they are finished at once.
 struct NormBackward {
   const Tensor &dx, &dx_again, &dresidual, &dweight, &dbias, &dy, &dsum, &x, &weight, &mean, &rstd;
   const DropoutMask* drop;
