@@ -68,6 +68,7 @@ void Communicator::check_tensor(Kind kind, const Tensor& tensor) const {
 }
 
 Call Communicator::begin(Kind kind, const Tensor& given, int peer) const {
+  transport_->check_thread(kind);
   Call call(kind, given, peer);
   call.communicator = counts_->id;
   if (kind != Kind::send && kind != Kind::receive) call.number = ++counts_->calls;
@@ -147,13 +148,15 @@ void Communicator::reduce_parts(const Tensor& x, std::span<const int64_t> ends, 
 void Communicator::share(std::span<const Tensor> tensors, std::span<const int> owners, Site site) const {
   const CallScope scope(site);
   check(tensors.size() == owners.size(), "share: ", tensors.size(), " tensors of ", owners.size(), " owners");
-  Call call = begin(Kind::share, Tensor());
-  call.dims = 2;
-  call.sizes[0] = int64_t(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     check_tensor(Kind::share, tensors[i]);
     tensors[i].check_writable(name_of(Kind::share));
     check(owners[i] >= 0 && owners[i] < size(), "share: there is no rank ", owners[i], " of ", size());
+  }
+  Call call = begin(Kind::share, Tensor());
+  call.dims = 2;
+  call.sizes[0] = int64_t(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
     call.sizes[1] += int64_t(tensors[i].bytes());
     add_to_digest(call, owners[i]), add_to_digest(call, int64_t(tensors[i].dtype()));
     for (const int64_t size : tensors[i].shape().sizes()) add_to_digest(call, size);

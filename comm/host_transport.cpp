@@ -63,6 +63,7 @@ class HostTransport : public Transport {
   Device device() const override { return links_->device(); }
   void fail(const std::string& cause) override { links_->fail(cause); }
   void keep_to(std::thread::id thread) override { links_->keep_to(thread); }
+  void check_thread(Kind kind) const override { links_->check_thread(kind); }
   CallCheck& call_check() override { return links_->call_check(); }
 
   std::shared_ptr<Transport> part(const std::vector<int>& ranks, uint64_t) override {
@@ -127,7 +128,6 @@ class HostTransport : public Transport {
 
  private:
   void begin(const Call& call) {
-    links_->check_thread(call.kind);
     call_ = &call;
     // The exchange has a deadline of its own.
     if (links_->has_call_check() && size() == links_->size() && call.kind != Kind::send &&

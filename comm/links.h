@@ -55,7 +55,7 @@ class Links {
   bool has_call_check() const { return has_call_check_; }
 
   /// Makes the calls of all threads but this one throw; of none, if it is no thread's. See
-  /// Transport::keep_to.
+  /// Transport::keep_to, check_thread.
   void keep_to(std::thread::id thread) { only_ = thread; }
   void check_thread(Kind kind) const;
 

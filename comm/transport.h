@@ -50,6 +50,9 @@ class Transport {
   /// Until it is called with no thread's id, calls of other threads throw, those of transports made by part()
   /// too: only where two threads' calls would mix, that is on the host.
   virtual void keep_to(std::thread::id) {}
+  /// Throws if a call of this thread would throw because of keep_to(). For a call that is about to be
+  /// counted: the count of a refused one is the other thread's.
+  virtual void check_thread(Kind) const {}
   /// See Links::call_check; of transports on the host.
   virtual CallCheck& call_check() {
     fail_at(Site::here(), name(), ": calls cannot be compared after they were made");

@@ -112,7 +112,9 @@ TEST(Lane, CallsOfOtherThreadsAreRefusedUntilJoin) {
     Lane lane(c, kCpu);
     const Tensor x = filled(3, 1);
     lane.all_reduce(x);
-    expect_error([&] { c.barrier(); }, {"barrier: another thread makes calls", "DataParallel::overlap()"});
+    // A refused call is none: one rank may make it alone.
+    if (c.rank() == 0)
+      expect_error([&] { c.barrier(); }, {"barrier: another thread makes calls", "DataParallel::overlap()"});
     expect_error([&] { same.all_reduce(x.clone()); }, {"all_reduce: another thread makes calls"});
     lane.join();
     c.barrier();

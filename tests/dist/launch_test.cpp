@@ -146,9 +146,12 @@ TEST(Launch, ReachesTheProgramOfAScript) {
 TEST(Launch, LeavesNoProcessOfAScript) {
   const TemporaryFolder folder;
   // Rank 0 leaves a program behind, and rank 1 still waits for one.
-  const Said said = launched(
-      folder,
-      {.ranks = 2, .command = shell("sleep 1000 & echo $!; [ $RANK = 1 ] && wait; exit 4"), .grace = 0.01});
+  const std::string waits = folder / "waits";
+  const Said said =
+      launched(folder, {.ranks = 2,
+                        .command = shell("sleep 1000 & echo $!; [ $RANK = 1 ] && touch " + waits +
+                                         " && wait; until [ -e " + waits + " ]; do sleep 0.01; done; exit 4"),
+                        .grace = 0.01});
   EXPECT_EQ(said.end.code, 4);
   int pids = 0, pid = 0;
   std::istringstream lines(said.out);
