@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "ops/attention/attention_kernels.h"
@@ -10,10 +11,13 @@
 #include "ops/lane_sum_internal.h"
 #include "ops/vector_math_internal.h"
 #include "runtime/parallel.h"
+#include "tensor/convert.h"
+#include "tensor/precision.h"
 
-/// f32 on the CPU for training: a tile of query rows at a time, its scores whole in cache (at most
-/// kTileScores of them), so each of the two (forward) or five (backward) GEMMs is one sgemm and the
-/// softmax one pass over rows. Bound by the GEMMs and, at small D, by the exponentials, which vectorise.
+/// All but f64 on the CPU: a tile of query rows at a time, its scores whole in cache (at most kTileScores of
+/// them), so each of the two (forward) or five (backward) GEMMs is one sgemm and the softmax one pass over
+/// rows. Operands of 16 bits are widened to f32 once; probabilities and dS are rounded as in
+/// attention_cpu.cpp. Bound by the GEMMs and, at small D, by the exponentials, which vectorise.
 
 namespace tessera::ops {
 namespace {
@@ -52,27 +56,45 @@ int64_t keys_of_tile(const Sizes& n, int64_t end, bool causal) {
   return visible_keys(end - 1, n.queries, n.keys, causal);
 }
 
-}  // namespace
-
-bool attention_prefers_blas(const Tensor& q, const Tensor& k) {
-  // Below this a call of BLAS costs more than it saves.
-  constexpr int64_t kSmallest = 32 * 32 * 32;
-  if (q.dtype() != DType::f32 || k.count() == 0 || q.count() == 0) return false;
-  return q.size(1) * k.size(1) * q.size(3) >= kSmallest && q.size(1) <= INT_MAX && k.size(1) <= INT_MAX;
+/// Rounds n probabilities or elements of dS to what a GEMM of T, or of TF32, takes.
+template <class T, bool kTf32>
+void round_row([[maybe_unused]] float* row, [[maybe_unused]] int64_t n) {
+  if constexpr (kTf32) {
+    for (int64_t i = 0; i < n; ++i) row[i] = round_to_tf32(row[i]);
+  } else if constexpr (!std::is_same_v<T, float>) {
+    constexpr int64_t kBlock = 512;
+    T block[kBlock];
+    for (int64_t i = 0; i < n; i += kBlock) {
+      const int64_t count = std::min(kBlock, n - i);
+      narrow(block, row + i, count);
+      widen(row + i, block, count);
+    }
+  }
 }
 
-void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tensor& k_,
-                            const Tensor& v_, const AttentionProblem& problem) {
+/// 1 for what is kept, 0 for what is dropped: a factor, so that a NaN stays one.
+void drop_row(float* row, const uint8_t* dropped, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) row[j] *= dropped[j] ? 0.0f : 1.0f;
+}
+
+template <class T, bool kTf32>
+void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tensor& k_, const Tensor& v_,
+             const AttentionProblem& problem) {
   const Sizes n = sizes_of(q_, k_);
-  const auto q = const_head_rows<float>(q_), k = const_head_rows<float>(k_), v = const_head_rows<float>(v_);
-  const auto o = head_rows<float>(o_);
+  const Tensor wide[] = {attention_operand(q_, problem.math), attention_operand(k_, problem.math),
+                         attention_operand(v_, problem.math)};
+  const auto q = const_head_rows<float>(wide[0]), k = const_head_rows<float>(wide[1]),
+             v = const_head_rows<float>(wide[2]);
+  const auto o = head_rows<T>(o_);
   float* const lse = lse_.data<float>();
   const int64_t lse_stride = lse_.layout().stride(1);
   const float scale = float(problem.scale), lowest = -std::numeric_limits<float>::infinity();
   const AttentionDropout& drop = problem.drop;
 
   parallel_for(n.batch * n.heads * n.tiles, 1, [&](int64_t begin, int64_t end) {
-    const auto scores = std::make_unique_for_overwrite<float[]>(size_t(n.tile * n.keys));
+    const auto scores = std::make_unique_for_overwrite<float[]>(size_t(n.tile * n.keys)),
+               product = std::make_unique_for_overwrite<float[]>(size_t(n.tile * n.dim));
+    std::vector<float> inverse(size_t(n.tile), 0.0f);
     std::vector<uint8_t> dropped(size_t(n.keys), 0);
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t head = piece / n.tiles, b = head / n.heads, h = head % n.heads, kv = h / n.group;
@@ -88,32 +110,54 @@ void attention_forward_blas(const Tensor& o_, const Tensor& lse_, const Tensor& 
         const float base = top == lowest ? 0.0f : top;
         for (int64_t j = 0; j < seen; ++j) p[j] = vector_exponential(p[j] - base);
         const float sum = lane_sum<float>(seen, [p](int64_t j) { return p[j]; });
-        const float inverse = sum == 0 ? 0.0f : drop.scale / sum;
-        for (int64_t j = 0; j < seen; ++j) p[j] *= inverse;
+        inverse[size_t(i - first)] = sum == 0 ? 0.0f : drop.scale / sum;
+        lse[head * lse_stride + i] = sum == 0 ? lowest : base + std::log(sum);
+        round_row<T, kTf32>(p, seen);
         if (drop.drops()) {
           drop.row(drop_head_row(uint32_t(b), n.queries, problem.first_query, n.heads, uint32_t(h)), i, seen,
                    dropped.data());
-          for (int64_t j = 0; j < seen; ++j) p[j] *= dropped[size_t(j)] ? 0.0f : 1.0f;  // a NaN stays one
+          drop_row(p, dropped.data(), seen);
         }
         std::fill(p + seen, p + keys, 0.0f);
-        lse[head * lse_stride + i] = sum == 0 ? lowest : base + std::log(sum);
       }
-      if (keys > 0) {
-        gemm_nn(last - first, n.dim, keys, 1, scores.get(), keys, v.at(b, kv), v.row, o.at(b, h, first),
-                o.row);
-      } else {
-        for (int64_t i = first; i < last; ++i) std::fill_n(o.at(b, h, i), n.dim, 0.0f);
+      if (keys > 0)
+        gemm_nn(last - first, n.dim, keys, 1, scores.get(), keys, v.at(b, kv), v.row, product.get(), n.dim);
+      else
+        std::fill_n(product.get(), (last - first) * n.dim, 0.0f);
+      for (int64_t i = first; i < last; ++i) {
+        float* const row = &product[size_t((i - first) * n.dim)];
+        for (int64_t d = 0; d < n.dim; ++d) row[d] *= inverse[size_t(i - first)];
+        narrow(o.at(b, h, i), row, n.dim);
       }
     }
   });
 }
 
-void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Tensor& dout_,
-                             const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& o_,
-                             const Tensor& lse_, const AttentionProblem& problem) {
+/// Where a gradient is summed: itself if it is f32, else a wide copy, which write_back() rounds.
+Tensor sum_of(const Tensor& gradient) {
+  if (!gradient.defined() || gradient.dtype() == DType::f32) return gradient;
+  return Tensor::empty_packed(gradient.shape(), DType::f32, Device::cpu());
+}
+void write_back(const Tensor& gradient, const Tensor& sum) {
+  if (gradient.defined() && gradient.dtype() != DType::f32) gradient.copy_from(sum);
+}
+
+template <class T, bool kTf32>
+void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Tensor& dout_, const Tensor& q_,
+              const Tensor& k_, const Tensor& v_, const Tensor& o_, const Tensor& lse_,
+              const AttentionProblem& problem) {
   const Sizes n = sizes_of(q_, k_);
-  const auto q = const_head_rows<float>(q_), k = const_head_rows<float>(k_), v = const_head_rows<float>(v_),
-             o = const_head_rows<float>(o_), dout = const_head_rows<float>(dout_);
+  // delta is a plain sum: of o and dout as they are.
+  const Tensor wide[] = {attention_operand(q_, problem.math),
+                         attention_operand(k_, problem.math),
+                         attention_operand(v_, problem.math),
+                         attention_operand(dout_, problem.math),
+                         o_.to(DType::f32),
+                         dout_.to(DType::f32)};
+  const auto q = const_head_rows<float>(wide[0]), k = const_head_rows<float>(wide[1]),
+             v = const_head_rows<float>(wide[2]), dout = const_head_rows<float>(wide[3]),
+             o = const_head_rows<float>(wide[4]), plain_dout = const_head_rows<float>(wide[5]);
+  const Tensor dq_sum = sum_of(dq_), dk_sum = sum_of(dk_), dv_sum = sum_of(dv_);
   const float* const lse = lse_.data<float>();
   const int64_t lse_stride = lse_.layout().stride(1);
   const AttentionDropout& drop = problem.drop;
@@ -126,7 +170,7 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
     std::vector<uint8_t> dropped(size_t(n.keys), 0);
     for (int64_t kv_row = begin; kv_row < end; ++kv_row) {
       const int64_t b = kv_row / n.kv_heads, kv = kv_row % n.kv_heads;
-      for (const Tensor* grad : {&dk_, &dv_})
+      for (const Tensor* grad : {&dk_sum, &dv_sum})
         for (int64_t j = 0; grad->defined() && j < n.keys; ++j)
           std::fill_n(head_rows<float>(*grad).at(b, kv, j), n.dim, 0.0f);
       for (int64_t piece = 0; piece < n.group * n.tiles; ++piece) {
@@ -143,32 +187,32 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
           const float row_lse = lse[(b * n.heads + h) * lse_stride + i];
           const bool blind = row_lse == -std::numeric_limits<float>::infinity();
           const int64_t seen = blind ? 0 : visible_keys(i, n.queries, n.keys, problem.causal);
-          float delta = 0;
-          for (int64_t d = 0; d < n.dim; ++d) delta += o.at(b, h, i)[d] * dout.at(b, h, i)[d];
-          delta *= drop.keep;
+          const float *const o_row = o.at(b, h, i), *const dout_row = plain_dout.at(b, h, i);
+          const float delta =
+              drop.keep * lane_sum<float>(n.dim, [=](int64_t d) { return o_row[d] * dout_row[d]; });
           if (drop.drops()) {
             drop.row(drop_head_row(uint32_t(b), n.queries, problem.first_query, n.heads, uint32_t(h)), i,
                      seen, dropped.data());
-            for (int64_t j = 0; j < seen; ++j) ds_row[j] *= dropped[size_t(j)] ? 0.0f : 1.0f;
+            drop_row(ds_row, dropped.data(), seen);
           }
           for (int64_t j = 0; j < seen; ++j) {
             p_row[j] = vector_exponential(p_row[j] * scale - row_lse);
             ds_row[j] = p_row[j] * (ds_row[j] - delta);
           }
-          if (drop.drops())
-            for (int64_t j = 0; j < seen; ++j) p_row[j] *= dropped[size_t(j)] ? 0.0f : 1.0f;
+          round_row<T, kTf32>(p_row, seen), round_row<T, kTf32>(ds_row, seen);
+          if (drop.drops()) drop_row(p_row, dropped.data(), seen);
           std::fill(p_row + seen, p_row + keys, 0.0f);
           std::fill(ds_row + seen, ds_row + keys, 0.0f);
         }
-        if (keys > 0 && dk_.defined()) {
-          const auto dk = head_rows<float>(dk_), dv = head_rows<float>(dv_);
+        if (keys > 0 && dk_sum.defined()) {
+          const auto dk = head_rows<float>(dk_sum), dv = head_rows<float>(dv_sum);
           add_gemm_tn(keys, n.dim, rows, drop.scale, p.get(), keys, dout.at(b, h, first), dout.row,
                       dv.at(b, kv), dv.row);
           add_gemm_tn(keys, n.dim, rows, last_scale, ds.get(), keys, q.at(b, h, first), q.row, dk.at(b, kv),
                       dk.row);
         }
-        if (!dq_.defined()) continue;
-        const auto dq = head_rows<float>(dq_);
+        if (!dq_sum.defined()) continue;
+        const auto dq = head_rows<float>(dq_sum);
         if (keys > 0) {
           gemm_nn(rows, n.dim, keys, last_scale, ds.get(), keys, k.at(b, kv), k.row, dq.at(b, h, first),
                   dq.row);
@@ -177,6 +221,39 @@ void attention_backward_blas(const Tensor& dq_, const Tensor& dk_, const Tensor&
         }
       }
     }
+  });
+  write_back(dq_, dq_sum), write_back(dk_, dk_sum), write_back(dv_, dv_sum);
+}
+
+/// f.operator()<T, whether operands are rounded to TF32>()
+template <class F>
+void dispatch_operands(DType dtype, F32Math math, F&& f) {
+  if (math == F32Math::tf32) return f.template operator()<float, true>();
+  if (dtype == DType::bf16) return f.template operator()<bf16, false>();
+  if (dtype == DType::f16) return f.template operator()<f16, false>();
+  f.template operator()<float, false>();
+}
+
+}  // namespace
+
+bool attention_prefers_blas(const Tensor& q, const Tensor& k) {
+  // Below this a call of BLAS costs more than it saves.
+  constexpr int64_t kSmallest = 32 * 32 * 32;
+  if (q.dtype() == DType::f64 || k.count() == 0 || q.count() == 0) return false;
+  return q.size(1) * k.size(1) * q.size(3) >= kSmallest && q.size(1) <= INT_MAX && k.size(1) <= INT_MAX;
+}
+
+void attention_forward_blas(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
+                            const Tensor& v, const AttentionProblem& problem) {
+  dispatch_operands(q.dtype(), problem.math,
+                    [&]<class T, bool kTf32>() { forward<T, kTf32>(o, lse, q, k, v, problem); });
+}
+
+void attention_backward_blas(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
+                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                             const Tensor& lse, const AttentionProblem& problem) {
+  dispatch_operands(q.dtype(), problem.math, [&]<class T, bool kTf32>() {
+    backward<T, kTf32>(dq, dk, dv, dout, q, k, v, o, lse, problem);
   });
 }
 

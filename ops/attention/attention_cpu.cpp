@@ -33,18 +33,13 @@ C rounded(C value) {
 }
 
 template <class T, bool kTf32>
-Tensor widened(const Tensor& x) {
-  if constexpr (kTf32) return rounded_to_tf32(x);
-  return x.to(dtype_of<Compute<T>>);
-}
-
-template <class T, bool kTf32>
 void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tensor& k_, const Tensor& v_,
              const AttentionProblem& problem) {
   using C = Compute<T>;
   const int64_t batch = q_.size(0), queries = q_.size(1), heads = q_.size(2), dim = q_.size(3),
                 keys = k_.size(1), group = heads / k_.size(2);
-  const Tensor wide[] = {widened<T, kTf32>(q_), widened<T, kTf32>(k_), widened<T, kTf32>(v_)};
+  const Tensor wide[] = {attention_operand(q_, problem.math), attention_operand(k_, problem.math),
+                         attention_operand(v_, problem.math)};
   const auto q = const_head_rows<C>(wide[0]), k = const_head_rows<C>(wide[1]),
              v = const_head_rows<C>(wide[2]);
   const auto o = head_rows<T>(o_);
@@ -94,8 +89,12 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
   const int64_t batch = q_.size(0), queries = q_.size(1), heads = q_.size(2), dim = q_.size(3),
                 keys = k_.size(1), kv_heads = k_.size(2), group = heads / kv_heads;
   // delta is a plain sum: of o and dout as they are.
-  const Tensor wide[] = {widened<T, kTf32>(q_),    widened<T, kTf32>(k_), widened<T, kTf32>(v_),
-                         widened<T, kTf32>(dout_), o_.to(dtype_of<C>),    dout_.to(dtype_of<C>)};
+  const Tensor wide[] = {attention_operand(q_, problem.math),
+                         attention_operand(k_, problem.math),
+                         attention_operand(v_, problem.math),
+                         attention_operand(dout_, problem.math),
+                         o_.to(dtype_of<C>),
+                         dout_.to(dtype_of<C>)};
   const auto q = const_head_rows<C>(wide[0]), k = const_head_rows<C>(wide[1]),
              v = const_head_rows<C>(wide[2]), dout = const_head_rows<C>(wide[3]),
              o = const_head_rows<C>(wide[4]), plain_dout = const_head_rows<C>(wide[5]);
@@ -179,6 +178,11 @@ void for_each_sequence(const Tensor& q, const Tensor& k, const AttentionProblem&
 
 }  // namespace
 
+Tensor attention_operand(const Tensor& x, F32Math math) {
+  if (math == F32Math::tf32) return rounded_to_tf32(x);
+  return x.to(x.dtype() == DType::f64 ? DType::f64 : DType::f32);
+}
+
 void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                            const Tensor& v, const AttentionProblem& problem) {
   if (problem.packed())
@@ -186,8 +190,8 @@ void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, 
                              [&](const auto& rows, const auto& keys, const AttentionProblem& one) {
                                attention_forward_cpu(rows(o), rows(lse, 2), rows(q), keys(k), keys(v), one);
                              });
-  if (problem.math == F32Math::tf32) return forward<float, true>(o, lse, q, k, v, problem);
   if (attention_prefers_blas(q, k)) return attention_forward_blas(o, lse, q, k, v, problem);
+  if (problem.math == F32Math::tf32) return forward<float, true>(o, lse, q, k, v, problem);
   dispatch_floating(q.dtype(), "attention", [&]<class T>() { forward<T, false>(o, lse, q, k, v, problem); });
 }
 
@@ -200,9 +204,9 @@ void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv
                                attention_backward_cpu(rows(dq), keys(dk), keys(dv), rows(dout), rows(q),
                                                       keys(k), keys(v), rows(o), rows(lse, 2), one);
                              });
-  if (problem.math == F32Math::tf32) return backward<float, true>(dq, dk, dv, dout, q, k, v, o, lse, problem);
   if (attention_prefers_blas(q, k))
     return attention_backward_blas(dq, dk, dv, dout, q, k, v, o, lse, problem);
+  if (problem.math == F32Math::tf32) return backward<float, true>(dq, dk, dv, dout, q, k, v, o, lse, problem);
   dispatch_floating(q.dtype(), "attention",
                     [&]<class T>() { backward<T, false>(dq, dk, dv, dout, q, k, v, o, lse, problem); });
 }

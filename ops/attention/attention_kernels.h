@@ -63,7 +63,9 @@ void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv
                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                             const Tensor& lse, const AttentionProblem& problem);
 
-/// The same for large f32 problems of one length: GEMMs of row tiles in BLAS.
+/// As an operand of the CPU's GEMMs: widened to the arithmetic type, or rounded to TF32.
+Tensor attention_operand(const Tensor& x, F32Math math);
+/// The same for large problems of one length, f64 excepted: GEMMs of row tiles in BLAS.
 bool attention_prefers_blas(const Tensor& q, const Tensor& k);
 void attention_forward_blas(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                             const Tensor& v, const AttentionProblem& problem);
