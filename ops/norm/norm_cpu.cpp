@@ -36,40 +36,44 @@ class MaskRow {
   std::vector<C> factors_;
 };
 
-/// dweight and dbias: columns are shared out to the threads, the rows of each added in order. At least
-/// kColumns at a time: fewer would use only a part of each cache line.
-template <class T>
-void parameter_gradients(const NormBackward& norm) {
-  using C = Compute<T>;
-  const int64_t rows = norm.x.rows(), width = norm.x.row_length();
-  const int64_t x_stride = norm.x.row_stride(), dy_stride = norm.dy.row_stride();
-  const T *const x = norm.x.data<T>(), *const dy = norm.dy.data<T>();
-  const C* const mean = norm.mean.defined() ? norm.mean.data<C>() : nullptr;
-  const C* const rstd = norm.rstd.data<C>();
-  C* const dweight = norm.dweight.defined() ? norm.dweight.data<C>() : nullptr;
-  C* const dbias = norm.dbias.defined() ? norm.dbias.data<C>() : nullptr;
-  constexpr int64_t kColumns = 32;
-  parallel_for(width, std::max(kColumns, grain_of(rows)), [&](int64_t begin, int64_t end) {
-    const int64_t columns = end - begin;
-    std::vector<double> weight_sums(size_t(columns), 0.0), bias_sums(size_t(columns), 0.0);
-    WideRow<T> x_row(columns), dy_row(columns);
-    for (int64_t row = 0; row < rows; ++row) {
-      const C* const grads = dy_row.read(dy + row * dy_stride + begin);
-      const C centre = mean ? mean[row] : C(0), scale = rstd[row];
-      if (dweight) {
-        const C* const values = x_row.read(x + row * x_stride + begin);
-        for (int64_t c = 0; c < columns; ++c)
-          weight_sums[size_t(c)] += double(grads[c] * ((values[c] - centre) * scale));
-      }
-      if (dbias)
-        for (int64_t c = 0; c < columns; ++c) bias_sums[size_t(c)] += double(grads[c]);
+/// dweight and dbias: f64 sums over blocks of rows, which are added in their order. The blocks follow from
+/// the shape alone.
+class ParameterSums {
+ public:
+  static constexpr int64_t kMostBlocks = 64;
+
+  explicit ParameterSums(const NormBackward& norm)
+      : width_(norm.x.row_length()),
+        rows_(std::max(grain_of(width_), ceil_div(norm.x.rows(), kMostBlocks))),
+        blocks_(ceil_div(norm.x.rows(), rows_)),
+        weight_(norm.dweight.defined() ? size_t(blocks_ * width_) : 0, 0.0),
+        bias_(norm.dbias.defined() ? size_t(blocks_ * width_) : 0, 0.0) {}
+  int64_t blocks() const { return blocks_; }
+  int64_t rows_per_block() const { return rows_; }
+  /// Of a block; null if the gradient is not wanted.
+  double* weight(int64_t block) { return weight_.empty() ? nullptr : &weight_[size_t(block * width_)]; }
+  double* bias(int64_t block) { return bias_.empty() ? nullptr : &bias_[size_t(block * width_)]; }
+  template <class C>
+  void write(const NormBackward& norm) const {
+    write<C>(norm.dweight, weight_), write<C>(norm.dbias, bias_);
+  }
+
+ private:
+  static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+  template <class C>
+  void write(const Tensor& gradient, const std::vector<double>& sums) const {
+    if (!gradient.defined()) return;
+    C* const to = gradient.data<C>();
+    for (int64_t c = 0; c < width_; ++c) {
+      double sum = 0;
+      for (int64_t block = 0; block < blocks_; ++block) sum += sums[size_t(block * width_ + c)];
+      to[c] = C(sum);
     }
-    for (int64_t c = 0; c < columns; ++c) {
-      if (dweight) dweight[begin + c] = C(weight_sums[size_t(c)]);
-      if (dbias) dbias[begin + c] = C(bias_sums[size_t(c)]);
-    }
-  });
-}
+  }
+
+  int64_t width_, rows_, blocks_;
+  std::vector<double> weight_, bias_;
+};
 
 }  // namespace
 
@@ -130,8 +134,7 @@ void norm_backward_cpu(const NormBackward& norm) {
   const bool centred = norm.mean.defined();
   dispatch_floating(norm.x.dtype(), name_of(centred), [&]<class T>() {
     using C = Compute<T>;
-    if (norm.dweight.defined() || norm.dbias.defined()) parameter_gradients<T>(norm);
-    if (!norm.dx.defined() && !norm.dresidual.defined()) return;
+    const bool writes_rows = norm.dx.defined() || norm.dresidual.defined();
     const int64_t width = norm.x.row_length(), x_stride = norm.x.row_stride(),
                   dy_stride = norm.dy.row_stride();
     const T *const x = norm.x.data<T>(), *const dy = norm.dy.data<T>();
@@ -143,15 +146,19 @@ void norm_backward_cpu(const NormBackward& norm) {
     const C* const weight = weight_row.read(norm.weight.defined() ? norm.weight.data<T>() : nullptr);
     const C* const means = centred ? norm.mean.data<C>() : nullptr;
     const C* const rstds = norm.rstd.data<C>();
-    parallel_for(norm.x.rows(), grain_of(width), [&](int64_t begin, int64_t end) {
+    ParameterSums sums(norm);
+    parallel_for(sums.blocks(), 1, [&](int64_t begin, int64_t end) {
       WideRow<T> x_row(width), dy_row(width), past_row(width), dx_row(width), dresidual_row(width);
       std::vector<C> g(size_t(width), C(0));  // rounded once: g and its mean must cancel where they are equal
       MaskRow<C> mask(norm.drop, width);
-      for (int64_t row = begin; row < end; ++row) {
+      const auto add_row = [&](int64_t row, double* weight_sums, double* bias_sums) {
         const C* const values = x_row.read(x + row * x_stride);
         const C* const grads = dy_row.read(dy + row * dy_stride);
         const C mean = centred ? means[row] : C(0), rstd = rstds[row];
         const auto xhat = [&](int64_t c) { return (values[c] - mean) * rstd; };
+        for (int64_t c = 0; weight_sums && c < width; ++c) weight_sums[c] += double(grads[c] * xhat(c));
+        for (int64_t c = 0; bias_sums && c < width; ++c) bias_sums[c] += double(grads[c]);
+        if (!writes_rows) return;
         for (int64_t c = 0; c < width; ++c) g[size_t(c)] = grads[c] * (weight ? weight[c] : C(1));
         const double sum_g =
             centred ? lane_sum<double>(width, [&](int64_t c) { return double(g[size_t(c)]); }) : 0.0;
@@ -162,15 +169,20 @@ void norm_backward_cpu(const NormBackward& norm) {
         T *const dx = row_of(norm.dx, row), *const dresidual = row_of(norm.dresidual, row);
         C *const to = dx_row.write(dx), *const to_residual = dresidual_row.write(dresidual);
         const C* const factors = to_residual ? mask.of(row) : nullptr;
-        for (int64_t c = 0; c < width; ++c) {
-          const C slope = rstd * (g[size_t(c)] - mean_g - xhat(c) * mean_gx);
-          const C whole = past ? past[c] + slope : slope;
-          if (to) to[c] = whole;
-          if (to_residual) to_residual[c] = factors ? whole * factors[c] : whole;
-        }
+        C* const whole = to ? to : to_residual;  // loops without branches, which vectorise
+        for (int64_t c = 0; c < width; ++c) whole[c] = rstd * (g[size_t(c)] - mean_g - xhat(c) * mean_gx);
+        for (int64_t c = 0; past && c < width; ++c) whole[c] += past[c];
+        if (to && to_residual) std::copy_n(to, width, to_residual);
+        for (int64_t c = 0; factors && c < width; ++c) to_residual[c] *= factors[c];
         dx_row.written(dx), dresidual_row.written(dresidual);
+      };
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t first = block * sums.rows_per_block(),
+                      last = std::min(first + sums.rows_per_block(), norm.x.rows());
+        for (int64_t row = first; row < last; ++row) add_row(row, sums.weight(block), sums.bias(block));
       }
     });
+    sums.write<C>(norm);
   });
 }
 
