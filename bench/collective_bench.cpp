@@ -75,17 +75,20 @@ class Meter {
   /// Sets ms and, of eager calls, host_us.
   void measure(const std::function<void()>& call, bool graph, Record& record) const {
     constexpr int kWarmups = 3, kRounds = 7;
-    for (int i = 0; i < kWarmups; ++i) call();
-    const double once = slowest(call).done;
-    // All ranks make the same number of calls per round: they agree on it.
-    const int calls = int(std::clamp(seconds_ / kRounds / std::max(once, 1e-7), 1.0, 200.0));
+    call();  // makes what the first call needs
+    double once = slowest(call).done;
+    for (int i = 1; i < kWarmups && i * once < seconds_; ++i) once = slowest(call).done;
+    // All ranks make the same numbers of rounds and calls: they agree on `once`.
+    const double most_calls = seconds_ / std::max(once, 1e-7);
+    const int rounds_made = int(std::clamp(most_calls, 1.0, double(kRounds)));
+    const int calls = int(std::clamp(most_calls / rounds_made, 1.0, 200.0));
     const std::function<void()> some = [&call, calls] {
       for (int i = 0; i < calls; ++i) call();
     };
     Captured captured(device_, some);
     for (int i = 0; graph && i < 2; ++i) captured();  // eager, then captured
     std::vector<double> rounds, issued;
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < rounds_made; ++round) {
       const Seconds seconds = graph ? slowest([&] { captured(); }) : slowest(some);
       rounds.push_back(1e3 * seconds.done / calls);
       issued.push_back(1e6 * seconds.issued / calls);
@@ -138,8 +141,11 @@ std::vector<Record> bench_collectives(const dist::World& world, Device device,
   check(world.size() > 1,
         "bench collective: one rank has no other to send to; start it by a launcher, such as "
         "tessera launch -n 2 -- bench collective");
-  check(options.least >= 1 && options.least <= options.most && options.factor >= 2,
-        "bench collective: sizes from ", options.least, " to ", options.most, " by ", options.factor);
+  // Sockets of one machine carry their most GB/s from 1 MiB on; 1 GiB takes them seconds.
+  const int64_t usual = device.is_cuda() ? int64_t{1} << 30 : int64_t{1} << 26;
+  const int64_t most = options.most.value_or(std::max(options.least, usual));
+  check(options.least >= 1 && options.least <= most && options.factor >= 2, "bench collective: sizes from ",
+        options.least, " to ", most, " by ", options.factor);
   const std::vector<std::string> known = collective_names();
   for (const std::string& name : options.names)
     check(std::ranges::find(known, name) != known.end(), "bench collective: there is no \"", name,
@@ -151,7 +157,7 @@ std::vector<Record> bench_collectives(const dist::World& world, Device device,
   for (const Collective& collective : kCollectives) {
     if (!options.names.empty() && std::ranges::find(options.names, collective.name) == options.names.end())
       continue;
-    for (int64_t bytes = options.least; bytes <= options.most; bytes *= options.factor) {
+    for (int64_t bytes = options.least; bytes <= most; bytes *= options.factor) {
       const int64_t unit = element * (collective.divided ? ranks : 1),
                     elements = bytes / unit * unit / element;
       if (elements == 0) continue;
@@ -173,7 +179,7 @@ std::vector<Record> bench_collectives(const dist::World& world, Device device,
       }
     }
   }
-  check(!records.empty(), "bench collective: no size from ", options.least, " to ", options.most,
+  check(!records.empty(), "bench collective: no size from ", options.least, " to ", most,
         " bytes, by factors of ", options.factor, ", holds an element of ", name_of(options.dtype),
         " for each of ", ranks, " ranks; give a larger --max");
   return records;

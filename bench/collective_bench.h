@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,12 +10,13 @@
 namespace tessera::bench {
 
 struct CollectiveOptions {
-  std::vector<std::string> names = {};         // of collective_names(); empty: all
-  int64_t least = 8, most = int64_t{1} << 30;  // bytes; sizes between them grow by `factor`
+  std::vector<std::string> names = {};  // of collective_names(); empty: all
+  int64_t least = 8;                    // bytes of the smallest size; each is `factor` times the one before
+  std::optional<int64_t> most = {};     // bytes of the largest; by default 1 GiB on a GPU, 64 MiB on the CPU
   int64_t factor = 8;
   DType dtype = DType::f32;
   std::vector<bool> graph = {true, false};  // on a GPU; on the CPU calls are always eager
-  double seconds = 0.3;                     // for each case
+  double seconds = 0.3;                     // for each case; at least three calls
 };
 
 /// "all_reduce", "reduce_scatter", ...

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "bench/collective_bench.h"
 #include "cli/bench.h"
 #include "cli/train_run.h"
@@ -9,7 +11,8 @@ namespace {
 
 struct CollectiveArgs {
   std::string names, dtype = "f32", graph = "on,off", device, json;
-  int64_t least = 8, most = int64_t{1} << 30, factor = 8;
+  int64_t least = 8, factor = 8;
+  std::optional<int64_t> most;
   double seconds = 0.3;
 };
 
@@ -23,8 +26,8 @@ int bench_collective(const CollectiveArgs& args) {
   const std::vector<DType> dtypes = parse_dtypes(args.dtype);
   if (dtypes.size() != 1) throw UsageError("--dtype: expected one");
   options.dtype = dtypes[0];
-  if (args.least > args.most)
-    throw UsageError(fmt::format("--min {} is larger than --max {}", args.least, args.most));
+  if (args.most && args.least > *args.most)
+    throw UsageError(fmt::format("--min {} is larger than --max {}", args.least, *args.most));
   if (!args.json.empty()) check_writable(args.json);
   const dist::World world = join_job(args.device);
   try {
@@ -56,7 +59,8 @@ void add_bench_collective(CLI::App& bench, Action& action) {
       fmt::format("Collectives to time: {}; default: all", fmt::join(bench::collective_names(), ",")));
   constexpr int64_t kMost = int64_t{1} << 36;
   command->add_option("--min", args->least, "Smallest size in bytes")->check(whole(1, kMost));
-  command->add_option("--max", args->most, "Largest size in bytes")->check(whole(1, kMost));
+  command->add_option("--max", args->most, "Largest size in bytes; default: 1 GiB on GPUs, 64 MiB on the CPU")
+      ->check(whole(1, kMost));
   command->add_option("--factor", args->factor, "Factor from each size to the next")
       ->check(whole(2, 1 << 20));
   command->add_option("--dtype", args->dtype, "Dtype of the elements: f64, f32, bf16 or f16");
