@@ -5,6 +5,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/deadline.h"
 #include "dist/place.h"
 
 namespace tessera::comm {
@@ -35,6 +36,10 @@ class World {
   int size() const { return host_.size(); }
   /// Whether this is rank 0, which logs and saves.
   bool leads() const { return rank() == 0; }
+  /// Timeout in seconds of a call that the other ranks make while rank 0 still works alone (saves, samples):
+  /// none, since the end of a rank is noticed anyway. Rank 0, which waits for no such work, has that of all
+  /// calls. For comm::TimeoutScope.
+  double limit_after_rank_zero() const { return leads() ? comm::call_timeout() : 0; }
   const Place& place() const { return place_; }
   Device device() const { return device_at(place_); }
   /// Throws on all ranks if two of them have the same GPU. All ranks call it; data() does.

@@ -41,7 +41,7 @@ int signal_of(const RunEnd& end) {
 /// The largest value of any rank, which all call this. Rank 0 may take hours over what it does alone.
 int agreed(const dist::World* world, int value) {
   if (world == nullptr || world->size() == 1) return value;
-  const comm::TimeoutScope patience(0);
+  const comm::TimeoutScope patience(world->limit_after_rank_zero());
   return int(world->host().largest(value));
 }
 

@@ -26,9 +26,6 @@ constexpr const char* kUnevaluated = "unevaluated";
 /// Marks the record of a step at which the run ended because of its skipped steps.
 constexpr const char* kDiverged = "diverged";
 
-/// Seconds for which ranks wait while rank 0 saves or samples: no limit. The end of a rank is noticed anyway.
-constexpr double kAsLongAsRankZero = 0;
-
 /// What the trainer still has to decide after a step.
 struct Moment {
   int64_t done;  // steps
@@ -117,6 +114,9 @@ class Trainer {
   }
 
   bool leads() const { return !options_.world || options_.world->leads(); }
+  double limit_after_rank_zero() const {
+    return options_.world ? options_.world->limit_after_rank_zero() : 0;
+  }
   /// The largest value of any rank, which all call this.
   int agreed(int value) const { return options_.world ? int(options_.world->host().largest(value)) : value; }
 
@@ -266,7 +266,7 @@ class Trainer {
     const auto sample_alone = [&] {
       if (leads()) job_.sample(now.done, run_);
     };
-    apart(now, sample_alone, kAsLongAsRankZero);
+    apart(now, sample_alone, limit_after_rank_zero());
   }
 
   /// f() without a tape, which is no part of the steps' time and may be interrupted. `limit`: seconds for
@@ -300,7 +300,7 @@ class Trainer {
         folder_.save(step, job_.checkpoint(step), job_.spared());
       log_.flush_events();
     }
-    const comm::TimeoutScope scope(kAsLongAsRankZero);
+    const comm::TimeoutScope scope(limit_after_rank_zero());
     if (options_.world) options_.world->host().barrier();
   }
 

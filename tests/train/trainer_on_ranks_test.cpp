@@ -65,13 +65,21 @@ class CallLimits {
     std::unique_lock lock(mutex_);
     const size_t next = of_rank_[0].size();
     changed_.wait(lock, [&] { return of_rank_[1].size() > next; });
+    awaited_.push_back(next);
     return of_rank_[1][next];
+  }
+  /// Those of rank 0 in the calls in which rank 1 waited for it.
+  std::vector<double> of_rank_zero() const {
+    std::vector<double> limits;
+    for (const size_t call : awaited_) limits.push_back(of_rank_[0].at(call));
+    return limits;
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::array<std::vector<double>, 2> of_rank_;
+  std::vector<size_t> awaited_;
 };
 
 /// Trains on two ranks, from `first_step` on; prepare(job, rank) adds what a rank does besides.
@@ -115,6 +123,8 @@ TEST(TrainerOnRanks, WaitForRankZeroWhileItSavesAndSamples) {
         },
         options, first_step, &limits);
     EXPECT_EQ(alone, first_step == 0 ? 6 : 3);
+    // Rank 0 itself waited without end for a rank that hung before it came to the end of a save.
+    EXPECT_EQ(limits.of_rank_zero(), std::vector<double>(size_t(alone), comm::call_timeout()));
   }
 }
 
