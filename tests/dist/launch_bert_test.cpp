@@ -167,7 +167,7 @@ TEST(LaunchBert, AnInterruptedGroupGoesOnWithOtherNumbersOfRanks) {
   EXPECT_FALSE(folder.get("runs/parts/seed-1/model/model.safetensors").empty());
 }
 
-/// Kills rank 1 of two when the run has a checkpoint, and expects that a restart ends as a run that was never
+/// Kills rank 1 of two once the run has a checkpoint, and expects that a restart ends as a run that was never
 /// killed.
 void expect_restarted(const TemporaryFolder& folder, const std::string& flags, const std::string& run,
                       int steps) {
@@ -188,8 +188,7 @@ void expect_restarted(const TemporaryFolder& folder, const std::string& flags, c
                               if (rank == 1) victim = pid;
                             }};
   std::jthread killer([&](const std::stop_token& stop) {
-    const std::string saved = folder / ("runs/again" + run + "/checkpoints/step-000010.safetensors");
-    while (!stop.stop_requested() && !fs::exists(saved)) ::usleep(1000);
+    while (!stop.stop_requested() && test::steps_logged(folder, "again" + run) < 12) ::usleep(1000);
     if (!stop.stop_requested()) killed = ::kill(victim, SIGKILL) == 0;
   });
   const Said said = launched(folder, options);

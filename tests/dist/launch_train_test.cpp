@@ -314,8 +314,7 @@ TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
             if (rank == 1) victim = pid;
           }};
   std::jthread killer([&](const std::stop_token& stop) {
-    while (!stop.stop_requested() && !fs::exists(folder / "runs/again/checkpoints/step-000020.safetensors"))
-      ::usleep(1000);
+    while (!stop.stop_requested() && test::steps_logged(folder, "again") < 25) ::usleep(1000);
     if (!stop.stop_requested()) killed = ::kill(victim, SIGKILL) == 0;
   });
   const Said said = launched(folder, options);
@@ -356,8 +355,7 @@ TEST(LaunchTrain, ARestartKeepsWhatAConfigFileSaysOfTheRun) {
       .started = [&](int, int pid) { launcher = pid; }};
   std::atomic<bool> killed = false;
   std::jthread killer([&](const std::stop_token& stop) {
-    while (!stop.stop_requested() && !fs::exists(folder / "runs/again/checkpoints/step-000020.safetensors"))
-      ::usleep(1000);
+    while (!stop.stop_requested() && test::steps_logged(folder, "again") < 25) ::usleep(1000);
     const std::vector<int> ranks = children_of(launcher);
     if (ranks.size() == 2) killed = ::kill(ranks[1], SIGKILL) == 0;
   });

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <sstream>
 
 #include "tests/dist/launched.h"
@@ -42,6 +43,12 @@ inline void expect_refused(const TemporaryFolder& folder, int ranks, const std::
   EXPECT_EQ(said.end.code, code) << line << said.err;
   expect_parts(said.err, parts);
   EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << line;
+}
+
+/// How many steps a run in the folder `runs` has logged. A checkpoint, which later ones replace, may come and
+/// go between two looks on a busy machine.
+inline int64_t steps_logged(const TemporaryFolder& folder, const std::string& run) {
+  return std::ranges::count(folder.get("runs/" + run + "/metrics.jsonl"), '\n');
 }
 
 /// The bytes of a checkpoint of a run in the folder `runs`; "" if there is none.
