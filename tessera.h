@@ -15,6 +15,7 @@
 #include "runtime/philox.h"
 #include "runtime/profile.h"
 #include "runtime/random_purpose.h"
+#include "runtime/replay.h"
 #include "runtime/rng.h"
 #include "runtime/stream_scope.h"
 #include "runtime/wait.h"
@@ -30,7 +31,6 @@
 #include "tensor/transfer.h"
 
 #include "autograd/backward.h"
-#include "autograd/before_grad.h"
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "autograd/gradient.h"

@@ -47,49 +47,8 @@ namespace {
 
 constexpr const char* kSameEachTime = "; a checkpointed function must do the same each time";
 
-/// A run of a checkpointed function: the first run appends the layer state that it reads to `log`, the
-/// recomputation reads it from there, in order.
-class FunctionRun {
- public:
-  enum class Number { first, second };
-  FunctionRun(Number number, std::vector<Tensor>& log)
-      : number_(number), log_(log), outer_(std::exchange(current_, this)) {}
-  ~FunctionRun() { current_ = outer_; }
-  FunctionRun(const FunctionRun&) = delete;
-
-  /// Inside a recomputation the innermost one supplies the value; first runs nested in it log that value.
-  static Tensor state(const Tensor& now) {
-    FunctionRun* const second = innermost_second();
-    if (second)
-      check(second->next_ < second->log_.size(),
-            "checkpoint: the recomputation reads more state of layers than the forward pass did",
-            kSameEachTime);
-    Tensor value = second ? second->log_[second->next_++] : now;
-    if (current_ && !second && now.defined()) value = now.detach().clone();
-    for (FunctionRun* noting = current_; noting && noting != second; noting = noting->outer_)
-      noting->log_.push_back(value);
-    return value;
-  }
-  static FunctionRun* innermost_second() {
-    FunctionRun* run = current_;
-    while (run && run->number_ == Number::first) run = run->outer_;
-    return run;
-  }
-  static int depth() {
-    int depth = 0;
-    for (const FunctionRun* run = current_; run; run = run->outer_) ++depth;
-    return depth;
-  }
-
- private:
-  static constinit thread_local FunctionRun* current_;
-  Number number_;
-  std::vector<Tensor>& log_;
-  size_t next_ = 0;
-  FunctionRun* outer_;
-};
-
-constinit thread_local FunctionRun* FunctionRun::current_ = nullptr;
+/// Of the state that layers read, in the two runs of a checkpointed function.
+using StateReplay = Replay<Tensor>;
 
 /// Calls f for the call that is running, or, where the user called checkpoint(), as code of the user: the
 /// lines that errors name are those in f, and clone() of a result is refused there as elsewhere.
@@ -102,15 +61,18 @@ std::vector<Tensor> call(const CheckpointFunction& f, const std::vector<Tensor>&
 }  // namespace
 
 bool recomputing() {
-  return FunctionRun::innermost_second() != nullptr;
+  return StateReplay::replaying() != nullptr;
 }
 
 Tensor state_of_first_run(const Tensor& state) {
-  return FunctionRun::state(state);
+  return StateReplay::next(
+      "checkpoint: the recomputation reads more state of layers than the forward pass did; a checkpointed "
+      "function must do the same each time",
+      [&] { return StateReplay::depth() > 0 && state.defined() ? state.detach().clone() : state; });
 }
 
 int checkpoint_depth() {
-  return FunctionRun::depth();
+  return StateReplay::depth();
 }
 
 std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& inputs, Site site) {
@@ -125,7 +87,7 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
   {
     LeafCollector collector;
     const RandomReplay record(RandomReplay::Mode::record, streams);
-    FunctionRun run(FunctionRun::Number::first, states);
+    const StateReplay record_states(StateReplay::Mode::record, states);
     std::vector<Tensor> inside;
     for (const Tensor& input : inputs) inside.push_back(collector.stand_in(input));
     outputs = call(f, inside, by_user);
@@ -162,13 +124,11 @@ std::vector<Tensor> checkpoint(CheckpointFunction f, const std::vector<Tensor>& 
         }
         std::vector<Tensor> results, grads;
         {
-          std::vector<RandomStream> drawn;
           const RandomReplay replay(RandomReplay::Mode::replay, streams);
-          const RandomReplay note(RandomReplay::Mode::record, drawn);
-          FunctionRun run(FunctionRun::Number::second, states);
+          const StateReplay replay_states(StateReplay::Mode::replay, states);
           std::vector<Tensor> outputs = call(f, again, by_user);
-          check(drawn.size() == streams.size(), "checkpoint: the function drew ", streams.size(),
-                " random streams (a dropout is one) and, run again for the backward pass, ", drawn.size(),
+          check(replay.used() == streams.size(), "checkpoint: the function drew ", streams.size(),
+                " random streams (a dropout is one) and, run again for the backward pass, ", replay.used(),
                 kSameEachTime);
           check(outputs.size() == on_tape.size(), "checkpoint: the function had ", on_tape.size(),
                 " results and, run again for the backward pass, has ", outputs.size(), kSameEachTime);

@@ -17,8 +17,6 @@ struct Rng::Shared {
 
 namespace {
 
-thread_local RandomReplay* t_replay = nullptr;
-
 void check_there(const void* shared) {
   check(shared != nullptr,
         "Rng: this generator was moved from; a dropout refers to the generator that it was made with, which "
@@ -27,32 +25,15 @@ void check_there(const void* shared) {
 
 }  // namespace
 
-RandomReplay::RandomReplay(Mode mode, std::vector<RandomStream>& log)
-    : mode_(mode), log_(log), outer_(t_replay) {
-  t_replay = this;
-}
-
-RandomReplay::~RandomReplay() {
-  t_replay = outer_;
-}
-
 Rng::Rng(uint64_t seed) : shared_(std::make_shared<Shared>()) {
   shared_->seed = seed;
 }
 
 RandomStream Rng::reserve(Device device) {
-  // The innermost replay decides; every recording scope around it notes what was drawn.
-  RandomReplay* scope = t_replay;
-  while (scope && scope->mode_ == RandomReplay::Mode::record) scope = scope->outer_;
-  if (scope) {
-    check(scope->next_ < scope->log_.size(),
-          "Rng: the recomputation draws more random streams than the forward pass did; a "
-          "checkpointed function must do the same each time");
-  }
-  const RandomStream stream = scope ? scope->log_[scope->next_++] : draw(device);
-  for (RandomReplay* noting = t_replay; noting && noting != scope; noting = noting->outer_)
-    noting->log_.push_back(stream);
-  return stream;
+  return RandomReplay::next(
+      "Rng: the recomputation draws more random streams than the forward pass did; a checkpointed function "
+      "must do the same each time",
+      [&] { return draw(device); });
 }
 
 RandomStream Rng::draw(Device device) {

@@ -2,10 +2,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "runtime/device.h"
 #include "runtime/philox.h"
+#include "runtime/replay.h"
 
 namespace tessera {
 
@@ -19,23 +19,9 @@ struct RandomStream {
   TESSERA_HD uint64_t offset() const { return (base ? *base : 0) + delta; }
 };
 
-/// Recompute with the same random numbers: while a RandomReplay in mode `record` lives on this thread, the
-/// streams that any Rng reserves are also noted in `log`; in mode `replay` they are taken from it, in order,
-/// and no Rng moves.
-class RandomReplay {
- public:
-  enum class Mode { record, replay };
-  RandomReplay(Mode mode, std::vector<RandomStream>& log);
-  ~RandomReplay();
-  RandomReplay(const RandomReplay&) = delete;
-
- private:
-  friend class Rng;
-  Mode mode_;
-  std::vector<RandomStream>& log_;
-  size_t next_ = 0;
-  RandomReplay* outer_;
-};
+/// Recompute with the same random numbers: the streams that any Rng of this thread reserves. While they are
+/// replayed no Rng moves.
+using RandomReplay = Replay<RandomStream>;
 
 /// A seeded source of random streams. Every use (one dropout, one initialisation) reserves one stream; the
 /// numbers of a stream are addressed by element, so they do not depend on device or thread. Not thread-safe:
