@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <limits>
 #include <ostream>
-#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -56,118 +55,65 @@ struct f8e4m3 {
 template <class T>
 using Compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-template <class T>
-struct DTypeOf;
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::f64;
+template <class... T>
+struct Types {
+  /// The place of U among them; their number if it is none of them.
+  template <class U>
+  static constexpr size_t place() {
+    size_t at = 0;
+    (void)((std::is_same_v<T, U> || (++at, false)) || ...);
+    return at;
+  }
 };
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::f32;
-};
-template <>
-struct DTypeOf<bf16> {
-  static constexpr DType value = DType::bf16;
-};
-template <>
-struct DTypeOf<f16> {
-  static constexpr DType value = DType::f16;
-};
-template <>
-struct DTypeOf<f8e4m3> {
-  static constexpr DType value = DType::f8e4m3;
-};
-template <>
-struct DTypeOf<int64_t> {
-  static constexpr DType value = DType::i64;
-};
-template <>
-struct DTypeOf<int32_t> {
-  static constexpr DType value = DType::i32;
-};
-template <>
-struct DTypeOf<uint8_t> {
-  static constexpr DType value = DType::u8;
-};
-template <>
-struct DTypeOf<bool> {
-  static constexpr DType value = DType::boolean;
-};
-template <class T>
-inline constexpr DType dtype_of = DTypeOf<T>::value;
+/// Element types in the order of DType.
+using ElementTypes = Types<double, float, bf16, f16, f8e4m3, int64_t, int32_t, uint8_t, bool>;
 
-/// Calls `f.template operator()<T>()` with the element type of an arithmetic floating dtype: f64, f32, bf16,
-/// f16. Throws, naming `what` and the dtype, for any other.
+template <class T>
+inline constexpr DType dtype_of = DType(ElementTypes::place<T>());
+
+/// Calls `f.template operator()<T>()` with the element type of `dtype`, if that is one of First, Rest...;
+/// otherwise calls `refuse`, which throws.
+template <class First, class... Rest, class F, class Refuse>
+decltype(auto) dispatch_among(DType dtype, F&& f, Refuse&& refuse) {
+  if constexpr (sizeof...(Rest) > 0) {
+    if (dtype != dtype_of<First>) return dispatch_among<Rest...>(dtype, f, refuse);
+  } else {
+    if (dtype != dtype_of<First>) refuse();
+  }
+  return f.template operator()<First>();
+}
+
+/// Arithmetic floating dtypes: f64, f32, bf16, f16. Throws, naming `what` and the dtype, for any other.
 template <class F>
 decltype(auto) dispatch_floating(DType dtype, const char* what, F&& f) {
-  switch (dtype) {
-    case DType::f64:
-      return f.template operator()<double>();
-    case DType::f32:
-      return f.template operator()<float>();
-    case DType::bf16:
-      return f.template operator()<bf16>();
-    case DType::f16:
-      return f.template operator()<f16>();
-    default:
-      fail_at(Site::here(), what, ": dtype ", dtype, " is not supported; expected f64, f32, bf16 or f16");
-  }
+  return dispatch_among<double, float, bf16, f16>(dtype, f, [&] {
+    fail_at(Site::here(), what, ": dtype ", dtype, " is not supported; expected f64, f32, bf16 or f16");
+  });
 }
 
 /// The same for kernels on a GPU: f32, bf16, f16.
 template <class F>
 decltype(auto) dispatch_floating_cuda(DType dtype, const char* what, F&& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f.template operator()<float>();
-    case DType::bf16:
-      return f.template operator()<bf16>();
-    case DType::f16:
-      return f.template operator()<f16>();
-    default:
-      fail_at(Site::here(), what, ": dtype ", dtype,
-              " is not supported on device cuda; expected f32, bf16 or f16",
-              dtype == DType::f64 ? " (f64 runs on the CPU, as the oracle)" : "");
-  }
+  return dispatch_among<float, bf16, f16>(dtype, f, [&] {
+    fail_at(Site::here(), what, ": dtype ", dtype,
+            " is not supported on device cuda; expected f32, bf16 or f16",
+            dtype == DType::f64 ? " (f64 runs on the CPU, as the oracle)" : "");
+  });
 }
 
 /// Index dtypes: i64, i32.
 template <class F>
 decltype(auto) dispatch_index(DType dtype, const char* what, F&& f) {
-  switch (dtype) {
-    case DType::i64:
-      return f.template operator()<int64_t>();
-    case DType::i32:
-      return f.template operator()<int32_t>();
-    default:
-      fail_at(Site::here(), what, ": index dtype ", dtype, " is not supported; expected i64 or i32");
-  }
+  return dispatch_among<int64_t, int32_t>(dtype, f, [&] {
+    fail_at(Site::here(), what, ": index dtype ", dtype, " is not supported; expected i64 or i32");
+  });
 }
 
 /// Every dtype.
 template <class F>
 decltype(auto) dispatch_any(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f64:
-      return f.template operator()<double>();
-    case DType::f32:
-      return f.template operator()<float>();
-    case DType::bf16:
-      return f.template operator()<bf16>();
-    case DType::f16:
-      return f.template operator()<f16>();
-    case DType::f8e4m3:
-      return f.template operator()<f8e4m3>();
-    case DType::i64:
-      return f.template operator()<int64_t>();
-    case DType::i32:
-      return f.template operator()<int32_t>();
-    case DType::u8:
-      return f.template operator()<uint8_t>();
-    default:
-      return f.template operator()<bool>();
-  }
+  return dispatch_among<double, float, bf16, f16, f8e4m3, int64_t, int32_t, uint8_t, bool>(
+      dtype, f, [&] { fail_at(Site::here(), "dtype ", int(dtype), " does not exist"); });
 }
 
 /// A double as a float whose last bit is set if it is not exact: rounding that to fewer bits gives what
