@@ -25,19 +25,14 @@ Tensor empty_as(const Layout& layout, DType dtype, Device device) {
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.begin() + rank,
                    [&](int a, int b) { return layout.strides[size_t(a)] > layout.strides[size_t(b)]; });
-  Shape sizes = layout.shape;
-  for (int at = 0; at < rank; ++at) sizes = sizes.with(at, layout.shape[order[size_t(at)]]);
-  const Tensor made = Tensor::empty(sizes, dtype, device);
+  std::array<int64_t, kMaxRank> sizes{};
+  for (int at = 0; at < rank; ++at) sizes[size_t(at)] = layout.shape[order[size_t(at)]];
+  const Tensor made = Tensor::empty(Shape(std::span(sizes).first(size_t(rank))), dtype, device);
   Layout like = made.layout();
   like.shape = layout.shape;
   for (int at = 0; at < rank; ++at)
     like.strides[size_t(order[size_t(at)])] = made.layout().strides[size_t(at)];
   return Tensor::view_of(made.storage(), like, dtype);
-}
-
-bool same_elements(const Tensor& a, const Tensor& b) {
-  return a.shares_storage(b) && a.raw() == b.raw() && a.shape() == b.shape() &&
-         a.layout().strides == b.layout().strides;
 }
 
 }  // namespace
@@ -114,6 +109,12 @@ void on_grad(const Tensor& leaf, std::function<void(const Tensor&)> hook) {
   check(state.tape == 0, "on_grad: ", describe(leaf), " is a result of a tape, not a leaf");
   check(hook != nullptr, "on_grad: the hook of ", describe(leaf), " is empty");
   state.hooks.push_back(std::move(hook));
+}
+
+void before_grad(const Tensor& leaf, std::function<void()> hook) {
+  GradState* const state = leaf.grad_state().get();
+  check(state && state->tape == 0, "before_grad: ", describe(leaf), " is no leaf; call require_grad first");
+  state->before_grad = hook ? std::make_shared<const std::function<void()>>(std::move(hook)) : nullptr;
 }
 
 namespace gradients {
@@ -197,7 +198,7 @@ void prepare_for_view(const std::shared_ptr<GradState>& view) {
 
 bool is_gap(const GradState& root, const Range& range) {
   if (is_empty(root)) return true;
-  if (!root.gaps || root.gaps->dim != range.dim || !same_elements(root.gaps->memory, memory_of(*range.whole)))
+  if (!root.gaps || root.gaps->dim != range.dim || !root.gaps->memory.same_elements(memory_of(*range.whole)))
     return false;
   return std::ranges::any_of(root.gaps->ranges, [&](const auto& gap) {
     return gap.first <= range.begin && range.end <= gap.second;
@@ -207,7 +208,7 @@ bool is_gap(const GradState& root, const Range& range) {
 bool close_gap(GradState& root, const Range& range) {
   if (!root.gaps) return false;
   const bool was_gap = is_gap(root, range);
-  if (root.gaps->dim != range.dim || !same_elements(root.gaps->memory, memory_of(*range.whole))) {
+  if (root.gaps->dim != range.dim || !root.gaps->memory.same_elements(memory_of(*range.whole))) {
     fill_gaps(root);
     return false;
   }

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/call_site.h"
 #include "tensor/tensor.h"
 
 /// Gradients of tensors: where they are stored, and how they accumulate. The tape (autograd/tape.h) computes
@@ -72,7 +71,7 @@ struct Gaps {
 };
 
 /// The autograd state of one tensor: permanent for a leaf (a parameter, an input), for a result as long as
-/// its tape needs it. Operators access it only through Backward.
+/// its tape needs it. Operators write it only through Backward.
 struct GradState {
   Tensor grad;           // accumulated so far; a leaf's keeps its address after the first gradient
   uint64_t tape = 0;     // the tape that recorded this result; 0: a leaf
@@ -92,6 +91,7 @@ struct GradState {
   std::unique_ptr<ViewOf> view;  // view: `grad` is undefined then, unless retained
   std::unique_ptr<Gaps> gaps;
   std::vector<std::function<void(const Tensor& grad)>> hooks;  // leaf: run after its last gradient of a pass
+  std::shared_ptr<const std::function<void()>> before_grad;    // leaf: run before its first one
 };
 
 /// Makes `tensor` a leaf that requires a gradient, of dtype `grad_dtype` (the tensor's own by default).
@@ -116,5 +116,15 @@ void retain_grad(const Tensor& result);
 /// Calls `hook` when the leaf's last gradient of a backward pass has arrived (data parallelism reduces it
 /// there), whatever other tapes recorded; not if the pass gave it no gradient or ended in an error.
 void on_grad(const Tensor& leaf, std::function<void(const Tensor& grad)> hook);
+/// Calls `hook` before the first gradient of a leaf since zero_grad() is written, possibly several times. The
+/// hook may prepare the leaf's buffer (memory that leaves share over time) or replace it (set_grad_buffer).
+/// One hook per leaf; an empty one removes it.
+void before_grad(const Tensor& leaf, std::function<void()> hook);
+
+/// For code that hands gradients on before the pass that makes them is over, called in hooks of that pass
+/// (on_grad, before_grad): if the pass in progress on this thread throws, calls `undo`, before leaves get
+/// their gradients of before the pass back. Once per `key` and pass: returns whether this is the first call.
+/// What `undo` throws is dropped, since the pass has an error already.
+bool if_pass_throws(const void* key, std::function<void()> undo);
 
 }  // namespace tessera

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "autograd/before_grad.h"
 #include "autograd/pass_internal.h"
 #include "runtime/capture.h"
 
@@ -14,9 +13,7 @@ bool if_pass_throws(const void* key, std::function<void()> undo) {
 namespace gradients {
 
 bool LeafGrad::is_unchanged() const {
-  if (state->stale != stale || state->grad.defined() != grad.defined()) return false;
-  return !grad.defined() || (state->grad.shares_storage(grad) && state->grad.raw() == grad.raw() &&
-                             state->grad.layout().strides == grad.layout().strides);
+  return state->stale == stale && state->grad.same_elements(grad);
 }
 
 void LeafGrad::restore() const {
@@ -93,7 +90,8 @@ void Pass::touch(const std::shared_ptr<GradState>& state) {
   shorten_chain(*state);
   const std::shared_ptr<GradState>& root = root_of(state);
   if (root->tape != 0) return;
-  if (root->stale) run_before_grad_hook(root);
+  if (root->stale)
+    if (const auto hook = root->before_grad) (*hook)();  // a copy: the hook may replace itself
   note_in_capture(root);
   if (current_ && !root->logged) current_->log(root);
 }

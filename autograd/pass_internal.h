@@ -22,7 +22,7 @@ class Pass {
   static void touch(const std::shared_ptr<GradState>& state);
   /// The PassEnd of that key, for all passes inside the outermost one.
   static PassEnd& at_end(const void* key, std::unique_ptr<PassEnd> (*make)());
-  /// if_pass_throws (autograd/before_grad.h).
+  /// if_pass_throws (autograd/gradient.h).
   static bool if_throws(const void* key, std::function<void()> undo);
 
   void finish();

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <optional>
 
-#include "autograd/before_grad.h"
 #include "autograd/tape.h"
 #include "comm/lane.h"
 #include "comm/peer_sums.h"

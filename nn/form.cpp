@@ -8,29 +8,22 @@ const char* name_of(const Form& form) {
   return std::visit([](const auto& one) { return std::decay_t<decltype(one)>::kKind; }, form);
 }
 
-namespace {
-
-bool same(const Tensor& x, const Tensor& y) {
-  return x.defined() == y.defined() && (!x.defined() || (x.raw() == y.raw() && x.shape() == y.shape()));
-}
-
-}  // namespace
-
 bool Weights24::operator==(const Weights24& other) const {
-  return same(mask, other.mask) && active == other.active;
+  return mask.same_elements(other.mask) && active == other.active;
 }
 
 bool Factors::operator==(const Factors& other) const {
-  return same(a, other.a) && same(b, other.b) && rows == other.rows;
+  return a.same_elements(other.a) && b.same_elements(other.b) && rows == other.rows;
 }
 
 bool SparsePlusLowRank::operator==(const SparsePlusLowRank& other) const {
-  return factors == other.factors && same(values, other.values) && same(support, other.support) &&
-         scale == other.scale;
+  return factors == other.factors && values.same_elements(other.values) &&
+         support.same_elements(other.support) && scale == other.scale;
 }
 
 bool ColumnsPlusLowRank::operator==(const ColumnsPlusLowRank& other) const {
-  return factors == other.factors && same(c, other.c) && same(columns, other.columns) && gamma == other.gamma;
+  return factors == other.factors && c.same_elements(other.c) && columns.same_elements(other.columns) &&
+         gamma == other.gamma;
 }
 
 double multiply_adds(const Form& form, int64_t in, int64_t out) {

@@ -78,8 +78,7 @@ namespace detail {
 /// Whether two tensors are one: the same parameter, or, without gradients (frozen ones), the same elements.
 inline bool are_tied(const Tensor& a, const Tensor& b) {
   if (requires_grad(a) || requires_grad(b)) return a.grad_state() == b.grad_state();
-  return a.shares_storage(b) && a.raw() == b.raw() && a.dtype() == b.dtype() && a.shape() == b.shape() &&
-         a.layout().strides == b.layout().strides;
+  return a.same_elements(b);
 }
 
 /// Replaces every tensor of the model by convert(tensor); tied tensors stay tied, parameters stay parameters.

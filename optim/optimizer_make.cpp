@@ -140,8 +140,7 @@ void check_overlaps(const std::string& name, const std::vector<nn::NamedParamete
     std::vector<RowBytes>& others = known[tensor.storage().get()];
     for (const RowBytes& other : others) {
       if (other.end() <= own.first || own.end() <= other.first || !overlap(own, other)) continue;
-      const bool same =
-          other.parameter->tensor.raw() == tensor.raw() && other.parameter->tensor.shape() == tensor.shape();
+      const bool same = other.parameter->tensor.same_elements(tensor);
       check(false, name, ": the parameters ", other.parameter->name, " and ", parameter.name,
             same ? " have their elements in one place, but gradients of their own; make one of them the "
                    "parameter, and then the other a copy of it (tied weights), or clone() it"

@@ -61,6 +61,8 @@ struct Layout {
   std::array<int64_t, kMaxRank> strides{};
   int64_t offset = 0;
 
+  friend bool operator==(const Layout&, const Layout&) = default;
+
   /// Dense row-major.
   static Layout packed(const Shape& shape);
   /// Row-major whose rows start every `pitch` elements (pitch >= the last size).

@@ -343,6 +343,10 @@ void Tensor::fill(double value) const {
   if constexpr (kCuda) fill_cuda(*this, value);
 }
 
+bool Tensor::same_elements(const Tensor& other) const {
+  return shares_storage(other) && (!defined() || (dtype_ == other.dtype_ && layout_ == other.layout_));
+}
+
 namespace {
 
 /// Whether one may reach memory of the other; conservative: interleaved views count as overlapping.

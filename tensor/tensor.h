@@ -45,9 +45,9 @@ struct Storage {
 /// undefined.
 ///
 /// `empty` pitches rows: in a tensor of rank 2 or more whose rows are 16 bytes or longer, each row starts on
-/// a 16-byte boundary, and one of 256 bytes or more on a 128-byte boundary where that adds at most a quarter,
-/// so that no width is slow on a GPU; shorter rows stay dense. Kernels take a row stride. Data that leaves
-/// the process (files) is packed.
+/// a 16-byte boundary, and on a 128-byte boundary where that adds at most a quarter (from 103 bytes on), so
+/// that no width is slow on a GPU; shorter rows stay dense. Kernels take a row stride. Data that leaves the
+/// process (files) is packed.
 ///
 /// The view functions (slice, select, transpose, permute, reshape, expand) do not record gradients: on a
 /// tensor that is on the tape they throw and name the recorded operator to use instead (ops::slice, ...).
@@ -119,7 +119,7 @@ class Tensor {
   Tensor reshaped(const Shape& shape) const;  // a view where there is one, else a copy, its rows pitched if
                                               // one pass can write them so
   Tensor expand(const Shape& shape) const;    // broadcasting; the new dimensions have stride 0
-  /// Element access for tests and examples: x.at({i, j}) is a tensor of rank 0.
+  /// Access to single elements: x.at({i, j}) is a tensor of rank 0.
   Tensor at(std::initializer_list<int64_t> indices) const;
 
   // Copies. They are not recorded, so a copy would silently lose the gradient: for a result of the tape, and
@@ -146,7 +146,8 @@ class Tensor {
   void bump_version() const { ++stored("bump_version").version; }
   uint64_t version() const { return stored("version").version; }
 
-  // Gradients: autograd alone reads this.
+  // Gradients. For autograd and what looks after leaves (optimizers, modules, checkpoints); others call
+  // grad(), requires_grad() and their relatives.
   const std::shared_ptr<GradState>& grad_state() const { return grad_; }
   /// `is_result`: of an operation that the tape recorded, not a leaf.
   void set_grad_state(std::shared_ptr<GradState> state, bool is_result = false) {
@@ -162,6 +163,8 @@ class Tensor {
   }
 
   bool shares_storage(const Tensor& other) const { return storage_ == other.storage_; }
+  /// Whether both have the same elements of one storage, of one dtype and in one layout, or are undefined.
+  bool same_elements(const Tensor& other) const;
   const std::shared_ptr<Storage>& storage() const { return storage_; }
   /// A view of `storage` with any layout; throws if it reaches past the end.
   static Tensor view_of(std::shared_ptr<Storage> storage, const Layout& layout, DType dtype);

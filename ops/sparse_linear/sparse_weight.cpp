@@ -32,11 +32,6 @@ int64_t columns_of_group(SparseFormat format) {
   return with_bitmaps(format, [](auto order) { return decltype(order)::kColumns; });
 }
 
-bool same_memory(const Tensor& a, const Tensor& b) {
-  return a.defined() == b.defined() &&
-         (!a.defined() || (a.shares_storage(b) && a.layout().offset == b.layout().offset));
-}
-
 }  // namespace
 
 const char* name_of(SparseFormat format) {
@@ -48,9 +43,9 @@ SparseFormat parse_sparse_format(std::string_view name) {
 }
 
 bool SparseWeight::operator==(const SparseWeight& other) const {
-  return format == other.format && out == other.out && in == other.in && same_memory(values, other.values) &&
-         same_memory(bitmaps, other.bitmaps) && same_memory(gaps, other.gaps) &&
-         same_memory(offsets, other.offsets) && same_memory(info, other.info);
+  return format == other.format && out == other.out && in == other.in && values.same_elements(other.values) &&
+         bitmaps.same_elements(other.bitmaps) && gaps.same_elements(other.gaps) &&
+         offsets.same_elements(other.offsets) && info.same_elements(other.info);
 }
 
 int64_t SparseWeight::group_rows() const {

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
-#include "autograd/before_grad.h"
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
+#include "autograd/gradient.h"
 #include "autograd/on_record.h"
 #include "autograd/tape.h"
 #include "ops/activation/activation.h"
