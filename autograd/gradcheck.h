@@ -16,9 +16,8 @@ struct GradcheckOptions {
 
 struct GradcheckResult {
   bool ok = true;
-  std::string message;   // the worst element: input, index, both values
-  double worst = 0;      // largest |analytic - numeric| / (atol + rtol * |numeric|)
-  int64_t elements = 0;  // compared
+  std::string message;  // the worst element: input, index, both values
+  double worst = 0;     // largest |analytic - numeric| / (atol + rtol * |numeric|)
 };
 
 using GradcheckFunction = std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>;

@@ -16,8 +16,8 @@
 ///
 /// Operators append to the thread's innermost Tape while it lives; `backward` is that list, last entry first.
 /// Execution order is a topological order, so there is no search and no recursion. An entry is popped before
-/// it runs, so its saved tensors are freed in reverse order. Without a tape nothing is recorded; there is
-/// no other switch.
+/// it runs, so its saved tensors are freed in reverse order. Without a tape, or
+/// within NoTape, nothing is recorded.
 ///
 /// Each entry keeps the user's line and the part of the model that it was recorded for (CallScope), and runs
 /// backward for them: errors name them.

@@ -24,12 +24,6 @@ thread_local CaptureSession* t_session = nullptr;
 constexpr size_t kMostGraphs = 8;
 
 #if defined(TESSERA_WITH_CUDA)
-bool is_capturing(StreamHandle stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cudaStreamIsCapturing(stream, &status);
-  return status != cudaStreamCaptureStatusNone;
-}
-
 class CudaGraph : public Graph {
  public:
   CudaGraph(cudaGraph_t captured, Device device) : device_(device) {

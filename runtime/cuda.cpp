@@ -45,6 +45,12 @@ bool is_done(CudaStatus status) {
   return true;
 }
 
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void wait_for_stream(cudaStream_t stream, std::string_view what) {
   wait_until([&] { return is_done(cudaStreamQuery(stream)); }, what);
 }

@@ -31,6 +31,8 @@ inline void check(CudaStatus status) {
 /// The result of a query of a stream or an event: true for cudaSuccess, false for cudaErrorNotReady. Throws
 /// any other status.
 bool is_done(CudaStatus status);
+/// Whether work issued to the stream becomes a part of a graph.
+bool is_capturing(cudaStream_t stream);
 /// The host waits for all work of the stream (wait_until). `what` says what for, in the message of a wait
 /// that takes too long.
 void wait_for_stream(cudaStream_t stream, std::string_view what);

@@ -33,8 +33,9 @@ DeviceContext* make_cpu_context() {
   context->name = "cpu";
   context->info.name = "cpu";
   context->info.multiprocessors = cpu_threads();
-  context->info.memory_bytes = total_memory();
-  context->allocator = std::make_unique<Allocator>(host_memory(memory_within_reach));
+  context->info.memory_bytes = memory_limits().total();
+  context->allocator =
+      std::make_unique<Allocator>(host_memory([] { return memory_limits().within_reach(); }));
   return context;
 }
 
@@ -281,10 +282,10 @@ Allocator& Device::allocator() const {
   const StreamScope* const scope = StreamScope::current(*this);
   if (!scope) return *context_->allocator;
   if (scope->options_.allocator) return *scope->options_.allocator;
-  check(
-      !scope->foreign_capture(), "device ", name(),
-      ": another program captures a graph on the stream of this StreamScope, and only its allocator can keep "
-      "memory for the graph; pass it in StreamOptions::allocator");
+  check(!scope->foreign_capture(), "device ", name(),
+        ": a graph is being captured on the stream of this StreamScope, which has no allocator that keeps "
+        "memory "
+        "for the graph; pass one in StreamOptions::allocator");
   return *context_->allocator;
 }
 StreamHandle Device::stream() const {

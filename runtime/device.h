@@ -54,7 +54,8 @@ class Device {
   static DeviceInfo gpu_info(int index);
   /// The number of SMs that kernels are planned for: that of the GPU or of the thread's StreamScope; on the
   /// CPU the number of threads. Results may depend on it, as they depend on the GPU. Kernels also finish if
-  /// fewer SMs are free, except ops::decoder_layers, whose blocks must all be co-resident.
+  /// fewer SMs are free, with the exceptions that docs/design.md lists (blocks or clusters that must all be
+  /// co-resident).
   int multiprocessors() const;
   /// For an Allocator that takes memory of this GPU from another program (PyTorch's caching allocator):
   /// `allocate` returns null if there is no memory; `release` may be called by any thread, also while a graph

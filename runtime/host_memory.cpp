@@ -33,7 +33,10 @@ MemorySource host_memory(std::function<size_t()> most) {
     lent->sizes.erase(found);
     std::free(data);
   };
-  source.usage = [] { return std::pair(std::min(available_memory(), total_memory()), total_memory()); };
+  source.usage = [] {
+    const size_t total = memory_limits().total();
+    return std::pair(std::min(memory_limits().available(), total), total);
+  };
   source.fill = [](void* data, int byte, size_t bytes) { std::memset(data, byte, bytes); };
   source.read = [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); };
   return source;

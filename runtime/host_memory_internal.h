@@ -40,9 +40,7 @@ class MemoryLimits {
   std::vector<ControlGroup> groups_;
 };
 
-/// Of this process.
-size_t available_memory();
-size_t total_memory();
-size_t memory_within_reach();
+/// Of this process; found once: where its groups are mounted does not change while it runs.
+const MemoryLimits& memory_limits();
 
 }  // namespace tessera

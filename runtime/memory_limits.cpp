@@ -95,24 +95,9 @@ size_t MemoryLimits::within_reach() const {
   return own ? plus(available, pages * size_t(::sysconf(_SC_PAGE_SIZE))) : SIZE_MAX;
 }
 
-namespace {
-
-/// Found once: where a process's groups are mounted does not change while it runs.
-const MemoryLimits& limits() {
+const MemoryLimits& memory_limits() {
   static const MemoryLimits limits;
   return limits;
-}
-
-}  // namespace
-
-size_t available_memory() {
-  return limits().available();
-}
-size_t total_memory() {
-  return limits().total();
-}
-size_t memory_within_reach() {
-  return limits().within_reach();
 }
 
 }  // namespace tessera

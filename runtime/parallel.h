@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 /// Parallel loops of the CPU kernels, on a pool of threads that the process shares. Results never depend on
 /// the number of threads: a loop is cut into blocks that follow from its size alone, and each block is one

@@ -125,9 +125,7 @@ bool StreamScope::foreign_capture() const {
 #if defined(TESSERA_WITH_CUDA)
   const DeviceContext& context = *device_.context_;
   if (context.capturing && context.captured == stream_) return false;  // our own
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream_, &status));
-  return status != cudaStreamCaptureStatusNone;
+  return is_capturing(stream_);
 #else
   return false;
 #endif

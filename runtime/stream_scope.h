@@ -39,7 +39,8 @@ class StreamScope {
   /// The innermost scope of this thread on that device, or null.
   static StreamScope* current(Device device);
   StreamHandle stream() const { return stream_; }
-  /// Whether another program captures a graph on the stream.
+  /// Whether a graph is being captured on the stream, by another program or as a branch of ours, other than
+  /// as the stream that we capture.
   bool foreign_capture() const;
   /// `owner` owns `block`, which belongs to another stream and which the scope's work uses.
   void uses(Allocator& allocator, MemoryBlock* block, std::shared_ptr<const void> owner);

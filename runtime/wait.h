@@ -13,7 +13,7 @@ struct WaitClock {
   static const WaitClock& machine();
 };
 
-/// All waits of the host for a device use this function: it returns when `ready()` is true. Throws Error,
+/// How the host waits for a device: returns when `ready()` is true. Throws Error,
 /// naming `what`, after wait_limit() seconds. It polls continuously for the first 20 ms, so that short waits
 /// end within a microsecond; after that it sleeps between polls, for a thousandth of the time waited so far
 /// and at most 0.1 s.

@@ -1,10 +1,7 @@
 #include "tensor/transfer.h"
 
-#include "tensor/kernels.h"
-
 #if defined(TESSERA_WITH_CUDA)
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 

@@ -22,7 +22,7 @@ TEST(HostMemory, LendsNoMoreThanItIsToldAndAgainWhatCameBack) {
 }
 
 TEST(HostMemory, BeyondTheMachinesAnAllocationIsAnErrorAndNotAPromise) {
-  EXPECT_GE(memory_within_reach(), size_t(16) << 20);
+  EXPECT_GE(memory_limits().within_reach(), size_t(16) << 20);
   Allocator allocator(host_memory([] { return size_t{8} << 20; }));
   MemoryBlock* const held = allocator.allocate(6 << 20);
   EXPECT_THROW(allocator.allocate(6 << 20), OutOfMemory);
