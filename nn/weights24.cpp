@@ -35,17 +35,11 @@ Tensor masked_decay(const Linear& layer) {
   return form && form->active ? ops::masked_decay24(layer.weight, form->mask) : Tensor();
 }
 
-MaskedWeights::~MaskedWeights() {
-  for (const Kept& kept : kept_) kept.weight.copy_from(kept.dense);
-}
-
-void MaskedWeights::mask(Linear& layer) {
+Tensor masked_weight(const Linear& layer) {
   const Weights24* const form = weights24_of(layer);
-  if (!form || !form->active) return;
   const Tensor weight = layer.weight.detach();
-  kept_.push_back({weight, weight.clone()});
-  weight.copy_from(
-      ops::mul(kept_.back().dense, ops::unpack_bits(form->mask, weight.size(1), weight.dtype())));
+  return form && form->active ? ops::mul(weight, ops::unpack_bits(form->mask, weight.size(1), weight.dtype()))
+                              : weight;
 }
 
 }  // namespace tessera::nn

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "nn/linear.h"
 
@@ -34,21 +33,8 @@ void for_each_weights24(Model& model, F&& f) {
 /// active.
 Tensor masked_decay(const Linear& layer);
 
-/// While it lives, the weights of active layers hold what their GEMMs multiply: zeros where they are pruned.
-/// For writing a model.
-class MaskedWeights {
- public:
-  MaskedWeights() = default;
-  ~MaskedWeights();
-  MaskedWeights(const MaskedWeights&) = delete;
-  /// Masks the weight until the end of the scope, if the layer's form asks for it.
-  void mask(Linear& layer);
-
- private:
-  struct Kept {
-    Tensor weight, dense;
-  };
-  std::vector<Kept> kept_;
-};
+/// The weight as the layer multiplies it: its own, or, while it has the form and is active, a copy with zeros
+/// where the mask prunes.
+Tensor masked_weight(const Linear& layer);
 
 }  // namespace tessera::nn

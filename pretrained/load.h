@@ -75,9 +75,9 @@ struct SaveOptions {
   std::string companions = "";
 };
 
-/// Writes config.json and safetensors that transformers and load_* read, all of them or nothing; frozen
-/// parameters (nn::freeze) are written, too. Throws if the folder has weights already; to replace a folder,
-/// save into an io::AtomicFolder.
+/// Writes config.json and safetensors that transformers and load_* read, all or nothing; frozen parameters,
+/// too, and weights as layers multiply them: of factors, or under a mask (nn::Weights24). Throws if the
+/// folder has weights already; to replace a folder, save into an io::AtomicFolder.
 void save(const models::Gpt& model, const std::string& folder, const SaveOptions& options = {});
 void save(const models::Llama& model, const std::string& folder, const SaveOptions& options = {});
 void save(const models::Bert& model, const std::string& folder, const SaveOptions& options = {});

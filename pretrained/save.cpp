@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "nn/low_rank.h"
+#include "nn/weights24.h"
 #include "pretrained/companions_internal.h"
 #include "pretrained/load.h"
 #include "pretrained/narrowed.h"
@@ -35,7 +36,7 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
   check(config.dtype == DType::f32 || config.dtype == DType::bf16 || config.dtype == DType::f16,
         "save: parameters of ", config.dtype, "; expected f32, bf16 or f16");
   // All tensors, also frozen ones (nn::freeze), which are not among nn::parameters.
-  // Weights that factors stand for are made one by one, when they are written.
+  // Weights that factors or a mask stand for are made one by one, when they are written.
   std::map<std::string, std::function<Tensor()>> parameters;
   nn::for_each<Tensor>(model, [&](const std::string& name, const Tensor& tensor) {
     if (tensor.defined()) parameters.emplace(name, [tensor] { return tensor; });
@@ -43,6 +44,8 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
   nn::for_each<nn::Linear>(model, [&](const std::string& name, const nn::Linear& layer) {
     if (nn::factors_of(layer.form) && nn::merges(layer.form))
       parameters.emplace(name + ".weight", [&layer] { return nn::merged_weight(layer); });
+    else if (nn::weights24_of(layer))
+      parameters.at(name + ".weight") = [&layer] { return nn::masked_weight(layer); };
   });
   const std::optional<ColaConfig> cola = cola_of(model);
   const NameTable plain = name_table(config), table = cola ? with_cola(plain, *cola) : plain;

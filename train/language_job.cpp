@@ -550,11 +550,7 @@ std::vector<int64_t> LanguageJob::generate(std::span<const int64_t> prompt,
 }
 
 void LanguageJob::save(const std::string& folder) {
-  as_used([&](auto& model) {
-    nn::MaskedWeights masked;
-    nn::for_each_weights24(model, [&](const std::string&, nn::Linear& layer) { masked.mask(layer); });
-    return pretrained::save(model, folder), 0;
-  });
+  as_used([&](auto& model) { return pretrained::save(model, folder), 0; });
 }
 
 }  // namespace tessera::train

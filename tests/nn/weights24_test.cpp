@@ -93,7 +93,7 @@ TEST(Weights24, IsStateOfTheModelAndNotTrained) {
   EXPECT_EQ(parameters(layer).size(), 2u);
 }
 
-TEST(Weights24, DecaysWhatIsPrunedAndMasksForASave) {
+TEST(Weights24, DecaysWhatIsPrunedAndShowsWhatIsMultiplied) {
   Rng rng(1);
   Linear layer = layer_of(rng);
   EXPECT_FALSE(masked_decay(layer).defined());
@@ -106,17 +106,11 @@ TEST(Weights24, DecaysWhatIsPrunedAndMasksForASave) {
     const std::vector<double> gradient = values(grad(layer.weight));
     for (size_t i = 0; i < dense.size(); ++i) EXPECT_EQ(gradient[i], dense[i] - sparse[i]);
   }
-  {
-    MaskedWeights scope;
-    scope.mask(layer);
-    EXPECT_EQ(values(layer.weight), sparse);
-  }
+  EXPECT_EQ(values(masked_weight(layer)), sparse);
   EXPECT_EQ(values(layer.weight), dense);
   weights24_of(layer)->active = false;
   EXPECT_FALSE(masked_decay(layer).defined());
-  MaskedWeights scope;
-  scope.mask(layer);
-  EXPECT_EQ(values(layer.weight), dense);
+  EXPECT_EQ(values(masked_weight(layer)), dense);
 }
 
 TEST(Weights24, RefusesWhatItCannotBe) {

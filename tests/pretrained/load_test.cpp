@@ -3,6 +3,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "nn/weights24.h"
 #include "pretrained/sparse_model.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
@@ -106,6 +107,16 @@ TEST_F(Load, FrozenParametersAreSavedToo) {
   save(frozen, folder / "frozen");
   EXPECT_EQ(io::read_file((folder / "frozen") + "/model.safetensors", 1 << 20),
             io::read_file((folder / "all") + "/model.safetensors", 1 << 20));
+}
+
+TEST_F(Load, WeightsUnderAMaskAreSavedAsTheyAreMultiplied) {
+  const Tensor tokens = Tensor::from(std::vector<int64_t>{3, 1, 4, 1}, {1, 4});
+  models::Gpt masked = gpt;
+  nn::for_each<nn::Linear>(masked, [](const std::string&, nn::Linear& layer) {
+    if (layer.weight.defined()) nn::set_weights24(layer);
+  });
+  save(masked, folder / "masked");
+  EXPECT_TRUE(io::test::same(load_gpt(folder / "masked", rng, kCpu)(tokens), masked(tokens)));
 }
 
 TEST_F(Load, EveryParameterHasItsNames) {
