@@ -38,6 +38,10 @@ struct StepFlags {
   int run(Options& options, Measure&& measure) const {
     options.graph = parse_switches(graph, "--graph");
     if (!precision.empty()) options.precisions = parse_precisions(precision, "--precision");
+    for (const Precision& one : options.precisions)
+      if (states == "bf16" && one.dtype == DType::f16)
+        throw UsageError(
+            "--optimizer-states: it is bf16, which f16 weights cannot have; take f16 out of --precision");
     options.timer.seconds = seconds;
     if (!json.empty()) check_writable(json);
     const dist::World world = join_job(device);

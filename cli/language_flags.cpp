@@ -126,7 +126,7 @@ void LanguageFlags::set_ffn(models::LlamaConfig& model) const {
     model.d_ff = std::max<int64_t>(8, std::llround(double(model.d_ff) * ratio / 8) * 8);
 }
 
-train::LanguageSettings LanguageFlags::job(const train::Given& given) const {
+train::LanguageSettings LanguageFlags::job(const train::Given& given, std::optional<Device> device) const {
   train::LanguageSettings job = job_;
   try {
     job.factors.check_given(given);
@@ -156,6 +156,7 @@ train::LanguageSettings LanguageFlags::job(const train::Given& given) const {
           }
         },
         job.model);
+    if (device) job.set_precision(precision.on(*device));
     job.validate();
   } catch (const Error& error) {
     throw UsageError(error.what());

@@ -15,12 +15,13 @@ class LanguageFlags {
   void add_vocabulary(CLI::App& command);
   /// Every setting of a training run: data, model, optimizer and schedule.
   void add_training(CLI::App& command, const char* default_size);
-  /// The sizes that the flags say: those of --size, and what else is given in their place; not the precision.
+  /// The sizes that the flags say: those of --size, and what else is given in their place; the precision only
+  /// for a given device, since benchmarks measure several.
   /// Of a job whose number of steps nothing says yet - by --epochs or --minutes, in plans and benchmarks - it
   /// is the largest.
   /// Throws UsageError for sizes that do not fit each other, and for flags that have no effect without
   /// another.
-  train::LanguageSettings job(const train::Given& given) const;
+  train::LanguageSettings job(const train::Given& given, std::optional<Device> device = {}) const;
 
   /// For `train`: settings of the text, which are not part of the job.
   train::LanguageText text;

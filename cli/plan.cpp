@@ -289,8 +289,7 @@ struct LanguagePlanArgs : PlaceFlags {
 };
 
 int run_language_plan(const LanguagePlanArgs& args, const train::Given& given) {
-  train::LanguageSettings job = args.flags.job(given);
-  job.set_precision(args.flags.precision.on(Device::best()));
+  const train::LanguageSettings job = args.flags.job(given, Device::best());
   const double memory = memory_of(args.memory);
   const plan::Forms forms = job.forms();
   const plan::Flops flops = plan::count_flops(job.model, job.batch, job.length, forms);

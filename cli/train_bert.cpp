@@ -44,8 +44,11 @@ void check_sizes(const train::GlueStart& start, const train::Given& given) {
   }
 }
 
-/// Of weights made of factors, as far as the flags alone tell.
-void check_forms(const train::GlueStart& start, const train::Given& given) {
+/// Of training and of weights made of factors, as far as the flags alone tell.
+void check_training(const train::GlueStart& start, const train::Given& given) {
+  train::GlueSettings settings = start.settings;
+  if (!given.contains("--steps")) settings.steps = train::GlueSettings::kLargest;
+  settings.check_training("training", start.precision.value_or(Precision()).dtype, {});
   start.settings.factors.check_given(given);
   start.settings.check_optimizer_flags(given);
   train::check_optimizer_form(start.settings.optimizer, start.settings.factors);
@@ -68,7 +71,7 @@ void check_usage(const train::GlueStart& start, const train::Given& given) {
     datasets::parse_glue_task(start.settings.task);
     start.settings.slice.check_given(given);
     start.settings.slice.validate();
-    check_forms(start, given);
+    check_training(start, given);
     start.settings.drop.check_given(given);
     start.settings.drop.validate();
     if (start.settings.slice.is_auto() && start.settings.drop.drops())
@@ -105,7 +108,7 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
   if (!flags.start.settings.model.empty()) refuse("--scratch", "--model loads weights; give one of them");
   check_sizes(flags.start, given);
   try {
-    check_forms(flags.start, given);
+    check_training(flags.start, given);
   } catch (const Error& error) {
     throw UsageError(std::string("train bert --task mlm: ") + error.what());
   }

@@ -56,8 +56,7 @@ class LanguageCommand : public train::LanguageRecipe {
     note_evaluation(given);
     text = flags.text, epochs = flags.epochs, minutes = flags.minutes;
     if (!flags.settings().data.empty()) check_kept_text("--data", fs::absolute(flags.settings().data));
-    settings_ = flags.job(given);
-    settings_.set_precision(flags.precision.on(device));
+    settings_ = flags.job(given, device);
     if (settings_.start.empty()) return;
     check_kept_text("--model", fs::absolute(settings_.start));
     const std::string path = language_folder(settings_.start);

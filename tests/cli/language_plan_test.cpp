@@ -52,6 +52,7 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   };
   EXPECT_EQ(gradients(" --order global"), 4 * gradients("")) << "sums of 1, 2 and 4 micro-batches wait";
   expect_failure(at, "plan gpt --ranks 2 --accumulate 3", 2, "--accumulate 3|multiple of --ranks 2");
+  const std::string bert = "train bert --task sst2 --data glue --scratch ";
   expect_failures(
       at, {{"plan llama --size 60m --ranks 3 --accumulate 9", 2, "--order global needs a power of two"},
            {"plan llama --ranks 2 --ffn relu2 --sparse24 soft_dynamic", 2, "sparse24 on 2 ranks"},
@@ -63,7 +64,13 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
            {"plan tnp --optimizer loro", 2, "loro|a TNP has none"},
            {"train tnp --optimizer loro", 2, "loro|a TNP has none"},
            {"plan tnp --precision f16 --optimizer-states bf16", 2, "which f16 weights cannot have"},
-           {"train tnp --precision f16 --optimizer-states bf16", 2, "which f16 weights cannot have"}});
+           {"train tnp --precision f16 --optimizer-states bf16", 2, "which f16 weights cannot have"},
+           {"train gpt --text t --precision f16 --optimizer-states bf16", 2, "which f16 weights cannot have"},
+           {bert + "--precision f16 --optimizer-states bf16", 2, "which f16 weights cannot have"},
+           {bert + "--optimizer muon --optimizer-states bf16", 2, "works on f32 states"},
+           {"train bert --task mlm --text t --precision f16 --optimizer-states bf16", 2,
+            "f16 weights cannot have"},
+           {"bench step gpt --precision bf16,f16 --optimizer-states bf16", 2, "f16 weights cannot have"}});
   const std::string sizes =
       " --layers 2 --d-model 32 --heads 2 --d-ff 64 --length 32 --batch 4 --vocab-size 100";
   for (const char* model : {"gpt", "llama"}) {
