@@ -195,8 +195,10 @@ void FactorOptions::validate() const {
   check(kind != FactorKind::cola || init != FactorInit::svd,
         "cola: no dense weight computes what factors with an activation between them do, so they cannot "
         "start from one; draw them (--factor-init drawn)");
-  check(kind != FactorKind::lost || init != FactorInit::drawn,
-        "lost: its columns are what the leading singular triples of a dense weight leave; --factor-init svd");
+  check(
+      kind != FactorKind::lost || init != FactorInit::drawn,
+      "lost: its columns are what the leading singular triples of a dense weight leave, so its factors begin "
+      "with those triples; choose the init svd (--factor-init svd)");
   check(std::isfinite(alpha) && alpha > 0, name_of(kind), ": alpha (--alpha) is ", alpha,
         "; expected more than 0");
   check(density >= 0 && density <= 1, name_of(kind), ": density (--density) is ", density,

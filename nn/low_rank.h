@@ -27,8 +27,8 @@ enum class FactorInit : uint8_t {
   /// As the method's paper draws them. low_rank, cola: normal numbers, of the deviation sqrt(sqrt(1 / (in +
   /// out)) / sqrt(rank)) in both factors, so that b a has the variance 1 / (in + out) (Liu et al.,
   /// arXiv:2502.10940); half of that deviation with the squared ReLU. sltrain: a and the values
-  /// U(-1/sqrt(in), 1/sqrt(in)), b zeros (arXiv:2406.02214, section 3). lost has no such start of its own and
-  /// takes `svd`.
+  /// U(-1/sqrt(in), 1/sqrt(in)), b zeros (arXiv:2406.02214, section 3). lost has no such start and
+  /// throws: it needs `svd`.
   drawn,
   /// Of the layer's dense weight, which they replace: b = u sqrt(s), a = sqrt(s) vt of its leading singular
   /// triples, so that the layer computes its best approximation of that rank; for sltrain and lost the values

@@ -279,7 +279,8 @@ TEST(LowRank, SaysWhatIsWrong) {
   fails(options_of(FactorKind::sltrain, 3), {4, 2}, {"rank (--rank) is 3", "2 x 7 takes 1 to 2"});
   fails(options_of(FactorKind::low_rank, 2), {4, 1}, {"do not add up to 6"});
   fails(options_of(FactorKind::cola, 2), {6}, {"cola", "cannot start from one"});
-  fails(options_of(FactorKind::lost, 2, FactorInit::drawn), {6}, {"lost", "--factor-init svd"});
+  fails(options_of(FactorKind::lost, 2, FactorInit::drawn), {6},
+        {"lost", "choose the init svd (--factor-init svd)"});
   FactorOptions options = options_of(FactorKind::sltrain, 2);
   options.density = 1.5;
   fails(options, {6}, {"--density", "1.5", "0 to 1"});
