@@ -98,8 +98,8 @@ inline constexpr const char* kCalibrationFile = "calibration.json";
 Calibration calibrate(models::Gpt& model, const Samples& samples, const GateOptions& options = {});
 Calibration calibrate(models::Llama& model, const Samples& samples, const GateOptions& options = {});
 
-/// Writes folder `folder`: kCalibrationFile and, per block, layer-<i>/results.csv with the greedy steps. All
-/// of it or nothing; throws if there is a calibration already.
+/// Writes folder `folder`: kCalibrationFile and, per block, `layer-<i>/results.csv` with the greedy steps.
+/// All of it or nothing; throws if there is a calibration already.
 void save_calibration(const Calibration& calibration, const std::string& folder);
 /// Of such a folder or file. Throws, naming the file and what is wrong with it.
 Calibration read_calibration(const std::string& path);

@@ -6,7 +6,7 @@
 #include "train/run.h"
 #include "train/seeds_report.h"
 
-/// Several runs that differ in their seed alone, in one folder: seed-<n>/ each, a table and a page of all.
+/// Several runs that differ in their seed alone, in one folder: `seed-<n>/` each, a table and a page of all.
 
 namespace tessera::train {
 
