@@ -47,9 +47,10 @@ void round_parameters(const Model& model, DType dtype) {
 }
 
 /// The pruned matrix, f32. `u`: the factor of its Hessian, where score or update need it.
-Tensor prune_matrix(const Tensor& weight, const InputStatistics* inputs, int64_t samples, const Tensor& u,
+Tensor prune_matrix(const Tensor& start, const InputStatistics* inputs, int64_t samples, const Tensor& u,
                     const Target& target, const PruneOptions& options) {
   const bool by_hessian = options.score == Score::sparsegpt, obs = options.update == Update::obs;
+  const Tensor weight = by_hessian ? without_dead_inputs(start, *inputs) : start;
   if (by_hessian && obs) return update_obs(weight, {}, u, target.sparsity, options);
   const Tensor keep = by_hessian ? keep_by_hessian(weight, u, target.sparsity, options)
                                  : keep_by_score(score_matrix(weight, inputs, samples, options),

@@ -91,6 +91,13 @@ HessianFactor factor_hessian(const InputStatistics& inputs, int64_t samples, dou
   }
 }
 
+Tensor without_dead_inputs(const Tensor& weight, const InputStatistics& inputs) {
+  if (inputs.dead() == 0) return weight;
+  std::vector<double> alive = inputs.squares().to_vector<double>();
+  for (double& one : alive) one = one != 0;
+  return keep_elements(weight, on_device_of(weight, alive));
+}
+
 Tensor update_obs(const Tensor& weight, const Tensor& keep, const Tensor& u, double sparsity,
                   const PruneOptions& options) {
   const Tensor result = weight.clone();

@@ -23,6 +23,10 @@ struct HessianFactor {
 HessianFactor factor_hessian(const InputStatistics& inputs, int64_t samples, double damping,
                              const std::string& layer);
 
+/// The weight f32 [rows, in] with zeros for the inputs that are always 0, as SparseGPT begins: its score
+/// drops these first, so that they leave the share to the weights that do something.
+Tensor without_dead_inputs(const Tensor& weight, const InputStatistics& inputs);
+
 /// SparseGPT's sweep over blocks of columns of a matrix f32 [rows, in]: masks are chosen block by block by
 /// its own score unless `keep` u8 [rows, in] is given. Returns the pruned matrix.
 Tensor update_obs(const Tensor& weight, const Tensor& keep, const Tensor& u, double sparsity,

@@ -161,6 +161,38 @@ TEST(Prune, EveryScoreAndUpdateGivesThePatternItIsAskedFor) {
       }
 }
 
+/// Its weights do nothing, however large they are: they leave the share to the others.
+TEST(Prune, SparseGptDropsTheWeightsOfADeadInputFirst) {
+  const Samples samples = small_samples();
+  for (const Update update : {Update::none, Update::obs, Update::admm})
+    for (const Pattern pattern : {Pattern{}, Pattern{2, 4}}) {
+      SmallLlama small;
+      const auto weight = [&](const std::string& end) {
+        for (const pretrained::LinearModule& module : block_modules(small.model))
+          if (module.name == "model.layers.0.mlp." + end) return weight_of(module);
+        ADD_FAILURE() << end;
+        return Tensor();
+      };
+      weight("gate_proj").slice(0, 5, 6).fill(0);  // silu(0) = 0
+      weight("down_proj").slice(1, 5, 6).fill(3);
+      const double share = pattern.structured() ? 0.5 : 0.25;
+      const Pruned result = prune(small.model, samples,
+                                  {.score = Score::sparsegpt,
+                                   .update = update,
+                                   .pattern = pattern,
+                                   .sparsity = share,
+                                   .block_size = 8});
+      const std::string what = std::string(name_of(update)) + " " + pattern.name();
+      for (const double value : weight("down_proj").slice(1, 5, 6).clone().to_vector<double>())
+        EXPECT_EQ(value, 0) << what;
+      const auto down =
+          std::ranges::find(result.matrices, "model.layers.0.mlp.down_proj", &PrunedMatrix::name);
+      ASSERT_NE(down, result.matrices.end());
+      EXPECT_EQ(down->dead, 1) << what;
+      EXPECT_EQ(double(down->zeros), share * double(down->rows * down->columns)) << what;
+    }
+}
+
 TEST(Prune, UpdatesOfAMaskLowerTheErrorOfTheOutputs) {
   const Samples samples = small_samples(12);
   const auto error = [&](Update update) {
