@@ -58,9 +58,10 @@ struct GaloreOptions {
 ///                 N = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)
 ///   W = W - lr (scale D + weight_decay W)
 ///
-/// The moments stay as they are when the projection changes, as in the original. The clip factor of all
-/// gradients is applied to R. Moments and projections are f32 (f64), in which the GEMMs are; of 16-bit
-/// weights on a GPU in TF32.
+/// The moments stay as they are when the projection changes, as in the original. A gradient of zeros, as one
+/// that does not arrive, has any vectors as P and Q: where branches are dropped (nn::DropBP), leave them in
+/// at these steps. The clip factor of all gradients is applied to R. Moments and projections are f32 (f64),
+/// in which the GEMMs are; of 16-bit weights on a GPU in TF32.
 ///
 /// States: "projection.left.<matrix>" [rows, rank], "projection.right.<matrix>" [rank, columns], "galore.m"
 /// and "galore.v" of all matrices, and the countdowns. Of a parameter [groups, rows, columns] each group is a

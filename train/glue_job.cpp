@@ -132,6 +132,9 @@ void GlueSettings::validate() const {
   check(!slice.is_auto() || !drop.drops(),
         "bert: --rows auto with --dropbp; the variance is estimated with all branches, so leave one of them "
         "out");
+  check(!drop.drops() || optimizer != "galore",
+        "bert: --dropbp with --optimizer galore; a branch that is dropped where gradients are decomposed "
+        "(--galore-every) has none, and would train in an arbitrary subspace, so leave one of them out");
   check(trained == "all" || trained == "biases" || trained == "head", "bert: trained (--train) is \"",
         trained, "\"; expected all, biases or head");
   check(trained == "all" || !(slice.slices() || drop.drops() || factors.factorizes()), "bert: --train ",

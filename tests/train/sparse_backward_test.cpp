@@ -110,6 +110,8 @@ TEST(DropSettings, SaysWhatIsWrong) {
   settings.drop.share = 0.25;
   GlueJob other(settings, Device::cpu(), &made.examples);
   EXPECT_NE(message_of([&] { other.restore(root / "a"); }).find("dropbp"), std::string::npos);
+  settings.optimizer = "galore";
+  EXPECT_NE(message_of([&] { settings.validate(); }).find("subspace"), std::string::npos);
 }
 
 // ---- comparisons with the dense gradient ----
