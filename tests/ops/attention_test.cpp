@@ -8,7 +8,9 @@
 #include "autograd/gradcheck.h"
 #include "ops/attention/attention_schedule.h"
 #include "ops/attention/attention_variants.h"
+#include "runtime/f32_math.h"
 #include "runtime/philox.h"
+#include "tensor/precision.h"
 #include "tests/errors.h"
 #include "tests/ops/tensors.h"
 
@@ -121,36 +123,57 @@ TEST(Attention, OneKeyHasNoGradientOfItsScore) {
 }
 
 TEST(Attention, BlasAgreesWithTheOracle) {
-  // Several row tiles of the f32 path, both triangles. The bound is that of sums of some hundred f32
-  // products.
-  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{300, 1100}, {1100, 300}})
-    for (const bool causal : {false, true}) {
-      Tensor narrow[3], wide[3];
-      for (int i = 0; i < 3; ++i) {
-        narrow[i] = uniform({1, i == 0 ? queries : keys, 2, 48}, DType::f32, uint64_t(i));
-        wide[i] = narrow[i].to(DType::f64);
-        require_grad(narrow[i]);
-        require_grad(wide[i]);
-      }
-      Tape tape;
-      auto ours = attention_with_lse(narrow[0], narrow[1], narrow[2], {.causal = causal});
-      auto oracle = attention_with_lse(wide[0], wide[1], wide[2], {.causal = causal});
-      const Tensor dout = uniform(ours.o.shape(), DType::f32, 9);
-      tape.backward(std::vector{ours.o, oracle.o}, std::vector{dout, dout.to(DType::f64)});
-      const auto near = [&](const Tensor& a, const Tensor& b) {
-        const auto got = a.to_vector<double>(), want = b.to_vector<double>();
-        double largest = 0;
-        for (const double value : want)
-          largest = std::max(largest, std::isfinite(value) ? std::abs(value) : 0);
-        for (size_t i = 0; i < want.size(); ++i) {
-          if (got[i] == want[i]) continue;  // infinities
-          ASSERT_NEAR(got[i], want[i], 32 * epsilon(DType::f32) * largest);
+  // Several row tiles, both triangles. The bound is that of sums of some hundred f32 products, and of
+  // operands and results that are rounded to the precision.
+  for (const Precision& precision : {Precision(DType::f32), Precision(DType::f32, F32Math::tf32),
+                                     Precision(DType::bf16), Precision(DType::f16)})
+    for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{300, 1100}, {1100, 300}})
+      for (const bool causal : {false, true}) {
+        Tensor narrow[3], wide[3];
+        for (int i = 0; i < 3; ++i) {
+          narrow[i] = uniform({1, i == 0 ? queries : keys, 2, 48}, precision.dtype, uint64_t(i));
+          wide[i] = narrow[i].to(DType::f64);
+          require_grad(narrow[i]);
+          require_grad(wide[i]);
         }
-      };
-      near(ours.o.detach(), oracle.o.detach());
-      near(ours.lse, oracle.lse);
-      for (int i = 0; i < 3; ++i) near(grad(narrow[i]), grad(wide[i]));
-    }
+        const F32MathScope math(precision.math);
+        Tape tape;
+        auto ours = attention_with_lse(narrow[0], narrow[1], narrow[2], {.causal = causal});
+        auto oracle = attention_with_lse(wide[0], wide[1], wide[2], {.causal = causal});
+        const Tensor dout = uniform(ours.o.shape(), precision.dtype, 9);
+        tape.backward(std::vector{ours.o, oracle.o}, std::vector{dout, dout.to(DType::f64)});
+        const double rounding = precision == Precision(DType::f32) ? 0 : 4 * epsilon(precision);
+        const auto near = [&](const Tensor& a, const Tensor& b) {
+          const auto got = a.to_vector<double>(), want = b.to_vector<double>();
+          double largest = 0;
+          for (const double value : want)
+            largest = std::max(largest, std::isfinite(value) ? std::abs(value) : 0);
+          for (size_t i = 0; i < want.size(); ++i) {
+            if (got[i] == want[i]) continue;  // infinities
+            ASSERT_NEAR(got[i], want[i], (32 * epsilon(DType::f32) + rounding) * largest) << precision;
+          }
+        };
+        near(ours.o.detach(), oracle.o.detach());
+        near(ours.lse, oracle.lse);
+        for (int i = 0; i < 3; ++i) near(grad(narrow[i]), grad(wide[i]));
+      }
+}
+
+TEST(Attention, TilesRoundProbabilitiesAsOperands) {
+  // One key of 64 has the score -1 and the value 1: its weight is rounded to TF32, the sum of all is not.
+  const auto rows = [](double first) {
+    std::vector<double> values(64 * 32, 0.0);
+    values[0] = first;
+    return Tensor::from(values, {1, 64, 1, 32}).to(DType::f32);
+  };
+  Tensor q = Tensor::zeros({1, 64, 1, 32}, DType::f32, kCpu);
+  q.slice(3, 0, 1).fill(1);
+  const F32MathScope math(F32Math::tf32);
+  const Tensor o = attention(q, rows(-1), rows(1), {.scale = 1});
+  const double weight = std::exp(-1.0), rounded = round_to_tf32(float(weight));
+  ASSERT_GT(std::abs(rounded - weight) / weight, 1e-5);
+  for (int64_t i = 0; i < 64; ++i)
+    EXPECT_NEAR(o.at({0, i, 0, 0}).item(), rounded / (63 + weight), 1e-6 * rounded / 63);
 }
 
 TEST(Attention, ResultsLieAsTheirInputs) {
