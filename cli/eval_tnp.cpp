@@ -74,7 +74,7 @@ void add_eval_tnp(CLI::App& eval, Action& action) {
   tnp->add_option("--eval-tasks,--tasks", args->tasks, "Number of fresh tasks")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 24));
-  tnp->add_option("--batch-size", args->batch, "Tasks per batch")
+  tnp->add_option("--batch-size", args->batch, "Tasks per batch; with another number other tasks are drawn")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 20));
   tnp->add_option("--most-gap", args->most_gap,

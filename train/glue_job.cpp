@@ -96,6 +96,7 @@ SettingList GlueSettings::list() {
   factors.add_to(list);
   add_to(list);
   add_ranks(list).absent_means(1);
+  add_data_order(list);
   slice.add_to(list);
   drop.add_to(list);
   list.add("missing_grad", missing_grad, "Parameters without a gradient: treat it as zero, or skip them")
@@ -215,6 +216,7 @@ datasets::LoaderOptions GlueJob::loader_options(Rng& order, const datasets::Load
           .shuffle = &order,
           .drop_last = true,
           .workers = device().is_cuda() ? 2 : 1,
+          .order = settings_.data_order,
           .share = share,
           .device = device()};
 }

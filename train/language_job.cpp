@@ -84,6 +84,7 @@ SettingList LanguageSettings::list() {
   factors.add_to(list);
   add_to(list);
   add_ranks(list);
+  add_data_order(list);
   list.add("final_lr", final_lr, "Final learning rate, as a share of the peak").range(0.0, 1.0);
   list.add("beta2", beta2, "Decay of AdamW's second moment (beta2)").range(0.0, 0.9999999);
   add_averages(list);

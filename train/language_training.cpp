@@ -75,6 +75,7 @@ datasets::LoaderOptions LanguageJob::loader_options(Rng& order, const datasets::
           .shuffle = &order,
           .drop_last = true,
           .workers = 1,
+          .order = settings_.data_order,
           .share = share,
           .device = device()};
 }

@@ -45,6 +45,7 @@ SettingList MlmSettings::list() {
   factors.add_to(list);
   add_to(list);
   add_ranks(list).absent_means(1);
+  add_data_order(list);
   return list;
 }
 
@@ -84,7 +85,7 @@ int64_t below(uint32_t random, size_t n) {
 
 }  // namespace
 
-Masking::Masking(const io::Tokenizer& tokenizer, double share) : share_(share) {
+Masking::Masking(const io::Tokenizer& tokenizer, double share, int64_t order) : share_(share), order_(order) {
   const io::SpecialTokens& special = tokenizer.special();
   check(special.cls && special.sep && special.mask, "mlm: the tokenizer ", tokenizer.path(),
         " lacks one of [CLS], [SEP] and [MASK]; take one of a BERT or RoBERTa, or none: it is made of the "
@@ -99,25 +100,24 @@ int64_t Masking::chosen(int64_t length) const {
   return std::clamp<int64_t>(std::llround(share_ * double(length)), 1, length);
 }
 
-MaskedBatch Masking::batch(const std::vector<std::vector<int64_t>>& texts, uint64_t seed,
-                           uint64_t index) const {
+MaskedBatch Masking::batch(const std::vector<std::vector<int64_t>>& texts, uint64_t seed, uint64_t index,
+                           uint64_t first) const {
   MaskedBatch batch;
   const uint64_t purpose = seed_for(RandomPurpose::masking, seed);
-  for (size_t row = 0; row < texts.size(); ++row) {
-    const std::vector<int64_t>& text = texts[row];
-    const int64_t count = chosen(int64_t(text.size())), first = int64_t(batch.tokens.size()) + 1;
+  for (uint64_t row = first; const std::vector<int64_t>& text : texts) {
+    const int64_t count = chosen(int64_t(text.size())), begin = int64_t(batch.tokens.size()) + 1;
     batch.tokens.push_back(cls_);
     batch.tokens.insert(batch.tokens.end(), text.begin(), text.end());
     batch.tokens.push_back(sep_);
     batch.lengths.push_back(int64_t(text.size()) + 2);
-    const datasets::Permutation order(int64_t(text.size()), purpose, index, row);
+    const datasets::Permutation order(int64_t(text.size()), purpose, index, row, order_);
     std::vector<int64_t> places;
     for (int64_t i = 0; i < count; ++i) places.push_back(order(i));
     std::ranges::sort(places);
     for (size_t i = 0; i < places.size(); ++i) {
-      const int64_t place = first + places[i];
+      const int64_t place = begin + places[i];
       // The permutation's domain differs, so these are numbers of their own.
-      const Uint4 random = philox(purpose, index, uint64_t(row) << 32 | uint64_t(places[i]));
+      const Uint4 random = philox(purpose, index, row << 32 | uint64_t(places[i]));
       batch.rows.push_back(place);
       batch.targets.push_back(batch.tokens[size_t(place)]);
       const int64_t tenth = below(random.word[0], 10);
@@ -125,6 +125,7 @@ MaskedBatch Masking::batch(const std::vector<std::vector<int64_t>>& texts, uint6
       if (tenth == 8)
         batch.tokens[size_t(place)] = ordinary_[size_t(below(random.word[1], ordinary_.size()))];
     }
+    ++row;
   }
   return batch;
 }
@@ -186,7 +187,7 @@ MlmJob::MlmJob(const MlmSettings& settings, Device device, const LanguageData& d
       model_(make_mlm_model(settings, rng_, device, weights, restored)),
       optimizer_(settings.make_optimizer(nn::parameters(model_), settings.bert.dtype, 0.999, {},
                                          structure_of(pretrained::linear_modules(model_)))),
-      masking_(data.tokenizer(), settings.mask),
+      masking_(data.tokenizer(), settings.mask, settings.data_order),
       loader_(loader_of({0, int(settings.accumulate)})),
       held_out_(held_out_texts(data, settings.text_length(), eval_tokens)) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
@@ -206,6 +207,7 @@ datasets::Loader<datasets::TokenWindows> MlmJob::loader_of(const dist::Share& sh
                                                           .shuffle = &order,
                                                           .drop_last = true,
                                                           .workers = 1,
+                                                          .order = settings_.data_order,
                                                           .share = loader_share(share, settings_.accumulate),
                                                           .device = Device::cpu()});
 }
@@ -261,8 +263,12 @@ Values MlmJob::evaluate() {
     check_interrupt();
     const size_t end = std::min(held_out_.size(), first + size_t(settings_.batch));
     Tensor targets;
-    const MaskedBatch masked = masking_.batch(
-        {held_out_.begin() + ptrdiff_t(first), held_out_.begin() + ptrdiff_t(end)}, kEvaluationSeed, first);
+    // In runs of version 1 the masks depended on the size of the batches.
+    const std::pair<size_t, size_t> address =
+        settings_.data_order == 1 ? std::pair(first, size_t{0}) : std::pair(size_t{0}, first);
+    const MaskedBatch masked =
+        masking_.batch({held_out_.begin() + ptrdiff_t(first), held_out_.begin() + ptrdiff_t(end)},
+                       kEvaluationSeed, address.first, address.second);
     const models::BertBatch batch = masked_bert_batch(masked, settings_.bert, device(), targets);
     const nn::AttentionPass pass = model_.begin(batch);
     Tensor x = model_.embed(batch);

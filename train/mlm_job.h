@@ -64,18 +64,21 @@ models::BertBatch masked_bert_batch(const MaskedBatch& batch, const models::Bert
 /// Masks tokens for a model with this tokenizer.
 class Masking {
  public:
-  /// Throws, naming the tokenizer, unless it has [CLS], [SEP] and [MASK].
-  Masking(const io::Tokenizer& tokenizer, double share);
+  /// Throws, naming the tokenizer, unless it has [CLS], [SEP] and [MASK]. `order`: MlmSettings::data_order.
+  Masking(const io::Tokenizer& tokenizer, double share, int64_t order = datasets::kDataOrder);
   /// Of each text round(share * length), but at least one token, is chosen at random; 80 % of them become
   /// [MASK], 10 % another ordinary token at random, 10 % stay. So batches of equal lengths have equal shapes.
-  /// A pure function of the texts, the seed and the index.
-  MaskedBatch batch(const std::vector<std::vector<int64_t>>& texts, uint64_t seed, uint64_t index) const;
+  /// What becomes of a text is a pure function of it, the seed, the index, and its row, counted from `first`
+  /// on.
+  MaskedBatch batch(const std::vector<std::vector<int64_t>>& texts, uint64_t seed, uint64_t index,
+                    uint64_t first = 0) const;
   int64_t chosen(int64_t length) const;
 
  private:
   int64_t cls_, sep_, mask_;
   std::vector<int64_t> ordinary_;  // tokens that are not special
   double share_;
+  int64_t order_;
 };
 
 /// Model and optimizer on a device, and the fixed tensors of one batch.

@@ -222,6 +222,8 @@ void TrainingSettings::check_training(const char* family, DType dtype, const std
   for (const auto& [name, size] : all)
     check(size >= 1 && size <= kLargest, family, ": ", name, " is ", size, "; it must be from 1 to ",
           kLargest);
+  check(data_order >= 1 && data_order <= datasets::kDataOrder, family, ": \"data_order\" is ", data_order,
+        "; this build knows 1 to ", datasets::kDataOrder);
   check(warmup >= 0, family, ": warmup is ", warmup, "; it must not be negative");
   check(lr > 0 && std::isfinite(lr), family, ": lr is ", lr, "; it must be positive");
   const std::vector<std::string> names = optim::optimizer_names();

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "datasets/shuffle.h"
 #include "optim/bundled.h"
 #include "optim/schedule.h"
 #include "train/setting.h"
@@ -38,6 +39,8 @@ struct TrainingSettings {
   int64_t steps = 1000, warmup = 100;
   uint64_t seed = 0;
   F32Math f32_math = F32Math::ieee;  // tf32 only with a model in f32
+  /// datasets::kDataOrder of the build that began the run; declared by jobs that shuffle.
+  int64_t data_order = datasets::kDataOrder;
   /// Of jobs that several ranks can train: micro-batches per step on all of them, and the order in which
   /// their gradients are added, "world" or "global" (StepOptions::global_order).
   int64_t accumulate = 1;
@@ -49,6 +52,8 @@ struct TrainingSettings {
   /// Limit of every size: sums and products of sizes then stay far below 2^63.
   static constexpr int64_t kLargest = int64_t(1) << 30;
 
+  /// Adds `data_order`; runs without it are of version 1.
+  void add_data_order(SettingList& list) { list.add_hidden("data_order", data_order).absent_means(1); }
   /// Adds `order` and `accumulate`, which it returns; for the lists of the jobs that have them.
   Setting& add_ranks(SettingList& list);
   /// Completes them for a run on this many ranks, which determine the settings that are not given. Throws,

@@ -350,6 +350,40 @@ TEST(Permutation, IsABijectionAndLooksUniform) {
   for (const int hit : hits) EXPECT_NEAR(hit, 500, 128);
   EXPECT_THROW(Permutation(0, 1, 1, 1), Error);
   for (const int64_t outside : {-1, 3}) EXPECT_THROW(Permutation(3, 1, 1, 1)(outside), Error);
+  EXPECT_THROW(Permutation(3, 1, 1, uint64_t{1} << 29), Error);
+}
+
+std::vector<int64_t> order_of(uint64_t seed, uint64_t epoch, int64_t version = kDataOrder) {
+  const Permutation order(100, seed, 0, epoch, version);
+  std::vector<int64_t> items;
+  for (int64_t i = 0; i < 100; ++i) items.push_back(order(i));
+  return items;
+}
+
+TEST(Permutation, NeighbouringSeedsShareNoOrder) {
+  std::set<std::vector<int64_t>> orders;
+  for (uint64_t seed = 0; seed < 8; ++seed)
+    for (uint64_t epoch = 0; epoch < 8; ++epoch) orders.insert(order_of(seed, epoch));
+  EXPECT_EQ(orders.size(), 64u);
+}
+
+/// Runs of before go on with the orders that they began with.
+TEST(Permutation, OfVersionOneIsAsItWas) {
+  EXPECT_EQ(order_of(4, 0, 1), order_of(4, 0));
+  EXPECT_NE(order_of(4, 1, 1), order_of(4, 1));
+  const std::vector<int64_t> first = order_of(4, 1, 1);
+  EXPECT_EQ(std::vector<int64_t>(first.begin(), first.begin() + 8),
+            (std::vector<int64_t>{15, 50, 67, 81, 16, 46, 43, 53}));
+}
+
+TEST(Loader, ShufflesInTheOrdersOfItsVersion) {
+  const Range range{100};
+  Rng rng(4);
+  Loader loader(range, {.size = 100, .shuffle = &rng, .order = 1});
+  const LoaderState state = loader.state();
+  const Permutation order(100, state.seed, state.stream, 1, 1);
+  const std::vector<int64_t> second = take(loader, 2)[1];
+  for (int64_t i = 0; i < 100; ++i) ASSERT_EQ(second[size_t(i)], order(i));
 }
 
 }  // namespace

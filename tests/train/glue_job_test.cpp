@@ -68,6 +68,10 @@ TEST(GlueSettings, EverySettingMustBeThereAndOfItsType) {
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
+    if (name == "data_order") {  // newer than other runs
+      EXPECT_EQ(glue_settings_from_json(missing).data_order, 1);
+      missing[name] = datasets::kDataOrder + 1;
+    }
     EXPECT_NE(message_of([&] { glue_settings_from_json(missing); }).find("\"" + name + "\""),
               std::string::npos);
     json wrong = good;
@@ -244,6 +248,18 @@ TEST(GlueJob, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {
   const double first = train_seed(job, set, a.path()).loss;
   EXPECT_EQ(first, train_seed(job, set, b.path()).loss);
   EXPECT_NE(first, train_seed(other, set, c.path()).loss);
+}
+
+TEST(GlueJob, ARunOfBeforeGoesOnWithItsOwnOrders) {
+  const MadeTask made(GlueTask::sst2, 16, 8);
+  const GlueSet set = made.set(GlueTask::sst2);
+  GlueSettings settings = small_glue_job(made, "sst2"), before = settings;
+  before.data_order = 1;
+  GlueJob job(settings, Device::cpu(), &set), old(before, Device::cpu(), &set);
+  const NoTape off;
+  const auto loss = [](GlueJob& of, uint64_t index) { return of.batch(index), of.loss().item<double>(); };
+  EXPECT_EQ(loss(job, 0), loss(old, 0));
+  EXPECT_NE(loss(job, 4), loss(old, 4));  // of the second epoch
 }
 
 TEST(GlueJob, BeginsWithTheWeightsOfAFolderAndAHeadOfItsOwn) {

@@ -66,7 +66,8 @@ TEST(MlmSettings, ComeBackFromJsonExactly) {
   for (const auto& [name, value] : good.items()) {
     json missing = good;
     missing.erase(name);
-    if (name == "optimizer" || name == "momentum" || name == "f32_math") continue;  // newer than other runs
+    if (name == "optimizer" || name == "momentum" || name == "f32_math" || name == "data_order")
+      continue;  // newer than other runs
     EXPECT_NE(message_of([&] { mlm_settings_from_json(missing); }).find("\"" + name + "\""),
               std::string::npos)
         << name;
@@ -130,6 +131,18 @@ TEST(Masking, IsAPureFunctionOfTextsSeedAndIndex) {
   for (uint64_t index = 6; index < 16; ++index) different += masking.batch(texts, 1, index).rows != a.rows;
   for (uint64_t seed = 2; seed < 12; ++seed) different += masking.batch(texts, seed, 5).rows != a.rows;
   EXPECT_GT(different, 15);
+  // Not those of a neighbouring row of a neighbouring seed either.
+  const std::vector<std::vector<int64_t>> equal(4, std::vector<int64_t>(100, 10));
+  std::set<std::vector<int64_t>> places;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const MaskedBatch batch = masking.batch(equal, seed, 5);
+    for (ptrdiff_t row = 0; row < 4; ++row) {
+      std::vector<int64_t> own(batch.rows.begin() + 30 * row, batch.rows.begin() + 30 * (row + 1));
+      for (int64_t& place : own) place -= 102 * row;
+      places.insert(own);
+    }
+  }
+  EXPECT_EQ(places.size(), 16u);
   const std::string bytes = io::byte_tokenizer();
   EXPECT_NE(message_of([&] { Masking(io::Tokenizer::parse("bytes", bytes), 0.15); }).find("[MASK]"),
             std::string::npos);
@@ -196,12 +209,31 @@ TEST(MlmJob, IsEvaluatedOnTheSameMaskedTokensWhateverItsSeed) {
   const Values first = job.evaluate();
   EXPECT_EQ(job.evaluate(), first);
   EXPECT_EQ(first.size(), 2u);
+  MlmSettings pairs = settings;
+  pairs.batch = 2;
+  const Values by_pairs = MlmJob(pairs, Device::cpu(), data, 1 << 18, "").evaluate();
+  EXPECT_EQ(by_pairs.at("eval_accuracy"), first.at("eval_accuracy"));
+  EXPECT_NEAR(by_pairs.at("eval_nll"), first.at("eval_nll"), 1e-6);
   EXPECT_NEAR(first.at("eval_nll"), std::log(double(settings.bert.vocabulary)), 0.5);
   EXPECT_EQ(job.held_out().size(), size_t(data.validation()->tokens() / 14));
   EXPECT_EQ(MlmJob(settings, Device::cpu(), data, 30, "").held_out().size(), 2u);
   settings.batch = 5000;
   EXPECT_NE(message_of([&] { MlmJob(settings, Device::cpu(), data, 30, ""); }).find("--batch-size"),
             std::string::npos);
+}
+
+TEST(MlmJob, ARunOfBeforeGoesOnWithItsOwnOrdersAndMasks) {
+  const Text text;
+  const LanguageData data = text.data(14);
+  MlmSettings settings = small_settings(data);
+  settings.bert.hidden_dropout = 0;
+  MlmSettings before = settings;
+  before.data_order = 1;
+  MlmJob job(settings, Device::cpu(), data, 1 << 18, ""), old(before, Device::cpu(), data, 1 << 18, "");
+  EXPECT_NE(job.evaluate(), old.evaluate());
+  const NoTape off;
+  const auto loss = [](MlmJob& of, uint64_t index) { return of.batch(index), of.loss().item<double>(); };
+  EXPECT_NE(loss(job, 0), loss(old, 0));  // of the same texts
 }
 
 TEST(MlmJob, WithoutAValidationPartThereIsNothingToEvaluate) {
