@@ -211,7 +211,7 @@ void GlueGroup::resume(const GlueStart& start, RunRequest& request) {
   folder_ = RunFolder::open(path);
   lock_.emplace(folder_->lock());
   const json run = take_settings(request.options, request.given);
-  if (request.given.contains("--steps")) settings_.steps = start.settings.steps;
+  take_steps(settings_, start.settings, request.given);
   settings_.set_ranks(ranks_of(request), request.given, true);
   for (uint64_t seed = settings_.seed; seed < settings_.seed + uint64_t(count_); ++seed) {
     const fs::path checkpoints = seeds().folder_of(seed) / "checkpoints";

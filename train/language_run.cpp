@@ -37,7 +37,7 @@ void LanguageRecipe::resume(const std::string& path, const nlohmann::json& run, 
   }
   check(settings_.is_llama() == llama_, path, ": a run of `train ", settings_.family(), "`, not of `train ",
         name(), "`");
-  if (given.contains("--steps")) settings_.steps = given_settings().steps;
+  take_steps(settings_, given_settings(), given);
   had_evaluation_ = run.contains("evaluation");
   note_evaluation(given);
 }

@@ -93,7 +93,7 @@ void MlmRecipe::resume(const std::string& path, const json& run, const Given& gi
   } catch (const Error& error) {
     fail_at(Site::here(), path, ": ", error.what());
   }
-  if (given.contains("--steps")) settings_.steps = start_.settings.steps;
+  take_steps(settings_, start_.settings, given);
 }
 
 void MlmRecipe::prepare(const RunFolder& run, Device device, bool resumed) {

@@ -32,7 +32,7 @@ void TnpRecipe::resume(const std::string& path, const nlohmann::json& run, const
   } catch (const Error& error) {
     fail_at(Site::here(), path, ": ", error.what());
   }
-  if (given.contains("--steps")) settings_.steps = given_settings().steps;
+  take_steps(settings_, given_settings(), given);
 }
 
 void TnpRecipe::set_ranks(int ranks, const Given& given, bool resumed) {

@@ -93,4 +93,13 @@ struct TrainingSettings {
   void check_training(const char* family, DType dtype, const std::vector<Size>& sizes) const;
 };
 
+/// Takes --steps from `asked` if it is given: of a job's settings a resumed run may change it alone. Throws
+/// if others do not fit it.
+template <class Settings>
+void take_steps(Settings& settings, const TrainingSettings& asked, const Given& given) {
+  if (!given.contains("--steps")) return;
+  settings.steps = asked.steps;
+  settings.validate();
+}
+
 }  // namespace tessera::train

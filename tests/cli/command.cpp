@@ -188,4 +188,10 @@ std::vector<std::string> curve_of(const Workplace& workplace, const std::string&
   return lines;
 }
 
+void cut_back(const Workplace& workplace, const std::string& folder, int64_t step) {
+  for (const auto& entry : fs::directory_iterator(workplace / (folder + "/checkpoints")))
+    if (std::stoll(entry.path().stem().string().substr(5)) > step) fs::remove(entry.path());
+  fs::remove(workplace / (folder + "/report.html"));
+}
+
 }  // namespace tessera::cli::test

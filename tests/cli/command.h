@@ -123,6 +123,9 @@ int64_t steps_logged(const Workplace& workplace, const std::string& folder);
 std::vector<std::string> curve_of(const Workplace& workplace, const std::string& folder,
                                   std::initializer_list<const char*> values);
 
+/// As if the run had been killed after that step, the last one that a checkpoint is kept of.
+void cut_back(const Workplace& workplace, const std::string& folder, int64_t step);
+
 /// The flags of a model that trains thousands of steps in seconds.
 inline const std::string kTiny =
     " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 1 --emb-hidden 8 --components 2 --m 4 --n 4 "

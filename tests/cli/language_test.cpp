@@ -547,6 +547,21 @@ TEST(TrainLanguageRuns, AFolderOfAnotherModelIsRefused) {
   EXPECT_FALSE(fs::exists(at / "runs/a"));
 }
 
+TEST(TrainLanguageRuns, StepsThatLeaveNoneSparseAreRefusedBeforeAnythingIsWritten) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at,
+                     "train llama --ffn relu2 --sparse24 naive --dense-first 2 --dense-last 2 --steps 8 "
+                     "--save-every 2 --keep 9 --name a" +
+                         kFromText));
+  cut_back(at, "runs/a", 2);
+  const std::string before = at.get("runs/a/run.json"),
+                    resume = "train llama --device cpu --quiet --resume runs/a";
+  expect_failure(at, resume + " --steps 4", 1, "leave none of the 4 steps sparse");
+  EXPECT_EQ(at.get("runs/a/run.json"), before);
+  expect_success(run(at, resume));
+}
+
 TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {
   const Workplace at;
   put_texts(at);

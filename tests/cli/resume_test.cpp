@@ -454,6 +454,20 @@ TEST(Resume, ARunThatMetOtherTasksIsNotContinued) {
   expect_failure(workplace, "eval tnp runs/r --tasks 2 --device cpu", 1, "run.json|task_stream|3|1 to 2");
 }
 
+TEST(Resume, StepsThatDoNotFitTheRunAreRefusedBeforeAnythingIsWritten) {
+  const Workplace workplace;
+  const std::string run_json = "runs/r/run.json", resume = "train tnp --quiet --device cpu --resume runs/r";
+  expect_success(run(workplace,
+                     "train tnp --schedule cosine_restarts --restarts 3 --steps 40 --warmup 4 --save-every 4 "
+                     "--keep 20 --quiet --name r" +
+                         kTiny));
+  cut_back(workplace, "runs/r", 4);
+  const std::string before = workplace.get(run_json);
+  expect_failure(workplace, resume + " --steps 5", 1, "schedule: 3 restarts");
+  EXPECT_EQ(workplace.get(run_json), before);
+  expect_success(run(workplace, resume));
+}
+
 /// tests/cli/earlier holds runs of version 0.1.0 at revision 0fa62f4c96a1, stopped after step 4, and the
 /// whole curves that it gave: a TNP in f16, and a LLaMA with micro-batches, averages of the weights and
 /// dropout.
