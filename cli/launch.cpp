@@ -84,7 +84,7 @@ std::vector<std::string> resumed(const std::vector<std::string>& words, const st
     return entry == config.end() || entry->values.empty() ? std::nullopt
                                                           : std::optional(entry->values.front());
   };
-  for (const std::string flag : {"--device", "--json"})
+  for (const std::string flag : {"--device", "--json", "--json-out"})  // the last is a former name
     if (const auto given = value_of(words, flag), value = given ? given : in_config(flag); value)
       command.insert(command.end(), {flag, *value});
   if (std::ranges::find(words, "--quiet") != words.end() || in_config("--quiet") == "true")

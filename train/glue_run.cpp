@@ -241,11 +241,11 @@ void GlueGroup::follow(RunRequest& request) {
   read_known_set(take_settings(request.options, {}));
 }
 
-/// Rank 0: tells the others where the group is.
+/// Notes the group for a launcher; of several ranks rank 0 also tells the others where it is.
 void GlueGroup::announce(const RunRequest& request) const {
-  if (ranks_of(request) == 1) return;
   const fs::path path = fs::absolute(folder_->path()).lexically_normal();
   note_run(path);
+  if (ranks_of(request) == 1) return;
   request.world->host().gather_texts(path.string());
 }
 

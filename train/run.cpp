@@ -106,11 +106,12 @@ class Run {
     return {*folder_, first_step_, result_};
   }
 
-  /// Rank 0: tells the others which run this is, once it is as they will find it.
+  /// Notes the run for a launcher; of several ranks rank 0 also tells the others which one it is, once it is as
+  /// they will find it.
   void announce() {
-    if (world_ == nullptr) return;
     const std::string path = fs::absolute(folder_->path()).lexically_normal().string();
     note_run(path);
+    if (world_ == nullptr) return;
     world_->host().gather_texts(std::to_string(first_step_) + " " + path);
     await_readers();
   }

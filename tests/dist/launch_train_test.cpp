@@ -341,30 +341,36 @@ std::vector<int> children_of(int pid) {
   return {std::istream_iterator<int>(in), std::istream_iterator<int>()};
 }
 
+/// Of a job of one rank, too; json-out is the former name of json.
 TEST(LaunchTrain, ARestartKeepsWhatAConfigFileSaysOfTheRun) {
-  const TemporaryFolder folder;
-  std::ofstream(folder / "run.toml") << "device = \"cpu\"\nquiet = true\njson = \"" << folder / "run.json"
-                                     << "\"\n";
-  std::string flags = kTnp;
-  for (const std::string flag : {" --device cpu", " --quiet"}) flags.erase(flags.find(flag), flag.size());
-  std::atomic<int> launcher = 0;
-  const LaunchOptions options{
-      .command = tessera("launch -n 2 --restarts 1 --logs " + folder / "inner" + " -- train tnp" + flags +
-                         " --runs " + folder / "runs" + " --name again --steps 400 --save-every 10" +
-                         " --log-every 1 --config " + folder / "run.toml"),
-      .started = [&](int, int pid) { launcher = pid; }};
-  std::atomic<bool> killed = false;
-  std::jthread killer([&](const std::stop_token& stop) {
-    while (!stop.stop_requested() && test::steps_logged(folder, "again") < 25) ::usleep(1000);
-    const std::vector<int> ranks = children_of(launcher);
-    if (ranks.size() == 2) killed = ::kill(ranks[1], SIGKILL) == 0;
-  });
-  const Said said = launched(folder, options);
-  EXPECT_TRUE(killed);
-  EXPECT_EQ(said.end.code, 0) << said.err;
-  expect_parts(said.err, {"restart 1 of 1"});
-  EXPECT_NE(folder.get("run.json"), "");
-  EXPECT_EQ(said.out.find("step 400/400"), std::string::npos) << "a progress line, though it is quiet";
+  for (const auto& [count, json] : {std::pair(2, "json"), std::pair(1, "json-out")}) {
+    const TemporaryFolder folder;
+    std::ofstream(folder / "run.toml") << "device = \"cpu\"\nquiet = true\n"
+                                       << json << " = \"" << folder / "run.json"
+                                       << "\"\n";
+    std::string flags = kTnp;
+    for (const std::string flag : {" --device cpu", " --quiet"}) flags.erase(flags.find(flag), flag.size());
+    std::atomic<int> launcher = 0;
+    const LaunchOptions options{
+        .command = tessera("launch -n " + std::to_string(count) + " --restarts 1 --logs " + folder / "inner" +
+                           " -- train tnp" + flags + " --runs " + folder / "runs" +
+                           " --name again --steps 400 --save-every 10" + " --log-every 1 --config " +
+                           folder / "run.toml"),
+        .started = [&](int, int pid) { launcher = pid; }};
+    std::atomic<bool> killed = false;
+    std::jthread killer([&](const std::stop_token& stop) {
+      while (!stop.stop_requested() && test::steps_logged(folder, "again") < 25) ::usleep(1000);
+      const std::vector<int> ranks = children_of(launcher);
+      if (int(ranks.size()) == count) killed = ::kill(ranks.back(), SIGKILL) == 0;
+    });
+    const Said said = launched(folder, options);
+    EXPECT_TRUE(killed);
+    EXPECT_EQ(said.end.code, 0) << said.err;
+    expect_parts(said.err, {"restart 1 of 1"});
+    EXPECT_NE(folder.get("run.json"), "");
+    EXPECT_FALSE(fs::exists(folder / "runs/again-2"));
+    EXPECT_EQ(said.out.find("step 400/400"), std::string::npos) << "a progress line, though it is quiet";
+  }
 }
 
 }  // namespace
