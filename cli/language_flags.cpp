@@ -157,7 +157,10 @@ train::LanguageSettings LanguageFlags::job(const train::Given& given, std::optio
         },
         job.model);
     if (device) job.set_precision(precision.on(*device));
-    job.validate();
+    if (job.start.empty())
+      job.validate();
+    else
+      job.factors.validate(true);  // the rest needs the sizes of --model
   } catch (const Error& error) {
     throw UsageError(error.what());
   }

@@ -562,6 +562,23 @@ TEST(TrainLanguageRuns, StepsThatLeaveNoneSparseAreRefusedBeforeAnythingIsWritte
   expect_success(run(at, resume));
 }
 
+TEST(TrainLanguageRuns, FlagsAreCheckedAgainstTheModelThatTheyAreFor) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(
+      run(at, "train llama --type arcee --ffn relu2 --steps 1 --name l --d-model 192 --n-head 2 --layers 1" +
+                  std::string(" --text a.txt --device cpu --d-ff 256 --length 16 --batch-size 2 --quiet "
+                              "--sample-tokens 0 --eval-tokens 64")));
+  const std::string train =
+      "train llama --text a.txt --model runs/l --device cpu --steps 1 --length 16 --batch-size 2 "
+      "--quiet --sample-tokens 0 --eval-tokens 64 ";
+  for (const std::string flags : {"--sparse24 naive", "--activation-l1 0.1",
+                                  "--form low_rank --rank 160"})  // a demo has gates, and d 128
+    expect_success(run(at, train + flags));
+  expect_failure(at, train + "--form low_rank --rank 200 --name a", 1, "rank");
+  EXPECT_FALSE(fs::exists(at / "runs/a"));
+}
+
 TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {
   const Workplace at;
   put_texts(at);
