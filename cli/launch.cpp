@@ -71,8 +71,8 @@ std::vector<TomlEntry> config_of(const std::vector<std::string>& words) {
   }
 }
 
-/// What continues a run of `train` after a failure: the flags of where it runs are kept, whether the command
-/// line gave them or its --config, and all others are in its run.json.
+/// What continues a run of `train` after a failure: the flags of this call alone are kept, whether the
+/// command line gave them or its --config, and all others are in its run.json.
 std::vector<std::string> resumed(const std::vector<std::string>& words, const std::string& run) {
   std::vector<std::string> command = {own_program(), words[0]};
   if (words.size() > 1) command.push_back(words[1]);
@@ -87,8 +87,8 @@ std::vector<std::string> resumed(const std::vector<std::string>& words, const st
   for (const std::string flag : {"--device", "--json", "--json-out"})  // the last is a former name
     if (const auto given = value_of(words, flag), value = given ? given : in_config(flag); value)
       command.insert(command.end(), {flag, *value});
-  if (std::ranges::find(words, "--quiet") != words.end() || in_config("--quiet") == "true")
-    command.push_back("--quiet");
+  for (const std::string flag : {"--quiet", "--check-finite"})
+    if (std::ranges::find(words, flag) != words.end() || in_config(flag) == "true") command.push_back(flag);
   return command;
 }
 

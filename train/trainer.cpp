@@ -405,8 +405,12 @@ SettingList TrainerOptions::list() {
   list.add("zero", zero, "ZeRO stage: 0: off; 1: shard moments and master weights; 2: shard gradients, too")
       .range(int64_t{0}, int64_t{2})
       .absent_means(0);
-  list.add("check_finite", check_finite,
-           "Stop at the first NaN or infinity and name the operator and its call site; slow");
+  SettingList once(Kept::never);
+  once.group("Run");
+  once.add("check_finite", check_finite,
+           "Stop at the first NaN or infinity and name the operator and its call site; slow, so --resume does "
+           "not keep it");
+  list.append(once);
   return list;
 }
 
