@@ -323,6 +323,7 @@ TEST(TrainLanguageRuns, EpochsAndMinutesAreSteps) {
   // Both: the shorter one.
   EXPECT_EQ(steps_of("--epochs 0.01 --minutes 0.3", "c"), steps_of("--epochs 0.01", "d"));
   EXPECT_LT(steps_of("--epochs 1000 --minutes 0.0001", "e"), 1000);
+  EXPECT_LT(steps_of("--epochs 1000 --minutes 0.0001 --documents", "f"), 1000);
 }
 
 TEST(TrainLanguageRuns, ATextOfOneLineIsCutAtASpace) {
