@@ -178,6 +178,7 @@ void LanguageRecipe::set_steps(Device device) {
   if (minutes > 0) {
     LanguageSettings own = settings_;  // a step as one rank makes it
     own.accumulate /= ranks_;
+    own.sharding = {};  // which needs the other ranks
     const int64_t within = steps_within(own, device, minutes * 60);
     settings_.steps = epochs > 0 ? std::min(settings_.steps, within) : within;
   }

@@ -63,7 +63,12 @@ void TnpRecipe::decide(TrainerOptions& options) const {
 }
 
 void TnpRecipe::prepare(const RunFolder&, Device device, bool resumed) {
-  if (find_max_batch && !resumed) settings_.batch = train::find_max_batch(settings_, device);
+  if (find_max_batch && !resumed) {
+    TnpSettings own = settings_;  // a step as one rank makes it
+    own.accumulate /= ranks_;
+    own.sharding = {};  // which needs the other ranks; whole states take more memory
+    settings_.batch = train::find_max_batch(own, device);
+  }
   job_.emplace(settings_, device, eval_tasks);
 }
 

@@ -166,6 +166,17 @@ TEST(LaunchTrain, WhatCannotBeSpreadIsRefused) {
   expect_refused("--momentum-reset 5 --zero 1", {"--zero 1 with --momentum-reset 5", "--momentum-reset 0"});
 }
 
+TEST(LaunchTrain, StepsOfATimeAreFoundWithStatesThatAreSpread) {
+  const TemporaryFolder folder;
+  write_text(folder, 3000);
+  for (const std::string stage : {"1", "2"}) {
+    const Said said = train(folder, 2,
+                            "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
+                                " --warmup 0 --minutes 0.0001 --name m --zero " + stage);
+    EXPECT_EQ(said.end.code, 0) << said.err;
+  }
+}
+
 TEST(LaunchTrain, CopiesBetweenGpusNeedGpus) {
   expect_refused("--rank-exchange peer",
                  {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
