@@ -249,7 +249,7 @@ int64_t find_max_batch(const TnpSettings& settings, Device device, int64_t most)
     try {
       TnpJob job(trial, device);
       for (const Tensor& input : job.inputs()) input.fill(0.5);
-      Step step(job, {.graph = false});
+      Step step(job, {.graph = false, .global_order = settings.order == "global"});
       step(), step();
       device.synchronize();
       return true;
