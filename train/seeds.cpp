@@ -57,6 +57,9 @@ int run_seed(const SeedGroup& group, uint64_t seed, RunRequest& request, std::un
   request.resume = begun ? path.string() : "";
   request.name = begun ? "" : path.filename().string();
   recipe = group.make(seed);
+  // The group has settled the options: those in a seed's run.json may be older.
+  for (const SettingList& list : {request.options.list(), recipe->options()})
+    for (const Setting& setting : list.all()) request.given.insert(setting.flag);
   const bool trains = !begun || !is_done(path, group.steps);
   agreed(request.world, trains);
   if (trains) {

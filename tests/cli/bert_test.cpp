@@ -163,6 +163,23 @@ TEST(TrainBert, AFinishedGroupWritesWhatItIsAskedForLater) {
   EXPECT_EQ(again.out.find("predictions:"), std::string::npos) << again.out;
 }
 
+/// Options that a call gave the group and that its later seeds have not taken yet.
+TEST(TrainBert, TheGroupsOptionsAreThoseOfEachSeed) {
+  const Workplace at;
+  make_data(at);
+  ASSERT_EQ(
+      run(at, "train bert --task sst2 --data glue --seeds 2 --steps 4 --save-every 2 --name g" + kSmall).code,
+      0);
+  cut_back(at, "runs/g/seed-1", 2);
+  json group = json::parse(at.get("runs/g/run.json"));
+  group["options"]["predict"] = true, group["options"]["log_every"] = 2;
+  at.put("runs/g/run.json", group.dump());
+  const Outcome outcome = run(at, "train bert --resume runs/g --device cpu --quiet");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_TRUE(fs::exists(at / "runs/g/seed-1/predictions/SST-2.tsv"));
+  EXPECT_EQ(json::parse(at.get("runs/g/seed-1/run.json")).at("options").at("log_every"), 2);
+}
+
 TEST(TrainBert, SaysWhichDropoutItApplies) {
   const Workplace at;
   make_data(at);
