@@ -246,7 +246,10 @@ class Trainer {
   void write(const Moment& now) {
     const bool as_saved = now.saved && now.record.values.contains(kUnevaluated);
     if ((now.due.log || now.stop) && !as_saved) log_.write(now.record);
-    if (now.due.log) log_.write_events(now.record);
+    if (!now.due.log) return;
+    StepRecord shown = now.record;
+    shown.values.erase(kUnevaluated);
+    log_.write_events(shown);
   }
 
   void check_end(const Moment& now) {
@@ -339,6 +342,7 @@ class Trainer {
     if (info_.evaluates && pending) {
       for (const auto& [name, value] : result_.evaluation) record.values[name] = value;
       if (leads()) run_.replace_last(record);
+      log_.write_events({first_step_, result_.evaluation});
       const Verdict verdict = job_.judge(first_step_, result_.evaluation);
       if (verdict.save) save(first_step_);
       over |= verdict.stop;

@@ -7,6 +7,7 @@
 
 #include "autograd/tape.h"
 #include "io/checkpoint_folder.h"
+#include "io/events.h"
 #include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
@@ -322,6 +323,19 @@ std::vector<std::map<std::string, double>> curve(const std::vector<StepRecord>& 
   return lines;
 }
 
+/// How many evaluations TensorBoard shows; -1 if it shows the marker of a missing one.
+int64_t shown_evaluations(const RunFolder& run) {
+  int64_t shown = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(run.path())) {
+    if (entry.path().filename().string().find("tfevents") == std::string::npos) continue;
+    const std::string bytes = get(entry.path());
+    if (bytes.find("unevaluated") != std::string::npos) return -1;
+    for (size_t at = bytes.find("eval_nll"); at != std::string::npos; at = bytes.find("eval_nll", at + 1))
+      ++shown;
+  }
+  return shown;
+}
+
 /// A run of six steps, evaluated after each second one, that is stopped and goes on in the same folder.
 struct StoppedRun {
   explicit StoppedRun(int64_t save_every) {
@@ -378,6 +392,8 @@ TEST(Trainer, AnInterruptedEvaluationIsGivenUpAndDoneByTheRunThatGoesOn) {
                                              {"eval_nll", whole.run.metrics().back().values.at("eval_nll")}})
                                        : (std::map<std::string, double>{}));
       EXPECT_EQ(cut.samples, whole.samples);
+      EXPECT_EQ(shown_evaluations(cut.run), shown_evaluations(whole.run));
+      if (io::EventWriter::available()) EXPECT_EQ(shown_evaluations(cut.run), 3);
     }
   }
 }
