@@ -281,6 +281,8 @@ void LanguageRecipe::report(const RunFolder& run, const TrainResult& result) {
     run.write_settings(settings);
   }
   if (result.outcome == Outcome::finished) {
+    check(watch.exported != "best" || best_.step > 0, "train: --export best: no evaluation of the run in ",
+          run.path().string(), " had a finite loss; resume with --export last to export the last step's weights");
     if (watch.exported == "best" && best_.step != result.step)
       job_->restore(io::CheckpointFolder(run.checkpoints().string()).file_of(best_.step));
     export_language(*job_, *data_, (run.path() / "data").string(), (run.path() / "model").string());

@@ -580,6 +580,16 @@ TEST(TrainLanguageRuns, FlagsAreCheckedAgainstTheModelThatTheyAreFor) {
   EXPECT_FALSE(fs::exists(at / "runs/a"));
 }
 
+TEST(TrainLanguageRuns, WithoutAFiniteEvaluationNoneIsTheBest) {
+  const Workplace at;
+  put_clauses(at);
+  expect_failure(
+      at,
+      "train gpt --batch-size 4 --steps 1 --warmup 0 --lr 1e30 --clip 0 --export best --name a" + kOnClauses,
+      1, "no evaluation of the run in runs/a had a finite loss|--export last");
+  expect_success(run(at, "train gpt --resume runs/a --export last --device cpu --quiet"));
+}
+
 TEST(TrainLanguage, ARunWhoseHeldOutTextIsGoneIsNotContinued) {
   const Workplace at;
   put_texts(at);
