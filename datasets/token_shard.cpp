@@ -155,8 +155,12 @@ TokenShard::TokenShard(const std::string& path, bool verify) {
   check(data != MAP_FAILED, "shard: cannot map ", path, ": ", std::generic_category().message(errno));
   mapping->data = static_cast<const char*>(data);
   mapping->token_bytes = head.token_bytes;
-  mapping->info = {head.tokens, head.documents, head.vocab_size, head.end_token,
-                   std::string(head.fingerprint, sizeof head.fingerprint)};
+  mapping->info = {head.tokens,
+                   head.documents,
+                   head.vocab_size,
+                   head.end_token,
+                   std::string(head.fingerprint, sizeof head.fingerprint),
+                   std::string(head.head_checksum, sizeof head.head_checksum)};
   mapping->ends = reinterpret_cast<const uint64_t*>(mapping->data + sizeof head + padded(need));
   if (verify)
     check(

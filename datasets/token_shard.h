@@ -26,6 +26,7 @@ struct ShardInfo {
   uint64_t tokens = 0, documents = 0, vocab_size = 0;
   int64_t end_token = -1;
   std::string fingerprint;
+  std::string digest;  // of the head, and so of all that the shard holds
 };
 
 /// Writes documents to a shard, which appears whole or not at all.

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "datasets/ngram.h"
+#include "io/checksum.h"
 #include "io/file.h"
 #include "io/text_file.h"
 #include "io/tokenizer/train.h"
@@ -150,6 +151,19 @@ LanguageData::LanguageData(const std::string& shards, const std::string& tokeniz
     validation_ =
         std::make_unique<datasets::TokenWindows>(datasets::shard_paths(shards, "validation"), options);
   if (validation_) check_end_token(*validation_, tokenizer_, shards);
+}
+
+std::string LanguageData::fingerprint() const {
+  io::Xxh3 hash;
+  for (const datasets::TokenShard& shard : train_->shards()) hash.add(shard.info().digest);
+  return hash.digits();
+}
+
+void check_same_data(const nlohmann::json& run, const LanguageData& data, const std::string& folder) {
+  const auto began = run.find("data");  // runs of before lack it
+  check(began == run.end() || began->value("fingerprint", "") == data.fingerprint(),
+        "train: the training shards in ", folder,
+        " are not those that the run began with; restore them, or start a new run");
 }
 
 namespace {

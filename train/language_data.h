@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,8 @@ class LanguageData {
   const datasets::TokenWindows& train() const { return *train_; }
   /// Null if there is none.
   const datasets::TokenWindows* validation() const { return validation_.get(); }
+  /// Of the training part: shards with other tokens have another.
+  std::string fingerprint() const;
   int64_t length() const { return length_; }
   bool documents() const { return documents_; }
 
@@ -70,6 +73,10 @@ class LanguageData {
   int64_t length_;
   bool documents_;
 };
+
+/// Of a resumed run with this run.json: throws if the training part in `folder` is not the one that it began
+/// with.
+void check_same_data(const nlohmann::json& run, const LanguageData& data, const std::string& folder);
 
 /// The tokens [begin, end) of a part, over its shards.
 std::vector<int64_t> read_tokens(const datasets::TokenWindows& windows, uint64_t begin, uint64_t end);

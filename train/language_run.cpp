@@ -69,6 +69,7 @@ void LanguageRecipe::prepare(const RunFolder& run, Device device, bool resumed) 
   if (!resumed) settings_.fingerprint = fingerprint;
   check(settings_.fingerprint == fingerprint, "train: the tokenizer in ", own, " has the fingerprint ",
         fingerprint, "; the run's had ", settings_.fingerprint);
+  if (resumed) check_same_data(run.settings(), *data_, settings_.data.empty() ? own : settings_.data);
   if (watch.sample_tokens > 0) sample_prompt(*data_, watch);  // complains now, not at the first sample
   check_held_out(run);
   if (held_out_.targets > 0 && watch.ngram > 0)
@@ -188,7 +189,7 @@ void LanguageRecipe::set_steps(Device device) {
 // ---- what is said of it ----
 
 nlohmann::json LanguageRecipe::facts() const {
-  nlohmann::json facts = nlohmann::json::object();
+  nlohmann::json facts = {{"data", {{"fingerprint", data_->fingerprint()}}}};
   if (held_out_.targets > 0)
     facts["evaluation"] = {{"protocol", "sliding"},       {"length", settings_.length},
                            {"stride", watch.eval_stride}, {"targets", held_out_.targets},

@@ -104,6 +104,7 @@ void MlmRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
   if (!resumed) settings_.fingerprint = fingerprint;
   check(settings_.fingerprint == fingerprint, "mlm: the tokenizer in ", own, " has the fingerprint ",
         fingerprint, "; the run's had ", settings_.fingerprint);
+  if (resumed) check_same_data(run.settings(), *data_, settings_.data.empty() ? own : settings_.data);
   if (!resumed) set_steps();
   const bool restart = !resumed || io::CheckpointFolder(run.checkpoints().string()).steps().empty();
   job_.emplace(settings_, device, *data_, options_.eval_tokens, restart ? settings_.model : std::string(),
@@ -152,16 +153,17 @@ void MlmRecipe::set_steps() {
 // ---- what is said of it ----
 
 json MlmRecipe::facts() const {
-  if (job_->held_out().empty()) return json::object();
+  json facts = {{"data", {{"fingerprint", data_->fingerprint()}}}};
+  if (job_->held_out().empty()) return facts;
   io::Xxh3 hash;
   for (const std::vector<int64_t>& text : job_->held_out())
     hash.add(data_->tokenizer().decode(std::vector<int32_t>(text.begin(), text.end())));
-  return {{"evaluation",
-           {{"protocol", "masked"},
-            {"length", settings_.max_length},
-            {"mask", settings_.mask},
-            {"sequences", job_->held_out().size()},
-            {"text", hash.digits()}}}};
+  facts["evaluation"] = {{"protocol", "masked"},
+                         {"length", settings_.max_length},
+                         {"mask", settings_.mask},
+                         {"sequences", job_->held_out().size()},
+                         {"text", hash.digits()}};
+  return facts;
 }
 
 std::string MlmRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {

@@ -580,6 +580,18 @@ TEST(TrainLanguageRuns, FlagsAreCheckedAgainstTheModelThatTheyAreFor) {
   EXPECT_FALSE(fs::exists(at / "runs/a"));
 }
 
+TEST(TrainLanguageRuns, OtherShardsAreNotTrainedOn) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --text a.txt --tokenizer-kind byte --steps 2 --name g" + kModel));
+  expect_success(run(at, "train gpt --resume runs/g --steps 3 --device cpu --quiet"));
+  said(at, "data tokenize --text b.txt --tokenizer runs/g/data --out e");
+  const std::string shard = "train-00000.tokens";
+  fs::copy(at / ("e/" + shard), at / ("runs/g/data/" + shard), fs::copy_options::overwrite_existing);
+  expect_failure(at, "train gpt --resume runs/g --steps 4 --device cpu --quiet", 1,
+                 "training shards in|not those that the run began with");
+}
+
 TEST(TrainLanguageRuns, WithoutAFiniteEvaluationNoneIsTheBest) {
   const Workplace at;
   put_clauses(at);

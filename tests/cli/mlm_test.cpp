@@ -112,6 +112,18 @@ TEST(TrainMlm, EvaluationsOfOtherTextAreNotMixed) {
   said(at, "train bert --resume runs/m --steps 4 --device cpu --quiet");
 }
 
+TEST(TrainMlm, OtherShardsAreNotTrainedOn) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  said(at, "train bert --task mlm --text t.txt --steps 2 --name m" + kSmallMlm);
+  at.put("u.txt", mlm_text().substr(40));
+  said(at, "data tokenize --text u.txt --tokenizer runs/m/data --out e");
+  fs::copy(at / "e/train-00000.tokens", at / "runs/m/data/train-00000.tokens",
+           fs::copy_options::overwrite_existing);
+  expect_failure(at, "train bert --resume runs/m --steps 4 --device cpu --quiet", 1,
+                 "training shards in|not those that the run began with");
+}
+
 TEST(TrainMlm, TrainsOnShardsWithTheirTokenizer) {
   const Workplace at;
   at.put("t.txt", mlm_text());
