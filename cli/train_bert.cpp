@@ -57,7 +57,7 @@ void check_training(const train::GlueStart& start, const train::Given& given) {
 
 void check_usage(const train::GlueStart& start, const train::Given& given) {
   for (const char* only :
-       {"--text", "--tokenizer", "--validation", "--piece", "--any-bytes", "--mask", "--eval-tokens"})
+       {"--text", "--tokenizer", "--validation", "--piece", "--any-bytes", "--mask"})
     if (given.contains(only))
       throw UsageError(std::string("train bert: ") + only + " is only for --task mlm");
   for (const char* needed : {"--task", "--data"})
@@ -93,7 +93,7 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
   for (const char* of_text :
        {"--text", "--tokenizer", "--vocab-size", "--validation", "--piece", "--any-bytes"})
     if (!flags.start.settings.data.empty()) refuse(of_text, "--data is tokenized and split already");
-  for (const char* of_task : {"--pad", "--packed", "--predict"})
+  for (const char* of_task : {"--pad", "--packed"})
     refuse(of_task, "there are no labelled texts; sequences are of equal length");
   for (const char* of_slice : {"--slice", "--rows", "--variance", "--estimate-every", "--slice-threshold",
                                "--weight-grad", "--slice-layers", "--probe-gradient"})
@@ -121,13 +121,20 @@ void find_model(train::GlueStart& start) {
   if (!start.settings.model.empty()) start.settings.model = language_folder(start.settings.model);
 }
 
+/// Of a new run and of one that goes on.
+void refuse_flag(const char* flag, const train::Given& given, const std::string& why) {
+  if (given.contains(flag)) throw UsageError(std::string("train bert: ") + flag + why);
+}
+
 int run_mlm(BertFlags& flags, const RunFlags& run, const CLI::App& command) {
+  refuse_flag("--predict", given_flags(command), " is for GLUE tasks; with --task mlm there are no labelled texts");
   if (run.resume.empty()) {
     check_mlm_usage(flags, given_flags(command));
     find_model(flags.start);
   }
   train::MlmRecipe recipe(flags.start, flags.mlm, flags.mlm_options);
   recipe.on_invalid = tell_invalid;
+  recipe.eval_every = run.options.eval_every;
   return run_train(recipe, run, command, flags.start.settings.list());
 }
 
@@ -153,6 +160,7 @@ int run_seeds(train::GlueGroup& group, const RunFlags& flags, const train::RunRe
 }
 
 int run_glue(BertFlags& flags, const RunFlags& run, const CLI::App& command) {
+  refuse_flag("--eval-tokens", given_flags(command), " is only for --task mlm");
   if (run.resume.empty()) {
     check_usage(flags.start, given_flags(command));
     find_model(flags.start);

@@ -166,6 +166,14 @@ void check_same_data(const nlohmann::json& run, const LanguageData& data, const 
         " are not those that the run began with; restore them, or start a new run");
 }
 
+void check_not_evaluated(bool before, const std::string& flag, const std::string& folder) {
+  check(!before,
+        "train: the run was evaluated on held-out text, but there are no validation shards any more in ",
+        folder, "; restore them, or start a new run");
+  check(flag.empty(), "train: nothing is held out, so ", flag,
+        " has nothing to evaluate; give a --validation share, or leave it out");
+}
+
 namespace {
 
 /// Calls f(shard, its first token among all, begin, end) for the shards that hold tokens of [begin, end).

@@ -78,6 +78,10 @@ class LanguageData {
 /// with.
 void check_same_data(const nlohmann::json& run, const LanguageData& data, const std::string& folder);
 
+/// Of a run of which nothing is held out: throws if it was evaluated before, or if `flag` ("": none) was
+/// given, which needs held-out text. `folder`: of its shards.
+void check_not_evaluated(bool before, const std::string& flag, const std::string& folder);
+
 /// The tokens [begin, end) of a part, over its shards.
 std::vector<int64_t> read_tokens(const datasets::TokenWindows& windows, uint64_t begin, uint64_t end);
 /// Where documents begin among them, counted from `begin`; the first is not one unless it stands there.

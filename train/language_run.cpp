@@ -126,15 +126,12 @@ void LanguageRecipe::check_held_out(const RunFolder& run) {
   hash.add(target_text(*data_, held_out_));
   held_out_text_ = hash.digits();
   check_export(run);
-  check(!had_evaluation_ || held_out_.targets > 0, "train: the run in ", run.path().string(),
-        " was evaluated on held-out text, but there are no validation shards any more in ",
-        settings_.data.empty() ? (run.path() / "data").string() : settings_.data,
-        "; restore them, or start a new run");
-  check(held_out_.targets > 0 || (watch.exported == "last" && watch.patience == 0),
-        "train: nothing is held out, so --patience and --export best have no evaluation to choose; give a "
-        "--validation share");
-  check(held_out_.targets > 0 || wants_evaluation_.empty(), "train: nothing is held out, so ",
-        wants_evaluation_, " has nothing to evaluate; give a --validation share, or leave it out");
+  if (held_out_.targets > 0) return;
+  const bool chooses = watch.patience > 0 || watch.exported != "last";
+  check(!chooses || had_evaluation_, "train: nothing is held out, so --patience and --export best have no "
+        "evaluation to choose; give a --validation share");
+  check_not_evaluated(had_evaluation_, wants_evaluation_,
+                      settings_.data.empty() ? (run.path() / "data").string() : settings_.data);
 }
 
 /// Shards and tokenizer in the run's folder, or the tokenizer alone if the shards lie elsewhere.

@@ -88,12 +88,14 @@ void MlmRecipe::begin(const Given& given, Device device) {
 
 void MlmRecipe::resume(const std::string& path, const json& run, const Given& given) {
   check(is_mlm_run(run), path, ": not a run of `train bert --task mlm`");
+  given_ = given;
   try {
     settings_ = mlm_settings_from_json(run["job"]);
   } catch (const Error& error) {
     fail_at(Site::here(), path, ": ", error.what());
   }
   take_steps(settings_, start_.settings, given);
+  had_evaluation_ = run.contains("evaluation");
 }
 
 void MlmRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
@@ -109,6 +111,12 @@ void MlmRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
   const bool restart = !resumed || io::CheckpointFolder(run.checkpoints().string()).steps().empty();
   job_.emplace(settings_, device, *data_, options_.eval_tokens, restart ? settings_.model : std::string(),
                !restart);
+  if (!job_->held_out().empty()) return;
+  check_not_evaluated(had_evaluation_,
+                      eval_every > 0 && given_.contains("--eval-every") ? "--eval-every"
+                      : given_.contains("--eval-tokens")                ? "--eval-tokens"
+                                                                        : "",
+                      settings_.data.empty() ? own : settings_.data);
 }
 
 /// Shards and tokenizer in the run's folder, or the tokenizer alone if the shards lie elsewhere.

@@ -27,6 +27,7 @@ class MlmRecipe : public Recipe {
  public:
   MlmRecipe(const GlueStart& start, const MlmStart& text, MlmOptions options)
       : start_(start), text_(text), options_(options) {}
+  int64_t eval_every = 0;  // as the command says it for the trainer; what is asked for must be there
   /// Tells how many bytes of the text were not UTF-8.
   std::function<void(uint64_t invalid, uint64_t bytes)> on_invalid = [](uint64_t, uint64_t) {};
 
@@ -60,7 +61,8 @@ class MlmRecipe : public Recipe {
   MlmOptions options_;
   Given given_;
   MlmSettings settings_;
-  uint64_t cut_at_spaces_ = 0;  // documents of a new run, see datasets::split_text
+  bool had_evaluation_ = false;  // a run that goes on has evaluated
+  uint64_t cut_at_spaces_ = 0;   // documents of a new run, see datasets::split_text
   std::optional<LanguageData> data_;
   std::optional<MlmJob> job_;
 };

@@ -180,6 +180,23 @@ TEST(TrainBert, TheGroupsOptionsAreThoseOfEachSeed) {
   EXPECT_EQ(json::parse(at.get("runs/g/seed-1/run.json")).at("options").at("log_every"), 2);
 }
 
+TEST(TrainBert, AGroupThatGoesOnTakesNoStepsThatDoNotFitItNorFlagsOfPretraining) {
+  const Workplace at;
+  make_data(at);
+  ASSERT_EQ(
+      run(at, "train bert --task sst2 --data glue --seeds 1 --steps 6 --warmup 4 --save-every 2 --name g" +
+                  kSmall)
+          .code,
+      0);
+  cut_back(at, "runs/g/seed-0", 2);
+  const std::string before = at.get("runs/g/run.json"),
+                    resume = "train bert --resume runs/g --device cpu --quiet ";
+  expect_failure(at, resume + "--steps 3", 1, "warmup is 4 of 3 steps");
+  expect_failure(at, resume + "--eval-tokens 5", 2, "--eval-tokens is only for --task mlm");
+  EXPECT_EQ(at.get("runs/g/run.json"), before);
+  EXPECT_EQ(run(at, resume).code, 0);
+}
+
 TEST(TrainBert, SaysWhichDropoutItApplies) {
   const Workplace at;
   make_data(at);

@@ -112,6 +112,33 @@ TEST(TrainMlm, EvaluationsOfOtherTextAreNotMixed) {
   said(at, "train bert --resume runs/m --steps 4 --device cpu --quiet");
 }
 
+TEST(TrainMlm, WithoutHeldOutTextNothingThatNeedsItIsIgnored) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  const std::string train = "train bert --task mlm --text t.txt --steps 4 --save-every 2 " + kSmallMlm;
+  for (const std::string flag : {"--eval-every", "--eval-tokens"})
+    expect_failure(at, train + " --validation 0 --name a " + flag + " 2", 1, "nothing is held out|" + flag);
+  EXPECT_FALSE(fs::exists(at / "runs/a"));
+  said(at, train + " --name m");
+  cut_back(at, "runs/m", 2);
+  for (const std::string& file : at.files())
+    if (file.find("validation-") != std::string::npos) fs::remove(at / file);
+  expect_failure(at, "train bert --resume runs/m --device cpu --quiet", 1, "no validation shards any more");
+}
+
+TEST(TrainMlm, ARunThatGoesOnTakesNoFlagsOfOtherTasks) {
+  const Workplace at;
+  at.put("t.txt", mlm_text());
+  said(at, "train bert --task mlm --text t.txt --steps 4 --save-every 2 --warmup 3 --name m" + kSmallMlm);
+  expect_failure(at, "train bert --resume runs/m --steps 6 --predict --device cpu --quiet", 2, "--predict");
+  cut_back(at, "runs/m", 2);
+  const std::string before = at.get("runs/m/run.json");
+  expect_failure(at, "train bert --resume runs/m --steps 2 --device cpu --quiet", 1,
+                 "warmup is 3 of 2 steps");
+  EXPECT_EQ(at.get("runs/m/run.json"), before);
+  said(at, "train bert --resume runs/m --device cpu --quiet");
+}
+
 TEST(TrainMlm, OtherShardsAreNotTrainedOn) {
   const Workplace at;
   at.put("t.txt", mlm_text());
