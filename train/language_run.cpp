@@ -128,7 +128,8 @@ void LanguageRecipe::check_held_out(const RunFolder& run) {
   check_export(run);
   if (held_out_.targets > 0) return;
   const bool chooses = watch.patience > 0 || watch.exported != "last";
-  check(!chooses || had_evaluation_, "train: nothing is held out, so --patience and --export best have no "
+  check(!chooses || had_evaluation_,
+        "train: nothing is held out, so --patience and --export best have no "
         "evaluation to choose; give a --validation share");
   check_not_evaluated(had_evaluation_, wants_evaluation_,
                       settings_.data.empty() ? (run.path() / "data").string() : settings_.data);
@@ -191,6 +192,7 @@ nlohmann::json LanguageRecipe::facts() const {
     facts["evaluation"] = {{"protocol", "sliding"},       {"length", settings_.length},
                            {"stride", watch.eval_stride}, {"targets", held_out_.targets},
                            {"text", held_out_text_},      {"behind_training_part", held_out_.continued}};
+  facts["baseline"] = nullptr;
   if (baseline_.order > 0)
     facts["baseline"] = {{"method", "interpolated modified Kneser-Ney"},
                          {"order", baseline_.order},
@@ -280,7 +282,8 @@ void LanguageRecipe::report(const RunFolder& run, const TrainResult& result) {
   }
   if (result.outcome == Outcome::finished) {
     check(watch.exported != "best" || best_.step > 0, "train: --export best: no evaluation of the run in ",
-          run.path().string(), " had a finite loss; resume with --export last to export the last step's weights");
+          run.path().string(),
+          " had a finite loss; resume with --export last to export the last step's weights");
     if (watch.exported == "best" && best_.step != result.step)
       job_->restore(io::CheckpointFolder(run.checkpoints().string()).file_of(best_.step));
     export_language(*job_, *data_, (run.path() / "data").string(), (run.path() / "model").string());

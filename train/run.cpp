@@ -298,7 +298,12 @@ class Run {
 
   void write_settings() {
     settings_["job"] = recipe_.job().settings_json();
-    settings_.update(recipe_.facts());
+    const json facts = recipe_.facts();
+    for (const auto& [name, value] : facts.items())
+      if (value.is_null())
+        settings_.erase(name);
+      else
+        settings_[name] = value;
     settings_["build"] = report::build_facts();
     settings_["options"] = to_json(kept_options(), Kept::option);
     folder_->write_settings(settings_);

@@ -40,7 +40,7 @@ class Recipe {
   virtual DType dtype() const = 0;
   /// Lets the model set the trainer's options that it decides.
   virtual void decide(TrainerOptions&) const {}
-  /// Further entries of run.json.
+  /// Further entries of run.json; null: the entry is not there (any more).
   virtual nlohmann::json facts() const { return nlohmann::json::object(); }
   /// Lines that describe the training, its device and its settings. `captured`: its steps are
   /// (Step::captures).

@@ -548,6 +548,15 @@ TEST(TrainLanguageRuns, AFolderOfAnotherModelIsRefused) {
   EXPECT_FALSE(fs::exists(at / "runs/a"));
 }
 
+TEST(TrainLanguageRuns, ABaselineThatIsLeftOutIsNotInRunJson) {
+  const Workplace at;
+  put_texts(at);
+  expect_success(run(at, "train gpt --steps 2 --ngram 2 --name a" + kFromText));
+  EXPECT_TRUE(json::parse(at.get("runs/a/run.json")).contains("baseline"));
+  expect_success(run(at, "train gpt --resume runs/a --steps 4 --ngram 0 --device cpu --quiet"));
+  EXPECT_FALSE(json::parse(at.get("runs/a/run.json")).contains("baseline"));
+}
+
 TEST(TrainLanguageRuns, StepsThatLeaveNoneSparseAreRefusedBeforeAnythingIsWritten) {
   const Workplace at;
   put_texts(at);
