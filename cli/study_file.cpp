@@ -200,7 +200,7 @@ std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
 std::vector<std::string> logged_by(const train::StudyPlan& plan) {
   std::vector<std::string> names = {"loss",          "lr",         "grad_norm",  "ms_per_step",
                                     "tokens_per_s",  "data_wait",  "memory_gib", "peak_gib",
-                                    "skipped_steps", "loss_scale", "flop_share", "exposed_communication_ms"};
+                                    "skipped_steps", "loss_scale", "exposed_communication_ms"};
   if (plan.command == "gpt" || plan.command == "llama")
     names.insert(names.end(), {"activation_l1", "masked_decay", "flip_rate", "ngram_nll",
                                "ngram_bits_per_byte", "activation_zeros", "dropped_energy", "zeros.",

@@ -56,7 +56,6 @@ void Progress::show(const ProgressState& state) {
   if (state.memory_gib >= 0) line += fmt::format("  {:.2f}/{:.2f} GiB", state.memory_gib, state.peak_gib);
   if (state.data_wait >= 0) line += fmt::format("  data {:.0f}%", state.data_wait * 100);
   if (state.exposed_ms >= 0) line += fmt::format("  comm {:.2f} ms", state.exposed_ms);
-  if (state.flop_share >= 0) line += fmt::format("  MFU {:.1f}%", state.flop_share * 100);
 
   if (!terminal_) {
     tell(line + "\n");

@@ -20,7 +20,6 @@ struct ProgressState {
   double memory_gib = -1, peak_gib = -1;
   double data_wait = -1;   // share of the time in which the device waited for data, 0 ... 1
   double exposed_ms = -1;  // of the step's communication between ranks, while nothing else ran
-  double flop_share = -1;  // of the ceiling named at the start, 0 ... 1
 };
 
 /// Progress on standard error: one rewritten line on a terminal, plain lines at most every `seconds`

@@ -57,8 +57,6 @@ StepRecord StepLog::record(int64_t step, double loss, double lr, double norm, co
   if (shows_skips) record.values["skipped_steps"] = double(skips.skipped());
   if (exposed_ms >= 0) record.values["exposed_communication_ms"] = exposed_ms;
   if (skips.scales()) record.values["loss_scale"] = skips.loss_scale();
-  if (options_.ceiling_tflops > 0)
-    record.values["flop_share"] = info_.flops_per_step / per_step / options_.ceiling_tflops / 1e12;
   const auto value = [&](const char* name) {
     const auto found = record.values.find(name);
     return found == record.values.end() ? -1.0 : found->second;
@@ -75,8 +73,7 @@ StepRecord StepLog::record(int64_t step, double loss, double lr, double norm, co
                   .memory_gib = value("memory_gib"),
                   .peak_gib = value("peak_gib"),
                   .data_wait = value("data_wait"),
-                  .exposed_ms = exposed_ms,
-                  .flop_share = value("flop_share")});
+                  .exposed_ms = exposed_ms});
   return record;
 }
 

@@ -26,13 +26,8 @@ namespace {
 constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
 
 /// What a run logs that differs from run to run.
-const std::set<std::string> kOfTheMachine = {"ms_per_step",
-                                             "tokens_per_s",
-                                             "data_wait",
-                                             "memory_gib",
-                                             "peak_gib",
-                                             "flop_share",
-                                             "exposed_communication_ms"};
+const std::set<std::string> kOfTheMachine = {"ms_per_step", "tokens_per_s", "data_wait",
+                                             "memory_gib",  "peak_gib",     "exposed_communication_ms"};
 
 // ---- the tables ----
 

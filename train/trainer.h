@@ -30,7 +30,6 @@ struct TrainerOptions {
   /// Steps in a row without a finite gradient norm before the run stops; with loss scaling only those count
   /// whose scale could not fall any further.
   int64_t most_skips = 5;
-  double ceiling_tflops = 0;  // denominator of the FLOP share; 0: not shown
   /// Sets the optimizer's learning rate before each step, which throws if it takes none (OptimizerRef);
   /// without a schedule it keeps its own.
   std::optional<optim::Schedule> schedule = {};

@@ -52,14 +52,13 @@ TEST(Progress, WithoutATerminalPrintsPlainLines) {
                    .ms_per_step = 3.25,
                    .memory_gib = 1,
                    .peak_gib = 2,
-                   .data_wait = 0.25,
-                   .flop_share = 0.125});
+                   .data_wait = 0.25});
     progress.say("saved");
     progress.finish();
   });
   EXPECT_EQ(text.substr(0, text.find('\n')), "step 1/3  loss 2.5000");  // what is not known is left out
   for (const char* part : {"step 3/3  loss 1.2500", "lr 1.00e-03", "|g| 0.500", "12k tok/s", "3.2 ms/step",
-                           "ETA 0:00", "1.00/2.00 GiB", "data 25%", "MFU 12.5%", "\nsaved\n"})
+                           "ETA 0:00", "1.00/2.00 GiB", "data 25%", "\nsaved\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << " in " << text;
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
   EXPECT_EQ(text.find_first_of("\r\033"), std::string::npos);
