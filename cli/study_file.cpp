@@ -155,10 +155,12 @@ void take_study_key(const std::string& path, const TomlEntry& entry, train::Stud
   }
 }
 
-/// Whether a lower value of a metric of this name is the better one.
-bool is_a_loss(const std::string& metric) {
-  return std::ranges::any_of(std::vector<const char*>{"loss", "nll", "perplexity", "gap", "bits", "error"},
-                             [&](const char* part) { return metric.find(part) != std::string::npos; });
+/// Whether a lower value of a metric of this name is the better one: a loss, an error or a cost.
+bool is_lower_better(const std::string& metric) {
+  return std::ranges::any_of(
+      std::vector<const char*>{"loss", "nll", "perplexity", "gap", "bits", "error", "ms_per_step", "_ms",
+                               "_gib", "_wait", "skipped", "dropped"},
+      [&](const char* part) { return metric.find(part) != std::string::npos; });
 }
 
 /// What the runs of `train bert` do, by --task wherever the file has it.
@@ -198,9 +200,17 @@ std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
 /// The other values that its runs may log in metrics.jsonl: those of steps, as step_log.cpp names them, and
 /// of language models, as LanguageSettings::penalties, LanguageJob::state_values and its evaluations do.
 std::vector<std::string> logged_by(const train::StudyPlan& plan) {
-  std::vector<std::string> names = {"loss",          "lr",         "grad_norm",  "ms_per_step",
-                                    "tokens_per_s",  "data_wait",  "memory_gib", "peak_gib",
-                                    "skipped_steps", "loss_scale", "exposed_communication_ms"};
+  std::vector<std::string> names = {"loss",
+                                    "lr",
+                                    "grad_norm",
+                                    "ms_per_step",
+                                    "tokens_per_s",
+                                    "data_wait",
+                                    "memory_gib",
+                                    "peak_gib",
+                                    "skipped_steps",
+                                    "loss_scale",
+                                    "exposed_communication_ms"};
   if (plan.command == "gpt" || plan.command == "llama")
     names.insert(names.end(), {"activation_l1", "masked_decay", "flip_rate", "ngram_nll",
                                "ngram_bits_per_byte", "activation_zeros", "dropped_energy", "zeros.",
@@ -232,7 +242,7 @@ void complete(train::StudyPlan& plan, const std::string& path, bool has_directio
   const BertRuns bert(plan);
   const bool scored = plan.command == "bert" && (bert.tunes || !bert.pretrains);
   if (plan.metric.empty()) plan.metric = scored ? "eval_score" : "eval_nll";
-  if (!has_direction) plan.higher = !is_a_loss(plan.metric);
+  if (!has_direction) plan.higher = !is_lower_better(plan.metric);
   if (plan.baseline.empty() && !plan.arms.empty()) plan.baseline = plan.arms.front().name;
 }
 

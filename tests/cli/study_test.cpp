@@ -252,6 +252,18 @@ TEST(Study, FilesThatAreWrongAreRefusedBeforeAnythingRuns) {
   bad(kHead + flags + arms + "seeds = [1]\n", "\"seeds\"|before the first section");
 }
 
+TEST(Study, CostsAreBetterIfLower) {
+  for (const auto& [metric, better] :
+       {std::pair("ms_per_step", "lower"), std::pair("peak_gib", "lower"),
+        std::pair("skipped_steps", "lower"), std::pair("tokens_per_s", "higher")}) {
+    const Workplace at;
+    at.put("s.toml", "command = \"tnp\"\nseeds = [1]\nmetric = \"" + std::string(metric) + "\"\n" +
+                         kTinyFlags + "steps = 1\n[[arm]]\nname = \"x\"\n");
+    run(at, "study run s.toml");
+    EXPECT_TRUE(holds_all(at.get("runs/s/study.json"), std::string("\"better\": \"") + better)) << metric;
+  }
+}
+
 TEST(Study, FilesAreReadAsToml) {
   const Workplace at;
   at.put("s.toml",
