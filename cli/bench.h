@@ -45,6 +45,10 @@ struct StepFlags {
     options.timer.seconds = seconds;
     if (!json.empty()) check_writable(json);
     const dist::World world = join_job(device);
+    if (world.size() == 1 && (zero > 0 || bucket_mb >= 0 || exchange != "auto"))
+      throw UsageError(
+          "bench step: --zero, --bucket-mb and --rank-exchange are for several ranks; start them with "
+          "tessera launch -n N -- bench step ..., or leave the flags out");
     world.told([&] {
       options.device = device_of(device, world.place());
       options.ranks = {.world = &world,

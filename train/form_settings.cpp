@@ -110,6 +110,11 @@ void FormSettings::check_given(const Given& given) const {
   only({"--column-share", "--gamma", "--columns", "--residual-rank"}, form == "lost", "--form lost");
   only({"--attention-rank"}, layers != "mlp", "attention, and --form-layers is mlp");
   only({"--mlp-rank"}, layers != "attention", "the MLPs, and --form-layers is attention");
+  check(!given.contains("--rank") || (factorizes(true) && attention_rank == 0) ||
+            (factorizes(false) && mlp_rank == 0),
+        "--rank is for layers without a rank of their own, and --attention-rank and --mlp-rank leave none; "
+        "leave "
+        "it out");
   only({"--residual-rank"}, columns == "residual", "--columns residual");
 }
 

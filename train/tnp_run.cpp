@@ -38,6 +38,8 @@ void TnpRecipe::resume(const std::string& path, const nlohmann::json& run, const
 void TnpRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
   ranks_ = ranks;
   const int64_t each = context_parallel;
+  check(each > 1 || !given.contains("--context-split"),
+        "train tnp: --context-split divides the tasks of --context-parallel, which is 1; leave it out");
   if (each == 1) return settings_.set_ranks(ranks, given, resumed);
   const std::string flag = fmt::format("train tnp: --context-parallel {}", each);
   check(ranks % each == 0, flag, " on ", ranks, " rank", ranks == 1 ? "" : "s",

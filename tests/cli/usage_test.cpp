@@ -114,6 +114,13 @@ constexpr BadLine kBadLines[] = {
     {"prune --model m --text t --out p --update obs --rho 2", "--rho is for --update admm"},
     {"prune --model m --text t --out p --method magnitude --true-sequential",
      "--true-sequential|that read samples"},
+    {"train tnp --context-split heads", "--context-split divides the tasks of --context-parallel"},
+    {"train gpt --text t --form low_rank --rank 7 --attention-rank 3 --mlp-rank 4",
+     "--rank is for layers without"},
+    {"train gpt --text t --form low_rank --form-layers mlp --rank 7 --mlp-rank 4",
+     "--rank is for layers without"},
+    {"bench step gpt --zero 2 --bucket-mb 1", "for several ranks|tessera launch"},
+    {"bench step gpt --bucket-mb 0", "for several ranks|tessera launch"},
     // flags of texts that are not there
     {"prune --model m --out p --method magnitude --samples 4", "--samples is for --text and --data"},
     {"prune --model m --out p --method magnitude --eval-text t --seed 1", "--seed is for --text and --data"},
