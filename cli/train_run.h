@@ -15,7 +15,7 @@ namespace tessera::cli {
 struct RunFlags {
   std::string config, device, runs = "runs", name, resume, json;
   bool quiet = false;
-  train::TrainerOptions options = {.loss_scale = 65536, .loss_scale_interval = 2000};
+  train::TrainerOptions options = {.loss_scale = 65536, .loss_scale_interval = 2000, .bucket_mb = -1};
 
   /// Those of this call alone; `default_name`: of the run folder, for the help: "tnp-<prior>-<time>".
   train::SettingList list(const std::string& default_name);

@@ -106,8 +106,8 @@ class Run {
     return {*folder_, first_step_, result_};
   }
 
-  /// Notes the run for a launcher; of several ranks rank 0 also tells the others which one it is, once it is as
-  /// they will find it.
+  /// Notes the run for a launcher; of several ranks rank 0 also tells the others which one it is, once it is
+  /// as they will find it.
   void announce() {
     const std::string path = fs::absolute(folder_->path()).lexically_normal().string();
     note_run(path);
@@ -172,9 +172,8 @@ class Run {
                     .gradients = options_.zero > 1});
   }
 
-  void choose_for_gpu() {
-    if (!world_ || !request_.device.is_cuda()) return;
-    if (!request_.given.contains("--bucket-mb"))
+  void choose_bucket() {
+    if (world_ && options_.bucket_mb < 0)
       options_.bucket_mb = usual_bucket_mb(request_.device, *world_, options_.rank_exchange, options_.zero);
   }
 
@@ -197,7 +196,7 @@ class Run {
     } else {
       recipe_.begin(request_.given, request_.device);
     }
-    choose_for_gpu();
+    choose_bucket();
     set_ranks(resumed_);
     recipe_.check_options(options_);
     if (request_.check) request_.check(recipe_, kept);

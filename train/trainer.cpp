@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -401,7 +403,8 @@ SettingList TrainerOptions::list() {
   list.add("bucket_mb", bucket_mb,
            "MiB per all-reduce during the backward pass; 0: one after it, the default with NCCL")
       .range(0.0, 65536.0)
-      .absent_means(TrainerOptions().bucket_mb);
+      .shown_as(fmt::format("{:g}", TrainerOptions().bucket_mb))
+      .absent_means(-1.0);
   list.add("rank_exchange", rank_exchange,
            "Gradient sums of GPUs: NCCL (communicator), copies (peer); auto: peer if it can")
       .one_of({"auto", "communicator", "peer"})
@@ -411,9 +414,10 @@ SettingList TrainerOptions::list() {
       .absent_means(0);
   SettingList once(Kept::never);
   once.group("Run");
-  once.add("check_finite", check_finite,
-           "Stop at the first NaN or infinity and name the operator and its call site; slow, so --resume does "
-           "not keep it");
+  once.add(
+      "check_finite", check_finite,
+      "Stop at the first NaN or infinity and name the operator and its call site; slow, so --resume does "
+      "not keep it");
   list.append(once);
   return list;
 }

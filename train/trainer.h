@@ -34,7 +34,8 @@ struct TrainerOptions {
   /// without a schedule it keeps its own.
   std::optional<optim::Schedule> schedule = {};
 
-  double bucket_mb = 32;               // of several ranks: StepOptions::bucket_mb
+  /// Of several ranks: StepOptions::bucket_mb; below 0, for run_recipe alone: usual_bucket_mb().
+  double bucket_mb = 32;
   std::string rank_exchange = "auto";  // of several ranks: name_of(StepOptions::exchange)
   /// Of several ranks: 1: each holds a part of the optimizer's states; 2: and of the gradients
   /// (optim::Sharding).

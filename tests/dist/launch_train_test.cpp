@@ -177,6 +177,14 @@ TEST(LaunchTrain, StepsOfATimeAreFoundWithStatesThatAreSpread) {
   }
 }
 
+TEST(LaunchTrain, TheSizeOfBucketsThatIsGivenIsKept) {
+  const TemporaryFolder folder;
+  const Said said =
+      train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 --bucket-mb 32 --name b");
+  EXPECT_EQ(said.end.code, 0) << said.err;
+  EXPECT_NE(folder.get("runs/b/run.json").find("\"bucket_mb\": 32"), std::string::npos);
+}
+
 TEST(LaunchTrain, CopiesBetweenGpusNeedGpus) {
   expect_refused("--rank-exchange peer",
                  {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
