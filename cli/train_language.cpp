@@ -57,7 +57,16 @@ class LanguageCommand : public train::LanguageRecipe {
     text = flags.text, epochs = flags.epochs, minutes = flags.minutes;
     if (!flags.settings().data.empty()) check_kept_text("--data", fs::absolute(flags.settings().data));
     settings_ = flags.job(given, device);
-    if (settings_.start.empty()) return;
+    if (!settings_.start.empty()) {
+      take_model();
+      settings_.set_precision(flags.precision.on(device));
+      settings_.validate();
+    }
+    settings_.planned(device);  // throws for a --galore-rank that is too large
+  }
+
+ private:
+  void take_model() {
     check_kept_text("--model", fs::absolute(settings_.start));
     const std::string path = language_folder(settings_.start);
     const pretrained::Config config = pretrained::read_config(path);
@@ -67,12 +76,9 @@ class LanguageCommand : public train::LanguageRecipe {
                        (is_llama() ? "llama, mistral, qwen2, qwen3, phi3 or arcee" : "gpt2 or opt"));
     if (const auto* model = std::get_if<models::LlamaConfig>(&config.model)) settings_.model = *model;
     if (const auto* model = std::get_if<models::GptConfig>(&config.model)) settings_.model = *model;
-    settings_.set_precision(flags.precision.on(device));
     settings_.start = fs::absolute(path).lexically_normal().string();
-    settings_.validate();
   }
 
- private:
   void note_samples(const train::Given& given) {
     for (const char* const flag : {"--sample-prompt", "--sample-every"})
       if (of_samples_.empty() && given.contains(flag)) of_samples_ = flag;

@@ -84,6 +84,10 @@ void MlmRecipe::begin(const Given& given, Device device) {
   check(settings_.max_length >= 3 && settings_.max_length <= settings_.bert.longest(),
         "mlm: --max-length is ", settings_.max_length, "; expected 3 ([CLS], a token, [SEP]) to ",
         settings_.bert.longest(), ", the positions of the model");
+  MlmSettings known = settings_;  // but for what follows from the text
+  if (!given.contains("--steps")) known.steps = MlmSettings::kLargest;
+  if (!given.contains("--warmup")) known.warmup = 0;
+  known.validate();
 }
 
 void MlmRecipe::resume(const std::string& path, const json& run, const Given& given) {

@@ -589,6 +589,16 @@ TEST(TrainLanguageRuns, FlagsAreCheckedAgainstTheModelThatTheyAreFor) {
   EXPECT_FALSE(fs::exists(at / "runs/a"));
 }
 
+TEST(TrainLanguageRuns, WhatDoesNotTrainIsRefusedBeforeTheTextIsRead) {
+  const Workplace at;  // without the text
+  const std::string text = " --text none.txt --device cpu --name a";
+  expect_failures(
+      at, {{"train llama --precision f16 --optimizer-states bf16" + text, 2, "which f16 weights cannot have"},
+           {"train gpt --optimizer galore --galore-rank 4000" + text, 1, "--galore-rank"},
+           {"train bert --task mlm --optimizer muon --optimizer-states bf16" + text, 2, "take adamw or sgd"},
+           {"train bert --task mlm --restarts 2" + text, 2, "schedule: 2 restarts"}});
+}
+
 TEST(TrainLanguageRuns, OtherShardsAreNotTrainedOn) {
   const Workplace at;
   put_texts(at);
