@@ -97,9 +97,7 @@ void check_ranks(Job job, const PlaceFlags& place, train::Given given, int64_t e
   const int groups = int(place.ranks / each);
   try {
     job.check_optimizer_flags(given);
-    if constexpr (requires { job.ema; })
-      check(job.ema == 0 || place.zero == 0, "--ema with --zero ", place.zero,
-            ": averages need an optimizer that is not sharded; take --zero 0");
+    if constexpr (requires { job.ema; }) job.check_averages(place.zero);
     check(
         each == 1 || job.order == "world",
         "--context-parallel with --order global, which promises the bits of any number of ranks: those of a "
@@ -160,7 +158,7 @@ double memory_of(const std::string& given) {
 nlohmann::json step_json(const plan::Memory& memory, double flops, int64_t largest_batch) {
   return {{"parameters", memory.parameters},
           {"gradients", memory.gradients},
-          {"optimizer", memory.optimizer},
+          {"optimizer", memory.optimizer + memory.averages},
           {"saved", memory.saved},
           {"transient", memory.transient},
           {"total", memory.total()},
@@ -326,7 +324,7 @@ int run_language_plan(const LanguagePlanArgs& args, const train::Given& given) {
   for (const auto& [name, bytes] :
        {std::pair("parameters", plan.parameters), std::pair("gradients", plan.gradients),
         std::pair(job.ema > 0 ? "optimizer (moments, masters, ema)" : "optimizer (moments, masters)",
-                  plan.optimizer),
+                  plan.optimizer + plan.averages),
         std::pair("activations kept for backward", plan.saved),
         std::pair("largest temporaries", plan.transient), std::pair("total", plan.total())})
     fmt::print("  {:<34} {:>12}\n", name, format_bytes(size_t(bytes)));

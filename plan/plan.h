@@ -36,9 +36,10 @@ struct Flops {
 /// (a TNP in f64: gradients and moments in f64). Masks of 2:4 weights count as parameters.
 struct Memory {
   double parameters = 0, gradients = 0, optimizer = 0;
+  double averages = 0;   // of the weights, whole on each rank
   double saved = 0;      // activations kept for backward
   double transient = 0;  // the largest set of temporaries at one time
-  double total() const { return parameters + gradients + optimizer + saved + transient; }
+  double total() const { return parameters + gradients + optimizer + averages + saved + transient; }
 };
 
 /// Parameters of hidden layers that are matrices (optim::is_hidden_matrix), of one shape: what muon and

@@ -53,7 +53,7 @@ void LanguageSettings::add_averages(SettingList& list) {
 plan::Memory LanguageSettings::planned(Device device) const {
   plan::Memory memory = with_states(plan::count_memory(model, batch, length, forms()),
                                     plan::hidden_matrices(model, forms()), dtype(), device);
-  if (ema > 0) memory.optimizer += memory.gradients;
+  if (ema > 0) memory.averages = memory.gradients;
   return memory;
 }
 
@@ -210,6 +210,13 @@ void LanguageSettings::check_on_ranks(int ranks) const {
       ranks == 1 || !sparse24.has_state(), "train: sparse24 on ", ranks,
       " ranks: counts of an earlier step and random choices are each rank's own; train on one rank, or with "
       "--dense-share 0 and naive or fast");
+}
+
+void LanguageSettings::check_averages(int64_t zero) const {
+  check(ema == 0 || zero == 0 || dtype() == DType::f32, "train: --ema with --zero ", zero, " in ", dtype(),
+        ": averages of 16-bit weights are made of the f32 masters, of which each rank has a part; use --zero "
+        "0, or "
+        "--precision f32");
 }
 
 void LanguageSettings::check_sparse24() const {

@@ -92,6 +92,8 @@ struct LanguageSettings : TrainingSettings {
   void validate() const;
   /// Throws for what does not train on several ranks.
   void check_on_ranks(int ranks) const;
+  /// Throws if averages of the weights (`ema`) cannot be made with states that are spread in this ZeRO stage.
+  void check_averages(int64_t zero) const;
 
  private:
   /// Whether the hidden activations of the feed-forward networks have zeros.

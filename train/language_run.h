@@ -23,7 +23,10 @@ class LanguageRecipe : public Recipe {
   void resume(const std::string& path, const nlohmann::json& run, const Given& given) override;
   std::string default_name() const override { return name(); }
   void set_ranks(int ranks, const Given& given, bool resumed) override;
-  void spread(const optim::Sharding& sharding) override { settings_.sharding = sharding; }
+  void spread(const optim::Sharding& sharding) override {
+    settings_.check_averages(sharding.gradients ? 2 : 1);
+    settings_.sharding = sharding;
+  }
   void prepare(const RunFolder& run, Device device, bool resumed) override;
   Job& job() override { return *job_; }
   const TrainingSettings& training() const override { return settings_; }

@@ -123,6 +123,10 @@ void TrainingSettings::set_ranks(int ranks, const Given& given, bool resumed) {
 }
 
 void TrainingSettings::check_zero(int64_t zero, int ranks) const {
+  if (zero == 0) return;
+  check(optimizer == "adamw" || optimizer == "sgd", "train: --zero ", zero, " with --optimizer ", optimizer,
+        ", whose updates need whole states, of which each rank would have a part; use adamw or sgd, or "
+        "--zero 0");
   check(
       momentum_reset == 0 || optimizer != "adamw", "train: --zero ", zero, " with --momentum-reset ",
       momentum_reset,
