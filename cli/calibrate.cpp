@@ -250,12 +250,9 @@ void add_calibrate(CLI::App& app, Action& action) {
       "Writes thresholds for every share of the inputs, and the fingerprint of the model.\n\nExample:\n  "
       "tessera calibrate --model pruned --text c4.txt --out gates --activation-sparsity 0.4\n  tessera "
       "generate --model pruned --gates gates --activation-sparsity 0.4 --prompt Once");
-  command
-      .add_option("MODEL,--model", args->model,
-                  "Hugging Face model directory, or run folder of a finished run")
-      ->required();
-  command.add_option("--out", args->out, "Directory to write; it must not contain a calibration yet")
-      ->required();
+  command.add_option("MODEL,--model", args->model,
+                     "Hugging Face model directory, or run folder of a finished run");
+  command.add_option("--out", args->out, "Directory to write; it must not contain a calibration yet");
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   args->texts.samples.count = 10;
   args->texts.add_to(command);
@@ -283,6 +280,7 @@ void add_calibrate(CLI::App& app, Action& action) {
   command.callback([&action, &command, args] {
     action = [&command, args] {
       apply_config(command, args->config);
+      require_flags(command, {"--model", "--out"});
       return calibrate(*args);
     };
   });

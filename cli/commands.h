@@ -126,6 +126,8 @@ ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& te
 /// is no file. Throws UsageError for a file that is not TOML, an unknown flag, a section, a repeated flag,
 /// two flags that exclude each other and a bad value.
 void apply_config(CLI::App& command, const std::string& path);
+/// Throws UsageError unless the flags were given; for those that a file of apply_config may hold.
+void require_flags(const CLI::App& command, std::initializer_list<const char*> flags);
 /// Throws unless lines could be appended to a file there: known before the work, not after it.
 void check_writable(const std::string& path);
 /// Throws unless files could be put into a folder there, new or not: the same for io::AtomicFolder.

@@ -67,4 +67,9 @@ void apply_config(CLI::App& command, const std::string& path) {
   }
 }
 
+void require_flags(const CLI::App& command, std::initializer_list<const char*> flags) {
+  for (const char* const flag : flags)
+    if (command.get_option(flag)->count() == 0) throw UsageError(std::string(flag) + " is required");
+}
+
 }  // namespace tessera::cli

@@ -476,9 +476,8 @@ void add_prune(CLI::App& app, Action& action) {
       "tessera prune --model llama --text c4.txt --eval-text wikitext.txt --method wanda --pattern 2:4 --out "
       "pruned\n  tessera prune --model llama --text c4.txt --method sparsegpt --gates g "
       "--activation-sparsity 0.4 --out p2");
-  command.add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run")
-      ->required();
-  command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
+  command.add_option("--model", args->model, "Hugging Face model directory, or run folder of a finished run");
+  command.add_option("--out", args->out, "Directory to write; it must not contain weights yet");
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   add_method_flags(command, *args);
   add_choice_flags(command, *args);
@@ -496,6 +495,7 @@ void add_prune(CLI::App& app, Action& action) {
   command.callback([&action, &command, args] {
     action = [&command, args] {
       apply_config(command, args->config);
+      require_flags(command, {"--model", "--out"});
       try {
         return prune(command, *args);
       } catch (const Interrupted& interrupted) {  // not in vain, as main() would say

@@ -179,7 +179,7 @@ void add_sparsify(CLI::App& app, Action& action) {
       "tessera sparsify --model llama --total 0.7 --method sparsegpt --gate-aware on --text c4.txt --out "
       "sparse");
   args->how.add_to(command);
-  command.add_option("--out", args->out, "Directory to write; it must not contain weights yet")->required();
+  command.add_option("--out", args->out, "Directory to write; it must not contain weights yet");
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   command.add_option("--total", args->total, "Total sparsity")->check(kFinite)->check(between(0, 1));
   add_weight_sparsity(command, args->weights, "Share of the weights to prune");
@@ -198,6 +198,7 @@ void add_sparsify(CLI::App& app, Action& action) {
   command.callback([&action, &command, args] {
     action = [&command, args] {
       apply_config(command, args->config);
+      require_flags(command, {"--model", "--out"});
       return sparsify(*args);
     };
   });

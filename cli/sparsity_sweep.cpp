@@ -61,8 +61,7 @@ void add_sparsity_sweep(CLI::App& group, Action& action) {
       "0.1:0.8:0.05 --out runs/sweep\n  tessera sparsity sweep --model llama --text c4.txt --total 0.5 "
       "--method sparsegpt --gate-aware off,on --out runs/both");
   args->how.add_to(command);
-  command.add_option("--out", args->out, "Directory for sparsity.sqlite, sweep.csv and sweep.html")
-      ->required();
+  command.add_option("--out", args->out, "Directory for sparsity.sqlite, sweep.csv and sweep.html");
   command.add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   command.add_option("--total", args->totals, "Total sparsities: 0.1:0.8:0.05, or 0.3,0.5");
   command.add_option("--weight-sparsity,--dp-ratio", args->weights,
@@ -72,6 +71,7 @@ void add_sparsity_sweep(CLI::App& group, Action& action) {
   command.callback([&action, &command, args] {
     action = [&command, args] {
       apply_config(command, args->config);
+      require_flags(command, {"--model", "--out"});
       return run_split_sweep(*args);
     };
   });

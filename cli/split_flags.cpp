@@ -9,8 +9,7 @@
 namespace tessera::cli {
 
 void SplitFlags::add_to(CLI::App& command) {
-  command.add_option("MODEL,--model", model, "Hugging Face model directory, or run folder of a finished run")
-      ->required();
+  command.add_option("MODEL,--model", model, "Hugging Face model directory, or run folder of a finished run");
   command.add_option("--method", method, "Pruning score; the weights with the lowest scores are dropped")
       ->check(CLI::IsMember({"magnitude", "wanda", "ria", "sparsegpt"}));
   command.add_option("--gate-aware", gate_aware,

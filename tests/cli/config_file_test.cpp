@@ -60,6 +60,18 @@ TEST(Config, AFileThatIsNoneIsARunTimeError) {
   }
 }
 
+TEST(Config, MayHoldTheFlagsThatACommandNeeds) {
+  const Workplace workplace;
+  workplace.put("both.toml", "model = \"none\"\nout = \"o\"\ntext = [\"t\"]\n");
+  workplace.put("model.toml", "model = \"none\"\ntext = [\"t\"]\n");
+  for (const std::string command :
+       {"prune", "calibrate", "sparsify --total 0.5", "sparsity sweep --total 0.5"}) {
+    expect_failure(workplace, command + " --config both.toml", 1, "none");
+    expect_failure(workplace, command + " --config model.toml", 2, "--out is required");
+    expect_failure(workplace, command + " --out o --text t", 2, "--model is required");
+  }
+}
+
 TEST(Config, GivesFlagsAndTheCommandLineWins) {
   const Workplace workplace;
   workplace.put("run.toml",
