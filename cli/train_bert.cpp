@@ -56,8 +56,7 @@ void check_training(const train::GlueStart& start, const train::Given& given) {
 }
 
 void check_usage(const train::GlueStart& start, const train::Given& given) {
-  for (const char* only :
-       {"--text", "--tokenizer", "--validation", "--piece", "--any-bytes", "--mask"})
+  for (const char* only : {"--text", "--tokenizer", "--validation", "--piece", "--any-bytes", "--mask"})
     if (given.contains(only))
       throw UsageError(std::string("train bert: ") + only + " is only for --task mlm");
   for (const char* needed : {"--task", "--data"})
@@ -100,6 +99,11 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     refuse(of_slice, "backward passes are sliced in fine-tuning only");
   for (const char* of_drops : {"--dropbp", "--dropbp-rates"})
     refuse(of_drops, "branches are dropped in fine-tuning only");
+  if (flags.start.settings.factors.form == "cola")
+    refuse(
+        "--form",
+        "nothing loads an encoder whose factors have an activation between them; take low_rank, sltrain or "
+        "lost");
   refuse("--train", "pretraining trains every parameter");
   refuse("--missing-grad", "in pretraining every parameter gets a gradient");
   if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer has its own vocabulary");
@@ -127,7 +131,8 @@ void refuse_flag(const char* flag, const train::Given& given, const std::string&
 }
 
 int run_mlm(BertFlags& flags, const RunFlags& run, const CLI::App& command) {
-  refuse_flag("--predict", given_flags(command), " is for GLUE tasks; with --task mlm there are no labelled texts");
+  refuse_flag("--predict", given_flags(command),
+              " is for GLUE tasks; with --task mlm there are no labelled texts");
   if (run.resume.empty()) {
     check_mlm_usage(flags, given_flags(command));
     find_model(flags.start);

@@ -180,6 +180,7 @@ TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
   bad("--text t.txt --pad", 2, "--pad: there are no labelled texts");
   bad("--text t.txt --predict", 2, "--predict");
   bad("--text t.txt --seeds 2", 2, "--seeds: pretraining is one run|tessera study");
+  bad("--text t.txt --form cola --rank 4", 2, "--form: nothing loads an encoder");
   bad("--text t.txt --scratch --model m", 2, "--scratch: --model loads weights");
   bad("--text t.txt --model m --layers 2", 2, "--layers is for --scratch");
   bad("--text t.txt --tokenizer tok.json --vocab-size 300", 2,
