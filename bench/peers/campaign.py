@@ -141,7 +141,7 @@ def work(task, settings, pipe):
 
 
 def kill(process):
-    """With the compilers that it started, which live in sessions of their own only if they made them."""
+    """The compilers that it started notice that their parent is gone, and end by themselves."""
     process.kill()
     process.join()
 
@@ -183,9 +183,6 @@ def run_wave(tasks, settings, parallel, prepare_limit, deadline):
             process.start()
             theirs.close()
             begun[ours] = (task, process)
-        if owner is None and queue:
-            owner = queue.pop(0)
-            owner.send("granted")
         for pipe in wait(list(begun), timeout=max(0.0, end - time.monotonic())):
             try:
                 message, reason = pipe.recv()
@@ -199,6 +196,12 @@ def run_wave(tasks, settings, parallel, prepare_limit, deadline):
                 ready.append((*begun.pop(pipe), pipe))
             else:
                 stop(pipe, reason)
+        while owner is None and queue:
+            owner = queue.pop(0)
+            try:
+                owner.send("granted")
+            except OSError:
+                stop(owner, "its process ended")
     for pipe in list(begun):
         stop(pipe, f"was not compiled within {prepare_limit:.0f} s")
     unmeasured += [(task, "the time was over before it could be compiled") for task in waiting]

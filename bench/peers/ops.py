@@ -1,27 +1,22 @@
 """Operators: the works that tessera measured, each in every way that PyTorch has for it (works.py)."""
-import json
 from dataclasses import dataclass, field
 
 import torch
 
-from timing import DTYPES, GRAPH_BELOW, GRAPH_BELOW_IF_FUSIBLE, key_of, reason_of
+from timing import DTYPES, GRAPH_BELOW, GRAPH_BELOW_IF_FUSIBLE, key_of, reason_of, records_in
 from works import FUSIBLE, WORKS
 
 
 def works_of(path, device, ops=()):
     """[(op, shape, attrs, dtype, {mode: record})] in the order of the file, each work once."""
     works = {}
-    with open(path) as lines:
-        for text in lines:
-            if not text.strip():
-                continue
-            line = json.loads(text)
-            if line["device"].partition(":")[0] != device.partition(":")[0]:
-                continue
-            shape = {name: size for name, size in line["shape"].items() if size}
-            attrs = line.get("attrs", {})
-            key = (line["op"], tuple(sorted(shape.items())), tuple(sorted(attrs.items())), line["dtype"])
-            works.setdefault(key, (line["op"], line["shape"], attrs, line["dtype"], {}))[4][line["mode"]] = line
+    for line in records_in(path):
+        if line["device"].partition(":")[0] != device.partition(":")[0]:
+            continue
+        shape = {name: size for name, size in line["shape"].items() if size}
+        attrs = line.get("attrs", {})
+        key = (line["op"], tuple(sorted(shape.items())), tuple(sorted(attrs.items())), line["dtype"])
+        works.setdefault(key, (line["op"], line["shape"], attrs, line["dtype"], {}))[4][line["mode"]] = line
     return [work for work in works.values() if not ops or work[0] in ops]
 
 
@@ -94,8 +89,7 @@ def attempt(bench, work, way, timing, run=None, quiet=False, skip=(), graphs=Tru
 def ways_of(bench, work, paddings):
     op, shape, attrs, dtype, _ = work
     bench.dtype = DTYPES[dtype]
-    if dtype == "tf32":
-        torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")  # a setting of the process
     yield from WORKS[op](bench, shape, attrs, paddings)
 
 

@@ -6,6 +6,7 @@ operator (bench/cold.h), so that the host's time is hidden on both sides. Eager 
 many kernels, so whatever is short is measured a second time as a CUDA graph, and both times are recorded: the faster one counts.
 What an operator costs the host is the matter of section `host`.
 """
+import contextlib
 import ctypes
 import gc
 import json
@@ -37,13 +38,19 @@ def key_of(record):
             record["mode"], record["implementation"])
 
 
+def records_in(path):
+    """The records of a file. A line that a writer left unfinished, because it was killed, is skipped."""
+    with open(path) as lines:
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):
+                yield json.loads(line)
+
+
 def measured(path, campaign):
     """Keys of the records of this campaign in the file; what is missing there is not measured."""
     if not os.path.exists(path):
         return set()
-    with open(path) as lines:
-        records = [json.loads(line) for line in lines if line.strip().endswith("}")]  # a writer may have been killed
-    return {key_of(record) for record in records if record.get("campaign", "") == campaign and "missing" not in record}
+    return {key_of(record) for record in records_in(path) if record.get("campaign", "") == campaign and "missing" not in record}
 
 
 class Bench:

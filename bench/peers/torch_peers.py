@@ -14,8 +14,8 @@ sections:
   copy    what a large copy reaches
   host    what a tiny operator costs the host
 
-steps, op, decode and optim are compiled in parallel first, then timed one after another (campaign.py). Records are appended at
-once; what OUT already holds of this campaign (TESSERA_CAMPAIGN) is not measured again. A peer that cannot do a work says so and is
+steps, op, decode and optim are compiled in parallel first, then timed one after another (campaign.py); what OUT already holds of
+them in this campaign (TESSERA_CAMPAIGN) is not measured again. Records are appended at once. A peer that cannot do a work says so and is
 left out; one that could not be compiled in time is recorded as missing.
 """
 import argparse
