@@ -1,6 +1,5 @@
 #include "bench/host_bench.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include "autograd/tape.h"
@@ -17,7 +16,6 @@ double milliseconds(Clock::time_point from, Clock::time_point to) {
 }
 
 Record make_record(Device device, int64_t count, const char* mode, std::vector<double> times) {
-  std::sort(times.begin(), times.end());
   Record record;
   record.op = "host chain";
   record.shape = {{"count", count}};
@@ -25,7 +23,7 @@ Record make_record(Device device, int64_t count, const char* mode, std::vector<d
   record.device = device.name();
   record.gpu = device.info().name;
   record.mode = mode;
-  record.ms = {times.front(), times[times.size() / 2], times.back(), int(times.size())};
+  record.ms = percentiles(std::move(times));
   record.build = report::kRevision;
   record.time = report::utc_now();
   return record;

@@ -6,15 +6,15 @@ NCCL on GPUs, eager and as a CUDA graph; gloo on the CPU. Times are those of the
 """
 import argparse
 import os
-import statistics
 import time
 
 import torch
 import torch.distributed as dist
 
-from timing import NAMES, Bench
+from timing import NAMES, Bench, percentiles
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+DIVIDED = ("reduce_scatter", "all_gather", "all_to_all")  # into equal parts, one per rank
 
 
 def make(kind, count, ranks, dtype, device):
@@ -69,8 +69,7 @@ class Meter:
                 some()
             work = captured.replay
             work()
-        times = sorted(1e3 * self.slowest(work) / calls for _ in range(rounds))
-        return {"p10": times[0], "p50": statistics.median(times), "p90": times[-1], "repeats": rounds}
+        return percentiles(1e3 * self.slowest(work) / calls for _ in range(rounds))
 
 
 def main():
@@ -96,7 +95,9 @@ def main():
     for kind in args.call.split(","):
         size = args.min
         while size <= args.max:
-            count = size // dtype.itemsize // ranks * ranks
+            count = size // dtype.itemsize
+            if kind in DIVIDED:
+                count = count // ranks * ranks
             if count > 0:
                 try:
                     call, bus = make(kind, count, ranks, dtype, device)

@@ -3,6 +3,8 @@ import time
 
 import torch
 
+from timing import percentiles
+
 
 def host(bench):
     count = 10000
@@ -26,7 +28,4 @@ def host(bench):
         times["fwd"].append((middle - begin) * 1e3)
         times["bwd"].append((time.perf_counter() - middle) * 1e3)
     for mode, values in times.items():
-        values.sort()
-        bench.record("host chain", {"count": count}, mode, "torch eager",
-                     {"p10": values[0], "p50": values[len(values) // 2], "p90": values[-1], "repeats": len(values)},
-                     dtype=torch.float32)
+        bench.record("host chain", {"count": count}, mode, "torch eager", percentiles(values), dtype=torch.float32)

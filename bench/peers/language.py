@@ -78,6 +78,6 @@ class Language(nn.Module):
 
 
 def flops(b, t, vocabulary, gated, layers, d, ff):
-    """As train/language_plan.h counts them."""
+    """As plan::count_flops counts them (plan/language.cpp)."""
     products = 2 * b * t * layers * (4 * d * d + (3 if gated else 2) * d * ff)
     return 3 * (products + 2 * b * t * vocabulary * d) + 3.5 * 2 * b * t * t * d * layers
