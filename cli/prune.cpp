@@ -437,7 +437,8 @@ void add_method_flags(CLI::App& command, PruneArgs& args) {
                   "owl: multiple of the mean score above which a score is an outlier")
       ->check(kFinite);
   command
-      .add_option("--owl-range", options.owl_range, "owl: lambda, half the range of the blocks' sparsities")
+      .add_option("--owl-range", options.owl_range,
+                  "owl: lambda, half the difference of the blocks' largest and least sparsity")
       ->check(kFinite);
   command.add_option("--ria-power", options.ria_power, "ria: power of the input norm")->check(kFinite);
   command.add_flag("--variant", options.variant,

@@ -29,6 +29,10 @@ std::vector<double> owl_sparsities(const std::vector<double>& outliers, double s
   for (const double share : outliers) kept.push_back((share - *least) / (*most - *least) * 2 * range);
   const double mean = std::accumulate(kept.begin(), kept.end(), 0.0) / double(kept.size());
   for (size_t i = 0; i < kept.size(); ++i) result[i] = sparsity - (kept[i] - mean);
+  for (const double value : result)
+    check(value >= 0 && value < 1, "prune: owl gives a block a sparsity of ", value,
+          ": the sparsities of all blocks span 2 x ", range, " around their mean of ", sparsity,
+          "; give a smaller --owl-range");
   return result;
 }
 

@@ -11,7 +11,10 @@ double outlier_share(const std::vector<Tensor>& scores, double factor);
 
 /// The sparsity of each block by the outliers of its scores: its share of kept weights is 1 - sparsity + s -
 /// mean(s), where s is the outlier share, shifted and scaled to [0, 2 range] over the blocks (Yin et al.,
-/// arXiv:2310.05175, as its authors' program computes it). If the shares are equal, so are the sparsities.
+/// arXiv:2310.05175, as its authors' program computes it): all within 2 range of each other, and in
+/// [sparsity - range, sparsity + range], as the paper says, only if the mean share is halfway between the
+/// least and the largest. If the shares are equal, so are the sparsities. Throws unless all sparsities are in
+/// [0, 1).
 std::vector<double> owl_sparsities(const std::vector<double>& outliers, double sparsity, double range);
 
 /// Sets the sparsity of all targets but those assigned by name, from scores of the dense model.

@@ -87,7 +87,7 @@ struct PruneOptions {
   bool variant = false;
   double ria_power = 0.5;    // a of ria
   double owl_outlier = 5;    // M: an outlier is that many times the mean score
-  double owl_range = 0.08;   // lambda: sparsities differ from the mean by at most this
+  double owl_range = 0.08;   // lambda: half the difference of the largest and the least sparsity
   double damping = 0.01;     // added to the Hessian's diagonal, as a share of its mean; raised if it must be
   int64_t block_size = 128;  // columns whose masks obs and the score sparsegpt choose together
   int bits = 0;              // obs rounds the weights that stay to so many bits per row; 0: it does not

@@ -294,6 +294,10 @@ TEST(Allocation, OwlGivesBlocksWithOutliersMore) {
   EXPECT_NEAR(sparsities[1], 0.55, 1e-12);
   EXPECT_NEAR(sparsities[2], 0.6, 1e-12);
   EXPECT_EQ(owl_sparsities({0.1, 0.1}, 0.6, 0.05), (std::vector<double>{0.6, 0.6}));
+  // Of many blocks one can be further from the mean than the range: not below 0, and not at 1.
+  EXPECT_NEAR(owl_sparsities({9, 1, 1, 1}, 0.2, 0.1).at(0), 0.05, 1e-12);
+  EXPECT_TRUE(throws([] { owl_sparsities({9, 1, 1, 1}, 0.1, 0.09); }, "smaller --owl-range"));
+  EXPECT_TRUE(throws([] { owl_sparsities({1, 9, 9, 9}, 0.9, 0.09); }, "smaller --owl-range"));
 }
 
 TEST(Allocation, FilesAreObjectsOfSparsities) {
