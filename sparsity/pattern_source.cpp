@@ -47,8 +47,10 @@ std::map<std::string, double> PatternSource::perplexities() const {
   if (!weights_ || !fs::exists(report, ignored)) return found;
   const nlohmann::json json = nlohmann::json::parse(io::read_file(report.string(), 64 << 20), nullptr, false);
   if (!json.is_object() || !json.contains("perplexity") || !json["perplexity"].is_object()) return found;
-  for (const auto& [name, value] : json["perplexity"].items())
-    if (value.is_number()) found[name] = value.get<double>();
+  for (const char* const name : {"before", "after", "gated_before", "gated_after"})
+    if (const auto value = json["perplexity"].find(name);
+        value != json["perplexity"].end() && value->is_number())
+      found[name] = value->get<double>();
   return found;
 }
 

@@ -101,7 +101,9 @@ TEST(InputNorms, OfAPrunedModelAreInTheDatabase) {
   test::SmallLlama small, magnitude;
   const Samples samples = test::small_samples();
   const Pruned pruned = prune(small.model, samples, {});
-  save_pruned(small.model, pruned, "{}\n", folder / "wanda");
+  save_pruned(small.model, pruned,
+              R"({"perplexity": {"length": 16, "windows": 3, "before": 7.5, "after": 8.5}})",
+              folder / "wanda");
   save_pruned(magnitude.model, prune(magnitude.model, {}, {.score = Score::magnitude}), "{}\n",
               folder / "magnitude");
   EXPECT_FALSE(std::filesystem::exists(folder / "magnitude/input_norms.safetensors"));
@@ -115,6 +117,10 @@ TEST(InputNorms, OfAPrunedModelAreInTheDatabase) {
             1);
   report::Database found =
       report::Database::read_only((folder / "r") + "/sparsity.sqlite", kPatternsId, kPatternsWhat);
+  const report::Table perplexities = found.run("SELECT text, value FROM perplexity ORDER BY text");
+  ASSERT_EQ(perplexities.rows.size(), 2u);
+  EXPECT_EQ(perplexities.rows[0], (std::vector<report::TableCell>{"after", 8.5}));
+  EXPECT_EQ(perplexities.rows[1], (std::vector<report::TableCell>{"before", 7.5}));
   for (const PrunedMatrix& matrix : pruned.matrices) {
     const std::string of = " FROM matrices WHERE input = 'wanda' AND matrix = '" + matrix.name + "'";
     const auto id = std::to_string(int64_t(cell_of(found, "SELECT id" + of)));
