@@ -41,28 +41,32 @@ std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<
   for (const Record& record : a) {
     if (record.ms.p50 <= 0) continue;
     Comparison comparison{record, {}, {}, 0, 0, ""};
-    std::set<std::string> timed;
-    std::map<std::string, std::string> missing;  // reasons, by implementation
+    std::set<std::string> timed, timed_here;                   // in any campaign, and in that of the record
+    std::map<std::string, std::string> missing, missing_here;  // reasons, by implementation
     for (const Record* peer : peers[work_key(record)]) {
       if (!options.any_gpu && peer->gpu != record.gpu && !peer->gpu.empty() && !record.gpu.empty()) {
         ++counts.other_gpu;
         continue;
       }
+      const bool here = peer->campaign == record.campaign;
       if (!peer->missing.empty()) {
-        missing[peer->implementation] = peer->implementation + ": " + peer->missing;
+        const std::string reason = peer->implementation + ": " + peer->missing;
+        missing[peer->implementation] = reason;
+        if (here) missing_here[peer->implementation] = reason;
         continue;
       }
       timed.insert(peer->implementation);
       if (!comparison.ever || peer->ms.p50 < comparison.ever->ms.p50) comparison.ever = *peer;
-      if (peer->campaign != record.campaign) continue;
+      if (!here) continue;
+      timed_here.insert(peer->implementation);
       if (!comparison.b || peer->ms.p50 < comparison.b->ms.p50) comparison.b = *peer;
     }
+    for (const auto& [implementation, reason] : missing_here)
+      if (!timed_here.contains(implementation)) comparison.missing = reason, comparison.b.reset();
     for (const auto& [implementation, reason] : missing)
-      if (!timed.contains(implementation)) comparison.missing = reason;
-    if (!comparison.missing.empty()) {
-      comparison.b.reset();
-      comparison.ever.reset();
-    } else if (!comparison.ever) {
+      if (!timed.contains(implementation))
+        comparison.missing = reason, comparison.b.reset(), comparison.ever.reset();
+    if (!comparison.ever && comparison.missing.empty()) {
       ++counts.without_peer;
       continue;
     }
@@ -130,7 +134,7 @@ std::vector<std::vector<std::string>> comparison_rows(const std::vector<Comparis
                                  c.a.dtype,
                                  c.a.mode,
                                  implementation(c.a),
-                                 b ? implementation(*b) : "missing: " + c.missing,
+                                 c.missing.empty() ? implementation(*b) : "missing: " + c.missing,
                                  fmt::format("{:.4g}", c.a.ms.p50),
                                  ms(c.b),
                                  ratio(c.ratio)};

@@ -15,7 +15,7 @@ struct Comparison {
   std::optional<Record> ever;  // the fastest of all records of B
   double ratio = 0;            // b.ms.p50 / a.ms.p50: above 1, A is faster; 0: no b
   double ratio_ever = 0;       // the same of `ever`
-  std::string missing;         // why B has no time that counts, and neither b nor ever
+  std::string missing;         // why there is no b, although the campaign has times of B
 };
 
 struct CompareOptions {
@@ -30,7 +30,8 @@ struct LeftOut {
 
 /// Every work of A next to B's fastest for it; works of A that B does not have are left out. If B says that a
 /// required implementation is missing and has no time of it, the comparison has the reason and no peer: its
-/// other implementations would be weaker ones. What threw in a sweep has no times and is left out, too.
+/// other implementations would be weaker ones. If its only times are of other campaigns, there is `ever` but
+/// no `b`. What threw in a sweep has no times and is left out, too.
 std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<Record>& b,
                                 const CompareOptions& options = {}, LeftOut* left_out = nullptr);
 

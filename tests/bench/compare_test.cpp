@@ -62,6 +62,14 @@ TEST(Compare, LeavesTheCellEmptyWhereARequiredPeerIsMissing) {
   // Once it has a time, of whatever campaign, that time counts.
   list = compare({ours}, {eager, missing("torch compile", true), record("torch compile", 3, "old")});
   EXPECT_EQ(list[0].ever->ms.p50, 3);
+  // The campaign itself has only the weaker one.
+  EXPECT_FALSE(list[0].b);
+  EXPECT_EQ(list[0].ratio, 0);
+  EXPECT_NE(format_comparison(list).find("missing: torch compile"), std::string::npos);
+  EXPECT_EQ(format_comparison(list).find("torch eager"), std::string::npos);
+  list = compare({ours}, {eager, missing("torch compile", true), record("torch compile", 4, "new")});
+  EXPECT_EQ(list[0].b->ms.p50, 4);
+  EXPECT_EQ(list[0].missing, "");
   // What only might have been another way does not make the others weaker.
   list = compare({ours}, {eager, missing("torch eager padded 8", false)});
   EXPECT_EQ(list[0].b->ms.p50, 9);
