@@ -115,7 +115,7 @@ class Importer {
   }
 
   void put(const Matrix& matrix, Found found) {
-    const auto [at, is_new] = found_.emplace(matrix.name, std::move(found));
+    const auto [at, is_new] = found_.try_emplace(matrix.name, std::move(found));
     check(is_new, "masks: '", matrix.name, "' is given twice, by ", at->second.from.from, " and by ",
           found.from.from, "; give one of them");
   }
