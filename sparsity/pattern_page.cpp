@@ -17,42 +17,48 @@ using nlohmann::ordered_json;
 
 constexpr size_t kMostData = 7 << 20;  // bytes of JSON: the page stays below 8 MB
 
-/// A figure's data. `heavy`: a table with many rows per matrix, of which a large analysis shows the first
-/// matrices only ({} is the last of them).
+/// A figure's data. Of a large analysis the page has some tables of the first matrices only ({} is the last
+/// of them): `figures` have some rows per matrix, `heavy` ones many.
 struct Figure {
   const char* name;
   const char* sql;
-  bool heavy;
+  enum class Rows : uint8_t { all, figures, heavy } rows;
 };
+using enum Figure::Rows;
 constexpr Figure kFigures[] = {
-    {"settings", "SELECT * FROM settings", false},
-    {"matrices", "SELECT * FROM matrices ORDER BY id", false},
-    {"perplexity", "SELECT * FROM perplexity", false},
-    {"bytes", "SELECT * FROM bytes", false},
-    {"skipped", "SELECT * FROM skipped_blocks", false},
-    {"statistics", "SELECT * FROM statistics", false},
+    {"settings", "SELECT * FROM settings", all},
+    {"matrices", "SELECT * FROM matrices ORDER BY id", all},
+    {"perplexity", "SELECT * FROM perplexity", all},
+    {"bytes", "SELECT * FROM bytes WHERE matrix_id <= {}", figures},
+    {"skipped", "SELECT * FROM skipped_blocks WHERE matrix_id <= {}", figures},
+    {"statistics", "SELECT * FROM statistics WHERE matrix_id <= {}", figures},
     {"nulls",
      "SELECT subject, subject_id, statistic, model, observed, mean, sd, low, high, effect, p, p_corrected, "
-     "within_chance FROM nulls",
-     false},
-    {"pairs", "SELECT * FROM pairs", false},
-    {"pair_quantiles", "SELECT * FROM pair_quantiles", false},
-    {"stability", "SELECT * FROM cluster_stability", false},
+     "within_chance FROM nulls WHERE CASE subject WHEN 'pair' THEN (SELECT max(a_id, b_id) FROM pairs WHERE "
+     "id = "
+     "subject_id) ELSE subject_id END <= {}",
+     figures},
+    {"pairs", "SELECT * FROM pairs WHERE max(a_id, b_id) <= {}", figures},
+    {"pair_quantiles",
+     "SELECT * FROM pair_quantiles WHERE (SELECT max(a_id, b_id) FROM pairs WHERE id = pair_id) <= {}",
+     figures},
+    {"stability", "SELECT * FROM cluster_stability WHERE matrix_id <= {}", figures},
     {"clusters",
      "SELECT matrix_id, source, k, execution, sizes, singletons, ratio_pairs, "
      "ratio_pairs_without_singletons, "
-     "ratio_means, coherence, chance_ratio_pairs, chance_singletons FROM clusters",
-     false},
-    {"features", "SELECT * FROM features WHERE matrix_id <= {}", true},
+     "ratio_means, coherence, chance_ratio_pairs, chance_singletons FROM clusters WHERE matrix_id <= {}",
+     figures},
+    {"features", "SELECT * FROM features WHERE matrix_id <= {}", heavy},
     {"labels",
-     "SELECT * FROM cluster_labels WHERE matrix_id <= {} ORDER BY matrix_id, source, k, gradient_rank", true},
-    {"distances", "SELECT * FROM distances WHERE matrix_id <= {}", true},
+     "SELECT * FROM cluster_labels WHERE matrix_id <= {} ORDER BY matrix_id, source, k, gradient_rank",
+     heavy},
+    {"distances", "SELECT * FROM distances WHERE matrix_id <= {}", heavy},
     {"input_norms",
      "SELECT n.* FROM input_norms n JOIN matrices m ON m.id = n.matrix_id WHERE n.matrix_id <= {} AND "
      "n.column_index % ((m.columns + 511) / 512) = 0",
-     true},
-    {"maps", "SELECT * FROM maps WHERE matrix_id <= {}", true},
-    {"bits", "SELECT * FROM bits WHERE matrix_id <= {}", true},
+     heavy},
+    {"maps", "SELECT * FROM maps WHERE matrix_id <= {}", heavy},
+    {"bits", "SELECT * FROM bits WHERE matrix_id <= {}", heavy},
 };
 
 ordered_json json_of(const report::TableCell& value) {
@@ -62,10 +68,18 @@ ordered_json json_of(const report::TableCell& value) {
   return nullptr;
 }
 
-std::string data_up_to(report::Database& database, int64_t last) {
+/// The last matrices whose `figures` and `heavy` tables are in the page.
+struct Last {
+  int64_t figures, heavy;
+};
+
+std::string data_up_to(report::Database& database, const Last& last) {
   ordered_json data = ordered_json::object(), sql = ordered_json::object();
   for (const Figure& figure : kFigures) {
-    const std::string query = figure.heavy ? fmt::format(fmt::runtime(figure.sql), last) : figure.sql;
+    const std::string query =
+        figure.rows == all
+            ? figure.sql
+            : fmt::format(fmt::runtime(figure.sql), figure.rows == heavy ? last.heavy : last.figures);
     const report::Table rows = database.run(query);
     ordered_json table{{"columns", rows.columns}, {"rows", ordered_json::array()}};
     for (const auto& row : rows.rows) {
@@ -77,7 +91,7 @@ std::string data_up_to(report::Database& database, int64_t last) {
     sql[figure.name] = query;
   }
   data["sql"] = std::move(sql);
-  data["last_matrix"] = last;
+  data["last_figures"] = last.figures, data["last_heavy"] = last.heavy;
   std::string text;
   for (const char c : data.dump()) text += c == '<' ? std::string("\\u003c") : std::string(1, c);
   return text;
@@ -94,12 +108,17 @@ void check_version(report::Database& database) {
 std::string page_data(report::Database& database) {
   check_version(database);
   const report::Table count = database.run("SELECT count(*) FROM matrices");
-  int64_t last = std::get<int64_t>(count.rows[0][0]);
-  std::string data = data_up_to(database, last);
-  while (data.size() > kMostData && last > 1) {
-    last = std::max<int64_t>(1, int64_t(double(last) * 0.9 * double(kMostData) / double(data.size())));
-    data = data_up_to(database, last);
-  }
+  const auto all_matrices = std::get<int64_t>(count.rows[0][0]);
+  Last last{all_matrices, 0};
+  std::string data;
+  // Lowers `bound` until the data have at most so many bytes.
+  const auto fill = [&](int64_t& bound, size_t most) {
+    while ((data = data_up_to(database, last)).size() > most && bound > 1)
+      bound = std::max<int64_t>(1, int64_t(double(bound) * 0.9 * double(most) / double(data.size())));
+  };
+  fill(last.figures, kMostData / 2);
+  last.heavy = last.figures;
+  fill(last.heavy, kMostData);
   return data;
 }
 

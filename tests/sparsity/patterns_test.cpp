@@ -412,7 +412,8 @@ TEST(Patterns, ThePageHoldsWhatTheDatabaseHolds) {
   const std::string begin = "id=\"data\">", end = "</script>";
   const size_t first = page.find(begin) + begin.size();
   const auto data = nlohmann::json::parse(page.substr(first, page.find(end, first) - first));
-  ASSERT_EQ(data["last_matrix"], 4);
+  ASSERT_EQ(data["last_figures"], 4);
+  ASSERT_EQ(data["last_heavy"], 4);
   for (const auto& [figure, sql] : data["sql"].items()) {
     const report::Table rows = found.query(sql, 60, 1 << 20);
     const auto& table = data[figure];
@@ -432,6 +433,37 @@ TEST(Patterns, ThePageHoldsWhatTheDatabaseHolds) {
         ASSERT_TRUE(same) << figure << " " << rows.columns[c] << " of row " << r;
       }
   }
+}
+
+TEST(Patterns, ThePageOfManyMatricesStaysSmall) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
+  const TemporaryFolder folder;
+  put_masks(folder / "a.safetensors", 1, "wanda"), put_masks(folder / "b.safetensors", 2, "sparsegpt");
+  analyze({folder / "a.safetensors", folder / "b.safetensors"}, folder / "r", small_options(), no_lines);
+  report::Database found = report::Database::open(std::filesystem::path(folder / "r") / "sparsity.sqlite");
+  const std::string times =
+      " FROM (WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) "
+      "SELECT i FROM n), ";
+  found.run(
+      "INSERT INTO nulls SELECT subject, subject_id + 4 * i, statistic, model, observed, draws, mean, sd, "
+      "low, "
+      "high, effect, p, p_corrected, within_chance" +
+      times + "nulls WHERE subject = 'matrix'");
+  found.run(
+      "INSERT INTO matrices (id, input, matrix, layer, projection) SELECT id + 4 * i, input, matrix, i, "
+      "projection" +
+      times + "matrices");
+  const std::string text = page_data(found);
+  EXPECT_LT(text.size(), size_t{8} << 20);
+  EXPECT_GT(text.size(), size_t{2} << 20);
+  const auto data = nlohmann::json::parse(text);
+  EXPECT_EQ(data["matrices"]["rows"].size(), 4004u);
+  const int64_t figures = data["last_figures"];
+  EXPECT_GT(figures, 10);
+  EXPECT_LT(figures, 4004);
+  for (const auto& row : data["nulls"]["rows"])
+    if (row[0] == "matrix") ASSERT_LE(row[1], figures);
+  EXPECT_GE(data["last_heavy"], 4);
 }
 
 TEST(SlowPatterns, EveryControlOfThePageWorksInABrowser) {
