@@ -11,8 +11,9 @@ double step_flops(const models::BertConfig& config, double tokens, double length
   const bool first_alone =
       config.head == models::BertHead::classify || config.head == models::BertHead::regress;
   const double unread = first_alone ? tokens - tokens / length : 0;
-  return 3 * (double(config.layers) * tokens * (projections + attention + after_attention) -
-              unread * after_attention);
+  const double gemms =
+      double(config.layers) * tokens * (projections + after_attention) - unread * after_attention;
+  return Flops{.gemms = gemms, .attention = double(config.layers) * tokens * attention}.step();
 }
 
 double count_block_weights(const models::BertConfig& config, const Forms& forms) {

@@ -88,7 +88,7 @@ std::vector<HiddenMatrix> hidden_matrices(const models::TnpConfig& config);
 double count_attention_bytes(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets,
                              const models::TaskSplit& split);
 
-/// FLOPs of one training step of BERT (forward and backward, attention three times its forward pass) over
+/// FLOPs of one training step of BERT (Flops::step) over
 /// `tokens` tokens of sequences of the mean length `length`, without embeddings, norms and head, and without
 /// what Bert::encode_first leaves out.
 double step_flops(const models::BertConfig& config, double tokens, double length);

@@ -4,9 +4,11 @@
 #include <variant>
 
 #include "pretrained/load.h"
+#include "runtime/interrupt.h"
 #include "sparsity/split_sweep.h"
+#include "train/perplexity.h"
 
-/// The model that splits of a sparsity are made of.
+/// The model that splits of a sparsity are made of, and how it is measured.
 
 namespace tessera::sparsity {
 
@@ -24,5 +26,17 @@ Model load_dense(const SweepOptions& options, Rng& rng) {
   else
     return pretrained::load_gpt(options.model, rng, options.device, load);
 }
+
+template <class Model>
+double perplexity_of(const Model& model, std::span<const train::PerplexityWindow> windows, Device device) {
+  const auto progress = [](const train::Perplexity&) {
+    check_interrupt();
+    return true;
+  };
+  return train::measure_perplexity(model, windows, device, 1, progress).perplexity();
+}
+
+/// Medians and 90th percentiles of the times.
+void take(SplitResult& result, const DecodeTimes& times);
 
 }  // namespace tessera::sparsity

@@ -102,35 +102,20 @@ class Sparsifier {
 
   /// Splits within the bound, the fastest first.
   std::vector<SplitResult> search(std::span<const int64_t> text) {
-    SweepOptions sweep = how_;
+    SweepOptions sweep = searched_by(options_);
     sweep.evaluation = text;
-    if (options_.total) sweep.totals = {*options_.total};
-    if (options_.weights) sweep.weights = {*options_.weights}, sweep.weights_alone = false;
     const SweepResult found = sweep_splits(sweep, "");
     result_.searched = found.splits;
     std::vector<SplitResult> within;
     for (const SplitResult& one : found.splits)
-      if (one.perplexity() <= *options_.most_perplexity * found.dense_perplexity &&
-          (!options_.format || one.split.format == *options_.format))
-        within.push_back(one);
+      if (one.perplexity() <= *options_.most_perplexity * found.dense_perplexity) within.push_back(one);
     std::ranges::stable_sort(within, {}, &SplitResult::tpot_ms);
     check(!within.empty(), "sparsify: no split keeps the perplexity within ", *options_.most_perplexity,
           " times that of the dense model, ", found.dense_perplexity, "; raise --max-ppl, or lower --total");
     return within;
   }
 
-  void take(SplitResult& to, const DecodeTimes& times) const {
-    to.ttft_ms = median_of(times.ttft_ms), to.tpot_ms = median_of(times.tpot_ms);
-  }
-  double perplexity(const Model& model) const {
-    const auto progress = [](const train::Perplexity&) {
-      check_interrupt();
-      return true;
-    };
-    return train::measure_perplexity(model, std::span<const train::PerplexityWindow>(windows_), how_.device,
-                                     1, progress)
-        .perplexity();
-  }
+  double perplexity(const Model& model) const { return perplexity_of(model, windows_, how_.device); }
 
   void measure_dense() {
     Rng rng(0);
@@ -147,7 +132,8 @@ class Sparsifier {
     const Split& split = candidate.split;
     result_.split = split, result_.pruning = pruning_of(split, how_.prune);
     // Never published: gone at the end, whatever that is; what a killed call left, the next one removes.
-    const io::AtomicFolder intermediate(out_ + ".intermediate", io::AtomicFolder::Existing::replace);
+    const io::AtomicFolder intermediate((fs::path(out_) / "").parent_path().string() + ".intermediate",
+                                        io::AtomicFolder::Existing::replace);
     const std::string pruned = intermediate.path() + "/pruned", gates = intermediate.path() + "/gates";
     {
       Rng rng(0);
@@ -225,6 +211,15 @@ double usual_weights(double total) {
   if (at >= double(kLast)) return total * kWeights[kLast] / (kFirst + kStep * double(kLast));
   const size_t below = size_t(at);
   return kWeights[below] + (kWeights[below + 1] - kWeights[below]) * (at - double(below));
+}
+
+SweepOptions searched_by(const SparsifyOptions& options) {
+  SweepOptions sweep = options.how;
+  sweep.format = options.format;
+  if (options.total) sweep.totals = {*options.total};
+  if (options.weights)
+    sweep.weights = {*options.weights}, sweep.weights_alone = options.weights == options.total;
+  return sweep;
 }
 
 Sparsified sparsify(const SparsifyOptions& options, const std::string& out) {

@@ -43,9 +43,12 @@ struct Sparsified {
 /// Below their range the share of the total that the nearest one has.
 double usual_weights(double total);
 
+/// The sweep that finds the split with most_perplexity: splits_of() it are what is searched.
+SweepOptions searched_by(const SparsifyOptions& options);
+
 /// Writes folder `out`, a compressed model with its calibration: `tessera generate --model OUT
-/// --activation-sparsity S2` runs it. Intermediate folders, `out`.pruned and `out`.gates, are removed.
-/// Throws, with nothing written, if no split keeps the bound.
+/// --activation-sparsity S2` runs it. The pruned model and its calibration are in a temporary folder next to
+/// `out` meanwhile. Throws, with nothing written, if no split keeps the bound.
 Sparsified sparsify(const SparsifyOptions& options, const std::string& out);
 
 }  // namespace tessera::sparsity

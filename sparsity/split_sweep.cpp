@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "io/checksum.h"
@@ -15,6 +17,7 @@
 #include "sparsity/split.h"
 #include "sparsity/split_pruning.h"
 #include "train/perplexity.h"
+#include "train/run_folder.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -111,7 +114,7 @@ class Store {
     if (rows.rows.empty()) return {};
     const auto& row = rows.rows[0];
     const auto number = [&](size_t i) { return std::get<double>(row[i]); };
-    SplitResult found{.split = split, .uniform_perplexity = number(1), .greedy_perplexity = {}};
+    SplitResult found{.split = split, .uniform_perplexity = kept_perplexity(row[1]), .greedy_perplexity = {}};
     if (std::holds_alternative<double>(row[2])) found.greedy_perplexity = number(2);
     found.ttft_ms = number(3), found.ttft_p90 = number(4), found.tpot_ms = number(5),
     found.tpot_p90 = number(6);
@@ -209,7 +212,6 @@ class Store {
       check(is_sweep(path), "sweep: ", path.string(), " is not ", kSweepWhat, "; name another folder");
       return report::Database::open(path, "sweep");
     }
-    io::make_folder(folder);
     // Under another name until its settings are there: a killed program leaves none without them, or with
     // some of them.
     io::write_file(path.string(), begun(settings).bytes());
@@ -236,6 +238,8 @@ class Sweeper {
 
   SweepResult run() {
     prepare();
+    std::optional<train::FolderLock> lock;
+    if (!folder_.empty()) io::make_folder(folder_), lock.emplace(folder_);
     SweepResult result;
     {
       Rng rng(0);
@@ -270,19 +274,7 @@ class Sweeper {
   void tell(const std::string& line) const {
     if (options_.tell) options_.tell(line);
   }
-  double perplexity(const Model& model) const {
-    const auto progress = [](const train::Perplexity&) {
-      check_interrupt();
-      return true;
-    };
-    return train::measure_perplexity(model, std::span<const train::PerplexityWindow>(windows_),
-                                     options_.device, 1, progress)
-        .perplexity();
-  }
-  static void take(SplitResult& result, const DecodeTimes& times) {
-    result.ttft_ms = median_of(times.ttft_ms), result.tpot_ms = median_of(times.tpot_ms);
-    result.ttft_p90 = percentile(times.ttft_ms, 0.9), result.tpot_p90 = percentile(times.tpot_ms, 0.9);
-  }
+  double perplexity(const Model& model) const { return perplexity_of(model, windows_, options_.device); }
 
   void measure_dense(Model& model, SweepResult& result) {
     result.dense_perplexity = perplexity(model);
@@ -356,8 +348,9 @@ class Sweeper {
     result.bytes = bytes.bytes, result.counted_weights = bytes.weight_sparsity;
     const DecodeTimes times = time_generation(model, prompt_, options_.timing);
     take(result, times);
-    constexpr int64_t kLayerSteps = 4;
-    store_->keep(result, times, time_layers(model, prompt_, kLayerSteps));
+    // No more than were generated: the model may have no room for them.
+    const int64_t layer_steps = std::min<int64_t>(4, options_.timing.new_tokens - 1);
+    store_->keep(result, times, time_layers(model, prompt_, layer_steps));
     tell(fmt::format(
         "{:.4g}: {:.4g} of the weights ({}), {:.4g} of the inputs, {}: perplexity {:.4f}{}, {:.3f} ms per "
         "token, {:.1f} MB",
@@ -390,6 +383,16 @@ class Sweeper {
 
 }  // namespace
 
+void take(SplitResult& result, const DecodeTimes& times) {
+  result.ttft_ms = median_of(times.ttft_ms), result.tpot_ms = median_of(times.tpot_ms);
+  result.ttft_p90 = percentile(times.ttft_ms, 0.9), result.tpot_p90 = percentile(times.tpot_ms, 0.9);
+}
+
+double kept_perplexity(const TableCell& cell) {
+  return std::holds_alternative<double>(cell) ? std::get<double>(cell)
+                                              : std::numeric_limits<double>::infinity();
+}
+
 std::vector<Split> splits_of(const SweepOptions& options) {
   std::vector<Split> splits;
   for (const double total : options.totals)
@@ -412,6 +415,13 @@ std::vector<Split> splits_of(const SweepOptions& options) {
     splits.push_back({total, total, 0, ops::SparseFormat::sell_delta4});
     splits.push_back({total, total, 0, ops::SparseFormat::tca_bme});
     splits.push_back({total, total, 0, ops::SparseFormat::tiled_cbc});
+  }
+  if (options.format && !splits.empty()) {
+    std::erase_if(splits, [&](const Split& split) { return split.format != *options.format; });
+    check(!splits.empty(), "sweep: no split is in ", name_of(*options.format),
+          ": gates alone are in dense-columns, zeros and gates in tiled-cbc, zeros alone in sell-delta4, "
+          "tca-bme and "
+          "tiled-cbc");
   }
   check(!splits.empty(), "sweep: no weight sparsity is below a total one; nothing is to be measured");
   check(
@@ -438,6 +448,7 @@ SweepResult sweep_splits(const SweepOptions& options, const std::string& folder)
 }
 
 std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits) {
+  std::erase_if(splits, [](const SplitResult& one) { return !std::isfinite(one.perplexity()); });
   std::ranges::stable_sort(splits, {},
                            [](const SplitResult& one) { return std::pair(one.tpot_ms, one.perplexity()); });
   std::vector<SplitResult> front;

@@ -39,6 +39,7 @@ struct SweepOptions {
   /// weights alone.
   std::vector<double> weights = {0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6};
   bool weights_alone = true;
+  std::optional<ops::SparseFormat> format = {};  // only the splits in this format
   /// Splits with zeros and gates: pruned gate-aware or not, or both kinds next to each other. Each gate-aware
   /// one is pruned by itself, since its gates decide its weights.
   std::vector<bool> gate_aware = {false};
@@ -79,23 +80,26 @@ struct SweepResult {
 };
 
 /// The splits that the options ask for, by weight sparsity, then gate-aware ones after the others, then
-/// total. Throws for values out of range, and if gate-aware pruning is asked for and no split has both zeros
-/// and gates.
+/// total. Throws for values out of range, if no split has the format, and if gate-aware pruning is asked for
+/// and no split has both zeros and gates.
 std::vector<Split> splits_of(const SweepOptions& options);
 
 /// Measures all splits. If `folder` is not empty, each is put into `folder`/sparsity.sqlite as soon as it is
 /// there, and a later call with the same options goes on after those, and after the dense model; the CSV and
-/// the page are written at the end. Throws if the folder has a sweep with other options, or another database.
+/// the page are written at the end. Throws if the folder has a sweep with other options, or another database,
+/// and while another process writes in it.
 SweepResult sweep_splits(const SweepOptions& options, const std::string& folder);
 
 /// Not dominated: no other is at most as slow and has at most the perplexity, with one of the two less. By
-/// ascending time.
+/// ascending time. Splits whose perplexity is not finite are left out.
 std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits);
 
 /// Whether the file is a database of a sweep.
 bool is_sweep(const std::filesystem::path& database);
 /// Throws if it is of an earlier version, whose tables do not say how the weights were pruned.
 void check_sweep_tables(report::Database& database);
+/// A perplexity in the database, where one that is not finite is NULL: infinity.
+double kept_perplexity(const report::TableCell& cell);
 /// A self-contained page of a sweep's database.
 std::string sweep_page(report::Database& database);
 

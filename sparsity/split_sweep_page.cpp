@@ -55,7 +55,7 @@ std::vector<SplitResult> splits_in(report::Database& database) {
   for (const auto& row : rows.rows) {
     SplitResult one{.split = {number(row[0]), number(row[1]), number(row[2]),
                               ops::parse_sparse_format(text(row[3])), is_gate_aware(text(row[8]))},
-                    .uniform_perplexity = number(row[4]),
+                    .uniform_perplexity = kept_perplexity(row[4]),
                     .greedy_perplexity = {}};
     if (std::isfinite(number(row[5]))) one.greedy_perplexity = number(row[5]);
     one.tpot_ms = number(row[6]), one.bytes = uint64_t(number(row[7]));

@@ -45,5 +45,6 @@ class Bert(nn.Module):
 
 
 def step_flops(b, t, d, ff, layers, first):
-    whole = 3 * layers * b * t * (2 * (4 * d * d + 2 * d * ff) + 4 * t * d)
+    """As plan/bert.cpp counts them."""
+    whole = layers * b * t * (3 * 2 * (4 * d * d + 2 * d * ff) + 3.5 * 4 * t * d)
     return whole - (3 * b * (t - 1) * 2 * (d * d + 2 * d * ff) if first else 0)
