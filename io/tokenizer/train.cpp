@@ -40,6 +40,12 @@ ordered_json added_tokens(const std::vector<std::string>& special) {
   return added;
 }
 
+/// Adds a token that the vocabulary lacks, with the next id. operator[] would compare it with all before.
+void append(ordered_json::object_t& vocabulary, const std::string& token) {
+  const size_t id = vocabulary.size();
+  vocabulary.std::vector<std::pair<const std::string, ordered_json>>::emplace_back(token, id);
+}
+
 /// A tokenizer.json around a BPE model.
 std::string whole_file(const ordered_json& added, const ordered_json& pre_tokenizer,
                        const ordered_json& decoder, bool byte_fallback, const ordered_json& vocabulary,
@@ -245,10 +251,8 @@ std::string train_bpe(const std::vector<std::string>& texts, const BpeTraining& 
     if (found == known.end()) add(joined);
     pairs.join(pair, token);
   }
-  // A json object of many keys that are known to differ: appending would compare each with all before.
   auto& object = vocabulary.get_ref<ordered_json::object_t&>();
-  for (size_t id = 0; id < tokens.size(); ++id)
-    object.std::vector<std::pair<const std::string, ordered_json>>::emplace_back(tokens[id], id);
+  for (const std::string& token : tokens) append(object, token);
   return whole_file(added, bpe_pre_tokenizer(options.pattern), kByteLevelDecoder, false, vocabulary, merges);
 }
 
@@ -281,10 +285,13 @@ std::string character_tokenizer(const std::vector<std::string>& texts,
     const std::string valid = unicode::repaired(text);
     for (size_t at = 0; at < valid.size();) characters.insert(unicode::next(valid, at));
   }
+  std::set<std::string> known;
+  for (const auto& [token, id] : vocabulary.items()) known.insert(token);
+  auto& object = vocabulary.get_ref<ordered_json::object_t&>();
   for (const uint32_t c : characters) {
     std::string token;
     unicode::append(token, c);
-    if (!vocabulary.contains(token)) vocabulary[token] = vocabulary.size();
+    if (known.insert(token).second) append(object, token);
   }
   const ordered_json decoder = {
       {"type", "Sequence"},
