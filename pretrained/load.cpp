@@ -10,13 +10,7 @@
 namespace tessera::pretrained {
 namespace {
 
-/// A shorter text for messages: names come from files.
-std::string shown(const std::string& name) {
-  std::string safe = name.substr(0, 100);
-  for (char& c : safe)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  return name.size() > 100 ? safe + "..." : safe;
-}
+using io::shown;
 
 std::string text_of(const Shape& shape) {
   MessageStream text;
