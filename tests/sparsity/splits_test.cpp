@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -14,6 +15,7 @@
 #include "sparsity/split_pruning.h"
 #include "tests/io/files.h"
 #include "tests/sparsity/small.h"
+#include "train/run_folder.h"
 
 // Splits of a total sparsity: which there are, what they cost, and which are worth having.
 
@@ -59,6 +61,7 @@ TEST(Splits, TheFrontHasNoneThatAnotherBeats) {
   EXPECT_FALSE(front[1].is_greedy());
   EXPECT_EQ(front[2].tpot_ms, 3);
   EXPECT_EQ(front[3].perplexity(), 9);
+  EXPECT_EQ(pareto_front({one(1, HUGE_VAL, {}), one(2, NAN, {}), one(3, 10, {})}).size(), 1u);
 }
 
 TEST(Splits, UsualWeightsAreSpdpsOperatingPoints) {
@@ -145,8 +148,8 @@ TEST(Splits, SparsifyWritesWhatLoadRuns) {
   EXPECT_TRUE(throws([&] { sparsify(options, folder / "s"); }, "has weights"));
   options.format = ops::SparseFormat::tca_bme;
   EXPECT_TRUE(throws([&] { sparsify(options, folder / "t"); }, "gates save nothing"));
-  options.most_perplexity = 1;  // of this format there is no such split
-  EXPECT_TRUE(throws([&] { sparsify(options, folder / "t"); }, "no split keeps the perplexity"));
+  options.most_perplexity = 1;  // only weights alone are in this format
+  EXPECT_TRUE(throws([&] { sparsify(options, folder / "t"); }, "no split is in tca-bme"));
   EXPECT_FALSE(std::filesystem::exists(folder / "t"));
 }
 
@@ -347,6 +350,45 @@ TEST(Splits, SweepsMeasureBothKindsOfPruning) {
   }
   EXPECT_EQ(sweep_splits(sweep, at).resumed, 4);
   EXPECT_EQ(io::read_file(at + "/" + kSweepTable, 1 << 20), csv);
+}
+
+TEST(Splits, SweepsGoOnAfterPerplexitiesThatAreNotFinite) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: this build has no SQLite";
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  SweepOptions sweep = small_chain(folder, text).how;
+  sweep.totals = {0.3, 0.5}, sweep.weights = {0.2}, sweep.weights_alone = false;
+  const std::string at = folder / "r";
+  sweep_splits(sweep, at);
+  const std::filesystem::path file = std::filesystem::path(at) / kSweepFile;
+  report::Database::open(file).run(
+      "UPDATE splits SET uniform_ppl = NULL, greedy_ppl = NULL WHERE total = 0.5");
+  const SweepResult again = sweep_splits(sweep, at);
+  EXPECT_EQ(again.resumed, 2);
+  EXPECT_EQ(again.splits[1].perplexity(), HUGE_VAL);
+  // The page has the finite one alone in its front, and one that is only finite with the greedy gates.
+  report::Database database = report::Database::open(file);
+  database.run("UPDATE splits SET greedy_ppl = 1234.5 WHERE total = 0.5");
+  EXPECT_NE(sweep_page(database).find("1234.5000"), std::string::npos);
+}
+
+TEST(Splits, SweepsDoNotShareAFolder) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: this build has no SQLite";
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  const SweepOptions sweep = small_chain(folder, text).how;
+  io::make_folder(folder / "r");
+  const train::FolderLock other(folder / "r");
+  EXPECT_TRUE(throws([&] { sweep_splits(sweep, folder / "r"); }, "another process is writing in it"));
+}
+
+TEST(Splits, SweepsTimeATextThatJustFitsTheModel) {
+  const TemporaryFolder folder;
+  const std::vector<int64_t> text = small_text(400);
+  SweepOptions sweep = small_chain(folder, text).how;
+  sweep.totals = {0.5}, sweep.weights = {0.2}, sweep.weights_alone = false;
+  sweep.prompt = 15, sweep.timing.new_tokens = 2;  // of 16 positions, the last token takes none
+  if (report::has_database()) EXPECT_GT(sweep_splits(sweep, "").splits.at(0).tpot_ms, 0);
 }
 
 TEST(Splits, SweepsHaveTheirSettingsFromTheFirstMomentOn) {
