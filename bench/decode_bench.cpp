@@ -125,11 +125,22 @@ TextTimes time_texts(models::Generator& generator, const models::Generator::Text
   return times;
 }
 
+/// Prompt lengths to time, all of which fit the model.
+std::vector<int64_t> prompt_lengths(const DecodeBenchOptions& options, int64_t longest) {
+  const auto fits = [&](int64_t prompt) { return prompt + options.new_tokens - 1 <= longest; };
+  std::vector<int64_t> prompts = options.prompts;
+  if (prompts.empty()) prompts = fits(2048) ? std::vector<int64_t>{32, 2048} : std::vector<int64_t>{32};
+  for (const int64_t prompt : prompts)
+    check(fits(prompt), "decode: a prompt of ", prompt, " tokens and ", options.new_tokens,
+          " new ones; the model takes ", longest, ": give a smaller --prompt-tokens or --new-tokens");
+  return prompts;
+}
+
 template <class Model>
 void measure_model(Model& model, const std::string& name, const DecodeBenchOptions& options,
                    const std::vector<pretrained::SparseModule>& modules, std::vector<Record>& records) {
   const plan::LanguageConfig config = model.config;
-  for (const int64_t prompt : options.prompts) {
+  for (const int64_t prompt : prompt_lengths(options, model.longest())) {
     models::Generator generator(model, options.batch, prompt + options.new_tokens - 1);
     const models::Generator::Texts prompts = prompts_of(options.batch, prompt, model.config.vocabulary);
     const std::vector<bool> modes = options.device.is_cpu() ? std::vector<bool>{false} : options.graph;
@@ -185,6 +196,7 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
       record.ceiling_share = record.gbs() / best.copy_gbs / ranks;
       record.tokens_per_s = double(options.batch) / record.ms.p50 * 1e3;
       records.push_back(record);
+      if (options.on_records) options.on_records({records.end() - 2, records.end()});
     }
   }
 }
@@ -223,6 +235,7 @@ void measure_row(const models::LlamaConfig& config, const DecodeRow& row, const 
   if (row.composed) composed.emplace("decoder_layers", "composed");
   DecodeBenchOptions options = given;
   options.sparse = row.sparse;
+  options.on_records = {};  // they are complete with the time of a layer
   Rng rng(1);
   models::Llama model = random_model(config, rng, options);
   std::vector<pretrained::SparseModule> modules;
@@ -234,6 +247,7 @@ void measure_row(const models::LlamaConfig& config, const DecodeRow& row, const 
     if (row.composed && records[i].mode == "tpot") records[i].variant = "composed";
   }
   time_layers(model, options, records, begin);
+  if (given.on_records) given.on_records({records.begin() + std::ptrdiff_t(begin), records.end()});
 }
 
 }  // namespace

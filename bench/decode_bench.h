@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,15 +34,17 @@ struct DecodeBenchOptions {
   DecodeSparse sparse = {};          // of a shape
   std::vector<DecodeRow> rows = {};  // of a shape, instead: each model is made, timed and freed in turn
   std::optional<pretrained::SparseOptions> model_sparse =
-      {};  // of a directory; without it its layers run dense
-  std::vector<int64_t> prompts = {32, 2048};
-  int64_t new_tokens = 128;  // 2 or more
+      {};                             // of a directory; without it its layers run dense
+  std::vector<int64_t> prompts = {};  // default: 32 and 2048, or the one of them that the model has room for
+  int64_t new_tokens = 128;           // 2 or more
   int64_t batch = 1;
   ops::Sampling sampling = {.temperature = 0};
   Device device = Device::cpu();
   DType dtype = DType::f16;
   std::vector<bool> graph = {true};  // on a CPU there is none: measured once
   int repeats = 10, warmups = 2;
+  /// Called with records as soon as they are complete: those of a prompt, or of a row.
+  std::function<void(std::vector<Record>)> on_records = {};
   dist::World world = {};         // several ranks: all call bench_decode, and
   nn::TensorParallel ranks = {};  // share the model out; the clock is each rank's own
 };
@@ -54,7 +57,8 @@ std::vector<std::string> decode_shapes();
 ///   tpot  the time between the first new token and the last, divided by their number less one
 /// Percentiles are over repeats. Weights of a shape are drawn on the device, N(0, 0.02^2). Two records per
 /// prompt length; bytes of tpot are the weights that a step reads and the cache at half of the new tokens.
-/// FLOPs and bytes are those of all ranks, and a ceiling is that of all GPUs.
+/// FLOPs and bytes are those of all ranks, and a ceiling is that of all GPUs. Throws, before anything is
+/// timed, if the model has no room for a prompt and the new tokens.
 ///
 /// With `rows`, each record has the row as its attribute "row", and those of tpot say how long a layer takes:
 /// the difference between a token of the model and one of its first block alone, divided by the other blocks.

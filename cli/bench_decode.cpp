@@ -13,7 +13,7 @@ namespace tessera::cli {
 namespace {
 
 struct DecodeArgs {
-  std::string shape, model, prompts = "32,2048", dtype, device, graph = "on", json, format, rows;
+  std::string shape, model, prompts, dtype, device, graph = "on", json, format, rows;
   SparseFlags sparse;
   ShareFlag weight_sparsity;
   TensorParallelFlags parallel;
@@ -48,15 +48,6 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
   }
 }
 
-/// Prints and appends the records; those of several models in one run as a table next to each other.
-void tell(std::vector<bench::Record> records, const bench::DecodeBenchOptions& options,
-          const std::string& json) {
-  if (options.rows.empty()) return publish(std::move(records), json);
-  bench::stamp(records);
-  fmt::print("{}", bench::decode_rows_text(records));
-  if (!json.empty()) bench::append_records(json, records);
-}
-
 int bench_decode(const DecodeArgs& args) {
   bench::DecodeBenchOptions options{.name = args.model,
                                     .new_tokens = args.new_tokens,
@@ -77,8 +68,8 @@ int bench_decode(const DecodeArgs& args) {
     options.model = language_folder(args.model);
     options.model_sparse = args.sparse.options(options.model, args.batch);
   }
-  options.prompts.clear();
-  for (const std::string& part : split_list(args.prompts, "--prompt-tokens")) {
+  for (const std::string& part :
+       args.prompts.empty() ? std::vector<std::string>() : split_list(args.prompts, "--prompt-tokens")) {
     const bool digits = part.find_first_not_of("0123456789") == std::string::npos && part.size() <= 9;
     options.prompts.push_back(digits ? std::stoll(part) : 0);
     if (options.prompts.back() < 1)
@@ -103,9 +94,16 @@ int bench_decode(const DecodeArgs& args) {
       options.dtype = pretrained::stored_dtype(options.model);
     options.ranks = args.parallel.share(options.world, options.device);
     tell_shared(options.world, options.device);
+    if (options.world.leads() && !args.json.empty())
+      options.on_records = [&](std::vector<bench::Record> records) {
+        bench::stamp(records);
+        bench::append_records(args.json, records);
+      };
     std::vector<bench::Record> records;
     end_at_failure(options.world, options.device, [&] { records = bench::bench_decode(options); });
-    if (options.world.leads()) tell(std::move(records), options, args.json);
+    if (options.world.leads())
+      fmt::print("{}",
+                 options.rows.empty() ? bench::format_table(records) : bench::decode_rows_text(records));
     options.world.host().barrier();
     return 0;
   });
@@ -134,7 +132,9 @@ void add_bench_decode(CLI::App& bench, Action& action) {
                       "Models of a --shape to time one after the other, a,b,c: dense, composed, FORMAT:W or "
                       "FORMAT:W:X (shares of zero weights and of inputs left out), or composed: before "
                       "these; the table adds the time per layer");
-  command->add_option("--prompt-tokens", args->prompts, "Prompt lengths in tokens, a,b,c");
+  command->add_option(
+      "--prompt-tokens", args->prompts,
+      "Prompt lengths in tokens, a,b,c; default: 32,2048, or 32 if the model has no room for 2048");
   command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")
       ->check(kDecimal)
       ->check(CLI::Range(2, 1 << 20));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/llama.h"
+#include "tests/errors.h"
 
 namespace tessera::bench {
 namespace {
@@ -37,6 +38,42 @@ TEST(DecodeBench, MeasuresTheFirstTokenAndTheOthersOfEachPrompt) {
   EXPECT_EQ(records[0].bytes, weights);
   EXPECT_EQ(records[1].bytes, weights + 2 * (3 + 2) * 64 * 2 * 4 * 2);
   EXPECT_EQ(records[1].flops, (2 * weights / 4 + 4 * 5 * 128 * 2) * 2);
+}
+
+TEST(DecodeBench, TimesOnlyWhatFitsTheModelAndSaysSoAtOnce) {
+  std::vector<size_t> told;
+  DecodeBenchOptions options{.shape = "llama-tiny",
+                             .prompts = {3, 4096},
+                             .new_tokens = 2,
+                             .device = Device::cpu(),
+                             .dtype = DType::f32,
+                             .repeats = 1,
+                             .warmups = 0,
+                             .on_records = [&](const auto& records) { told.push_back(records.size()); }};
+  expect_error([&] { bench_decode(options); }, {"a prompt of 4096 tokens", "a smaller --prompt-tokens"});
+  EXPECT_TRUE(told.empty());
+  // Of the usual prompts, 32 and 2048, the first has more room in 4096 positions, and not enough either.
+  options.prompts = {}, options.new_tokens = 4066;
+  expect_error([&] { bench_decode(options); }, {"a prompt of 32 tokens and 4066 new ones"});
+}
+
+TEST(DecodeBench, TellsTheRecordsOfEachRow) {
+  std::vector<std::string> told;
+  DecodeBenchOptions options{.shape = "llama-tiny",
+                             .prompts = {3},
+                             .new_tokens = 2,
+                             .device = Device::cpu(),
+                             .dtype = DType::f32,
+                             .repeats = 1,
+                             .warmups = 0,
+                             .on_records = [&](const auto& records) {
+                               for (const Record& record : records)
+                                 told.push_back(record.attrs.at("row") + " " + record.mode);
+                             }};
+  options.rows = {parse_decode_row("dense"), parse_decode_row("mma-delta4:0.5")};
+  options.batch = ops::most_sparse_tokens(ops::SparseFormat::mma_delta4) + 1;  // the second row fails
+  EXPECT_THROW(bench_decode(options), Error);
+  EXPECT_EQ(told, (std::vector<std::string>{"dense ttft", "dense tpot"}));
 }
 
 TEST(DecodeBench, TimesTheModelsOfItsRowsAndALayerOfEach) {
