@@ -42,7 +42,7 @@ std::vector<double> shares_of(const std::string& text) {
   return shares;
 }
 
-int run_ffn(const FfnArgs& args) {
+int run_ffn(const CLI::App& command, const FfnArgs& args) {
   bench::FfnBenchOptions options;
   if (!args.shapes.empty()) options.shapes.clear();
   for (const std::string& text : args.shapes) options.shapes.push_back(shape_of(text));
@@ -62,6 +62,9 @@ int run_ffn(const FfnArgs& args) {
   } catch (const Error& error) {
     throw UsageError(error.message());
   }
+  if (!options.how.splits())
+    refuse_given(command, {"--most-dropped"},
+                 "is for GEMMs of the form split, of which there are none; leave it out");
   options.most_dropped = args.most_dropped;
   options.gemms = !args.no_gemms;
   options.timer.seconds = args.seconds;
@@ -111,7 +114,8 @@ void add_bench_ffn(CLI::App& bench, Action& action) {
   add_seconds(*command, args->seconds);
   add_json(*command, args->json);
   command->footer("Example: tessera bench ffn --shape T=16384,D=4096,F=16384 --sparsity 0.5,0.8,0.9,0.95");
-  command->callback([&action, args] { action = [args] { return run_ffn(*args); }; });
+  command->callback(
+      [&action, args, command] { action = [args, command] { return run_ffn(*command, *args); }; });
 }
 
 }  // namespace tessera::cli

@@ -65,6 +65,8 @@ int bench_sweep(const SweepArgs& args) {
   for (const std::string& mode : options.modes)
     if (mode != "fwd" && mode != "bwd" && mode != "fwd+bwd")
       throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd, or fwd+bwd for both in one");
+    else if (std::ranges::count(options.modes, mode) > 1)
+      throw UsageError("--mode: " + mode + " is given twice");
   std::vector<Precision> precisions;
   if (!args.dtype.empty()) precisions = parse_precisions(args.dtype, "--dtype");
   options.device = device_of(args.device);

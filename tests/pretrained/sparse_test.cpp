@@ -269,6 +269,26 @@ TEST(SparseModels, ChooseByTheBreakEvenUnderAuto) {
   EXPECT_LT(largest_difference(before, logits(none)), 1e-5);
 }
 
+TEST(SparseModels, FiniteWeightsDoNotBecomeInfinite) {
+  Rng rng(1);
+  models::GptConfig config = models::small_gpt(models::GptFamily::gpt2);
+  config.dtype = DType::bf16;
+  models::Gpt model(config, rng, kCpu);
+  const auto expect = [&](const Tensor& weight, const std::string& name) {
+    const TemporaryFolder at;
+    const Tensor before = weight.clone();
+    weight.slice(0, 0, 1).slice(1, 0, 2).fill(70000);
+    save(model, at / "dense");
+    convert_sparse(at / "dense", at / "sparse", ops::SparseFormat::tca_bme);
+    EXPECT_TRUE(
+        io::test::throws([&] { load_sparse_gpt(at / "sparse", rng, kCpu, {.dtype = DType::f16}, true); },
+                         "'" + name + "' has 2 finite values that f16 would make infinite"));
+    weight.copy_from(before);
+  };
+  expect(model.blocks[0].mlp.up.weight.detach(), "transformer.h.0.mlp.c_fc.weight");  // compressed
+  expect(model.token.weight.detach(), "transformer.wte.weight");
+}
+
 TEST(SparseModels, LayersThatRunDenseHaveTheDtypeOfTheModel) {
   for_each_pruned([](const std::string& what, auto& model, auto&& load_sparse, auto&& load) {
     for (const LinearModule& module : linear_modules(model).all)  // no zeros: auto runs all layers dense
