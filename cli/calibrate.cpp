@@ -15,6 +15,9 @@
 
 namespace tessera::cli {
 
+const std::vector<const char*> GateFlags::kNames{"--rule", "--scale", "--gate",           "--allocation",
+                                                 "--step", "--most",  "--greedy-samples", "--gate-prefill"};
+
 void GateFlags::add_to(CLI::App& command) {
   command_ = &command;
   command
@@ -170,9 +173,13 @@ ordered_json report_of(const sparsity::Calibration& calibration, const std::vect
   return report;
 }
 
-int calibrate(CalibrateArgs args) {
+int calibrate(const CLI::App& command, CalibrateArgs args) {
   const sparsity::GateOptions gates = args.gates.get();
   const std::vector<double> shares = shares_of(args);
+  if (args.texts.has_text() && !args.texts.has_evaluation()) {
+    refuse_given(command, {"--eval-windows"}, kNoPerplexity);
+    if (shares.size() > 1) throw UsageError(fmt::format("--activation-sparsity: a list {}", kNoPerplexity));
+  }
   if (!args.texts.has_text())
     throw UsageError("calibrate: give the text: --text FILE..., or --data DIR with shards of tokens");
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
@@ -206,6 +213,7 @@ int calibrate(CalibrateArgs args) {
       },
       language.model);
   calibration.model = io::utf8_name(args.model);
+  sparsity::save_calibration(calibration, args.out);
   std::vector<Measured> measured;
   if (!windows.empty())
     std::visit(
@@ -219,7 +227,6 @@ int calibrate(CalibrateArgs args) {
           }
         },
         language.model);
-  sparsity::save_calibration(calibration, args.out);
   ignore_signals();
   if (args.json) {
     fmt::print("{}\n", report_of(calibration, measured, dense).dump(2));
@@ -281,7 +288,7 @@ void add_calibrate(CLI::App& app, Action& action) {
     action = [&command, args] {
       apply_config(command, args->config);
       require_flags(command, {"--model", "--out"});
-      return calibrate(*args);
+      return calibrate(command, *args);
     };
   });
 }

@@ -11,12 +11,14 @@ void CalibrationFlags::add_to(CLI::App& command) {
       command.add_option("--text", text, "Text files for calibration, joined by blank lines");
   add_any_bytes(command, any_bytes);
   command.add_option("--data", data, "Directory of token shards, instead of --text")->excludes(option);
-  command.add_option("--eval-text", eval_text, "Text files for the perplexity; default: the end of --text");
+  auto* const evaluation = command.add_option("--eval-text", eval_text,
+                                              "Text files for the perplexity; default: the end of --text");
   command
       .add_option("--validation", validation,
                   "Share of --text, at its end, held out for the perplexity; 0: none")
       ->check(kFinite)
-      ->check(between(0, 0.9));
+      ->check(between(0, 0.9))
+      ->excludes(evaluation);
   command.add_option("--eval-windows", eval_windows, "Maximum number of windows for the perplexity; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));

@@ -13,6 +13,10 @@
 
 namespace tessera::cli {
 
+/// Why a flag of the perplexity is refused.
+inline constexpr const char* kNoPerplexity =
+    "is for the perplexity, of which there is none without --eval-text or --validation; leave it out";
+
 struct CalibrationFlags {
   std::string data;
   std::vector<std::string> text, eval_text;

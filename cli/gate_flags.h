@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "sparsity/gate_calibration.h"
 
@@ -13,6 +14,7 @@ namespace tessera::cli {
 struct GateFlags {
   std::string rule, scale = "one", gate = "threshold", allocation = "greedy";
   sparsity::GateOptions options;
+  static const std::vector<const char*> kNames;
 
   void add_to(CLI::App& command);
   /// Throws UsageError for values that are out of range or do not fit each other, and for flags that have no

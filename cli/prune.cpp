@@ -120,8 +120,7 @@ void check_effects(const CLI::App& command, const PruneOptions& options, const C
        "--text and --eval-text, of which none is given");
   only({"--length", "--batch-size"}, texts.has_text() || texts.has_evaluation(),
        "--text, --data and --eval-text, of which none is given");
-  only({"--eval-windows"}, texts.has_evaluation(),
-       "the perplexity, of which there is none without --eval-text or --validation");
+  if (!texts.has_evaluation()) refuse_given(command, {"--eval-windows"}, kNoPerplexity);
 }
 
 std::string describe_method(const PruneOptions& options) {
@@ -313,6 +312,8 @@ Result prune_and_save(PruneArgs& args, Work& work, int64_t& finished) {
   const int64_t batch = args.options.batch;
   const bool gated = measures && args.options.gates;
   work.gates = args.options.gates;
+  if (measures)
+    work.with_model([&](auto& model) { sparsity::check_progress(model, work.samples, args.options); });
   const double before = measures ? work.perplexity(batch) : 0,
                gated_before = gated ? work.gated_perplexity(batch) : 0;
   if (measures) train::check_finite("prune", before);
@@ -372,7 +373,8 @@ int prune(const CLI::App& command, PruneArgs args) {
   std::fflush(stdout);
   if (args.plan_only) return 0;
 
-  args.options.progress = args.out + ".partial";
+  // "out.partial" for "out/", too
+  args.options.progress = (std::filesystem::path(args.out) / "").parent_path().string() + ".partial";
   BlockFolder blocks(args.options.progress);
   const auto begin = std::chrono::steady_clock::now();
   auto [pruned, report] = prune_and_save(args, *work);

@@ -141,14 +141,31 @@ void print_result(const sparsity::Sparsified& done, const std::string& out, cons
                                    : "");
 }
 
-int sparsify(SparsifyArgs args) {
+/// Flags of what the split does not have.
+void check_effects(const CLI::App& command, const SparsifyArgs& args,
+                   const sparsity::SparsifyOptions& options) {
+  if (!options.most_perplexity || options.total)
+    refuse_given(command, {"--search"}, "is for --max-ppl without --total; leave it out");
+  if (args.how.gate_aware != "off") return;  // without zeros or without gates an error of its own
+  if (options.weights && options.weights == options.total)
+    refuse_given(command, GateFlags::kNames,
+                 "is for gates, and without them all zeros are in the weights; leave it out");
+  if (options.weights == 0.0)
+    refuse_given(command, {"--method"},
+                 "is for pruning, and with gates alone no weight is pruned; leave it out");
+}
+
+int sparsify(const CLI::App& command, SparsifyArgs args) {
   sparsity::SparsifyOptions options;
   read_split(args, options);
+  check_effects(command, args, options);
   try {
     options.how.totals = sparsity::parse_shares(args.searched, "--search");
+    if (options.most_perplexity) sparsity::splits_of(sparsity::searched_by(options));
   } catch (const Error& error) {
     throw UsageError(error.message());
   }
+  check_folder_writable(args.out);
   const InterruptGuard interrupts(kGivingUp);
   const auto prepared = args.how.prepare("sparsify");
   const std::vector<double> totals = options.how.totals;
@@ -199,7 +216,7 @@ void add_sparsify(CLI::App& app, Action& action) {
     action = [&command, args] {
       apply_config(command, args->config);
       require_flags(command, {"--model", "--out"});
-      return sparsify(*args);
+      return sparsify(command, *args);
     };
   });
 }

@@ -272,6 +272,8 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
   const io::WeightSource source(from);
   const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
   const Matched matched = match_names(table, source, false);
+  io::check_no_weights(to);
+  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
   Compressor compressor(format, dtype.value_or(stored_dtype(source)));
   io::Xxh3 found;
   for (const NameRule& rule : table.rules)
@@ -291,8 +293,6 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
           ", and the pruning or calibration that they should come from ", fingerprint,
           ": they do not belong together; calibrate this model, or prune again");
   }
-  io::check_no_weights(to);
-  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
   compressor.write(files.path() + "/" + kSparseFile);
   copy_companions(from, files.path(), compressor.done.dtype, config_options.ignored_fields);
   files.publish();

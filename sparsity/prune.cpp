@@ -60,6 +60,13 @@ Tensor prune_matrix(const Tensor& start, const InputStatistics* inputs, int64_t 
   return keep_elements(weight, keep);
 }
 
+/// The blocks that are kept so far. `fingerprint`: of the dense model.
+template <class Model>
+PruneProgress progress_of(const Model& model, const Samples& samples, const PruneOptions& options,
+                          const std::string& fingerprint) {
+  return {options.progress, request_digest(options, samples, fingerprint, model)};
+}
+
 template <class Model>
 class Pruner {
  public:
@@ -76,8 +83,7 @@ class Pruner {
     if (options_.gates) check_gates_fit(model_, *options_.gates);
     if (options_.dtype) round_parameters(model_, *options_.dtype);
     std::optional<PruneProgress> progress;
-    if (!options_.progress.empty())
-      progress.emplace(options_.progress, request_digest(options_, samples_, fingerprint, model_));
+    if (!options_.progress.empty()) progress = progress_of(model_, samples_, options_, fingerprint);
     if (options_.allocation == Allocation::owl) allocate_owl(model_, samples_, options_, targets_);
     std::optional<BlockWalk<Model>> walk;
     std::optional<GatedWalk<Model>> gated;
@@ -252,6 +258,13 @@ Pruned prune(models::Gpt& model, const Samples& samples, const PruneOptions& opt
 }
 Pruned prune(models::Llama& model, const Samples& samples, const PruneOptions& options) {
   return Pruner(model, samples, options).run();
+}
+
+void check_progress(models::Gpt& model, const Samples& samples, const PruneOptions& options) {
+  progress_of(model, samples, options, pretrained::fingerprint_of(model));
+}
+void check_progress(models::Llama& model, const Samples& samples, const PruneOptions& options) {
+  progress_of(model, samples, options, pretrained::fingerprint_of(model));
 }
 
 void save_pruned(const models::Gpt& model, const Pruned& pruned, const std::string& report,

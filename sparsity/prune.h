@@ -54,6 +54,9 @@ struct Pruned {
 /// weights or activations that are not finite. If it throws, blocks that were pruned stay so.
 Pruned prune(models::Gpt& model, const Samples& samples, const PruneOptions& options = {});
 Pruned prune(models::Llama& model, const Samples& samples, const PruneOptions& options = {});
+/// Throws, as prune() would, if options.progress has blocks that this call cannot go on after.
+void check_progress(models::Gpt& model, const Samples& samples, const PruneOptions& options);
+void check_progress(models::Llama& model, const Samples& samples, const PruneOptions& options);
 
 inline constexpr const char* kMasksFile = "masks.safetensors";
 inline constexpr const char* kReportFile = "pruning.json";

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "models/llama.h"
@@ -171,7 +172,8 @@ TEST(ChainCommand, NeuronsChosenByThePrompt) {
 TEST(ChainCommand, EachStepChecksTheOneBefore) {
   const Workplace at;
   if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
-  const std::string quick = kTexts + "--allocation uniform --validation 0 ";
+  const std::string quick =
+      "--device cpu --text t --length 32 --samples 4 --allocation uniform --validation 0 ";
   expect_success(run(at, "prune --model m --method magnitude --sparsity 0.2 --out p --device cpu"));
   expect_success(run(at, "calibrate --model p --out g " + quick));
   expect_success(run(at, "calibrate m --out other " + quick));
@@ -197,6 +199,7 @@ TEST(ChainCommand, EachStepChecksTheOneBefore) {
   refused("convert p d --format dense --gates g", 2, "--gates");
   refused("convert p d --format tiled-cbc --gates absent", 1, "absent");
   refused("convert p c --format tiled-cbc --gates g", 1, "c has");
+  refused("convert changed c --format tiled-cbc", 1, "c has");  // before the weights are read
   refused("calibrate --model p --out g " + quick, 1, "already");
   const Outcome no_folder = run(at, "calibrate --model p --out plain " + quick);
   EXPECT_TRUE(holds_all(no_folder.err, "plain is a file; name a folder"));
@@ -267,8 +270,34 @@ TEST(ChainCommand, SparsifyDoesAllOfIt) {
            {"sparsify --device cpu --model m --out d --total 0.5 --text t --length 32 --new-tokens 60", 1,
             "a smaller --prompt-tokens"},
            {"sparsify --device cpu --model s --out d --total 0.5 --text t --length 32 --prompt-tokens 8", 1,
-            "compressed already"}});
+            "compressed already"},
+           {"sparsify --device cpu --model nothing --out t/d --total 0.5 --text t", 1,
+            "cannot create the folder"}});
   EXPECT_FALSE(fs::exists(at / "d"));
+  // A search among splits in one format measures only those; weights alone can be bounded, too.
+  const json columns = json::parse(said(
+      at, "sparsify --model m --max-ppl 99x --search 0.2,0.4 --format dense-columns --out f --json " + how));
+  EXPECT_EQ(columns["searched"], 2);
+  EXPECT_EQ(columns["format"], "dense-columns");
+  const json alone = json::parse(
+      said(at, "sparsify --model m --max-ppl 99x --total 0.3 --weight-sparsity 0.3 --out w/ --json " +
+                   kTexts + "--prompt-tokens 8 --new-tokens 4 --repeats 1 --validation 0.4"));
+  EXPECT_EQ(alone["searched"], 3);
+  EXPECT_EQ(alone["activation_sparsity"], 0);
+}
+
+// What was calibrated is there before it is measured, which takes longer.
+TEST(ChainCommand, CalibrationsStayWhenMeasuringThemIsInterrupted) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  Process process(at, words_of("calibrate --model m --out g --device cpu --text t --length 32 --samples 4 "
+                               "--allocation uniform --validation 0.5 --activation-sparsity 0:0.99:0.001"));
+  ASSERT_TRUE(wait_for(process, [&] { return fs::exists(at / "g/calibration.json"); }));
+  process.send(SIGINT);
+  EXPECT_EQ(process.wait().code, 130);
+  expect_success(run(
+      at,
+      "generate --device cpu --prompt line --max-tokens 2 --model m --gates g --activation-sparsity 0.3"));
 }
 
 TEST(ChainCommand, SweepsGoOnAfterFinishedSplits) {
