@@ -225,7 +225,7 @@ TEST(LaunchBert, RefusesWhatRanksCannotShare) {
             {"--accumulate 3 micro-batches per step on 2 ranks", "multiple of 2"});
     refuses(2, line + " --steps 2 --accumulate 6", 1, {"3 micro-batches each", "power of two"});
     refuses(2, line + " --steps 2 --optimizer muon --zero 1", 1,
-            {"cannot be spread over ranks", "adamw or sgd"});
+            {"--zero 1 with --optimizer muon", "adamw or sgd"});
     refuses(2, replaced(line, "--device cpu", "--device cuda:0") + " --steps 2", 2,
             {"--device cuda:0", "a GPU of its own"});
   }
