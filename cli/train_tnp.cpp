@@ -28,7 +28,12 @@ class TnpCommand : public train::TnpRecipe {
   TnpFlags flags;
   bool demo = false;
 
-  void begin(const train::Given&, Device device) override {
+  void begin(const train::Given& given, Device device) override {
+    try {
+      check_given(given);
+    } catch (const Error& error) {
+      throw UsageError(error.what());
+    }
     if (demo && find_max_batch)
       throw UsageError("--demo has its own batch; --find-max-batch cannot change it");
     if (demo) {

@@ -35,11 +35,15 @@ void TnpRecipe::resume(const std::string& path, const nlohmann::json& run, const
   take_steps(settings_, given_settings(), given);
 }
 
+void TnpRecipe::check_given(const Given& given) const {
+  check(context_parallel > 1 || !given.contains("--context-split"),
+        "train tnp: --context-split divides the tasks of --context-parallel, which is 1; leave it out");
+}
+
 void TnpRecipe::set_ranks(int ranks, const Given& given, bool resumed) {
   ranks_ = ranks;
   const int64_t each = context_parallel;
-  check(each > 1 || !given.contains("--context-split"),
-        "train tnp: --context-split divides the tasks of --context-parallel, which is 1; leave it out");
+  check_given(given);
   if (each == 1) return settings_.set_ranks(ranks, given, resumed);
   const std::string flag = fmt::format("train tnp: --context-parallel {}", each);
   check(ranks % each == 0, flag, " on ", ranks, " rank", ranks == 1 ? "" : "s",

@@ -34,6 +34,8 @@ class TnpRecipe : public Recipe {
   std::string conclusion(const RunFolder& run, const TrainResult& result) const override;
 
  protected:
+  /// Throws for flags that have no effect without another.
+  void check_given(const Given& given) const;
   /// Settings that a resumed run may take again.
   virtual const TnpSettings& given_settings() const = 0;
   TnpSettings settings_;

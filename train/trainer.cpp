@@ -414,10 +414,8 @@ SettingList TrainerOptions::list() {
       .absent_means(0);
   SettingList once(Kept::never);
   once.group("Run");
-  once.add(
-      "check_finite", check_finite,
-      "Stop at the first NaN or infinity and name the operator and its call site; slow, so --resume does "
-      "not keep it");
+  once.add("check_finite", check_finite,
+           "For this call: stop at the first NaN or infinity, name operator and line; slow");
   list.append(once);
   return list;
 }
