@@ -35,8 +35,7 @@ constexpr Figure kFigures[] = {
     {"nulls",
      "SELECT subject, subject_id, statistic, model, observed, mean, sd, low, high, effect, p, p_corrected, "
      "within_chance FROM nulls WHERE CASE subject WHEN 'pair' THEN (SELECT max(a_id, b_id) FROM pairs WHERE "
-     "id = "
-     "subject_id) ELSE subject_id END <= {}",
+     "id = subject_id) ELSE subject_id END <= {}",
      figures},
     {"pairs", "SELECT * FROM pairs WHERE max(a_id, b_id) <= {}", figures},
     {"pair_quantiles",

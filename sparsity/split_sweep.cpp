@@ -420,8 +420,7 @@ std::vector<Split> splits_of(const SweepOptions& options) {
     std::erase_if(splits, [&](const Split& split) { return split.format != *options.format; });
     check(!splits.empty(), "sweep: no split is in ", name_of(*options.format),
           ": gates alone are in dense-columns, zeros and gates in tiled-cbc, zeros alone in sell-delta4, "
-          "tca-bme and "
-          "tiled-cbc");
+          "tca-bme and tiled-cbc");
   }
   check(!splits.empty(), "sweep: no weight sparsity is below a total one; nothing is to be measured");
   check(

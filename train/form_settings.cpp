@@ -113,8 +113,7 @@ void FormSettings::check_given(const Given& given) const {
   check(!given.contains("--rank") || (factorizes(true) && attention_rank == 0) ||
             (factorizes(false) && mlp_rank == 0),
         "--rank is for layers without a rank of their own, and --attention-rank and --mlp-rank leave none; "
-        "leave "
-        "it out");
+        "leave it out");
   only({"--residual-rank"}, columns == "residual", "--columns residual");
 }
 

@@ -215,8 +215,7 @@ void LanguageSettings::check_on_ranks(int ranks) const {
 void LanguageSettings::check_averages(int64_t zero) const {
   check(ema == 0 || zero == 0 || dtype() == DType::f32, "train: --ema with --zero ", zero, " in ", dtype(),
         ": averages of 16-bit weights are made of the f32 masters, of which each rank has a part; use --zero "
-        "0, or "
-        "--precision f32");
+        "0, or --precision f32");
 }
 
 void LanguageSettings::check_sparse24() const {

@@ -188,8 +188,7 @@ void expect_restarted(const TemporaryFolder& folder, const std::string& flags, c
                               if (rank == 1) victim = pid;
                             }};
   std::jthread killer([&](const std::stop_token& stop) {
-    while (!stop.stop_requested() && test::steps_logged(folder, "again" + run) < 12) ::usleep(1000);
-    if (!stop.stop_requested()) killed = ::kill(victim, SIGKILL) == 0;
+    if (test::await_steps(stop, folder, "again" + run, 12)) killed = ::kill(victim, SIGKILL) == 0;
   });
   const Said said = launched(folder, options);
   EXPECT_TRUE(killed);

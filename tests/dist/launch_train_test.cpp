@@ -333,8 +333,7 @@ TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
             if (rank == 1) victim = pid;
           }};
   std::jthread killer([&](const std::stop_token& stop) {
-    while (!stop.stop_requested() && test::steps_logged(folder, "again") < 25) ::usleep(1000);
-    if (!stop.stop_requested()) killed = ::kill(victim, SIGKILL) == 0;
+    if (test::await_steps(stop, folder, "again", 25)) killed = ::kill(victim, SIGKILL) == 0;
   });
   const Said said = launched(folder, options);
   EXPECT_TRUE(killed);
@@ -378,7 +377,7 @@ TEST(LaunchTrain, ARestartKeepsWhatAConfigFileSaysOfTheRun) {
         .started = [&](int, int pid) { launcher = pid; }};
     std::atomic<bool> killed = false;
     std::jthread killer([&](const std::stop_token& stop) {
-      while (!stop.stop_requested() && test::steps_logged(folder, "again") < 25) ::usleep(1000);
+      if (!test::await_steps(stop, folder, "again", 25)) return;
       const std::vector<int> ranks = children_of(launcher);
       if (int(ranks.size()) == count) killed = ::kill(ranks.back(), SIGKILL) == 0;
     });

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <sstream>
+#include <stop_token>
 
 #include "tests/dist/launched.h"
 #include "tests/errors.h"
@@ -45,10 +48,13 @@ inline void expect_refused(const TemporaryFolder& folder, int ranks, const std::
   EXPECT_FALSE(fs::exists(folder / "runs") && !fs::is_empty(folder / "runs")) << line;
 }
 
-/// How many steps a run in the folder `runs` has logged. A checkpoint, which later ones replace, may come and
-/// go between two looks on a busy machine.
-inline int64_t steps_logged(const TemporaryFolder& folder, const std::string& run) {
-  return std::ranges::count(folder.get("runs/" + run + "/metrics.jsonl"), '\n');
+/// Returns when a run in the folder `runs` has logged so many steps; false if it is stopped before. A
+/// checkpoint is no such event: later ones replace it, and it may come and go between two looks.
+inline bool await_steps(const std::stop_token& stop, const TemporaryFolder& folder, const std::string& run,
+                        int64_t steps) {
+  const std::string log = "runs/" + run + "/metrics.jsonl";
+  while (!stop.stop_requested() && std::ranges::count(folder.get(log), '\n') < steps) ::usleep(1000);
+  return !stop.stop_requested();
 }
 
 /// The bytes of a checkpoint of a run in the folder `runs`; "" if there is none.
