@@ -396,6 +396,7 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
     products = Products(d, a, b, bias, options);
   }
   products.gemm.tf32 = tf32;
+  products.gemm.takes_along = options.sums.defined() || residual.defined();
   fold_batch(products.gemm);
   Multiplication call{d, a, b, bias, residual, options, products};
   if (residual.defined() && residual.layout().strides != d.layout().strides) return run_cublas(call);
@@ -578,6 +579,7 @@ bool multiply_gradients(Backward& entry, const WeightGradient& first, const Weig
   Gemm one = product(first.dy, first.x), other = product(second.x, second.dy);
   if (first.sums.defined()) one.sums = first.sums.data<float>();
   if (second.sums.defined()) other.sums = second.sums.data<float>();
+  one.takes_along = one.sums, other.takes_along = other.sums;
   if (!gemm_pair_pays(one, other, Gpu(device))) return false;
   const auto into = [&](Gemm& g, const WeightGradient& of) {
     GradTarget target = gradient_target(entry, of.input, of.weight, GradientDType::f32, true);

@@ -89,6 +89,7 @@ constexpr GemmCosts kH100{
                .bias = 2e-6,
                .single = 8.2e-6,
                .single_bytes = 2e12},
+    .aligned = {},
     .margins = {.about = 1.05, .clearly = 0.9, .from = 15e-6},
     // T = 36096, 512 -> 1365 takes 0.57 ms as it is, 512 -> 1368 takes 0.096 ms.
     .padding = {.bytes_per_second = 2.5e12,
@@ -115,6 +116,7 @@ constexpr GemmCosts on_h200() {
   tiles.bytes_per_second = 4.5e12, tiles.takes_long = 5.7e-6;
   costs.fitted.clearly = 1.09;
   costs.cublas.few_gradient = 0.86;
+  costs.aligned = {.factor = 0.9, .gradients = 200e-6, .others = 20e-6, .few = 128, .long_k = 2};
   costs.padding.slow_bytes = 1e12;
   costs.narrow_mma.stage = 0.6e-6;
   costs.margins.clearly = 1;

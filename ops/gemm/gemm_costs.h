@@ -128,6 +128,16 @@ struct CublasCosts {
   double single_bytes;      // f32: bytes per second
 };
 
+/// GEMMs that cuBLASLt takes as they are, next to tiles: which of them it is faster at, beside those whose k
+/// tiles would split.
+struct AlignedCosts {
+  double factor;     // of the tiles' time that it takes for these; 0: not measured
+  double gradients;  // weight gradients that tiles are expected to take less than so many seconds for,
+  double others;     // and other GEMMs;
+  int64_t few;       // of longer ones those with at most so many rows or columns,
+  double long_k;     // and those whose k is at least this multiple of their columns
+};
+
 /// When variant "narrow" is taken: its models and those of the others are about 10 % off.
 struct NarrowMargins {
   double about;    // factor of the others' time that it may take,
@@ -165,6 +175,7 @@ struct GemmCosts {
   NarrowMmaCosts narrow_mma;
   NarrowTermsCosts narrow_terms;
   CublasCosts cublas;
+  AlignedCosts aligned;
   NarrowMargins margins;
   PaddingCosts padding;
   Tf32Costs tf32;

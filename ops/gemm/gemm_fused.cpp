@@ -48,12 +48,8 @@ Estimate estimate_separate(const FusedGemm& fused, const Gpu& gpu) {
   const Gemm g = gemm_of(fused);
   const GemmOnGpu& on = gemm_on_gpu(g, gpu);
   const PaddingCosts& pass = on.costs().padding;
-  const std::string_view variant = gemm_variant_unforced(on);
-  const double gemm = variant == "wgmma"    ? on.wgmma().seconds
-                      : variant == "narrow" ? on.narrow().seconds
-                                            : on.cublas_seconds();
   const double bytes = fused.moved * double(fused.written[0]->count()) * double(size_of(g.out));
-  const double seconds = gemm + fused.passes * pass.launch + bytes / pass.bytes_per_second;
+  const double seconds = on.unforced_seconds() + fused.passes * pass.launch + bytes / pass.bytes_per_second;
   return {seconds, seconds / kClearly};
 }
 

@@ -55,6 +55,25 @@ const NarrowChoice& GemmOnGpu::narrow() const {
   return *narrow_;
 }
 
+bool GemmOnGpu::on_vectors() const {
+  const Gemm& g = gemm_;
+  const int64_t a_row = g.transpose_a ? g.m : g.k, b_row = g.transpose_b ? g.k : g.n;
+  return (a_row | b_row | g.n) % 8 == 0 && gemm_on_vectors(g.a, g.lda, g.stride_a, g.in) &&
+         gemm_on_vectors(g.b, g.ldb, g.stride_b, g.in) && gemm_on_vectors(g.d, g.ldd, g.stride_d, g.out) &&
+         gemm_on_vectors(g.bias, 0, g.stride_bias, g.in);
+}
+
+bool GemmOnGpu::cublas_beats_tiles() const {
+  const Gemm& g = gemm_;
+  const AlignedCosts& c = costs().aligned;
+  if (c.factor == 0 || lacks_wgmma() || g.takes_along || g.terms > 1 || !on_vectors()) return false;
+  const GemmChoice& tiles = wgmma();
+  if (tiles.tile == kStreamTile || narrow_estimate().compared < wgmma_estimate().compared) return false;
+  if (product_is_gradient(!g.transpose_a, g.transpose_b)) return tiles.seconds < c.gradients;
+  return tiles.seconds < c.others || tiles.splits > 1 || std::min(g.m, g.n) <= c.few ||
+         double(g.k) >= c.long_k * double(g.n);
+}
+
 double GemmOnGpu::cublas_seconds() const {
   const Gemm& g = gemm_;
   const CublasCosts& c = costs().cublas;
@@ -79,6 +98,10 @@ double GemmOnGpu::cublas_seconds() const {
 }
 
 Estimate GemmOnGpu::cublas_estimate() const {
+  return cublas_beats_tiles() ? Estimate{costs().aligned.factor * wgmma().seconds} : modelled_cublas();
+}
+
+Estimate GemmOnGpu::modelled_cublas() const {
   // Not compared with tiles where those pay: its model is some 30 % off.
   if (!lacks_wgmma() && wgmma_pays()) return Estimate::slower(cublas_seconds());
   // A bias that it does not fuse is a launch.
@@ -111,11 +134,18 @@ Estimate GemmOnGpu::wgmma_estimate() const {
   return {seconds, one_block ? cublas_seconds() : seconds};
 }
 
+double GemmOnGpu::unforced_seconds() const {
+  const std::string_view variant = gemm_variant_unforced(*this);
+  return variant == "wgmma"    ? wgmma().seconds
+         : variant == "narrow" ? narrow().seconds
+                               : cublas_estimate().seconds;
+}
+
 Estimate GemmOnGpu::narrow_estimate() const {
   if (std::min({gemm_.m, gemm_.n, gemm_.k}) > kNarrowSide) return Estimate::slower();
   const double seconds = narrow().seconds;
   if (!narrow_by_mma(gemm_)) return {seconds};
-  double others = cublas_estimate().compared;
+  double others = modelled_cublas().compared;
   if (!lacks_wgmma()) others = std::min(others, wgmma_estimate().compared);
   const NarrowMargins& margins = costs().margins;
   return {seconds, seconds / (others < margins.from ? margins.about : margins.clearly)};
@@ -137,7 +167,7 @@ Key key_of(const Gemm& g, const Gpu& gpu) {
   const int64_t flags = int64_t(g.in) | int64_t(g.out) << 8 | int64_t(g.transpose_a) << 16 |
                         int64_t(g.transpose_b) << 17 | int64_t(g.bias != nullptr) << 18 |
                         int64_t(g.beta == 0) << 19 | int64_t(g.owns_d_padding) << 20 |
-                        int64_t(gpu.model) << 24 | int64_t(gpu.major) << 32;
+                        int64_t(g.takes_along) << 21 | int64_t(gpu.model) << 24 | int64_t(gpu.major) << 32;
   const int64_t aligned = alignment(g.a) | alignment(g.b) << 16 | alignment(g.d) << 32 | alignment(g.c) << 48;
   return {g.m,
           g.n,

@@ -36,6 +36,10 @@ class GemmOnGpu {
   const NarrowChoice& narrow() const;
   /// What cuBLASLt is expected to take, with rounded extents or as they are, without a launch for the bias.
   double cublas_seconds() const;
+  /// Whether cuBLASLt is faster than tiles, as measured: of GEMMs that it takes as they are.
+  bool cublas_beats_tiles() const;
+  /// What the variant that runs unforced is expected to take.
+  double unforced_seconds() const;
   /// What the variants are compared by, where they can run.
   Estimate wgmma_estimate() const;
   Estimate narrow_estimate() const;
@@ -50,6 +54,8 @@ class GemmOnGpu {
 
  private:
   bool lacks_wgmma() const;
+  bool on_vectors() const;
+  Estimate modelled_cublas() const;
   bool wgmma_pays() const;
 
   Gemm gemm_;

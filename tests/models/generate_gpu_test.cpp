@@ -298,7 +298,8 @@ TEST(GenerateOnGpu, ThePersistentDecoderDeclinesWhatItDoesNotCompute) {
       config.rope = {};
       config.head = 64, config.attention_bias = biases;
       const Llama model = drawn<Llama>(config, rng, Device::cuda());
-      // Biases of q, k and v (Qwen2) and norms of q and k (Qwen3) it computes, a bias of the output it does not.
+      // Biases of q, k and v (Qwen2) and norms of q and k (Qwen3) it computes, a bias of the output it does
+      // not.
       EXPECT_STREQ(model.step_variant(model.make_cache(1, 64)), biases ? "composed" : "persistent")
           << name_of(family) << " " << biases;
       EXPECT_STREQ(model.step_variant(model.make_cache(2, 64)), "composed");
