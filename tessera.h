@@ -10,6 +10,7 @@
 #include "runtime/error.h"
 #include "runtime/gaussian.h"
 #include "runtime/interrupt.h"
+#include "runtime/override.h"
 #include "runtime/parallel.h"
 #include "runtime/parse_name.h"
 #include "runtime/philox.h"

@@ -3,6 +3,8 @@
 #include <functional>
 #include <utility>
 
+#include "runtime/override.h"
+
 namespace tessera {
 
 /// For the lifetime of the scope, `hook` is called on this thread after each entry that a tape records, with
@@ -12,9 +14,7 @@ namespace tessera {
 class OnRecord {
  public:
   using Hook = std::function<void(const char* name, size_t index)>;
-  explicit OnRecord(Hook hook) : hook_(std::move(hook)), outer_(std::exchange(current_, this)) {}
-  ~OnRecord() { current_ = outer_; }
-  OnRecord(const OnRecord&) = delete;
+  explicit OnRecord(Hook hook) : hook_(std::move(hook)) {}
 
   /// Called by Tape.
   static void notify(const char* name, size_t index) {
@@ -25,7 +25,7 @@ class OnRecord {
  private:
   static inline constinit thread_local OnRecord* current_ = nullptr;
   Hook hook_;
-  OnRecord* outer_;
+  Override<OnRecord*> scope_{current_, this};
 };
 
 }  // namespace tessera

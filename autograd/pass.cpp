@@ -74,7 +74,6 @@ void note_scaled_pass(const Tensor& loss_scale) {
 }
 
 thread_local Pass* Pass::current_ = nullptr;
-thread_local const char* RunningEntry::name_ = "";
 
 Pass::Pass() : outermost_(!current_) {
   if (outermost_) current_ = this;

@@ -7,6 +7,7 @@
 
 #include "autograd/backward.h"
 #include "autograd/gradient_internal.h"
+#include "runtime/override.h"
 
 namespace tessera::gradients {
 
@@ -49,14 +50,12 @@ void note_scaled_pass(const Tensor& loss_scale);
 /// Names the operator whose backward runs, for messages.
 class RunningEntry {
  public:
-  explicit RunningEntry(const char* name) : outer_(std::exchange(name_, name)) {}
-  ~RunningEntry() { name_ = outer_; }
-  RunningEntry(const RunningEntry&) = delete;
+  explicit RunningEntry(const char* name) : scope_(name_, name) {}
   static const char* name() { return name_; }
 
  private:
-  static thread_local const char* name_;
-  const char* outer_;
+  static inline constinit thread_local const char* name_ = "";
+  Override<const char*> scope_;
 };
 
 }  // namespace tessera::gradients

@@ -28,8 +28,6 @@ void check_finite(const Tensor& x, const char* kind, const char* name, const cha
 
 }  // namespace
 
-thread_local NoTape* NoTape::current_ = nullptr;
-
 Tape::Tape(TapeOptions options) : outer_(innermost()), options_(options), id_(g_next_tape++) {
   if (outer_) options_.check_finite |= outer_->options_.check_finite;
   const Tensor& scale = options_.loss_scale;
@@ -47,7 +45,8 @@ Tape::~Tape() {
   // Tapes need not end in reverse order (a new tape may replace one that still exists), and a NoTape that
   // lives keeps those from before it.
   bool left = leave(TapeOfThread::innermost);
-  for (NoTape* off = NoTape::current_; off && !left; off = off->outer_) left = leave(off->tape_);
+  for (NoTape* off = NoTape::current_; off && !left; off = off->scope_.outer())
+    left = leave(off->tape_.outer());
 }
 
 /// Takes the tape out of a thread's list of tapes if it is there.

@@ -11,6 +11,7 @@
 #include "autograd/backward.h"
 #include "runtime/call_site.h"
 #include "runtime/f32_math.h"
+#include "runtime/override.h"
 
 /// Reverse-mode differentiation with a tape (Griewank, Walther: Evaluating Derivatives, 2nd ed., chapter 3).
 ///
@@ -145,15 +146,13 @@ class Tape {
 /// end within it.
 class NoTape {
  public:
-  NoTape() : tape_(std::exchange(TapeOfThread::innermost, nullptr)), outer_(std::exchange(current_, this)) {}
-  ~NoTape() { TapeOfThread::innermost = tape_, current_ = outer_; }
-  NoTape(const NoTape&) = delete;
+  NoTape() = default;
 
  private:
   friend class Tape;
-  static thread_local NoTape* current_;
-  Tape* tape_;
-  NoTape* outer_;
+  static inline constinit thread_local NoTape* current_ = nullptr;
+  Override<Tape*> tape_{TapeOfThread::innermost, nullptr};
+  Override<NoTape*> scope_{current_, this};
 };
 
 }  // namespace tessera

@@ -24,13 +24,8 @@ double call_timeout() {
   return of_environment;
 }
 
-TimeoutScope::TimeoutScope(double seconds) : outer_(t_timeout) {
+TimeoutScope::TimeoutScope(double seconds) : scope_(t_timeout, seconds) {
   check(std::isfinite(seconds) && seconds >= 0, "comm: a timeout of ", seconds, " s; expected 0 or more");
-  t_timeout = seconds;
-}
-
-TimeoutScope::~TimeoutScope() {
-  t_timeout = outer_;
 }
 
 Deadline::Deadline(double seconds)

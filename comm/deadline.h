@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "runtime/override.h"
+
 namespace tessera::comm {
 
 /// Timeout in seconds of a call that waits for other ranks: TESSERA_COMM_SECONDS, by default 600; 0: none. A
@@ -14,11 +16,9 @@ double call_timeout();
 class TimeoutScope {
  public:
   explicit TimeoutScope(double seconds);
-  ~TimeoutScope();
-  TimeoutScope(const TimeoutScope&) = delete;
 
  private:
-  double outer_;
+  Override<double> scope_;
 };
 
 /// A point in time that a wait must not pass.

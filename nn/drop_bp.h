@@ -8,6 +8,7 @@
 #include "nn/attention.h"
 #include "nn/mlp.h"
 #include "nn/module.h"
+#include "runtime/override.h"
 
 namespace tessera::nn {
 
@@ -88,8 +89,7 @@ class DropBP {
   /// Off the tape; the layer that calls itself in it is not dropped.
   struct Within {
     NoTape off;
-    bool active = std::exchange(active_, false);
-    ~Within() { active_ = active; }
+    Override<bool> active{active_, false};
   };
   static double flops_of(const SelfAttention& attention, int64_t tokens);
   static double flops_of(const Mlp& mlp);

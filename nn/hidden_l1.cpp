@@ -1,20 +1,11 @@
 #include "nn/hidden_l1.h"
 
-#include <utility>
-
 #include "autograd/checkpoint.h"
 #include "ops/pointwise/pointwise.h"
 
 namespace tessera::nn {
 
-constinit thread_local HiddenL1* HiddenL1::current_ = nullptr;
-
-HiddenL1::HiddenL1()
-    : outer_(std::exchange(current_, this)), checkpoint_depth_(tessera::checkpoint_depth()) {}
-
-HiddenL1::~HiddenL1() {
-  current_ = outer_;
-}
+HiddenL1::HiddenL1() : checkpoint_depth_(tessera::checkpoint_depth()) {}
 
 bool HiddenL1::wanted() {
   if (!current_ || !Tape::innermost()) return false;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/override.h"
 #include "tensor/tensor.h"
 
 namespace tessera::nn {
@@ -20,8 +21,6 @@ namespace tessera::nn {
 class HiddenL1 {
  public:
   HiddenL1();
-  ~HiddenL1();
-  HiddenL1(const HiddenL1&) = delete;
 
   /// The sum over the networks that were called: f32 (f64 for f64), of rank 0, recorded. Undefined if none
   /// was.
@@ -33,8 +32,8 @@ class HiddenL1 {
   static void add(const Tensor& mean);
 
  private:
-  static constinit thread_local HiddenL1* current_;
-  HiddenL1* outer_;
+  static inline constinit thread_local HiddenL1* current_ = nullptr;
+  Override<HiddenL1*> scope_{current_, this};
   int checkpoint_depth_;  // where the scope began
   Tensor sum_;
 };

@@ -4,43 +4,23 @@
 
 namespace tessera::nn {
 
-constinit thread_local Observe* Observe::current_ = nullptr;
-
-/// While an observer runs: no scope sees what it calls, and no tape records it.
-class Observe::Pause {
- public:
-  Pause() : observe_(std::exchange(current_, nullptr)) {}
-  ~Pause() { current_ = observe_; }
-  Pause(const Pause&) = delete;
-
- private:
-  Observe* observe_;
-  NoTape no_tape_;
-};
-
 Observe::Observe(Names names, Observer observer)
-    : outer_(current_), state_(std::make_shared<State>(State{std::move(names), std::move(observer)})) {
+    : state_(std::make_shared<State>(State{std::move(names), std::move(observer)})), scope_(current_, this) {
   check(!CaptureSession::current(),
         "nn::Observe: a step is being captured, and replays of the graph would not call the observer; begin "
         "the scope outside the captured body");
   check(!state_->names.empty(), "nn::Observe: there is no linear layer to observe");
-  current_ = this;
-}
-
-Observe::~Observe() {
-  current_ = outer_;
-  state_->alive = false;
 }
 
 bool Observe::find(const void* layer) {
-  for (const Observe* scope = current_; scope; scope = scope->outer_)
+  for (const Observe* scope = current_; scope; scope = scope->scope_.outer())
     if (scope->state_->names.contains(layer)) return true;
   return false;
 }
 
 Tensor Observe::report_to_all(const void* layer, const Tensor& x, const Tensor& y) {
   Tensor result = y;
-  for (const Observe* scope = current_; scope; scope = scope->outer_) {
+  for (const Observe* scope = current_; scope; scope = scope->scope_.outer()) {
     const std::shared_ptr<State> state = scope->state_;  // the observer may end what it likes
     const auto found = state->names.find(layer);
     if (found == state->names.end()) continue;

@@ -6,6 +6,7 @@
 
 #include "nn/form.h"
 #include "runtime/capture.h"
+#include "runtime/override.h"
 
 namespace tessera::nn {
 
@@ -58,8 +59,7 @@ class Observe {
   template <class Model>
   Observe(const Model& model, Observer observer, std::string prefix = "")
       : Observe(names_of(model, std::move(prefix)), std::move(observer)) {}
-  ~Observe();
-  Observe(const Observe&) = delete;
+  ~Observe() { state_->alive = false; }
 
   /// Whether a scope on this thread observes that layer.
   static bool sees(const void* layer) { return current_ != nullptr && find(layer); }
@@ -78,7 +78,11 @@ class Observe {
     Observer observer;
     bool alive = true;
   };
-  class Pause;
+  /// While an observer runs: no scope sees what it calls, and no tape records it.
+  struct Pause {
+    NoTape no_tape;
+    Override<Observe*> scope{current_, nullptr};
+  };
 
   template <class Model>
   static Names names_of(const Model& model, std::string prefix) {
@@ -94,10 +98,10 @@ class Observe {
   static Tensor watch_gradient(const std::shared_ptr<State>& state, const std::string& name, const Tensor& x,
                                const Tensor& y);
 
-  static constinit thread_local Observe* current_;
-  Observe* outer_;
+  static inline constinit thread_local Observe* current_ = nullptr;
   std::shared_ptr<State> state_;  // shared with the entries of tapes, which may outlive the scope
   EagerScope eager_;
+  Override<Observe*> scope_;
 };
 
 /// Whether these linear layers must be called one after the other, because one of them is not dense or is

@@ -4,8 +4,6 @@
 
 namespace tessera::nn {
 
-constinit thread_local PrefillScope* PrefillScope::current_ = nullptr;
-
 std::optional<PrefillScope::Ranges> PrefillScope::gated_rows(int64_t rows, double share) {
   if (share >= 1 || !current_ || !current_->sequences_) return {};
   Ranges ranges;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/sparse_linear/gate.h"
+#include "runtime/override.h"
 
 namespace tessera::nn {
 
@@ -18,11 +19,7 @@ class PrefillScope {
  public:
   /// The layers' inputs have a row for each token of the sequences. Null: they have not, and gates apply to
   /// every row. The sequences must outlive the scope.
-  explicit PrefillScope(const Sequences* sequences) : outer_(current_), sequences_(sequences) {
-    current_ = this;
-  }
-  ~PrefillScope() { current_ = outer_; }
-  PrefillScope(const PrefillScope&) = delete;
+  explicit PrefillScope(const Sequences* sequences) : sequences_(sequences) {}
 
   using Ranges = std::vector<std::pair<int64_t, int64_t>>;  // first row, and the one after the last
   /// For inputs with that many rows, the rows that gates apply to: the last `share` of the tokens of each
@@ -30,8 +27,8 @@ class PrefillScope {
   static std::optional<Ranges> gated_rows(int64_t rows, double share);
 
  private:
-  static constinit thread_local PrefillScope* current_;
-  PrefillScope* outer_;
+  static inline constinit thread_local PrefillScope* current_ = nullptr;
+  Override<PrefillScope*> scope_{current_, this};
   const Sequences* sequences_;
 };
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "nn/form.h"
+#include "runtime/override.h"
 
 namespace tessera::nn {
 
@@ -17,19 +19,18 @@ class SliceScope {
   explicit SliceScope(const AttentionPass* pass) : SliceScope(pass, nullptr) {}
   /// The layers called in it choose their rows together, among those of the scope around it.
   static SliceScope of_shared_rows();
-  ~SliceScope() { current_ = outer_; }
-  SliceScope(const SliceScope&) = delete;
 
   /// The slice completed with the scope's facts, as operators take it.
   static Slice completed(const Slice& slice);
 
  private:
-  SliceScope(const AttentionPass* pass, std::shared_ptr<ops::SharedRows> shared);
+  SliceScope(const AttentionPass* pass, std::shared_ptr<ops::SharedRows> shared)
+      : pass_(pass), shared_(std::move(shared)) {}
 
-  static constinit thread_local SliceScope* current_;
-  SliceScope* outer_;
+  static inline constinit thread_local SliceScope* current_ = nullptr;
   const AttentionPass* pass_;
   std::shared_ptr<ops::SharedRows> shared_;
+  Override<SliceScope*> scope_{current_, this};
 };
 
 }  // namespace tessera::nn

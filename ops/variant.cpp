@@ -41,16 +41,8 @@ Gpu::Gpu(Device device)
   model = known_model, fitted = known_fitted;
 }
 
-ForceVariant::ForceVariant(std::string op, std::string variant)
-    : op_(std::move(op)), variant_(std::move(variant)), outer_(innermost_) {
-  innermost_ = this;
-}
-ForceVariant::~ForceVariant() {
-  innermost_ = outer_;
-}
-
 const std::string* ForceVariant::find(std::string_view op) {
-  for (const ForceVariant* scope = innermost_; scope; scope = scope->outer_)
+  for (const ForceVariant* scope = innermost_; scope; scope = scope->scope_.outer())
     if (scope->op_ == op) return &scope->variant_;
   return nullptr;
 }

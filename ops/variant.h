@@ -9,6 +9,7 @@
 
 #include "runtime/device.h"
 #include "runtime/error.h"
+#include "runtime/override.h"
 
 /// How an operator chooses among its kernels, a table of `Variant`s. `choose` returns the one forced by name
 /// (ForceVariant; the flag --variant), or else, of those that can run the problem, the one with the least
@@ -81,9 +82,7 @@ struct Variant {
 /// variant that cannot run a problem throws "<op>: variant <name> needs ...". Nested scopes override.
 class ForceVariant {
  public:
-  ForceVariant(std::string op, std::string variant);
-  ~ForceVariant();
-  ForceVariant(const ForceVariant&) = delete;
+  ForceVariant(std::string op, std::string variant) : op_(std::move(op)), variant_(std::move(variant)) {}
   /// Null if no variant is forced.
   static const std::string* forced(std::string_view op) { return innermost_ ? find(op) : nullptr; }
 
@@ -91,16 +90,13 @@ class ForceVariant {
   static const std::string* find(std::string_view op);
   static inline constinit thread_local ForceVariant* innermost_ = nullptr;
   std::string op_, variant_;
-  ForceVariant* outer_;
+  Override<ForceVariant*> scope_{innermost_, this};
 };
 
 /// Collects, for its lifetime and of this thread, a line for each choice that differs from those before:
 /// problem, variant, its modelled time, and why not the others.
 class ChoiceLog {
  public:
-  ChoiceLog() : outer_(current_) { current_ = this; }
-  ~ChoiceLog() { current_ = outer_; }
-  ChoiceLog(const ChoiceLog&) = delete;
   static ChoiceLog* current() { return current_; }
   const std::vector<std::string>& lines() const { return lines_; }
   void add(std::string line);
@@ -108,7 +104,7 @@ class ChoiceLog {
  private:
   static inline constinit thread_local ChoiceLog* current_ = nullptr;
   std::vector<std::string> lines_;
-  ChoiceLog* outer_;
+  Override<ChoiceLog*> scope_{current_, this};
 };
 
 namespace variant_internal {

@@ -24,8 +24,6 @@ constexpr size_t kSegmentBytes =
     2 << 20;  // what small blocks are carved from, and the rounding of large segments
 constexpr size_t kClasses = 4 * 12 + 1;  // 256 B ... 1 MiB, four to a doubling
 
-thread_local const char* t_tag = "other";
-
 size_t round_up(size_t bytes, size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
@@ -45,16 +43,6 @@ int class_of(size_t bytes) {
 }
 
 }  // namespace
-
-MemoryTag::MemoryTag(const char* name) : previous_(t_tag) {
-  t_tag = name;
-}
-MemoryTag::~MemoryTag() {
-  t_tag = previous_;
-}
-const char* MemoryTag::current() {
-  return t_tag;
-}
 
 /// A region of memory obtained from the driver.
 struct Segment {
@@ -383,7 +371,7 @@ MemoryBlock* Allocator::allocate(size_t bytes) {
   }
   if (!block) state.fail_out_of_memory(bytes);
   block->asked = asked;
-  block->tag = t_tag;
+  block->tag = MemoryTag::current();
   block->guard = guard;
   if (guard) {
     try {

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/override.h"
+
 /// A caching allocator: memory from the driver is kept and reused, so that a training loop makes no driver
 /// calls after its second step.
 ///
@@ -25,27 +27,24 @@ namespace tessera {
 /// carries the tag. The innermost scope wins.
 class MemoryTag {
  public:
-  explicit MemoryTag(const char* name);  // a literal: the pointer is kept
-  ~MemoryTag();
-  MemoryTag(const MemoryTag&) = delete;
-  static const char* current();
+  explicit MemoryTag(const char* name) : scope_(current_, name) {}  // a literal: the pointer is kept
+  static const char* current() { return current_; }
 
  private:
-  const char* previous_;
+  static inline constinit thread_local const char* current_ = "other";
+  Override<const char*> scope_;
 };
 
 /// The stream that this thread issues work to, as allocators identify it: 0 is a device's own compute
 /// stream; any other number always means the same stream. Nested scopes override. Used by StreamScope.
 class StreamOfThread {
  public:
-  explicit StreamOfThread(uint64_t id) : previous_(current_) { current_ = id; }
-  ~StreamOfThread() { current_ = previous_; }
-  StreamOfThread(const StreamOfThread&) = delete;
+  explicit StreamOfThread(uint64_t id) : scope_(current_, id) {}
   static uint64_t current() { return current_; }
 
  private:
   static inline constinit thread_local uint64_t current_ = 0;
-  uint64_t previous_;
+  Override<uint64_t> scope_;
 };
 
 struct AllocatorStats {

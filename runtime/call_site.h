@@ -3,6 +3,7 @@
 #include <string>
 
 #include "runtime/error.h"
+#include "runtime/override.h"
 
 namespace tessera {
 
@@ -24,20 +25,16 @@ const char* intern_name(const std::string& name);
 /// of three words each way.
 class CallScope {
  public:
-  explicit CallScope(Site site, const char* module = nullptr) : outer_(current_) {
-    if (!current_.site.file) current_.site = site;
-    if (module) current_.module = module;
-  }
+  explicit CallScope(Site site, const char* module = nullptr)
+      : CallScope(CallSite{current_.site.file ? current_.site : site, module ? module : current_.module}) {}
   /// Resumes a call recorded earlier: backward runs for the call of its forward pass.
-  explicit CallScope(const CallSite& noted) : outer_(current_) { current_ = noted; }
-  ~CallScope() { current_ = outer_; }
-  CallScope(const CallScope&) = delete;
+  explicit CallScope(const CallSite& noted) : scope_(current_, noted) {}
 
   static const CallSite& current() { return current_; }
 
  private:
   static inline thread_local CallSite current_ = {};
-  const CallSite outer_;
+  Override<CallSite> scope_;
 };
 
 }  // namespace tessera

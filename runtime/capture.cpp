@@ -104,8 +104,6 @@ void call(const std::function<void()>& function) {
 
 }  // namespace
 
-thread_local int EagerScope::depth_ = 0;
-
 CaptureSession::CaptureSession(Device device) : device_(device) {
   check(!t_session,
         "graph capture: a capture is already in progress on this thread; captured steps do not nest");

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/device.h"
+#include "runtime/override.h"
 
 namespace tessera {
 
@@ -80,13 +81,11 @@ class Captured {
 /// captures again.
 class EagerScope {
  public:
-  EagerScope() { ++depth_; }
-  ~EagerScope() { --depth_; }
-  EagerScope(const EagerScope&) = delete;
-  static bool active() { return depth_ > 0; }
+  static bool active() { return active_; }
 
  private:
-  static thread_local int depth_;
+  static inline constinit thread_local bool active_ = false;
+  Override<bool> scope_{active_, true};
 };
 
 /// Callbacks by which the owner of state outside the graph takes part in a capture. Any function may be

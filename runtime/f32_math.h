@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "runtime/override.h"
+
 namespace tessera {
 
 /// How GEMMs and attention multiply f32 operands. Storage, sums and everything else stay f32.
@@ -11,22 +13,26 @@ namespace tessera {
 ///         shows what TF32 does to a result. f64, bf16 and f16 operands are unaffected.
 enum class F32Math : uint8_t { ieee, tf32 };
 
-const char* name_of(F32Math math);  // "ieee", "tf32"
-
-/// The mode of this thread's operators: ieee unless an F32MathScope lives.
-F32Math f32_math();
+constexpr const char* name_of(F32Math math) {  // "ieee", "tf32"
+  return math == F32Math::tf32 ? "tf32" : "ieee";
+}
 
 /// Sets f32_math() of this thread for the lifetime of the scope; scopes nest. A tape remembers the value with
 /// each operator that it records and restores it for that operator's backward function, so backward() may
 /// run outside the scope.
 class F32MathScope {
  public:
-  explicit F32MathScope(F32Math math);
-  ~F32MathScope();
-  F32MathScope(const F32MathScope&) = delete;
+  explicit F32MathScope(F32Math math) : scope_(current_, math) {}
 
  private:
-  F32Math outer_;
+  friend F32Math f32_math();
+  static inline constinit thread_local F32Math current_ = F32Math::ieee;
+  Override<F32Math> scope_;
 };
+
+/// The mode of this thread's operators: ieee unless an F32MathScope lives.
+inline F32Math f32_math() {
+  return F32MathScope::current_;
+}
 
 }  // namespace tessera

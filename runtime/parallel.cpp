@@ -31,7 +31,6 @@ constexpr std::chrono::microseconds kPolling{20};
 constexpr int kMostRanges = 16;  // of blocks that threads begin with; more threads share them
 
 std::atomic<int> thread_count = 0;  // 0: not determined yet
-thread_local bool runs_inline = false;
 
 void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -129,9 +128,10 @@ class Pool {
       waking_ += wake;
     }
     for (; wake > 0; --wake) wake_.notify_one();
-    runs_inline = true;  // loops nested in the body run inline
-    loop->work(0);
-    runs_inline = false;
+    {
+      const OneThread nested;  // loops nested in the body run inline
+      loop->work(0);
+    }
     if (!poll([&] { return loop->done(); })) {
       std::unique_lock lock(mutex_);
       loop->awaited = true;
@@ -171,7 +171,7 @@ class Pool {
 
   /// Thread number `thread`, from 1; the caller of a loop is 0.
   [[noreturn]] void serve(int thread) {
-    runs_inline = true;
+    const OneThread nested;
     std::unique_lock lock(mutex_);
     for (;;) {
       std::shared_ptr<Loop> loop = join();
@@ -256,14 +256,8 @@ void set_cpu_threads(int threads) {
   thread_count = threads;
 }
 
-OneThread::OneThread() : before_(std::exchange(runs_inline, true)) {}
-
-OneThread::~OneThread() {
-  runs_inline = before_;
-}
-
 void parallel::run_blocks(int blocks, void (*call)(const void* body, int block), const void* body) {
-  const int threads = runs_inline ? 1 : cpu_threads();
+  const int threads = OneThread::active() ? 1 : cpu_threads();
   if (threads > 1) return pool().run(blocks, call, body, threads);
   for (int block = 0; block < blocks; ++block) call(body, block);
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/override.h"
+
 /// Parallel loops of the CPU kernels, on a pool of threads that the process shares. Results never depend on
 /// the number of threads: a loop is cut into blocks that follow from its size alone, and each block is one
 /// call.
@@ -23,12 +25,11 @@ inline constexpr int kMostThreads = 4096;
 /// in parallel.
 class OneThread {
  public:
-  OneThread();
-  ~OneThread();
-  OneThread(const OneThread&) = delete;
+  static bool active() { return active_; }
 
  private:
-  bool before_;
+  static inline constinit thread_local bool active_ = false;
+  Override<bool> scope_{active_, true};
 };
 
 namespace parallel {

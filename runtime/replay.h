@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 #include "runtime/error.h"
+#include "runtime/override.h"
 
 namespace tessera {
 
@@ -16,9 +16,7 @@ template <class T>
 class Replay {
  public:
   enum class Mode { record, replay };
-  Replay(Mode mode, std::vector<T>& log) : mode_(mode), log_(log), outer_(std::exchange(innermost_, this)) {}
-  ~Replay() { innermost_ = outer_; }
-  Replay(const Replay&) = delete;
+  Replay(Mode mode, std::vector<T>& log) : mode_(mode), log_(log) {}
 
   /// The next value: from the log of a replay, else made by `make`. Throws `too_many` where the log ends.
   template <class Make>
@@ -26,7 +24,8 @@ class Replay {
     Replay* const from = replaying();
     check(!from || from->used_ < from->log_.size(), too_many);
     T value = from ? from->log_[from->used_++] : make();
-    for (Replay* noting = innermost_; noting != from; noting = noting->outer_) noting->log_.push_back(value);
+    for (Replay* noting = innermost_; noting != from; noting = noting->scope_.outer())
+      noting->log_.push_back(value);
     return value;
   }
   /// Number of values that were taken from the log.
@@ -34,13 +33,13 @@ class Replay {
   /// The innermost scope in mode `replay`, or null.
   static Replay* replaying() {
     Replay* scope = innermost_;
-    while (scope && scope->mode_ == Mode::record) scope = scope->outer_;
+    while (scope && scope->mode_ == Mode::record) scope = scope->scope_.outer();
     return scope;
   }
   /// How many scopes, of both modes, this thread is in.
   static int depth() {
     int depth = 0;
-    for (const Replay* scope = innermost_; scope; scope = scope->outer_) ++depth;
+    for (const Replay* scope = innermost_; scope; scope = scope->scope_.outer()) ++depth;
     return depth;
   }
 
@@ -49,7 +48,7 @@ class Replay {
   const Mode mode_;
   std::vector<T>& log_;
   size_t used_ = 0;
-  Replay* const outer_;
+  Override<Replay*> scope_{innermost_, this};
 };
 
 }  // namespace tessera
