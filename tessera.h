@@ -5,7 +5,6 @@
 #include "runtime/allocator.h"
 #include "runtime/call_site.h"
 #include "runtime/capture.h"
-#include "runtime/child_status.h"
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/gaussian.h"
@@ -15,7 +14,6 @@
 #include "runtime/parse_name.h"
 #include "runtime/philox.h"
 #include "runtime/profile.h"
-#include "runtime/random_purpose.h"
 #include "runtime/replay.h"
 #include "runtime/rng.h"
 #include "runtime/stream_scope.h"
@@ -162,6 +160,7 @@
 #include "optim/sharding.h"
 #include "optim/whole_state.h"
 
+#include "dist/child_status.h"
 #include "dist/data_parallel.h"
 #include "dist/launch.h"
 #include "dist/place.h"

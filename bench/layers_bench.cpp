@@ -12,10 +12,10 @@
 #include "report/facts.h"
 #include "runtime/f32_math.h"
 #include "runtime/interrupt.h"
-#include "runtime/random_purpose.h"
 #include "train/bert_model.h"
 #include "train/glue_data.h"
 #include "train/glue_job.h"
+#include "train/random_purpose.h"
 
 namespace tessera::bench {
 
@@ -63,7 +63,7 @@ Work task_work(const LayersBenchOptions& options, const std::string& name) {
                                               options.max_length, false);
   check(set.train.size() >= options.batch, "bench layers: ", info.name, " has ", set.train.size(),
         " examples, a batch takes ", options.batch, "; give a smaller --batch-size");
-  Rng order(seed_for(RandomPurpose::text_order, options.seed));
+  Rng order(train::seed_for(train::RandomPurpose::text_order, options.seed));
   datasets::Loader<datasets::GlueItems> loader(
       set.train,
       {.size = options.batch, .shuffle = &order, .drop_last = true, .workers = 1, .device = Device::cpu()});
@@ -76,12 +76,12 @@ class Subject {
  public:
   Subject(const LayersBenchOptions& options, const Work& work)
       : options_(options),
-        rng_(seed_for(RandomPurpose::initialisation, options.seed)),
-        rows_(seed_for(RandomPurpose::row_choice, options.seed)),
+        rng_(train::seed_for(train::RandomPurpose::initialisation, options.seed)),
+        rows_(train::seed_for(train::RandomPurpose::row_choice, options.seed)),
         model_(make_model(options, work, rng_)),
         batch_(train::bert_batch(work.batch, model_.config, 0, options.device)),
         targets_(work.batch.labels.to(options.device)) {
-    use_for(RandomPurpose::dropout, options.seed, rng_);
+    train::use_for(train::RandomPurpose::dropout, options.seed, rng_);
     nn::set_training(model_, true);
     if (options.slice.slices()) slice(), dense();  // throws before anything is timed
   }

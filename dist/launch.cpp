@@ -26,7 +26,7 @@
 
 #include "comm/socket.h"
 #include "comm/status.h"
-#include "runtime/child_status.h"
+#include "dist/child_status.h"
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 

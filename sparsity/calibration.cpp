@@ -2,7 +2,7 @@
 
 #include "datasets/shuffle.h"
 #include "runtime/error.h"
-#include "runtime/random_purpose.h"
+#include "train/random_purpose.h"
 
 namespace tessera::sparsity {
 
@@ -16,7 +16,8 @@ Samples choose_samples(std::span<const int64_t> text, const SampleOptions& optio
   check(places >= count, "calibration: a text of ", tokens, " tokens has only ", places,
         " different samples of ", length, " tokens, fewer than ", count,
         "; give more text, or a smaller --samples or --length");
-  const datasets::Permutation order(places, seed_for(RandomPurpose::calibration, options.seed), 0, 0);
+  const datasets::Permutation order(places, train::seed_for(train::RandomPurpose::calibration, options.seed),
+                                    0, 0);
   Samples samples{.length = length, .seed = options.seed, .begins = {}, .tokens = {}};
   samples.tokens.reserve(size_t(count * length));
   for (int64_t i = 0; i < count; ++i) {

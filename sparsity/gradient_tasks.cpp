@@ -15,10 +15,10 @@
 #include "io/utf8.h"
 #include "pretrained/load.h"
 #include "runtime/interrupt.h"
-#include "runtime/random_purpose.h"
 #include "train/bert_model.h"
 #include "train/glue_job.h"
 #include "train/mlm_job.h"
+#include "train/random_purpose.h"
 #include "train/run_folder.h"
 
 namespace tessera::sparsity {
@@ -76,7 +76,7 @@ Origin origin_of(const std::string& model) {
 
 /// A model and what it refers to.
 struct Loaded {
-  explicit Loaded(uint64_t seed) : rng(seed_for(RandomPurpose::initialisation, seed)) {}
+  explicit Loaded(uint64_t seed) : rng(train::seed_for(train::RandomPurpose::initialisation, seed)) {}
   Rng rng;
   std::optional<models::Bert> own;
   std::optional<train::GlueJob> job;
@@ -102,7 +102,7 @@ std::unique_ptr<Loaded> load(const Origin& origin, const Task& task, const Gradi
         " holds a model of type ", config.type, "; expected bert or roberta");
   loaded->own.emplace(pretrained::load_bert(origin.folder, loaded->rng, device,
                                             {.config = task.head, .dtype = what.dtype}, &loaded->report));
-  use_for(RandomPurpose::dropout, what.seed, loaded->rng);
+  train::use_for(train::RandomPurpose::dropout, what.seed, loaded->rng);
   nn::set_training(*loaded->own, what.dropout);
   return loaded;
 }
@@ -116,7 +116,7 @@ Task glue_task(const std::string& name, const io::Tokenizer& tokenizer, const Gr
       data, tokenizer, datasets::GlueBatchOptions{.max_length = what.max_length, .packed = true});
   check(items->size() >= what.batch, "gradients: ", data.path(), " has ", items->size(),
         " examples, a batch takes ", what.batch, "; give a smaller --batch-size");
-  Rng order(seed_for(RandomPurpose::text_order, what.seed));
+  Rng order(train::seed_for(train::RandomPurpose::text_order, what.seed));
   const auto loader = std::make_shared<datasets::Loader<datasets::GlueItems>>(
       *items,
       datasets::LoaderOptions{
@@ -148,7 +148,8 @@ Task text_task(const io::Tokenizer& tokenizer, const GradientTasks& what) {
         what.max_length, ", a batch takes ", what.batch,
         "; give a smaller --batch-size or --max-length, or more text");
   const train::Masking masking(tokenizer, what.mask);
-  const datasets::Permutation order(windows, seed_for(RandomPurpose::sequence_order, what.seed), 0, 0);
+  const datasets::Permutation order(windows, train::seed_for(train::RandomPurpose::sequence_order, what.seed),
+                                    0, 0);
   const auto index = std::make_shared<int64_t>(0);
   return {.name = kText,
           .head = {.head = models::BertHead::masked_lm},

@@ -11,7 +11,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "runtime/child_status.h"
+#include "dist/child_status.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 
@@ -94,7 +94,7 @@ ChildProcess::ChildProcess(const std::string& program, const std::vector<std::st
   int ends[2] = {-1, -1};
   const bool ready = in >= 0 && out >= 0 && ::pipe2(ends, O_CLOEXEC) == 0;
   if (ready) {
-    keep_child_status();
+    dist::keep_child_status();
     const HeldSignals held;
     const pid_t parent = ::getpid();
     id_ = ::fork();

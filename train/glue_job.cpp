@@ -13,10 +13,10 @@
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
-#include "runtime/random_purpose.h"
 #include "train/bert_model.h"
 #include "train/gradient_probe.h"
 #include "train/loader_share.h"
+#include "train/random_purpose.h"
 #include "train/run_folder.h"
 
 namespace tessera::train {

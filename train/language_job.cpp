@@ -15,8 +15,8 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "runtime/random_purpose.h"
 #include "train/activation_sparsity.h"
+#include "train/random_purpose.h"
 
 namespace tessera::train {
 

@@ -8,9 +8,9 @@
 #include "plan/plan.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "runtime/random_purpose.h"
 #include "train/language_job.h"
 #include "train/loader_share.h"
+#include "train/random_purpose.h"
 #include "train/step.h"
 
 namespace tessera::train {

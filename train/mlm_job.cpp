@@ -12,9 +12,9 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "runtime/random_purpose.h"
 #include "train/bert_model.h"
 #include "train/loader_share.h"
+#include "train/random_purpose.h"
 
 namespace tessera::train {
 

@@ -8,7 +8,7 @@
 #include "plan/plan.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
-#include "runtime/random_purpose.h"
+#include "train/random_purpose.h"
 #include "train/step.h"
 
 namespace tessera::train {

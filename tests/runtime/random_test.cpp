@@ -6,7 +6,6 @@
 
 #include "runtime/error.h"
 #include "runtime/philox.h"
-#include "runtime/random_purpose.h"
 #include "runtime/rng.h"
 #include "tests/errors.h"
 
@@ -32,20 +31,6 @@ TEST(Philox, UniformsStayInsideTheirIntervals) {
   EXPECT_EQ(uniform_open(~0u), 1.0f);
   EXPECT_EQ(uniform_half_open(0), 0.0f);
   EXPECT_LT(uniform_half_open(~0u), 1.0f);
-}
-
-TEST(RandomPurpose, EachHasStreamsOfItsOwn) {
-  std::set<uint64_t> seeds;
-  constexpr RandomPurpose kAll[] = {RandomPurpose::initialisation, RandomPurpose::dropout,
-                                    RandomPurpose::sequence_order, RandomPurpose::text_order,
-                                    RandomPurpose::evaluation};
-  for (uint64_t seed = 0; seed < 1000; ++seed)
-    for (const RandomPurpose purpose : kAll) seeds.insert(seed_for(purpose, seed));
-  EXPECT_EQ(seeds.size(), 5000u);
-  Rng rng(7);
-  rng.reserve(Device::cpu());
-  use_for(RandomPurpose::dropout, 7, rng);
-  EXPECT_EQ(rng.state(), (Rng::State{seed_for(RandomPurpose::dropout, 7), 0}));
 }
 
 TEST(Rng, EveryReservationIsAStreamOfItsOwn) {

@@ -4,7 +4,7 @@
 
 #include "runtime/rng.h"
 
-namespace tessera {
+namespace tessera::train {
 
 /// The purposes for which a run draws random numbers. Each purpose has its own streams under one seed, so
 /// that a change of one (dropout where there was none, one more layer to initialise, weights that are loaded)
@@ -34,4 +34,4 @@ inline void use_for(RandomPurpose purpose, uint64_t seed, Rng& rng) {
   rng.set_state({seed_for(purpose, seed), 0});
 }
 
-}  // namespace tessera
+}  // namespace tessera::train

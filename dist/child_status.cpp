@@ -1,8 +1,8 @@
-#include "runtime/child_status.h"
+#include "dist/child_status.h"
 
 #include <csignal>
 
-namespace tessera {
+namespace tessera::dist {
 
 void keep_child_status() {
   struct sigaction action {};
@@ -13,4 +13,4 @@ void keep_child_status() {
   ::sigaction(SIGCHLD, &action, nullptr);
 }
 
-}  // namespace tessera
+}  // namespace tessera::dist
