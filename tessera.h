@@ -25,7 +25,6 @@
 #include "tensor/layout.h"
 #include "tensor/precision.h"
 #include "tensor/print.h"
-#include "tensor/random.h"
 #include "tensor/tensor.h"
 #include "tensor/transfer.h"
 
@@ -94,6 +93,7 @@
 #include "ops/norm/norm.h"
 #include "ops/obs_columns/obs_columns.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/reduce/reduce.h"
 #include "ops/reduction.h"
 #include "ops/rope/rope.h"

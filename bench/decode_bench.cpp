@@ -10,11 +10,11 @@
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/llama.h"
+#include "ops/random/random.h"
 #include "ops/variant.h"
 #include "plan/plan.h"
 #include "pretrained/load.h"
 #include "report/facts.h"
-#include "tensor/random.h"
 
 namespace tessera::bench {
 namespace {
@@ -94,7 +94,7 @@ std::string text_of(const DecodeSparse& sparse) {
 models::Generator::Texts prompts_of(int64_t batch, int64_t tokens, int64_t vocabulary) {
   Rng rng(2);
   const Tensor drawn = Tensor::empty({batch, tokens}, DType::i64, Device::cpu());
-  fill_integers(drawn, vocabulary, rng);
+  ops::fill_integers(drawn, vocabulary, rng);
   models::Generator::Texts prompts;
   for (int64_t b = 0; b < batch; ++b) prompts.push_back(drawn.select(0, b).to_vector<int64_t>());
   return prompts;
@@ -204,7 +204,7 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
 models::Llama random_model(const models::LlamaConfig& config, Rng& rng, const DecodeBenchOptions& options) {
   models::Llama model(config, rng, options.device, models::Start::blank, options.ranks);
   for (const auto& [name, parameter] : nn::parameters(model))
-    if (parameter.rank() >= 2) fill_normal(parameter.detach(), 0, 0.02, rng);
+    if (parameter.rank() >= 2) ops::fill_normal(parameter.detach(), 0, 0.02, rng);
   return model;
 }
 

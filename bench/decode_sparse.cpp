@@ -5,8 +5,8 @@
 
 #include "autograd/tape.h"
 #include "nn/observe.h"
+#include "ops/random/random.h"
 #include "runtime/parallel.h"
-#include "tensor/random.h"
 
 namespace tessera::bench {
 namespace {
@@ -91,7 +91,7 @@ pretrained::Gates calibrated(models::Llama& model, double sparsity) {
   const NoTape no_tape;
   const Tensor tokens = Tensor::empty({1, 64}, DType::i64, Device::cpu());
   Rng rng(3);
-  fill_integers(tokens, model.config.vocabulary, rng);
+  ops::fill_integers(tokens, model.config.vocabulary, rng);
   model(tokens.to(model.token.weight.device()));
   return gates;
 }

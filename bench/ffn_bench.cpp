@@ -11,10 +11,10 @@
 #include "ops/linear/linear_activation.h"
 #include "ops/linear/linear_swiglu.h"
 #include "ops/mlp/mlp.h"
+#include "ops/random/random.h"
 #include "ops/sum_dtype.h"
 #include "ops/variant.h"
 #include "report/facts.h"
-#include "tensor/random.h"
 #include "train/activation_sparsity.h"
 
 namespace tessera::bench {
@@ -43,7 +43,7 @@ struct Operands {
     Rng rng(7);
     const auto normal = [&](const Shape& of, double mean, double deviation) {
       const Tensor made = Tensor::empty(of, dtype, device);
-      fill_normal(made, mean, deviation, rng);
+      ops::fill_normal(made, mean, deviation, rng);
       return made;
     };
     const double fan = 1 / std::sqrt(double(shape.width));

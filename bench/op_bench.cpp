@@ -6,9 +6,9 @@
 #include "autograd/tape.h"
 #include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/variant.h"
 #include "report/facts.h"
-#include "tensor/random.h"
 
 namespace tessera::bench {
 namespace {
@@ -50,7 +50,7 @@ PendingBackward prepare_backward(const ops::OpSpec& op, std::vector<Tensor> inpu
       if (result.count() == 1) {
         known_grads.back().fill(1);  // a loss
       } else {
-        fill_normal(known_grads.back(), 0.0, 1.0, rng);
+        ops::fill_normal(known_grads.back(), 0.0, 1.0, rng);
       }
     }
   }
@@ -80,11 +80,11 @@ Tensor random_input(const ops::OpSpec& op, size_t number, const ops::InputCase& 
   } else if (input.fill == ops::Fill::index) {
     check(input.high >= 1 || x.count() == 0, op.name, ": these sizes leave no valid index for \"",
           op.inputs[number].name, "\"; expected at least one");
-    if (x.count() > 0) fill_integers(x, input.high, rng);
+    if (x.count() > 0) ops::fill_integers(x, input.high, rng);
   } else if (input.fill == ops::Fill::positive) {
-    fill_uniform(x, 0.5, 2.0, rng);
+    ops::fill_uniform(x, 0.5, 2.0, rng);
   } else {
-    fill_normal(x, 0.0, input.scale, rng);
+    ops::fill_normal(x, 0.0, input.scale, rng);
   }
   // Dropout makes -0 of what was negative, which formats of sparse weights store: + 0 makes it 0.
   if (input.density < 1 && is_floating(drawn))

@@ -3,9 +3,9 @@
 #include "autograd/tape.h"
 #include "nn/module.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "optim/adamw.h"
 #include "report/facts.h"
-#include "tensor/random.h"
 
 namespace tessera::bench {
 namespace {
@@ -28,7 +28,7 @@ std::vector<nn::NamedParameter> random_parameters(int64_t count, DType dtype, De
     const int64_t rows = std::max<int64_t>(1, std::min(left, kWidth * kWidth) / kWidth);
     const Shape shape{rows, std::min(left, kWidth)};
     Tensor weight = Tensor::empty(shape, dtype, device);
-    fill_normal(weight, 0, 0.02, rng);
+    ops::fill_normal(weight, 0, 0.02, rng);
     nn::make_parameter(weight);
     list.push_back({"weight" + std::to_string(list.size()), weight});
     left -= shape.count();
@@ -50,7 +50,7 @@ std::vector<Record> bench_optim(const OptimBenchOptions& options) {
         Tape tape;
         const std::vector<Tensor> y{ops::scale(parameter.tensor, 1.0)};
         const std::vector<Tensor> dy{Tensor::empty_like(y[0].detach())};
-        fill_normal(dy[0], 0, 0.01, rng);
+        ops::fill_normal(dy[0], 0, 0.01, rng);
         tape.backward(y, dy);
       }
       Record record = describe_step(options.device, dtype);
@@ -74,7 +74,7 @@ std::vector<Record> bench_copy(Device device, const TimerOptions& timer) {
   const int64_t mib = device.is_cpu() ? 64 : 1024, count = mib << 18;
   const Tensor from = Tensor::empty({count}, DType::f32, device), to = Tensor::empty_like(from);
   Rng rng(1);
-  fill_normal(from, 0, 1, rng);
+  ops::fill_normal(from, 0, 1, rng);
   Record record = describe_step(device, DType::f32);
   record.op = "copy";
   record.mode = "fwd";

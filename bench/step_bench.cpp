@@ -1,10 +1,10 @@
 #include "bench/step_bench.h"
 
 #include "bench/step_internal.h"
+#include "ops/random/random.h"
 #include "plan/plan.h"
 #include "plan/ranks.h"
 #include "runtime/philox.h"
-#include "tensor/random.h"
 
 namespace tessera::bench {
 namespace {
@@ -14,7 +14,7 @@ datasets::RegressionBatch random_batch(const train::TnpSettings& settings) {
   Rng rng(1);
   const auto normal = [&](const Shape& shape) {
     Tensor tensor = Tensor::empty(shape, DType::f32, Device::cpu());
-    fill_normal(tensor, 0, 1, rng);
+    ops::fill_normal(tensor, 0, 1, rng);
     return tensor;
   };
   datasets::RegressionBatch batch;

@@ -6,10 +6,10 @@
 
 #include "bench/difference.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/verify.h"
 #include "runtime/allocator.h"
 #include "runtime/has_cuda.h"
-#include "tensor/random.h"
 
 namespace tessera::bench {
 namespace {
@@ -130,7 +130,7 @@ std::vector<Tensor> widened(const std::vector<Tensor>& tensors, const std::vecto
     Tensor copy = tensor.to(DType::f32);
     if (moved) {
       const Tensor factor = Tensor::empty_like(copy);
-      fill_uniform(factor, 1 - epsilon(precision) / 2, 1 + epsilon(precision) / 2, rng);
+      ops::fill_uniform(factor, 1 - epsilon(precision) / 2, 1 + epsilon(precision) / 2, rng);
       copy = ops::mul(copy, factor);
     }
     wide.push_back(copy);
@@ -146,7 +146,7 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
     const auto outputs = ops::run_with_gradients(op, inputs, attrs, {}).outputs;
     for (size_t n = 0; n < outputs.size(); ++n) {
       grads.push_back(op.outputs[n].differentiable ? Tensor::empty_like(outputs[n]) : Tensor());
-      if (grads.back().defined()) fill_uniform(grads.back(), -1, 1, rng);
+      if (grads.back().defined()) ops::fill_uniform(grads.back(), -1, 1, rng);
     }
   }
   const auto in_precision = [&] {

@@ -6,8 +6,8 @@
 
 #include "bench/cold.h"
 #include "ops/matmul/matmul.h"
+#include "ops/random/random.h"
 #include "runtime/has_cuda.h"
-#include "tensor/random.h"
 #include "tensor/tensor.h"
 
 namespace tessera::bench {
@@ -90,7 +90,7 @@ const Ceilings& ceilings(Device device, Precision precision) {
     const int64_t count = device.is_cpu() ? 1 << 24 : int64_t(1) << 28;
     const Tensor from = Tensor::empty({count}, DType::f32, device), to = Tensor::empty_like(from);
     Rng rng(1);
-    fill_normal(from, 0, 1, rng);
+    ops::fill_normal(from, 0, 1, rng);
     measured.copy_gbs = 8.0 * double(count) / median([&] { copy_at_best(to, from); }) / 1e6;
   }
   {
@@ -100,7 +100,7 @@ const Ceilings& ceilings(Device device, Precision precision) {
     const F32MathScope math(tf32 && device.is_cuda() ? F32Math::tf32 : F32Math::ieee);
     const Tensor a = Tensor::empty({n, n}, dtype, device);
     Rng rng(2);
-    fill_uniform(a, -1, 1, rng);
+    ops::fill_uniform(a, -1, 1, rng);
     const double ms = median([&] { ops::matmul(a, a); });
     measured.tflops = 2.0 * double(n) * double(n) * double(n) / ms / 1e9;
   }

@@ -14,7 +14,7 @@ struct Problem {
 
   /// Draws a batch and returns the model's mean squared error on it.
   Tensor loss() {
-    fill_normal(x, 0, 1, rng);  // fresh numbers in every replay
+    ops::fill_normal(x, 0, 1, rng);  // fresh numbers in every replay
     const Tensor difference = ops::sub(model(x), ops::sum(x, 1, true));
     return ops::mean(ops::mul(difference, difference));
   }

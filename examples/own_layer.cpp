@@ -36,7 +36,7 @@ int main() {
   for (const auto& [name, tensor] : nn::parameters(model)) std::printf("%s\n", name.c_str());
 
   const Tensor x = Tensor::empty({5, 3}, DType::f32, Device::cpu());
-  fill_normal(x, 0, 1, rng);
+  ops::fill_normal(x, 0, 1, rng);
   io::save("own_layer.safetensors", model);
   io::load("own_layer.safetensors", same);
   return model(x).to_vector<float>() == same(x).to_vector<float>() ? 0 : 1;

@@ -48,7 +48,7 @@ class Fit : public train::Job {
   train::JobInfo info() const override { return {.evaluates = true, .tokens_per_step = 256}; }
   void batch(uint64_t index) override {  // the same index, the same batch: a resumed run meets its data
     Rng rng(index);
-    fill_uniform(x_, -1, 1, rng);
+    ops::fill_uniform(x_, -1, 1, rng);
   }
   Tensor loss() override {
     const Tensor y = ops::exp(ops::scale(ops::sum(ops::mul(x_, x_), 1, true), -3));

@@ -14,7 +14,7 @@ int main() {
 
   double error = 1;
   for (int step = 1; step <= 1000; ++step) {
-    fill_uniform(x, -1, 1, rng);
+    ops::fill_uniform(x, -1, 1, rng);
     const Tensor y = ops::exp(ops::scale(ops::sum(ops::mul(x, x), 1, true), -3));
     Tape tape;
     const Tensor difference = ops::sub(model(x), y);

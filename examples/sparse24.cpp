@@ -16,7 +16,7 @@ int main() {
   double first = 0, loss = 0;
   for (int step = 0; step < 400; ++step) {
     nn::sparse24_of(mlp)->active = step >= 20;  // the schedule
-    fill_uniform(x, -1, 1, rng);
+    ops::fill_uniform(x, -1, 1, rng);
     Tape tape;
     const Tensor difference = ops::sub(mlp(x), ops::mul(x, x));
     const Tensor mean = ops::mean(ops::mul(difference, difference));

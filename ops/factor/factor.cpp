@@ -7,8 +7,8 @@
 #include "autograd/tape.h"
 #include "ops/factor/factor_kernels.h"
 #include "ops/gemm/gemm.h"
+#include "ops/random/random.h"
 #include "runtime/has_cuda.h"
-#include "tensor/random.h"
 
 namespace tessera::ops {
 namespace {

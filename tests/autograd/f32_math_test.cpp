@@ -8,8 +8,8 @@
 #include "autograd/tape.h"
 #include "ops/attention/attention.h"
 #include "ops/linear/linear.h"
+#include "ops/random/random.h"
 #include "tensor/precision.h"
-#include "tensor/random.h"
 
 namespace tessera {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 Tensor random(const Shape& shape, uint64_t seed) {
   const Tensor x = Tensor::empty(shape, DType::f32, Device::cpu());
   Rng rng(seed);
-  fill_normal(x, 0, 1, rng);
+  ops::fill_normal(x, 0, 1, rng);
   return x;
 }
 

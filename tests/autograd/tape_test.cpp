@@ -9,10 +9,10 @@
 #include "autograd/gradcheck.h"
 #include "ops/activation/activation.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
 #include "tensor/kernels.h"
-#include "tensor/random.h"
 #include "tests/autograd/leaves.h"
 #include "tests/errors.h"
 
@@ -37,7 +37,7 @@ TEST(Tape, AResultIsNotWritten) {
   const Tensor y = ops::relu(x);
   expect_error([&] { y.fill(0.5); }, {"fill: f64[2, 3]", "result of the tape", "detach()"});
   expect_error([&] { y.copy_from(x); }, {"copy_from", "result of the tape"});
-  expect_error([&] { fill_uniform(y, 0, 1, rng); }, {"fill_uniform", "result of the tape"});
+  expect_error([&] { ops::fill_uniform(y, 0, 1, rng); }, {"fill_uniform", "result of the tape"});
   y.detach().fill(0.5);
   x.fill(2);  // as an optimizer does
   EXPECT_EQ(y.to_vector<double>(), std::vector<double>(6, 0.5));

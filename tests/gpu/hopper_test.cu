@@ -13,7 +13,6 @@
 #include "gpu/reread.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
-#include "tensor/random.h"
 #include "tensor/tensor.h"
 
 /// The vocabulary of the sm_90a kernels, each word alone: one warpgroup multiplies 64 x N x 128 tiles that

@@ -11,9 +11,9 @@
 #include "models/llama.h"
 #include "nn/low_rank.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/reduce/reduce.h"
 #include "runtime/allocator.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/tensors.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 Tensor random_normal(const Shape& shape, Rng& rng) {
   const Tensor tensor = Tensor::empty(shape, DType::f64, kCpu);
-  fill_normal(tensor, 0, 1, rng);
+  ops::fill_normal(tensor, 0, 1, rng);
   return tensor;
 }
 

@@ -8,9 +8,9 @@
 #include "models/llama.h"
 #include "nn/init.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/variant.h"
 #include "runtime/capture.h"
-#include "tensor/random.h"
 #include "tests/models/compressed.h"
 
 namespace tessera::models {
@@ -238,7 +238,7 @@ void prune(Llama& model, double share, Rng& rng) {
       model.blocks,
       [&](const std::string&, nn::Linear& layer) {
         const Tensor chance = Tensor::empty(layer.weight.shape(), DType::f32, Device::cpu());
-        fill_uniform(chance, 0, 1, rng);
+        ops::fill_uniform(chance, 0, 1, rng);
         std::vector<float> values = layer.weight.detach().to(DType::f32).to(Device::cpu()).to_vector<float>();
         const std::vector<float> drawn = chance.to_vector<float>();
         for (size_t i = 0; i < values.size(); ++i)

@@ -50,7 +50,7 @@ TEST(ConvertedModels, ATnpTakesItsTokensInTheNewDType) {
     nn::to(model, to);
     const auto drawn = [&](int64_t points, int64_t width) {
       const Tensor x = Tensor::empty({2, points, width}, DType::f32, kCpu);
-      fill_normal(x, 0, 1, rng);
+      ops::fill_normal(x, 0, 1, rng);
       return x;
     };
     EXPECT_TRUE(std::isfinite(model.loss({drawn(5, 2), drawn(5, 1), drawn(3, 2), drawn(3, 1)}).item()))

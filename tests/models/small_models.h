@@ -4,7 +4,7 @@
 #include "models/gpt.h"
 #include "models/llama.h"
 #include "models/tnp.h"
-#include "tensor/random.h"
+#include "ops/random/random.h"
 #include "tests/tensors.h"
 
 /// Models of a few thousand parameters, in f64 unless told otherwise, which tests share.
@@ -147,7 +147,7 @@ inline TnpBatch small_tnp_batch(DType dtype = DType::f64, Device device = kCpu) 
   Rng rng(5);
   const auto random = [&](const Shape& shape) {
     const Tensor tensor = Tensor::empty(shape, DType::f64, kCpu);
-    fill_normal(tensor, 0, 1, rng);
+    ops::fill_normal(tensor, 0, 1, rng);
     return tensor.to(dtype).to(device);
   };
   return {random({2, 4, 2}), random({2, 4, 1}), random({2, 3, 2}), random({2, 3, 1})};

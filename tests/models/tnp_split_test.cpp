@@ -7,7 +7,7 @@
 #include "autograd/tape.h"
 #include "comm/threads.h"
 #include "models/tnp.h"
-#include "tensor/random.h"
+#include "ops/random/random.h"
 #include "tests/errors.h"
 
 // One task on several ranks: losses and gradients of every parameter are shares of those of one rank.
@@ -42,7 +42,7 @@ TnpBatch batch_of(const SplitCase& c, DType dtype) {
   Rng rng(5);
   const auto random = [&](int64_t points, int64_t width) {
     const Tensor tensor = Tensor::empty({3, points, width}, DType::f64, Device::cpu());
-    fill_normal(tensor, 0, 1, rng);
+    ops::fill_normal(tensor, 0, 1, rng);
     return tensor.to(dtype == DType::f64 ? DType::f64 : DType::f32);
   };
   return {random(c.context, 2), random(c.context, 1), random(c.targets, 2), random(c.targets, 1)};

@@ -6,9 +6,9 @@
 
 #include "nn/prefix_block.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/reduce/reduce.h"
 #include "ops/shape/shape.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/nn/random.h"
 
@@ -121,7 +121,8 @@ TEST(SelfAttention, LayersShareTheStarts) {
   Rng rng(1);
   SelfAttention layer(8, {.heads = 2, .kv_heads = 1, .causal = true, .dtype = DType::f64}, rng,
                       Device::cpu());
-  for (const Tensor& weight : {layer.qkv.weight, layer.out.weight}) fill_normal(weight.detach(), 0, 1, rng);
+  for (const Tensor& weight : {layer.qkv.weight, layer.out.weight})
+    ops::fill_normal(weight.detach(), 0, 1, rng);
   const Tensor x = random({6, 8}, 4);
   const AttentionPass pass{.sequences = {{4, 2}}};
   const auto wanted = layer(x, pass).to_vector<double>();
@@ -136,7 +137,8 @@ TEST(SelfAttention, LayersShareTheStarts) {
 TEST(SelfAttention, MakesTheRowsThatAreWanted) {
   Rng rng(1);
   SelfAttention layer(8, {.heads = 2, .dtype = DType::f64}, rng, Device::cpu());
-  for (const Tensor& weight : {layer.qkv.weight, layer.out.weight}) fill_normal(weight.detach(), 0, 1, rng);
+  for (const Tensor& weight : {layer.qkv.weight, layer.out.weight})
+    ops::fill_normal(weight.detach(), 0, 1, rng);
   const Tensor x = random({6, 8}, 4), rows = Tensor::from(std::vector<int64_t>{4, 0, 5}, {3});
   for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{4, 2}, {3, 3}}) {
     const Tensor all = layer(x, {.sequences = {lengths}}),

@@ -29,7 +29,7 @@ TEST(PrefillScope, ALayerLeavesOutInputsOfTheseTokensAlone) {
   Rng rng(1);
   Linear layer(6, 5, rng);
   const Tensor dense = layer.weight.detach().clone(), x = Tensor::empty({7, 6}, DType::f32, Device::cpu());
-  fill_normal(x, 0, 1, rng);
+  ops::fill_normal(x, 0, 1, rng);
   const ops::Gate gate{.kind = ops::Gate::Kind::threshold, .threshold = 0.7},
       other{.kind = ops::Gate::Kind::top_k, .keep = 2};
   const auto columns = [&](int64_t begin, int64_t end) {
@@ -62,7 +62,7 @@ TEST(PrefillScope, OfACompressedMlpWithGatedInputsHoldsForGateAndUp) {
   Rng rng(1);
   Mlp mlp(6, 5, rng, Device::cpu(), {.gated = true, .bias = false});
   const Tensor x = Tensor::empty({7, 6}, DType::f32, Device::cpu());
-  fill_normal(x, 0, 1, rng);
+  ops::fill_normal(x, 0, 1, rng);
   const Tensor dense = mlp.up.weight.detach().clone();
   const auto rows = [&](int64_t begin) {
     return ops::compress(dense.slice(0, begin, begin + 5), ops::SparseFormat::sell_delta4);

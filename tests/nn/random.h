@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tensor/random.h"
+#include "ops/random/random.h"
 #include "tests/tensors.h"
 
 namespace tessera::nn {
@@ -9,7 +9,7 @@ namespace tessera::nn {
 inline Tensor random(const Shape& shape, uint64_t seed) {
   Rng rng(seed);
   const Tensor tensor = Tensor::empty(shape, DType::f64, kCpu);
-  fill_normal(tensor, 0, 1, rng);
+  ops::fill_normal(tensor, 0, 1, rng);
   return tensor;
 }
 

@@ -7,7 +7,7 @@
 
 #include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
-#include "tensor/random.h"
+#include "ops/random/random.h"
 #include "tests/errors.h"
 #include "tests/ops/tensors.h"
 

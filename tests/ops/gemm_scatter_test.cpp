@@ -9,8 +9,8 @@
 
 #include "autograd/tape.h"
 #include "ops/linear/linear_swiglu.h"
+#include "ops/random/random.h"
 #include "runtime/has_cuda.h"
-#include "tensor/random.h"
 #include "tests/ops/framed_gemm.h"
 
 /// Variant "wgmma scatter": which warp writes which zeros, in plain loops, and the kernels tile by tile.

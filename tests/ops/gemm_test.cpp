@@ -11,9 +11,9 @@
 #include <limits>
 #include <string>
 
+#include "ops/random/random.h"
 #include "runtime/parallel.h"
 #include "runtime/rng.h"
-#include "tensor/random.h"
 
 extern "C" {
 void openblas_set_num_threads(int threads);

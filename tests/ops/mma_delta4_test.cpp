@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
+#include "ops/random/random.h"
 #include "ops/sparse_linear/sparse_weight.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 
 // Format mma_delta4: the layout of its streams, how long they are, what validate() refuses.

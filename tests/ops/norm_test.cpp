@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "ops/pointwise/pointwise.h"
-#include "tensor/random.h"
+#include "ops/random/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
 #include "tests/ops/tensors.h"

@@ -8,10 +8,10 @@
 
 #include "ops/linear/activation_of_result.h"
 #include "ops/mlp/hidden_gradient24.h"
+#include "ops/random/random.h"
 #include "ops/sparse24/sparse24.h"
 #include "ops/sparse24/sparse24_math.h"
 #include "runtime/philox.h"
-#include "tensor/random.h"
 
 /// What the packed kernels compute, lane by lane: the functions of packed24_math.h between emulated shuffles
 /// and ldmatrix, compared with the scalar selection and with the layout.

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "ops/generation/sample_math.h"
-#include "tensor/random.h"
+#include "ops/random/random.h"
 #include "tests/errors.h"
 
 namespace tessera::ops {

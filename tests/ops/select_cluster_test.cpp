@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/random/random.h"
 #include "ops/select/select.h"
-#include "tensor/random.h"
 
 /// Variant "cluster" of selections in plain loops: the same functions in the same order as
 /// select_cluster.cuh, next to the definition of select_cpu.cpp. On a GPU the cases of select compare the

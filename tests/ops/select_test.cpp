@@ -10,10 +10,10 @@
 #include <numeric>
 #include <optional>
 
+#include "ops/random/random.h"
 #include "ops/select/select_math.h"
 #include "ops/variant.h"
 #include "runtime/capture.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/guarded.h"
 #include "tests/ops/tensors.h"

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
 #include "ops/decoder_layers/sell_decoder_plan.h"
+#include "ops/random/random.h"
 #include "ops/rope/rope_table.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 
 /// What of the persistent decoder with compressed weights runs on the host: its plan, and what is refused.

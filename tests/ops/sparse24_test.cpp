@@ -6,12 +6,12 @@
 
 #include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
+#include "ops/random/random.h"
 #include "ops/sparse24/multiply24_internal.h"
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_linear.h"
 #include "ops/sparse24/sparse24_math.h"
 #include "ops/variant.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/ops/guarded.h"
 #include "tests/ops/tensors.h"

@@ -4,11 +4,11 @@
 #include <vector>
 
 #include "autograd/tape.h"
+#include "ops/random/random.h"
 #include "ops/sparse_linear/joint_plan.h"
 #include "ops/sparse_linear/sparse_linear.h"
 #include "ops/sparse_linear/sparse_linear_kernels.h"
 #include "ops/swiglu/swiglu.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/tensors.h"
 

@@ -8,9 +8,9 @@
 
 #include "autograd/tape.h"
 #include "ops/linear/linear.h"
+#include "ops/random/random.h"
 #include "ops/sparse_linear/sparse_linear_kernels.h"
 #include "runtime/parallel.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/tensors.h"
 

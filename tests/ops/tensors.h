@@ -6,8 +6,8 @@
 #include <limits>
 #include <vector>
 
+#include "ops/random/random.h"
 #include "runtime/philox.h"
-#include "tensor/random.h"
 #include "tests/tensors.h"
 
 /// Tensors that tests of operators share: by hand, by a formula, and drawn.

@@ -11,7 +11,7 @@
 #include "ops/bits/bits.h"
 #include "ops/linear/linear.h"
 #include "ops/pointwise/pointwise.h"
-#include "tensor/random.h"
+#include "ops/random/random.h"
 #include "tests/errors.h"
 #include "tests/ops/expect.h"
 #include "tests/ops/tensors.h"

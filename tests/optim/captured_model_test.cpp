@@ -5,10 +5,10 @@
 #include "gradients.h"
 #include "nn/mlp.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
 #include "runtime/capture.h"
-#include "tensor/random.h"
 
 /// A model whose gradients come from the library's own kernels, which choose other tiles when they add to a
 /// gradient than when they overwrite it.
@@ -23,7 +23,7 @@ std::vector<float> train_mlp(Device device, DType dtype, int micro_batches, bool
   const Tensor x = Tensor::empty({300, 136}, dtype, device);
   Tensor loss;
   const auto micro_step = [&] {
-    fill_normal(x, 0, 1, rng);
+    ops::fill_normal(x, 0, 1, rng);
     Tape tape;
     const Tensor y = model(model(x));  // each weight is used twice
     loss = ops::mean(ops::mul(y, y));

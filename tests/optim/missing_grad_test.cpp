@@ -5,10 +5,10 @@
 #include "autograd/tape.h"
 #include "ops/cast/cast.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/random/random.h"
 #include "ops/reduce/reduce.h"
 #include "optim/bundled.h"
 #include "runtime/rng.h"
-#include "tensor/random.h"
 #include "tests/errors.h"
 #include "tests/nn/no_recorder.h"
 #include "tests/tensors.h"
@@ -19,7 +19,7 @@ namespace {
 Tensor parameter_of(uint64_t seed, DType dtype) {
   Rng rng(seed);
   Tensor values = Tensor::empty({5, 7}, DType::f32, kCpu);
-  fill_uniform(values, -1, 1, rng);
+  ops::fill_uniform(values, -1, 1, rng);
   Tensor parameter = values.to(dtype).clone();
   nn::make_parameter(parameter);
   return parameter;

@@ -4,8 +4,8 @@
 
 #include "io/safetensors.h"
 #include "models/tnp.h"
+#include "ops/random/random.h"
 #include "optim/adamw.h"
-#include "tensor/random.h"
 
 using namespace tessera;
 
@@ -48,7 +48,7 @@ Record train(bool pre_norm, int64_t checkpoint_every) {
   for (int step = 0; step < kSteps; ++step) {
     const auto draw = [&](const char* name, const Shape& shape) {
       const Tensor tensor = Tensor::empty(shape, DType::f32, cpu);
-      fill_normal(tensor, 0, 1, data);
+      ops::fill_normal(tensor, 0, 1, data);
       record.keep("batch." + std::to_string(step) + "." + name, tensor);
       return tensor;
     };

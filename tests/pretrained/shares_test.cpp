@@ -43,7 +43,7 @@ Llama whole_model(const LlamaConfig& config) {
   static Rng rng(5);
   Llama model(config, rng, kCpu);
   for (const auto& [name, parameter] : nn::parameters(model))
-    if (parameter.rank() == 1) fill_normal(parameter.detach(), 1, 0.2, rng);
+    if (parameter.rank() == 1) ops::fill_normal(parameter.detach(), 1, 0.2, rng);
   for (const auto& [name, parameter] : nn::parameters(model))  // files have no f64
     parameter.detach().copy_from(parameter.detach().to(DType::f32));
   nn::set_training(model, false);

@@ -30,7 +30,7 @@ void prune(Model& model) {
     const Tensor weight = module.layer->weight.detach();
     Rng rng(uint64_t(module.rows));
     const Tensor draws = Tensor::empty_packed(weight.shape(), DType::f32, kCpu);
-    fill_uniform(draws, 0, 1, rng);
+    ops::fill_uniform(draws, 0, 1, rng);
     for (int64_t r = module.first; r < module.first + module.rows; ++r)
       for (int64_t c = 0; c < weight.size(1); ++c)
         if (const float draw = draws.at({r, c}).item<float>(); draw < 0.5)

@@ -63,7 +63,7 @@ TEST(GateAware, TheCorrectionIsTheLeastSquaresSolution) {
   const Tensor x = Tensor::empty({kTokens, kIn}, DType::f32, kCpu),
                noise = Tensor::empty({kTokens, kIn}, DType::f32, kCpu),
                w = Tensor::empty({kOut, kIn}, DType::f32, kCpu);
-  fill_normal(x, 0.3, 1, rng), fill_normal(noise, 0, 0.1, rng), fill_normal(w, 0, 1, rng);
+  ops::fill_normal(x, 0.3, 1, rng), ops::fill_normal(noise, 0, 0.1, rng), ops::fill_normal(w, 0, 1, rng);
   // A gate that never opens for input 4, and inputs that pruned layers before changed.
   Matrix dense = matrix_of(x), gated = dense;
   const Matrix change = matrix_of(noise), weight = matrix_of(w);

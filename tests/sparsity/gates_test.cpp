@@ -25,7 +25,7 @@ using namespace test;
 std::vector<float> normals(int64_t count, uint64_t seed, double mean = 0) {
   Rng rng(seed);
   const Tensor x = Tensor::empty({count}, DType::f32, kCpu);
-  fill_normal(x, mean, 1, rng);
+  ops::fill_normal(x, mean, 1, rng);
   return x.to_vector<float>();
 }
 

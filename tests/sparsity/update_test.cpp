@@ -5,12 +5,12 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/random/random.h"
 #include "ops/reduce/reduce.h"
 #include "sparsity/allocation.h"
 #include "sparsity/allocation_file.h"
 #include "sparsity/masks.h"
 #include "sparsity/scores.h"
-#include "tensor/random.h"
 #include "tests/io/files.h"
 #include "tests/sparsity/matrices.h"
 
@@ -24,7 +24,7 @@ using test::matrix_of;
 Tensor normal(const Shape& shape, uint64_t seed) {
   Rng rng(seed);
   const Tensor x = Tensor::empty_packed(shape, DType::f32, Device::cpu());
-  fill_normal(x, 0, 1, rng);
+  ops::fill_normal(x, 0, 1, rng);
   return x;
 }
 

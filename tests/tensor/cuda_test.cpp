@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include "ops/random/random.h"
 #include "runtime/capture.h"
 #include "tensor/kernels.h"
-#include "tensor/random.h"
 #include "tensor/tensor.h"
 #include "tests/errors.h"
 
@@ -187,9 +187,9 @@ struct Step {
   explicit Step(Device device) : sum(Tensor::zeros({64, 33}, DType::f32, device)) {}
   void operator()() {
     const Tensor a = Tensor::empty(sum.shape(), DType::f32, sum.device());
-    fill_uniform(a, -1, 1, rng);
+    ops::fill_uniform(a, -1, 1, rng);
     const Tensor b = Tensor::empty(sum.shape(), DType::f32, sum.device());
-    fill_uniform(b, 0, 4, rng);
+    ops::fill_uniform(b, 0, 4, rng);
     sum.copy_from(a.slice(0, 0, 1));
     b.slice(0, 0, 32).copy_from(a.slice(0, 32, 64));
     sum.slice(0, 1, 33).copy_from(b.slice(0, 0, 32));
@@ -237,7 +237,7 @@ TEST_F(CudaCaptured, WhatCannotBeCapturedThrowsAndLeavesTheStreamUsable) {
     bool capturing = false;
     Captured step(gpu, [&] {
       x.fill(5);
-      fill_uniform(x, 0, 1, rng);
+      ops::fill_uniform(x, 0, 1, rng);
       if (std::exchange(capturing, true)) body();
     });
     step();

@@ -10,8 +10,9 @@
 #include <random>
 #include <vector>
 
+#include "ops/random/random.h"
 #include "tensor/convert.h"
-#include "tensor/random.h"
+#include "tensor/kernels.h"
 #include "tensor/tensor.h"
 
 /// The small floats against a reference that knows only their definition: every value a format has, by ldexp,
@@ -275,7 +276,7 @@ TEST(ConvertedRows, AreAddedWithTheBitsOfEachElement) {
   Rng rng(3);
   const auto drawn = [&](const Shape& shape, DType dtype) {
     const Tensor x = Tensor::empty(shape, dtype, Device::cpu());
-    fill_uniform(x, -4, 4, rng);
+    ops::fill_uniform(x, -4, 4, rng);
     return x;
   };
   const auto rounded = [](std::vector<float> values, DType dtype) {

@@ -10,7 +10,6 @@
 #include "tensor/finite.h"
 #include "tensor/kernels.h"
 #include "tensor/print.h"
-#include "tensor/random.h"
 #include "tests/comma_locale.h"
 #include "tests/errors.h"
 #include "tests/tensors.h"
@@ -322,79 +321,6 @@ TEST(Print, HasExponentsWhereDigitsWouldBeLost) {
   EXPECT_EQ(of({0, 0.01, 99'999'999}), "[0.00, 0.01, 99999999.00] f64[3] on cpu");
   EXPECT_EQ(of({std::numeric_limits<double>::infinity(), 0.5}), "[inf, 0.50] f64[2] on cpu");
   EXPECT_EQ(to_string(Tensor::from(std::vector<int64_t>{1'000'000'000}, {1})), "[1000000000] i64[1] on cpu");
-}
-
-TEST(RandomFills, RefuseWhatTheyCannotFill) {
-  Rng rng(1);
-  const Tensor words = Tensor::zeros({4}, DType::i32, Device::cpu()),
-               wide = Tensor::zeros({400}, DType::i64, Device::cpu()),
-               x = Tensor::zeros({4}, DType::f32, Device::cpu());
-  for (const Tensor& tensor : {words, wide}) {
-    expect_error([&] { fill_uniform(tensor, 0, 1, rng); }, {"fill_uniform", "expected f64, f32"});
-    expect_error([&] { fill_normal(tensor, 0, 1, rng); }, {"fill_normal", "expected f64, f32"});
-  }
-  expect_error([&] { fill_integers(x, 5, rng); }, {"fill_integers: f32[4]", "expected i64 or i32"});
-  expect_error([&] { fill_integers(words, (int64_t(1) << 31) + 1, rng); }, {"i32 does not hold"});
-  expect_error([&] { fill_uniform(Tensor(), 0, 1, rng); }, {"undefined"});
-  const Tensor expanded = Tensor::zeros({1, 3}, DType::f32, kCpu).expand({2, 3});
-  expect_error([&] { fill_uniform(expanded, 0, 1, rng); }, {"fill_uniform", "f32[2, 3]", "expanded"});
-  expect_error([&] { fill_normal(expanded, 0, 1, rng); }, {"fill_normal", "f32[2, 3]", "expanded"});
-  fill_normal(Tensor::empty({9, 0}, DType::f32, kCpu), 0, 1, rng);  // no elements, none that share memory
-  const Tensor whole = Tensor::zeros({3}, DType::i64, kCpu).expand({2, 3});
-  expect_error([&] { fill_integers(whole, 5, rng); }, {"fill_integers", "i64[2, 3]", "expanded"});
-  const Tensor drawn = Tensor::zeros({3}, DType::f32, Device::cpu());
-  for (const double deviation : {-1.0, std::nan("")})
-    expect_error([&] { fill_normal(drawn, 0, deviation, rng); },
-                 {"fill_normal: the deviation of f32[3] on cpu is", "expected 0 or more"});
-  fill_normal(drawn, 2, 0, rng);
-  EXPECT_EQ(drawn.to_vector<double>(), std::vector<double>(3, 2.0));
-  fill_integers(words, int64_t(1) << 31, rng);
-  for (const int32_t word : words.to_vector<int32_t>()) EXPECT_GE(word, 0);
-  fill_integers(wide, int64_t(1) << 40, rng);
-  int64_t largest = 0;
-  for (const int64_t word : wide.to_vector<int64_t>()) largest = std::max(largest, word);
-  EXPECT_GT(largest, int64_t(1) << 38);
-}
-
-TEST(RandomFills, UniformsStayBelowTheirUpperEnd) {
-  Rng rng(2);
-  const double wide = double(int64_t{1} << 24);  // f32 has every second number from there on
-  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
-    for (const auto& [low, high] : {std::pair(0.0, 1.0),
-                                    {-1.0, 1.0},
-                                    {-2.0, -1.0},
-                                    {-1.0, 0.0},
-                                    {1.0, 2.0},
-                                    {wide, wide + 8},
-                                    {wide, wide + 7}}) {
-      if (low == wide && size_of(dtype) == 2) continue;
-      const Tensor x = Tensor::empty({1 << 16}, dtype, Device::cpu());
-      fill_uniform(x, low, high, rng);
-      const auto [least, most] = std::ranges::minmax(values(x));
-      EXPECT_GE(least, low) << dtype << " [" << low << ", " << high << ")";
-      EXPECT_LT(most, high) << dtype << " [" << low << ", " << high << ")";
-      // The numbers next to high occur: one in 500 draws or more of them is rounded to the last one.
-      if (size_of(dtype) == 2) EXPECT_GE(most, high - 2 * epsilon(dtype)) << dtype << " " << high;
-    }
-  const Tensor same = Tensor::empty({100}, DType::bf16, Device::cpu());
-  fill_uniform(same, 3, 3, rng);
-  for (const double value : values(same)) EXPECT_EQ(value, 3);
-}
-
-TEST(Random, RefusesWhatIsNotFinite) {
-  Rng rng(1);
-  const Tensor x = Tensor::empty({3}, DType::f32, Device::cpu()),
-               wide = Tensor::empty({3}, DType::f64, Device::cpu()),
-               half = Tensor::empty({3}, DType::f16, Device::cpu());
-  constexpr double kInf = std::numeric_limits<double>::infinity();
-  expect_error([&] { fill_uniform(x, -kInf, 1, rng); }, {"fill_uniform", "too wide for f32[3]"});
-  expect_error([&] { fill_uniform(x, -3e38, 3e38, rng); }, {"too wide"});
-  expect_error([&] { fill_uniform(wide, 0, 1e300, rng); }, {"too wide for f64[3]", "computed in f32"});
-  expect_error([&] { fill_uniform(half, 0, 1e6, rng); }, {"too wide for f16[3]"});
-  expect_error([&] { fill_normal(x, kInf, 1, rng); }, {"fill_normal", "not finite in f32[3]"});
-  expect_error([&] { fill_normal(half, 0, 1e6, rng); }, {"not finite in f16[3]"});
-  fill_uniform(half, -65504, 65504, rng);
-  EXPECT_FALSE(find_nonfinite(half));
 }
 
 TEST(Tensor, AnUndefinedTensorIsSaidToBe) {

@@ -1,12 +1,12 @@
-#include "tensor/random.h"
+#include "ops/random/random.h"
 
 #include <cmath>
 #include <limits>
 
+#include "ops/random/random_kernels.h"
 #include "runtime/has_cuda.h"
-#include "tensor/random_kernels.h"
 
-namespace tessera {
+namespace tessera::ops {
 namespace {
 
 void check_target(const Tensor& tensor, const char* what) {
@@ -108,4 +108,4 @@ void random_fill_cpu(const Tensor& tensor, const RandomFill& fill) {
   if (!target.shares_storage(tensor)) copy_cpu(tensor, target);
 }
 
-}  // namespace tessera
+}  // namespace tessera::ops

@@ -3,7 +3,7 @@
 #include "runtime/rng.h"
 #include "tensor/tensor.h"
 
-namespace tessera {
+namespace tessera::ops {
 
 /// Fills a tensor from one stream of `rng`, by each element's row-major index: the same on the CPU and on a
 /// GPU (normals up to the last bits of log and cos), whatever the layout. Values are computed in f32.
@@ -16,4 +16,4 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng);
 /// Integers in [0, high) in an i64 or i32 tensor, which holds high - 1; high >= 1.
 void fill_integers(const Tensor& tensor, int64_t high, Rng& rng);
 
-}  // namespace tessera
+}  // namespace tessera::ops

@@ -6,7 +6,7 @@
 #include "runtime/rng.h"
 #include "tensor/kernels.h"
 
-namespace tessera {
+namespace tessera::ops {
 
 struct RandomFill {
   enum class Kind : uint8_t { uniform, normal, integer };
@@ -38,4 +38,4 @@ TESSERA_HD T random_element(const RandomFill& fill, uint64_t index) {
 void random_fill_cpu(const Tensor& tensor, const RandomFill& fill);
 void random_fill_cuda(const Tensor& tensor, const RandomFill& fill);
 
-}  // namespace tessera
+}  // namespace tessera::ops

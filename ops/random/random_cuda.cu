@@ -1,11 +1,11 @@
 #include "gpu/launch.cuh"
+#include "ops/random/random_kernels.h"
 #include "tensor/elementwise.h"
-#include "tensor/random_kernels.h"
 
 /// One Philox block per element, a thread each: bound by integer arithmetic; used for inputs of benchmarks
 /// and checks.
 
-namespace tessera {
+namespace tessera::ops {
 namespace {
 
 template <class T>
@@ -36,4 +36,4 @@ void random_fill_cuda(const Tensor& tensor, const RandomFill& fill) {
   }
 }
 
-}  // namespace tessera
+}  // namespace tessera::ops
