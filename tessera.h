@@ -11,12 +11,12 @@
 #include "runtime/interrupt.h"
 #include "runtime/override.h"
 #include "runtime/parallel.h"
-#include "runtime/parse_name.h"
 #include "runtime/philox.h"
 #include "runtime/profile.h"
 #include "runtime/replay.h"
 #include "runtime/rng.h"
 #include "runtime/stream_scope.h"
+#include "runtime/text.h"
 #include "runtime/wait.h"
 
 #include "tensor/dtype.h"

@@ -4,6 +4,7 @@
 #include "cli/commands.h"
 #include "cli/toml.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::cli {
 namespace {
@@ -15,9 +16,8 @@ CLI::Option* option_of_key(CLI::App& command, const TomlEntry& entry, const std:
     for (const std::string& name : option->get_lnames())
       if (name != "help" && name != "config") names.push_back(name);
   if (std::ranges::find(names, entry.name) != names.end()) return command.get_option("--" + entry.name);
-  const std::string near = nearest(entry.name, names);
   throw UsageError(at + "\"" + entry.name + "\" is not a flag of " + command.get_name() +
-                   (near.empty() ? "" : "; did you mean " + near + "?"));
+                   did_you_mean(entry.name, names));
 }
 
 /// Gives the flag the values of the entry, as the command line would.

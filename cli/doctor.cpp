@@ -14,6 +14,7 @@
 #include "report/run_table.h"
 #include "runtime/allocator.h"
 #include "runtime/has_cuda.h"
+#include "runtime/text.h"
 
 namespace tessera::cli {
 namespace {

@@ -14,6 +14,7 @@
 #include "cli/train_run.h"
 #include "comm/nccl.h"
 #include "runtime/allocator.h"
+#include "runtime/text.h"
 
 extern char** environ;  // NOLINT: POSIX declares it nowhere
 

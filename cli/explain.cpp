@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::cli {
 namespace {
@@ -80,11 +81,6 @@ std::string join(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
   return text;
-}
-
-std::string did_you_mean(const std::string& word, const std::vector<std::string>& names) {
-  const std::string near = nearest(word, names);
-  return near.empty() ? "" : "; did you mean " + near + "?";
 }
 
 std::string unknown_word(const CLI::App& at, const std::string& word) {

@@ -11,6 +11,7 @@
 #include "io/safetensors.h"
 #include "ops/op.h"
 #include "runtime/f32_math.h"
+#include "runtime/text.h"
 
 namespace tessera::cli {
 namespace {

@@ -9,6 +9,7 @@
 #include "plan/plan.h"
 #include "plan/ranks.h"
 #include "runtime/allocator.h"
+#include "runtime/text.h"
 
 namespace tessera::cli {
 namespace {

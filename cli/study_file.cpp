@@ -13,6 +13,7 @@
 #include "cli/toml.h"
 #include "datasets/glue.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::cli {
 namespace {
@@ -27,11 +28,6 @@ std::string joined_names(const std::vector<std::string>& names) {
   return text;
 }
 
-std::string suggestion(const std::string& word, const std::vector<std::string>& names) {
-  const std::string near = nearest(word, names);
-  return near.empty() ? "" : "; did you mean " + near + "?";
-}
-
 /// The sections of the file; throws UsageError for one that a study does not have.
 std::vector<TomlSection> read_sections(const std::string& path) {
   std::vector<TomlSection> sections = read_toml(path);
@@ -39,7 +35,7 @@ std::vector<TomlSection> read_sections(const std::string& path) {
     if (const std::string& name = sections[i].name;
         std::ranges::find(kStudySections, name) == kStudySections.end())
       throw UsageError(place_in(path, sections[i].line) + "section [" + name +
-                       "]: expected [flags], [[arm]] or [[task]]" + suggestion(name, kStudySections));
+                       "]: expected [flags], [[arm]] or [[task]]" + did_you_mean(name, kStudySections));
   return sections;
 }
 
@@ -67,7 +63,7 @@ class TrainFlags {
                        joined_names(names));
     if (std::ranges::find(names, command) == names.end())
       throw UsageError(path_ + ": command is \"" + command + "\"; expected one of " + joined_names(names) +
-                       suggestion(command, names));
+                       did_you_mean(command, names));
     command_ = app_.get_subcommand("train")->get_subcommand(command);
   }
 
@@ -83,8 +79,9 @@ class TrainFlags {
       std::vector<std::string> names;
       for (const CLI::Option* known : command_->get_options())
         for (const std::string& name : known->get_lnames()) names.push_back(name);
-      throw UsageError(at + "\"" + entry.name + "\" is not a flag of tessera train " + command_->get_name() +
-                       (of_study ? "; it belongs before the first section" : suggestion(entry.name, names)));
+      throw UsageError(
+          at + "\"" + entry.name + "\" is not a flag of tessera train " + command_->get_name() +
+          (of_study ? "; it belongs before the first section" : did_you_mean(entry.name, names)));
     }
     const std::string name = option->get_name();
     if (flags.contains(name)) throw UsageError(at + "\"" + entry.name + "\" is given twice");
@@ -233,7 +230,7 @@ void check_metric(const train::StudyPlan& plan, const std::string& path) {
   all.insert(all.end(), logged.begin(), logged.end());
   throw UsageError(path + ": metric is \"" + plan.metric + "\", which tessera train " + plan.command +
                    " does not log; expected one of " + joined_names(evaluated) +
-                   " or a value of the steps, such as loss" + suggestion(plan.metric, all));
+                   " or a value of the steps, such as loss" + did_you_mean(plan.metric, all));
 }
 
 /// Fills in what the file does not say.

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/environment_internal.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::comm {
 namespace {

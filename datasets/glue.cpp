@@ -12,6 +12,7 @@
 #include "io/file.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::datasets {
 namespace {

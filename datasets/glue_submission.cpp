@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "runtime/decimals_internal.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::datasets {
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "io/file.h"
-#include "runtime/decimals_internal.h"
 #include "runtime/error.h"
 #include "runtime/philox.h"
+#include "runtime/text.h"
 
 namespace tessera::datasets {
 namespace {

@@ -8,6 +8,7 @@
 #include "datasets/fourier.h"
 #include "datasets/prior_kernels.h"
 #include "runtime/has_cuda.h"
+#include "runtime/text.h"
 
 namespace tessera::datasets {
 namespace {
@@ -21,11 +22,7 @@ const char* name_of(PriorKind kind) {
 }
 
 PriorKind parse_prior(std::string_view name) {
-  for (size_t i = 0; i < kNames.size(); ++i)
-    if (name == kNames[i]) return PriorKind(i);
-  const std::string near = nearest(std::string(name), NameList(kNames));
-  fail_at(Site::here(), "prior: there is no \"", name, "\"; expected linear, rbf, matern52 or periodic",
-          near.empty() ? "" : "; did you mean " + near + "?");
+  return parse_name<PriorKind>("prior: there is no", kNames, name);
 }
 
 Prior::Prior(const PriorOptions& options, Device device) : options_(options), device_(device) {

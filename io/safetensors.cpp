@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "io/safetensors_internal.h"
+#include "runtime/text.h"
 
 namespace tessera::io {
 

@@ -10,6 +10,7 @@
 #include "io/safetensors_internal.h"
 #include "io/shard_index.h"
 #include "runtime/interrupt.h"
+#include "runtime/text.h"
 
 namespace tessera::io {
 namespace {

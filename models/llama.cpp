@@ -5,7 +5,7 @@
 #include "models/language_internal.h"
 #include "ops/cross_entropy/cross_entropy.h"
 #include "ops/shape/shape.h"
-#include "runtime/parse_name.h"
+#include "runtime/text.h"
 
 namespace tessera::models {
 

@@ -12,8 +12,8 @@
 #include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/shape/shape.h"
-#include "runtime/parse_name.h"
 #include "runtime/philox.h"
+#include "runtime/text.h"
 
 namespace tessera::nn {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "runtime/decimals_internal.h"
+#include "runtime/text.h"
 
 namespace tessera::nn {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "runtime/gaussian.h"
 #include "runtime/philox.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 namespace {
@@ -122,10 +123,9 @@ const OpSpec& find_op(std::string_view name) {
     if (op.name == name) return op;
     names.push_back(op.name);
   }
-  const std::string near = nearest(std::string(name), names);
+  const std::string near = did_you_mean(name, names);
   fail_at(Site::here(), "operator \"", name, "\" does not exist",
-          near.empty() ? "" : "; did you mean " + near + "?",
-          near.empty() ? "; see `tessera op --list`" : "");
+          near.empty() ? "; see `tessera op --list`" : near);
 }
 
 namespace {
@@ -136,9 +136,7 @@ const AttrSpec& find_attr(const OpSpec& op, const std::string& name) {
     if (attr.name == name) return attr;
     names.push_back(attr.name);
   }
-  const std::string near = nearest(name, names);
-  fail_at(Site::here(), op.name, ": attribute \"", name, "\" does not exist",
-          near.empty() ? "" : "; did you mean " + near + "?");
+  fail_at(Site::here(), op.name, ": attribute \"", name, "\" does not exist", did_you_mean(name, names));
 }
 
 }  // namespace

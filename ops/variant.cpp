@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "runtime/decimals_internal.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 

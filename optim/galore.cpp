@@ -13,7 +13,7 @@
 #include "optim/projected_kernels.h"
 #include "runtime/f32_math.h"
 #include "runtime/has_cuda.h"
-#include "runtime/parse_name.h"
+#include "runtime/text.h"
 
 namespace tessera::optim {
 namespace {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::optim {
 namespace {
@@ -25,12 +26,7 @@ const char* name_of(ScheduleKind kind) {
 }
 
 ScheduleKind parse_schedule(std::string_view name) {
-  for (size_t i = 0; i < kNames.size(); ++i)
-    if (name == kNames[i]) return ScheduleKind(i);
-  const std::string near = nearest(std::string(name), NameList(kNames));
-  fail_at(Site::here(), "schedule: there is no \"", name,
-          "\"; expected constant, linear, cosine, wsd, cosine_restarts or cosine_warmups",
-          near.empty() ? "" : "; did you mean " + near + "?");
+  return parse_name<ScheduleKind>("schedule: there is no", kNames, name);
 }
 
 Schedule::Schedule(const ScheduleOptions& options) : options_(options) {

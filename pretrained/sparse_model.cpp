@@ -7,6 +7,7 @@
 #include "pretrained/check_gates.h"
 #include "pretrained/fingerprint.h"
 #include "pretrained/narrowed.h"
+#include "runtime/text.h"
 
 namespace tessera::pretrained {
 namespace {
@@ -330,7 +331,7 @@ void check_gates(const Gates& gates, const std::vector<LinearModule>& modules,
   }
   for (const auto& [name, gate] : gates.gates) {
     if (known.contains(name)) continue;
-    const std::string near = nearest(name, NameList(known));
+    const std::string near = nearest(name, known);
     fail_at(Site::here(), "gates: this model has no layer '", io::shown(name), "'",
             near.empty() ? "" : "; did you mean '" + io::shown(near) + "'?");
   }

@@ -10,8 +10,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "runtime/decimals_internal.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 #include "runtime/wait.h"
 
 namespace tessera {
@@ -518,14 +518,6 @@ void Allocator::check_guards() {
       if (damage.empty()) damage = state_->find_damage(block);
   }
   check(damage.empty(), "allocator on ", state_->source.name, ": ", damage);
-}
-
-std::string format_bytes(size_t bytes) {
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  double value = double(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit < 6) value /= 1024, ++unit;
-  return decimals(value, unit == 0 || value >= 100 ? 0 : 2) + " " + units[unit];
 }
 
 }  // namespace tessera

@@ -157,7 +157,4 @@ class Allocator {
   std::unique_ptr<State> state_;
 };
 
-/// "1.5 GiB", "12 MiB", "340 B".
-std::string format_bytes(size_t bytes);
-
 }  // namespace tessera

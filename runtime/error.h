@@ -80,20 +80,4 @@ void check(Condition condition, const Parts&... parts) {
     fail_at(condition.site, parts...);
 }
 
-/// Nearest of `names` to `word` by edit distance, or "" if none is near: "did you mean ...?".
-std::string nearest(const std::string& word, const class NameList& names);
-
-/// A list of names for `nearest`; built from any container of strings.
-class NameList {
- public:
-  template <class Container>
-  NameList(const Container& names) {  // NOLINT: implicit by design
-    for (const auto& name : names) text_ += std::string(name) + '\n';
-  }
-  const std::string& lines() const { return text_; }
-
- private:
-  std::string text_;
-};
-
 }  // namespace tessera

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/environment_internal.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera {
 namespace {

@@ -9,6 +9,7 @@
 #include "io/torch_file.h"
 #include "io/utf8.h"
 #include "runtime/interrupt.h"
+#include "runtime/text.h"
 #include "sparsity/model_matrices.h"
 #include "sparsity/prune.h"
 #include "sparsity/prune_options.h"

@@ -13,6 +13,7 @@
 #include "io/utf8.h"
 #include "ops/bits/bits.h"
 #include "runtime/interrupt.h"
+#include "runtime/text.h"
 #include "sparsity/model_matrices.h"
 
 namespace tessera::sparsity {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ops/obs_columns/obs_columns.h"
-#include "runtime/parse_name.h"
+#include "runtime/text.h"
 
 namespace tessera::sparsity {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "runtime/decimals_internal.h"
+#include "runtime/text.h"
 
 namespace tessera {
 namespace {

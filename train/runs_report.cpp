@@ -13,6 +13,7 @@
 
 #include "datasets/glue.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::train {
 namespace {
@@ -43,10 +44,8 @@ std::vector<std::string> settings_of_all(const std::vector<RunFolder>& runs, con
     any |= value.has_value();
     values.push_back(value.value_or("(not set)"));
   }
-  const std::string near = any || runs.empty() ? "" : nearest(name, known);
   check(any || runs.empty(), "report: no run.json has the setting \"", name,
-        "\" (some are there only if they are not the default)",
-        near.empty() ? "" : "; did you mean " + near + "?");
+        "\" (some are there only if they are not the default)", any ? "" : did_you_mean(name, known));
   return values;
 }
 

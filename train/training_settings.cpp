@@ -9,6 +9,7 @@
 #include "plan/ranks.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 #include "train/random_purpose.h"
 
 namespace tessera::train {

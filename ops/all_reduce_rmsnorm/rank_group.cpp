@@ -6,7 +6,7 @@
 #include "comm/deadline.h"
 #include "comm/peer_memory.h"
 #include "ops/all_reduce_rmsnorm/peer_channels.h"
-#include "runtime/parse_name.h"
+#include "runtime/text.h"
 #include "tensor/tensor.h"
 
 namespace tessera::ops {

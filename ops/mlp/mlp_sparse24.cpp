@@ -16,8 +16,8 @@
 #include "ops/reduce/reduce.h"
 #include "ops/select/select.h"
 #include "runtime/has_cuda.h"
-#include "runtime/parse_name.h"
 #include "runtime/philox.h"
+#include "runtime/text.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {

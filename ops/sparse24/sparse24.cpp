@@ -7,7 +7,7 @@
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_math.h"
 #include "runtime/has_cuda.h"
-#include "runtime/parse_name.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 

@@ -11,7 +11,7 @@
 #include "ops/sparse_linear/sparse_walk_internal.h"
 #include "ops/variant.h"
 #include "runtime/parallel.h"
-#include "runtime/parse_name.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 

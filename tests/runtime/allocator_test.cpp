@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "runtime/error.h"
+#include "runtime/text.h"
 #include "tests/errors.h"
 
 namespace tessera {

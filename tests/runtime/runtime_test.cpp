@@ -10,6 +10,7 @@
 #include "runtime/error.h"
 #include "runtime/has_cuda.h"
 #include "runtime/stream_scope.h"
+#include "runtime/text.h"
 #include "tests/errors.h"
 
 namespace tessera {

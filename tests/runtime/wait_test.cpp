@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/environment_internal.h"
+#include "runtime/text.h"
 #include "tests/comma_locale.h"
 #include "tests/errors.h"
 
