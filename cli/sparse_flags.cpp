@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <iterator>
 
 #include "cli/commands.h"
 #include "io/safetensors.h"
-#include "ops/op.h"
 #include "sparsity/chain.h"
 #include "sparsity/split.h"
 #include "train/progress.h"
@@ -130,8 +129,7 @@ std::optional<pretrained::SparseOptions> SparseFlags::options(const std::string&
 }
 
 std::vector<std::string> sparse_format_names() {
-  const std::vector<ops::AttrSpec>& attrs = ops::find_op("sparse_linear").attrs;
-  return std::ranges::find(attrs, "format", &ops::AttrSpec::name)->choices;
+  return {std::begin(ops::kSparseFormats), std::end(ops::kSparseFormats)};
 }
 
 void tell_sparse(const std::vector<pretrained::SparseModule>& modules,

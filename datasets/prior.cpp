@@ -1,6 +1,5 @@
 #include "datasets/prior.h"
 
-#include <array>
 #include <cmath>
 #include <numbers>
 #include <string>
@@ -13,7 +12,7 @@
 namespace tessera::datasets {
 namespace {
 
-constexpr std::array<const char*, 4> kNames{"linear", "rbf", "matern52", "periodic"};
+constexpr const char* kNames[] = {"linear", "rbf", "matern52", "periodic"};
 
 }  // namespace
 

@@ -10,6 +10,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "runtime/allocator.h"
 #include "runtime/capture.h"
+#include "runtime/text.h"
 #include "tensor/kernels.h"
 
 namespace tessera::dist {
@@ -421,15 +422,14 @@ Exchange DataParallel::exchange() const {
   return state_ && state_->peers ? Exchange::peer : Exchange::communicator;
 }
 
+constexpr const char* kExchanges[] = {"auto", "communicator", "peer"};
+
 const char* name_of(Exchange exchange) {
-  constexpr const char* kNames[] = {"auto", "communicator", "peer"};
-  return kNames[size_t(exchange)];
+  return kExchanges[size_t(exchange)];
 }
 
 Exchange parse_exchange(std::string_view name) {
-  for (const Exchange exchange : {Exchange::automatic, Exchange::communicator, Exchange::peer})
-    if (name == name_of(exchange)) return exchange;
-  fail_at(Site::here(), "'", name, "' is no way to sum gradients; expected auto, communicator or peer");
+  return parse_name<Exchange>("data parallel: there is no way to sum gradients", kExchanges, name);
 }
 
 Share share_of(int micro_batches, int rank, int ranks, bool in_turn) {

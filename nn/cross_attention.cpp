@@ -3,6 +3,7 @@
 #include "comm/recorded.h"
 #include "ops/attention/attention.h"
 #include "ops/shape/shape.h"
+#include "runtime/text.h"
 
 namespace tessera::nn {
 
@@ -20,9 +21,7 @@ const char* name_of(AttentionSplit::By by) {
 }
 
 AttentionSplit::By parse_attention_split(std::string_view name) {
-  for (const AttentionSplit::By by : {AttentionSplit::By::rows, AttentionSplit::By::heads})
-    if (name == name_of(by)) return by;
-  fail_at(Site::here(), "attention split \"", name, "\": expected rows or heads");
+  return parse_name<AttentionSplit::By>("cross attention: there is no split", {"rows", "heads"}, name);
 }
 
 std::vector<Tensor> CrossAttention::attended(const Tensor& queries, const Tensor& memory,

@@ -5,22 +5,22 @@
 
 #include "ops/sum_dtype.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 
 /// How the losses of many elements become one: their mean, their sum, or left as they are.
 enum class Reduction : uint8_t { mean, sum, none };
 
+inline constexpr const char* kReductions[] = {"mean", "sum", "none"};
+
 inline const char* name_of(Reduction reduction) {
-  constexpr const char* kNames[] = {"mean", "sum", "none"};
-  return kNames[size_t(reduction)];
+  return kReductions[size_t(reduction)];
 }
 
-/// Throws on anything but "mean", "sum" and "none".
+/// Throws, naming the choices, for another name.
 inline Reduction parse_reduction(std::string_view name) {
-  for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none})
-    if (name == name_of(reduction)) return reduction;
-  fail_at(Site::here(), "reduction \"", name, "\": expected mean, sum or none");
+  return parse_name<Reduction>("loss: there is no reduction", kReductions, name);
 }
 
 }  // namespace tessera::ops

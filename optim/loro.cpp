@@ -14,6 +14,7 @@
 #include "optim/adamw.h"
 #include "optim/bundled.h"
 #include "optim/options_internal.h"
+#include "runtime/text.h"
 
 namespace tessera::optim {
 namespace {
@@ -286,9 +287,8 @@ std::function<bool(const nn::NamedParameter&)> is_factor(const LoroOptions& opti
 }  // namespace
 
 SingularFactor parse_singular_factor(std::string_view name) {
-  check(name == "error" || name == "cheap", "loro: there is no way \"", name,
-        "\" to go on with a singular factor; expected error or cheap");
-  return name == "error" ? SingularFactor::error : SingularFactor::cheap;
+  return parse_name<SingularFactor>("loro: there is no way to go on with a singular factor",
+                                    {"error", "cheap"}, name);
 }
 
 std::shared_ptr<Rule> loro_rule(const LoroOptions& options) {

@@ -9,6 +9,7 @@
 #include "runtime/capture.h"
 #include "runtime/has_cuda.h"
 #include "runtime/profile.h"
+#include "runtime/text.h"
 
 namespace tessera::optim {
 
@@ -57,9 +58,8 @@ void Optimizer::on_gradients(std::function<void(const Tensor& gradients)> f) {
 }
 
 MissingGrad parse_missing_grad(const std::string& name) {
-  if (name == "zero") return MissingGrad::zero;
-  check(name == "skip", "missing gradients: \"", name, "\"; expected zero or skip");
-  return MissingGrad::skip;
+  return parse_name<MissingGrad>("optimizer: there is no way to treat missing gradients", {"zero", "skip"},
+                                 name);
 }
 
 void Optimizer::set_lr(double lr) {

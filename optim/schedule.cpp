@@ -1,7 +1,6 @@
 #include "optim/schedule.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numbers>
 #include <string>
@@ -12,8 +11,7 @@
 namespace tessera::optim {
 namespace {
 
-constexpr std::array<const char*, 6> kNames{"constant", "linear",          "cosine",
-                                            "wsd",      "cosine_restarts", "cosine_warmups"};
+constexpr const char* kNames[] = {"constant", "linear", "cosine", "wsd", "cosine_restarts", "cosine_warmups"};
 
 double cosine(double progress) {
   return (1 + std::cos(std::numbers::pi * progress)) / 2;

@@ -338,10 +338,7 @@ void check_gates(const Gates& gates, const std::vector<LinearModule>& modules,
 }
 
 SparseMode parse_sparse_mode(const std::string& name) {
-  if (name == "off") return SparseMode::off;
-  if (name == "auto") return SparseMode::automatic;
-  check(name == "required", "sparse: there is no mode \"", name, "\"; expected off, auto or required");
-  return SparseMode::required;
+  return parse_name<SparseMode>("sparse: there is no mode", {"off", "auto", "required"}, name);
 }
 
 void check_sparse(const std::string& folder, const SparseOptions& options) {

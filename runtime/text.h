@@ -49,8 +49,8 @@ size_t parse_index(const char* what, std::span<const char* const> names, std::st
 /// with `what` and gives the choices: parse_name<Kind>("gate: there is no kind", {"none", "top_k"}, "topk")
 /// says
 ///   gate: there is no kind "topk"; expected none or top_k; did you mean top_k?
-template <class Enum>
-Enum parse_name(const char* what, std::span<const char* const> names, std::string_view text) {
+template <class Enum, size_t kCount>
+Enum parse_name(const char* what, const char* const (&names)[kCount], std::string_view text) {
   return Enum(parse_index(what, names, text));
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "pretrained/fingerprint.h"
+#include "runtime/text.h"
 #include "sparsity/greedy.h"
 #include "sparsity/histogram.h"
 #include "sparsity/modules.h"
@@ -124,17 +125,16 @@ Calibration run(Model& model, const Samples& samples, const GateOptions& options
   return result;
 }
 
+constexpr const char* kRules[] = {"symmetric", "magnitude"};
+
 }  // namespace
 
 const char* name_of(ThresholdRule rule) {
-  return rule == ThresholdRule::symmetric ? "symmetric" : "magnitude";
+  return kRules[size_t(rule)];
 }
 
 ThresholdRule parse_threshold_rule(const std::string& text) {
-  if (text == "symmetric") return ThresholdRule::symmetric;
-  check(text == "magnitude", "calibrate: there is no rule \"", text,
-        "\" for thresholds; expected symmetric or magnitude");
-  return ThresholdRule::magnitude;
+  return parse_name<ThresholdRule>("calibrate: there is no rule for thresholds", kRules, text);
 }
 
 void GateOptions::validate() const {

@@ -15,6 +15,7 @@
 #include "io/utf8.h"
 #include "pretrained/load.h"
 #include "runtime/interrupt.h"
+#include "runtime/text.h"
 #include "train/bert_model.h"
 #include "train/glue_job.h"
 #include "train/mlm_job.h"
@@ -230,10 +231,7 @@ TaskGradients over_all(const std::vector<TaskGradients>& tasks) {
 }  // namespace
 
 Padding parse_padding(const std::string& name) {
-  if (name == "max") return Padding::max_length;
-  if (name == "longest") return Padding::longest;
-  check(name == "none", "gradients: --padding is \"", name, "\"; expected max, longest or none");
-  return Padding::none;
+  return parse_name<Padding>("gradients: there is no --padding", {"max", "longest", "none"}, name);
 }
 
 void GradientTasks::validate() const {

@@ -3,6 +3,7 @@
 #include "autograd/tape.h"
 #include "ops/activation/activation_kernels.h"
 #include "runtime/has_cuda.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 namespace {
@@ -16,10 +17,7 @@ const char* name_of(Activation kind) {
 }
 
 Activation parse_activation(std::string_view name) {
-  for (size_t i = 0; i < std::size(kNames); ++i)
-    if (name == kNames[i]) return Activation(i);
-  fail_at(Site::here(), "activation \"", name,
-          "\": expected none, relu, relu_squared, silu, gelu or gelu_tanh");
+  return parse_name<Activation>("activation: there is no kind", kNames, name);
 }
 
 Tensor activation(const Tensor& x, Activation kind, Site site) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 
 #include "autograd/backward.h"
 #include "ops/gemm/gemm.h"
@@ -10,6 +9,7 @@
 #include "ops/linear/linear_kernels.h"
 #include "ops/select/select_kernels.h"
 #include "runtime/has_cuda.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 namespace {
@@ -25,10 +25,7 @@ const char* name_of(WeightGrad kind) {
 }
 
 WeightGrad parse_weight_grad(const std::string& name) {
-  const auto found = std::ranges::find(kWeightGradNames, name);
-  check(found != std::end(kWeightGradNames), "slice: weight_grad \"", name,
-        "\" is unknown; expected none, slice or full");
-  return WeightGrad(found - std::begin(kWeightGradNames));
+  return parse_name<WeightGrad>("slice: there is no weight_grad", kWeightGradNames, name);
 }
 
 bool Slice::operator==(const Slice& other) const {

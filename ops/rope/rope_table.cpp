@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "runtime/parallel.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 namespace {
@@ -37,10 +38,7 @@ const char* name_of(RopeScaling scaling) {
 }
 
 RopeScaling parse_rope_scaling(std::string_view name) {
-  for (size_t i = 0; i < std::size(kNames); ++i)
-    if (name == kNames[i]) return RopeScaling(i);
-  fail_at(Site::here(), "rope: scaling \"", name,
-          "\": expected none, linear, dynamic, llama3, yarn or longrope");
+  return parse_name<RopeScaling>("rope: there is no scaling", kNames, name);
 }
 
 void RopeOptions::validate() const {

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 
 #include "ops/select/select_cluster_math.h"
 #include "ops/select/select_kernels.h"
+#include "runtime/text.h"
 
 namespace tessera::ops {
 namespace {
@@ -106,10 +106,7 @@ const char* name_of(SelectMode mode) {
 }
 
 SelectMode parse_select_mode(const std::string& name) {
-  const auto found = std::ranges::find(kModeNames, name);
-  check(found != std::end(kModeNames), "select: \"", name,
-        "\" is no way to choose rows; expected first, top_norm, threshold, random or importance");
-  return SelectMode(found - std::begin(kModeNames));
+  return parse_name<SelectMode>("select: there is no way to choose rows", kModeNames, name);
 }
 
 int64_t share_of_rows(int64_t rows, double share) {

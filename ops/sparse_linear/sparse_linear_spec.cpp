@@ -6,8 +6,6 @@ namespace {
 
 enum Input : size_t { kX, kWeight, kBias, kResidual, kScales, kValues, kBitmaps, kGaps, kOffsets, kInfo };
 
-constexpr const char* kFormats[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4", "mma-delta4"};
-
 /// Arrays that the format has not are empty.
 std::vector<Tensor> arrays_of(const SparseWeight& weight) {
   const auto given = [&](const Tensor& array, DType dtype) {
@@ -113,7 +111,7 @@ std::vector<Case> sparse_linear_cases() {
                      .placement = placement,
                      .gradcheck = false});
   };
-  for (const char* const format : kFormats) {
+  for (const char* const format : kSparseFormats) {
     for (const Size& size : sizes) add(size, format, "threshold", {"bias"});
     for (const Size& size : {sizes[4], sizes[7], sizes[12]}) {
       add(size, format, "none", {});
@@ -138,8 +136,10 @@ InputSpec array_input(const char* name, const char* shape, std::vector<DType> dt
       .name = name, .shape = shape, .differentiable = false, .dtypes = std::move(dtypes), .from = {"weight"}};
 }
 
-const AttrSpec kFormatAttr{
-    "format", std::string("tca-bme"), "of the weight", {std::begin(kFormats), std::end(kFormats)}},
+const AttrSpec kFormatAttr{"format",
+                           std::string("tca-bme"),
+                           "of the weight",
+                           {std::begin(kSparseFormats), std::end(kSparseFormats)}},
     kGateAttr{"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
     kThresholdAttr{"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
     kKeepAttr{"keep", int64_t{0}, "top_k: inputs of a token that count"},
@@ -222,7 +222,7 @@ OpSpec swiglu_spec() {
                           {"constant", constant}},
                 .gradcheck = false};
   };
-  for (const char* const format : kFormats) {
+  for (const char* const format : kSparseFormats) {
     op.cases.push_back(of(format, "none", 1, 1, 1, 100));
     op.cases.push_back(of(format, "threshold", 1, 7, 5, 60));
     op.cases.push_back(of(format, "threshold", 1, 300, 700, 50, true));
@@ -245,7 +245,7 @@ OpSpec swiglu_spec() {
                          {"F", draw.size(1, 5000)},
                          {"in", in},
                          {"density", draw.size(1, 100)}},
-                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2, 3, 4})])},
+                .attrs = {{"format", std::string(kSparseFormats[draw.pick({0, 1, 2, 3, 4})])},
                           {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
                           {"threshold", 0.6},
                           {"keep", in / 2},
@@ -296,7 +296,7 @@ std::vector<OpSpec> sparse_linear_specs() {
       .cases = sparse_linear_cases(),
   };
   op.variants = sparse_linear_variants();
-  for (const char* const format : kFormats)
+  for (const char* const format : kSparseFormats)
     for (const auto& [out, in] : {std::pair<int64_t, int64_t>{4096, 4096}, {11008, 4096}, {4096, 11008}})
       op.benches.push_back(
           {.dims = {{"T", 1}, {"out", out}, {"in", in}, {"density", 50}},
@@ -310,7 +310,7 @@ std::vector<OpSpec> sparse_linear_specs() {
                          {"out", draw.size(1, 5000)},
                          {"in", in},
                          {"density", draw.size(1, 100)}},
-                .attrs = {{"format", std::string(kFormats[draw.pick({0, 1, 2, 3, 4})])},
+                .attrs = {{"format", std::string(kSparseFormats[draw.pick({0, 1, 2, 3, 4})])},
                           {"gate", std::string(kGates[draw.pick({0, 1, 2})])},
                           {"threshold", 0.6},
                           {"keep", in / 2},

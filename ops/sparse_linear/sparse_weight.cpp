@@ -19,8 +19,6 @@ using namespace sparse_internal;
 
 namespace {
 
-constexpr const char* kNames[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4", "mma-delta4"};
-
 int64_t rounded_up(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;
 }
@@ -35,11 +33,11 @@ int64_t columns_of_group(SparseFormat format) {
 }  // namespace
 
 const char* name_of(SparseFormat format) {
-  return kNames[size_t(format)];
+  return kSparseFormats[size_t(format)];
 }
 
 SparseFormat parse_sparse_format(std::string_view name) {
-  return parse_name<SparseFormat>("sparse weight: there is no format", kNames, name);
+  return parse_name<SparseFormat>("sparse weight: there is no format", kSparseFormats, name);
 }
 
 bool SparseWeight::operator==(const SparseWeight& other) const {

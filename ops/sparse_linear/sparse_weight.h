@@ -24,6 +24,8 @@ namespace tessera::ops {
 ///                holds of an A fragment of mma.m16n8k16, and so decompresses into memory of its own.
 enum class SparseFormat : uint8_t { dense_columns, tiled_cbc, tca_bme, sell_delta4, mma_delta4 };
 
+inline constexpr const char* kSparseFormats[] = {"dense-columns", "tiled-cbc", "tca-bme", "sell-delta4",
+                                                 "mma-delta4"};
 const char* name_of(SparseFormat format);  // "dense-columns", "tiled-cbc", "tca-bme", "sell-delta4", ...
 SparseFormat parse_sparse_format(std::string_view name);  // throws, naming the choices
 /// Whether elements are found by their distances, not by bitmaps.

@@ -325,7 +325,7 @@ TEST(GmmNll, ErrorsNameWhatIsWrong) {
       "gmm_nll: y is f32[5] on cpu, but params is f64[5, 2, 3] on cpu; expected y of the same dtype, or "
       "f32 next to bf16 or f16, on one device");
   EXPECT_EQ(message_of([] { parse_reduction("average"); }),
-            "reduction \"average\": expected mean, sum or none");
+            "loss: there is no reduction \"average\"; expected mean, sum or none");
 }
 
 }  // namespace

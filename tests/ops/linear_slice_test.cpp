@@ -649,9 +649,9 @@ TEST(LinearSlice, SettingsThatDoNotGoTogether) {
   EXPECT_EQ(message({.rows = SelectMode::top_norm, .n = 3, .threshold = 1}),
             "linear: a slice of mode top_norm has no threshold; give n or share, or choose mode threshold");
   EXPECT_EQ(message_of([&] { parse_weight_grad("half"); }),
-            "slice: weight_grad \"half\" is unknown; expected none, slice or full");
+            "slice: there is no weight_grad \"half\"; expected none, slice or full");
   EXPECT_EQ(message_of([&] { parse_select_mode("best"); }),
-            "select: \"best\" is no way to choose rows; expected first, top_norm, threshold, random or "
+            "select: there is no way to choose rows \"best\"; expected first, top_norm, threshold, random or "
             "importance");
   const Slice two_dims{.n = 2, .valid = Tensor::from(std::vector<int32_t>{1, 2}, {2})};
   Tensor x = op.inputs[0].detach();

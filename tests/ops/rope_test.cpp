@@ -121,7 +121,7 @@ TEST(Rope, ErrorsNameWhatIsWrong) {
   EXPECT_EQ(message_of([&] { rope_table({.scaling = RopeScaling::llama3, .factor = 8}, 4, 3); }),
             "rope: scaling llama3 needs the length of training; trained_length is 0");
   EXPECT_EQ(message_of([&] { parse_rope_scaling("mrope"); }),
-            "rope: scaling \"mrope\": expected none, linear, dynamic, llama3, yarn or longrope");
+            "rope: there is no scaling \"mrope\"; expected none, linear, dynamic, llama3, yarn or longrope");
   RopeOptions longrope{.scaling = RopeScaling::longrope, .factor = 8, .trained_length = 64};
   longrope.short_factor = {1, 2}, longrope.long_factor = {1, 2, 3};
   rope_table(longrope, 4, 64);

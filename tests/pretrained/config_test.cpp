@@ -289,7 +289,7 @@ TEST(Config, RefusesWhatItCannotCompute) {
       {"quantised", with("llama", R"("quantization_config": {"bits": 4})"),
        "only null is supported (weights are not quantised)"},
       {"rope of another kind", with("llama", R"("rope_scaling": {"rope_type": "mrope", "factor": 2})"),
-       "rope: scaling \"mrope\": expected none, linear, dynamic, llama3, yarn or longrope"},
+       "rope: there is no scaling \"mrope\"; expected none, linear, dynamic, llama3, yarn or longrope"},
       {"phi3 with rope of another kind", with("phi3", R"("rope_scaling": {"type": "linear", "factor": 2})"),
        "rope_scaling: rope_type is \"linear\"; phi3 has default and longrope"},
       {"phi3 with other attention", with("phi3", R"("full_attn_mod": 2)"),
