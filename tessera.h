@@ -8,6 +8,7 @@
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/gaussian.h"
+#include "runtime/integers.h"
 #include "runtime/interrupt.h"
 #include "runtime/override.h"
 #include "runtime/parallel.h"

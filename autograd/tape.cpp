@@ -7,6 +7,7 @@
 #include "autograd/checkpoint.h"
 #include "autograd/on_record.h"
 #include "autograd/pass_internal.h"
+#include "runtime/integers.h"
 #include "runtime/profile.h"
 #include "tensor/finite.h"
 
@@ -136,7 +137,7 @@ void* Tape::reserve(size_t bytes, size_t align) {
       Chunk& chunk = chunks_.back();
       entry.chunk = chunks_.size() - 1;
       entry.used_before = chunk.used;
-      const size_t start = (chunk.used + align - 1) / align * align;
+      const size_t start = round_up(chunk.used, align);
       if (start + bytes <= chunk.size) {
         chunk.used = start + bytes;
         return chunk.bytes.get() + start;

@@ -20,6 +20,7 @@
 #include "comm/ending_internal.h"
 #include "runtime/cuda.h"
 #include "runtime/device.h"
+#include "runtime/integers.h"
 #include "runtime/interrupt.h"
 #endif
 
@@ -134,7 +135,7 @@ struct PeerSums::State {
   void sum(const std::vector<int64_t>& begin, bool returns) {
     int64_t rounds = 1;
     for (int r = 0; r < ranks; ++r)
-      rounds = std::max(rounds, (begin[size_t(r) + 1] - begin[size_t(r)] + slot - 1) / slot);
+      rounds = std::max(rounds, ceil_div(begin[size_t(r) + 1] - begin[size_t(r)], slot));
     for (int64_t round = 0; round < rounds; ++round) {
       const auto range_of = [&](int r) {
         const int64_t first = begin[size_t(r)] + round * slot;
@@ -235,7 +236,7 @@ PeerSums::~PeerSums() = default;
 void PeerSums::all_reduce(const Tensor& x) const {
   const StatusScope status(Call(Kind::all_reduce, x));
   const int64_t begin = state_->begin_of(x), ranks = state_->ranks;
-  const int64_t part = (x.count() + ranks * kElements - 1) / (ranks * kElements) * kElements;
+  const int64_t part = ceil_div(x.count(), ranks * kElements) * kElements;
   std::vector<int64_t> bounds;
   for (int64_t r = 0; r <= ranks; ++r) bounds.push_back(begin + std::min(r * part, x.count()));
   state_->sum(bounds, true);

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/integers.h"
+
 namespace tessera::comm {
 
 /// How the rows (dimension 0) of a tensor are split over the ranks of a group. The tensor is a sequence of
@@ -21,7 +23,7 @@ class RowSplit {
   /// Rows of a rank's part.
   int64_t count(int rank) const;
   /// Rows of the largest share of a segment.
-  int64_t largest(size_t segment) const { return (segments_[segment] + ranks_ - 1) / ranks_; }
+  int64_t largest(size_t segment) const { return ceil_div(segments_[segment], ranks_); }
   /// Range of rows of the whole tensor: rank `rank`'s share of segment `segment`.
   struct Range {
     int64_t begin, end;

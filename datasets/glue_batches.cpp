@@ -4,6 +4,7 @@
 
 #include "io/checksum.h"
 #include "runtime/error.h"
+#include "runtime/integers.h"
 #include "runtime/interrupt.h"
 
 namespace tessera::datasets {
@@ -69,9 +70,8 @@ GlueBatch GlueItems::batch(std::span<const int64_t> indices) const {
     lengths.push_back(int32_t(total));
   }
   const int64_t multiple = options_.pad_multiple;
-  const int64_t width = options_.pad_to > 0
-                            ? options_.pad_to
-                            : (std::max<int64_t>(longest, 1) + multiple - 1) / multiple * multiple;
+  const int64_t width =
+      options_.pad_to > 0 ? options_.pad_to : round_up(std::max<int64_t>(longest, 1), multiple);
   const Shape shape = options_.packed ? Shape({total}) : Shape({count, width});
   const Tensor ids = Tensor::empty_packed(shape, DType::i64, Device::cpu());
   const Tensor types = Tensor::empty_packed(shape, DType::i64, Device::cpu());

@@ -9,6 +9,7 @@
 #include "datasets/prefetcher.h"
 #include "datasets/shuffle.h"
 #include "runtime/device.h"
+#include "runtime/integers.h"
 #include "runtime/rng.h"
 #include "tensor/fields.h"
 
@@ -133,7 +134,7 @@ class Loader {
   /// ItemSource only.
   int64_t batches_per_epoch() const requires kItems {
     const int64_t items = source_->size();
-    return options_.drop_last ? items / options_.size : (items + options_.size - 1) / options_.size;
+    return options_.drop_last ? items / options_.size : ceil_div(items, options_.size);
   }
   uint64_t epoch() const requires kItems { return state_.batch / uint64_t(batches_per_epoch()); }
 
@@ -169,7 +170,7 @@ class Loader {
       if constexpr (kItems) {
         const int64_t items = source->size();
         const int64_t used = options.drop_last ? items - items % options.size : items;
-        const uint64_t per_epoch = uint64_t((used + options.size - 1) / options.size);
+        const uint64_t per_epoch = uint64_t(ceil_div(used, options.size));
         const int64_t first = int64_t(number % per_epoch) * options.size;
         std::vector<int64_t> indices;
         if (options.shuffle) {

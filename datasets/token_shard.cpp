@@ -15,6 +15,7 @@
 #include "io/checksum.h"
 #include "io/file.h"
 #include "runtime/error.h"
+#include "runtime/integers.h"
 
 namespace tessera::datasets {
 namespace {
@@ -37,10 +38,6 @@ static_assert(sizeof(Head) == kHeadBytes);
 
 uint32_t bytes_of_token(uint64_t vocab_size) {
   return vocab_size <= 65536 ? 2 : 4;
-}
-
-uint64_t padded(uint64_t bytes) {
-  return (bytes + 7) / 8 * 8;
 }
 
 std::string digits_of(const void* data, size_t bytes) {
@@ -76,7 +73,7 @@ void TokenShardWriter::add(std::span<const int32_t> document) {
 }
 
 void TokenShardWriter::write(const std::string& path) {
-  bytes_.resize(padded(bytes_.size()), '\0');
+  bytes_.resize(round_up(bytes_.size(), 8), '\0');
   bytes_.append(reinterpret_cast<const char*>(ends_.data()), 8 * ends_.size());
   Head head{};
   std::memcpy(head.magic, kMagic, sizeof head.magic);
@@ -144,7 +141,7 @@ TokenShard::TokenShard(const std::string& path, bool verify) {
   uint64_t need = 0, of_ends = 0;
   const bool fits = !__builtin_mul_overflow(head.tokens, uint64_t{head.token_bytes}, &need) && need <= rest &&
                     !__builtin_mul_overflow(head.documents, uint64_t{8}, &of_ends) && of_ends <= rest &&
-                    padded(need) + of_ends == rest;
+                    round_up(need, 8) + of_ends == rest;
   check(fits, "shard: ", path, " has ", rest, " bytes after its header, which says ", head.tokens,
         " tokens of ", head.token_bytes, " bytes and ", head.documents,
         " documents; it is cut short, as by an unfinished copy, or damaged");
@@ -161,7 +158,7 @@ TokenShard::TokenShard(const std::string& path, bool verify) {
                    head.end_token,
                    std::string(head.fingerprint, sizeof head.fingerprint),
                    std::string(head.head_checksum, sizeof head.head_checksum)};
-  mapping->ends = reinterpret_cast<const uint64_t*>(mapping->data + sizeof head + padded(need));
+  mapping->ends = reinterpret_cast<const uint64_t*>(mapping->data + sizeof head + round_up(need, 8));
   if (verify)
     check(
         digits_of(mapping->data + sizeof head, rest) == std::string_view(head.checksum, sizeof head.checksum),

@@ -1,13 +1,13 @@
 #include "nn/tensor_parallel.h"
 
 #include "ops/embedding/embedding.h"
+#include "runtime/integers.h"
 
 namespace tessera::nn {
 
 int64_t TensorParallel::vocabulary_rows(int64_t vocabulary, int ranks) {
   constexpr int64_t kMultiple = 8;
-  const int64_t rows = (vocabulary + ranks - 1) / ranks;
-  return (rows + kMultiple - 1) / kMultiple * kMultiple;
+  return round_up(ceil_div(vocabulary, ranks), kMultiple);
 }
 
 Tensor TensorParallel::embed(const Embedding& token, const Tensor& tokens, int64_t vocabulary,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "runtime/error.h"
+#include "runtime/integers.h"
 #include "runtime/philox.h"
 
 namespace tessera::ops {
@@ -31,7 +32,7 @@ int64_t Draw::size(int64_t low, int64_t high) {
   } else if (kind >= 0.55 && kind < 0.7) {
     while (n > low && !prime(n)) --n;
   } else if (kind >= 0.7 && kind < 0.85) {
-    n = (n + 7) / 8 * 8;
+    n = round_up(n, 8);
   } else if (kind >= 0.85) {
     n = (int64_t(1) << std::lround(std::log2(double(n)))) + pick({-1, 0, 1});
   }

@@ -9,6 +9,7 @@
 #include "optim/muon_kernels.h"
 #include "optim/options_internal.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 
 namespace tessera::optim {
 namespace {
@@ -30,7 +31,7 @@ int64_t most_of_batch(int64_t rows, int64_t columns) {
 /// Elements of a row in scratch: rows start on 128-byte lines.
 int64_t padded(int64_t columns, DType dtype) {
   const int64_t line = 128 / int64_t(size_of(dtype));
-  return (columns + line - 1) / line * line;
+  return round_up(columns, line);
 }
 
 /// Matrices of one shape at equal distances in the arena of directions.
@@ -157,7 +158,7 @@ void MuonScratch::fit(int64_t count, int64_t rows, int64_t columns, DType comput
   const int64_t side = std::min(rows, columns), at_once = rows_per_part(columns);
   matrices = std::max(matrices, count * rows * padded(columns, compute));
   squares = std::max(squares, count * side * padded(side, compute));
-  parts = std::max(parts, count * ((rows + at_once - 1) / at_once));
+  parts = std::max(parts, count * ceil_div(rows, at_once));
 }
 
 std::shared_ptr<Rule> muon_rule(const MuonOptions& options) {

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "optim/muon_kernels.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 namespace tessera::optim {
@@ -49,7 +50,7 @@ void normalize(const Tensor& x, const Tensor& d, double* partials) {
 
 int64_t normalize_parts(const Tensor& d) {
   const int64_t at_once = rows_per_part(d.size(2));
-  return (d.size(1) + at_once - 1) / at_once;
+  return ceil_div(d.size(1), at_once);
 }
 
 void normalize_cpu(const Tensor& x, const Tensor& d, const Tensor& partials) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/integers.h"
 #include "tensor/tensor.h"
 
 /// The kernels of Muon other than GEMMs. All matrices of a batch [B, rows, columns] at once; rows are dense,
@@ -19,7 +20,7 @@ void begin_polynomial_cuda(const Tensor& p, const Tensor& gram, double a, double
 
 /// Rows of a matrix that one block of threads takes: about 16,384 elements.
 inline int64_t rows_per_part(int64_t columns) {
-  return columns >= 16384 ? 1 : (16384 + columns - 1) / columns;
+  return columns >= 16384 ? 1 : ceil_div(16384, columns);
 }
 
 }  // namespace tessera::optim

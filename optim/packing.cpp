@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
+#include "runtime/integers.h"
+
 namespace tessera::optim {
 namespace {
-
-int64_t round_up(int64_t value, int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 /// True if the weight's pads are those that its own storage put between its rows (see Storage): then they may
 /// be read and written like elements.

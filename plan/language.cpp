@@ -6,6 +6,7 @@
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "plan/ranks.h"
+#include "runtime/integers.h"
 
 namespace tessera::plan {
 namespace {
@@ -118,7 +119,7 @@ Masks24 masks24(const Sizes& s, const Forms& forms) {
   Masks24 all;
   const double element = double(size_of(s.dtype));
   const auto add = [&](int64_t rows, int64_t in) {
-    all.masks += 4 * double(s.layers) * double(rows) * double((in + 31) / 32);
+    all.masks += 4 * double(s.layers) * double(rows) * double(ceil_div(in, 32));
     all.transient = std::max(all.transient, double(rows) * double(in) * (2.5 * element + 1.0 / 8));
   };
   if (forms.attention24) add(s.q + 2 * s.kv, s.d), add(s.d, s.q);
@@ -152,7 +153,7 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
                hidden = forms.hidden ? double(s.ff) * forms.hidden->saved / element : double(s.up + s.ff);
   // On a GPU a head_dim that is not a multiple of 8 is padded: attention keeps copies of q, k, v and o
   // instead.
-  const int64_t whole = (s.head_dim + 7) / 8 * 8;
+  const int64_t whole = round_up(s.head_dim, 8);
   const double padded = whole == s.head_dim ? 0 : 2 * double(s.q + s.kv) * double(whole) / double(s.head_dim);
   const double block =
       4 * d + (padded > 0 ? padded : qkv + rotated) + double(s.q) + hidden + matrices(s, forms).saved;

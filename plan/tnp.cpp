@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "models/tnp.h"
+#include "runtime/integers.h"
 
 namespace tessera::plan {
 namespace {
@@ -11,7 +12,7 @@ namespace {
 using By = nn::AttentionSplit::By;
 
 int64_t largest_share(int64_t points, const models::TaskSplit& split) {
-  return (points + split.ranks - 1) / split.ranks;
+  return ceil_div(points, split.ranks);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "runtime/error.h"
+#include "runtime/integers.h"
 #include "runtime/text.h"
 #include "runtime/wait.h"
 
@@ -24,10 +25,6 @@ constexpr size_t kSegmentBytes =
     2 << 20;  // what small blocks are carved from, and the rounding of large segments
 constexpr size_t kClasses = 4 * 12 + 1;  // 256 B ... 1 MiB, four to a doubling
 
-size_t round_up(size_t bytes, size_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
-
 /// Bytes of a size class c: 256 * 2^floor(c / 4) * (1 + (c mod 4) / 4); take_small() rounds up to 256.
 size_t class_bytes(int size_class) {
   const size_t base = kSmallest << (size_class / 4);
@@ -39,7 +36,7 @@ int class_of(size_t bytes) {
   const int doubling = std::bit_width((bytes - 1) / kSmallest) - 1;
   const size_t base = kSmallest << doubling;
   const size_t quarter = base / 4;
-  return doubling * 4 + int((bytes - base + quarter - 1) / quarter);
+  return doubling * 4 + int(ceil_div(bytes - base, quarter));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "runtime/host_memory_internal.h"
+#include "runtime/integers.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -19,7 +20,7 @@ MemorySource host_memory(std::function<size_t()> most) {
   MemorySource source;
   source.name = "cpu";
   source.allocate = [lent, most = std::move(most)](size_t bytes) -> void* {
-    const size_t whole = (bytes + kPage - 1) / kPage * kPage, limit = most();
+    const size_t whole = round_up(bytes, kPage), limit = most();
     if (whole < bytes || whole > limit || lent->total > limit - whole) return nullptr;
     void* const data = std::aligned_alloc(kPage, whole);
     if (!data) return nullptr;

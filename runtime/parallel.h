@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "runtime/integers.h"
 #include "runtime/override.h"
 
 /// Parallel loops of the CPU kernels, on a pool of threads that the process shares. Results never depend on
@@ -39,7 +40,7 @@ inline constexpr int64_t kMostBlocks = 1024;
 
 /// Indices per block of a loop over `count`: at least `grain`.
 constexpr int64_t block_size(int64_t count, int64_t grain) {
-  return std::max(grain, (count + kMostBlocks - 1) / kMostBlocks);
+  return std::max(grain, ceil_div(count, kMostBlocks));
 }
 
 /// Calls call(body, block) for each block in [0, blocks), 2 <= blocks <= kMostBlocks.
@@ -59,7 +60,7 @@ void run_blocks(int blocks, void (*call)(const void* body, int block), const voi
 template <class Body>
 void parallel_for(int64_t count, int64_t grain, Body&& body) {
   if (count <= 0) return;
-  const int64_t size = parallel::block_size(count, grain), blocks = (count + size - 1) / size;
+  const int64_t size = parallel::block_size(count, grain), blocks = ceil_div(count, size);
   if (blocks == 1) {
     body(int64_t{0}, count);
     return;

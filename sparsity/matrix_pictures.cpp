@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "runtime/error.h"
+#include "runtime/integers.h"
 #include "sparsity/pattern_pictures_internal.h"
 
 /// Pictures of one matrix: density map, spy plots, t-SNE, distances, input norms.
@@ -55,7 +56,7 @@ std::optional<MatrixBits> bits_of(report::Database& database, int64_t matrix_id)
   const auto& row = found.rows[0];
   MatrixBits bits{.features = integer_in(row[0]), .length = integer_in(row[1]), .words = integer_in(row[2])};
   const std::string text = text_in(row[3]);
-  check(bits.features >= 1 && bits.length >= 1 && bits.words >= (bits.length + 31) / 32,
+  check(bits.features >= 1 && bits.length >= 1 && bits.words >= ceil_div(bits.length, 32),
         "sparsity.sqlite: bits of ", bits.features, " features of ", bits.length, " positions in ",
         bits.words, " words; it is damaged: run tessera sparsity analyze again");
   for (int64_t i = 0; i < bits.features * bits.words; ++i)
@@ -95,7 +96,7 @@ report::Image spy_image(const MatrixBits& bits, const Spy& spy) {
 DistanceHistogram distance_histogram(const std::vector<std::pair<double, double>>& pairs, Range range,
                                      double step) {
   const int64_t steps = std::llround((range.high - range.low) / step) + 1;
-  const int64_t per_bin = (steps + kMostBins - 1) / kMostBins, bins = (steps + per_bin - 1) / per_bin;
+  const int64_t per_bin = ceil_div(steps, kMostBins), bins = ceil_div(steps, per_bin);
   DistanceHistogram histogram{.low = range.low - step / 2,
                               .width = double(per_bin) * step,
                               .shares = std::vector<double>(size_t(bins))};

@@ -4,14 +4,12 @@
 #include <limits>
 #include <numeric>
 
+#include "runtime/integers.h"
+
 namespace tessera::sparsity {
 namespace {
 
 constexpr int64_t kValueBytes = 2, kTileRows = 256, kLongestGap = 15;
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 struct Counts {
   int64_t kept = 0, fillers = 0;

@@ -5,6 +5,7 @@
 #include "nn/module.h"
 #include "ops/matmul/matmul.h"
 #include "plan/plan.h"
+#include "runtime/integers.h"
 #include "sparsity/gate_aware.h"
 #include "sparsity/prune.h"
 #include "sparsity/targets.h"
@@ -126,7 +127,7 @@ class Planner {
     first.begins.resize(size_t(count));
     first.tokens.resize(size_t(count * first.length));
     const BlockWalk<Model> walk(model_, first, options_.batch);
-    const double batches = double((samples_.count() + count - 1) / count);
+    const double batches = double(ceil_div(samples_.count(), count));
     const auto sums =
         options_.needs_products() ? InputStatistics::Sums::products : InputStatistics::Sums::squares;
     const auto all = [](const std::string&) { return true; };

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 #include "tensor/convert.h"
 #include "tensor/layout.h"
@@ -93,7 +94,7 @@ void for_each_run(const StridedLoop<N>& loop, Run&& run) {
   const Directions directions = directions_of(loop);
   const int inner = directions.inner, crossing = directions.crossing;
   const int64_t length = loop.sizes[inner], most = crossing >= 0 ? kShort : kGrain;
-  const int64_t pieces_per_row = (length + most - 1) / most, pieces = loop.count / length * pieces_per_row;
+  const int64_t pieces_per_row = ceil_div(length, most), pieces = loop.count / length * pieces_per_row;
   const int64_t abreast = crossing >= 0 ? loop.sizes[crossing] : 1;
   std::array<int64_t, N> strides, across{};
   for (int n = 0; n < N; ++n) {

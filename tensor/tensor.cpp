@@ -5,6 +5,7 @@
 
 #include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 #include "tensor/kernels.h"
 #include "tensor/transfer.h"
 
@@ -33,8 +34,7 @@ Tensor allocate(const Shape& shape, DType dtype, Device device, Allocator& alloc
   const Layout layout = Layout::pitched(shape, pitch);
   const int64_t extent = layout.extent(), bytes = extent > 0 ? (extent + pitch - width) * size : 0;
   // Rounded up to 16 bytes, so that a vector load of the tail of the last row stays inside.
-  auto storage =
-      std::make_shared<Storage>(device, allocator, size_t((bytes + kRowAlign - 1) / kRowAlign * kRowAlign));
+  auto storage = std::make_shared<Storage>(device, allocator, size_t(round_up(bytes, kRowAlign)));
   if (pitch > width) storage->row_bytes = width * size, storage->pitch_bytes = pitch * size;
   return Tensor::view_of(std::move(storage), layout, dtype);
 }
@@ -52,7 +52,7 @@ int64_t row_pitch(int64_t width, DType dtype) {
   const int64_t size = int64_t(size_of(dtype));
   const int64_t unit = kRowAlign / size;
   if (width < unit) return width;
-  const auto up = [&](int64_t to) { return (width + to - 1) / to * to; };
+  const auto up = [&](int64_t to) { return round_up(width, to); };
   const int64_t lines = up(kLine / size);
   return lines - width <= width / 4 ? lines : up(unit);
 }

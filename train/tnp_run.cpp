@@ -6,6 +6,7 @@
 #include "plan/ranks.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
+#include "runtime/integers.h"
 
 namespace tessera::train {
 
@@ -79,7 +80,7 @@ void TnpRecipe::prepare(const RunFolder&, Device device, bool resumed) {
 }
 
 int64_t TnpRecipe::share_of_points(int64_t points) const {
-  return (points + settings_.split.ranks - 1) / settings_.split.ranks;
+  return ceil_div(points, settings_.split.ranks);
 }
 
 std::string TnpRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {

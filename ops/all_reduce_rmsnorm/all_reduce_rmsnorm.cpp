@@ -6,6 +6,7 @@
 #include "ops/all_reduce_rmsnorm/all_reduce_rmsnorm_kernels.h"
 #include "ops/variant.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
 namespace {
@@ -134,8 +135,7 @@ Tensor all_gather_columns(const RankGroup& ranks, const Tensor& part, int64_t co
       .aligned = in_words(part) && in_words(y) && bytes % 16 == 0,
       .ranks = &ranks,
       .most_bytes = channels ? channels->channels / kPeerRows * int64_t(kPeerColumnBytes) : 0,
-      .sms = (rows * ((bytes + kPeerColumnBytes - 1) / kPeerColumnBytes) + kColumnBlocksPerSm - 1) /
-             kColumnBlocksPerSm};
+      .sms = ceil_div(rows * ceil_div(bytes, kPeerColumnBytes), kColumnBlocksPerSm)};
   if (takes(kOp, kColumnVariants, problem, device)) {
     if constexpr (kCuda) all_gather_columns_cuda(*channels, y, part);
     return y;

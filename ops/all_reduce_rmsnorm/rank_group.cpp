@@ -6,6 +6,7 @@
 #include "comm/deadline.h"
 #include "comm/peer_memory.h"
 #include "ops/all_reduce_rmsnorm/peer_channels.h"
+#include "runtime/integers.h"
 #include "runtime/text.h"
 #include "tensor/tensor.h"
 
@@ -68,11 +69,11 @@ void RankGroup::reserve(Device device, DType dtype, int64_t width, int64_t colum
   check(lacks.empty(), "ranks: the exchange over peer memory needs GPUs that reach each other: ", lacks,
         "; take the communicator's");
   const auto words_of = [&](int64_t elements) {  // whole 16-byte words
-    return (elements * int64_t(size_of(dtype)) + 15) / 16 * 4;
+    return ceil_div(elements * int64_t(size_of(dtype)), 16) * 4;
   };
   constexpr int64_t kMostColumns = int64_t(kPeerColumnBlocks) * kPeerColumnBytes;
   const int64_t column_bytes = columns * int64_t(size_of(dtype)),
-                blocks = (std::min(column_bytes, kMostColumns) + kPeerColumnBytes - 1) / kPeerColumnBytes;
+                blocks = ceil_div(std::min(column_bytes, kMostColumns), kPeerColumnBytes);
   PeerChannels sums, gathered;
   PeerRows many;
   const auto for_all = [&](auto&& set) { set(sums), set(gathered), set(many); };

@@ -10,6 +10,7 @@
 #include "ops/gemm/sgemm_internal.h"
 #include "ops/lane_sum_internal.h"
 #include "ops/vector_math_internal.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 #include "tensor/convert.h"
 #include "tensor/precision.h"
@@ -31,7 +32,7 @@ struct Sizes {
 Sizes sizes_of(const Tensor& q, const Tensor& k) {
   Sizes n{q.size(0), q.size(1), q.size(2), q.size(3), k.size(1), k.size(2), q.size(2) / k.size(2), 0, 0};
   n.tile = std::clamp<int64_t>(kTileScores / n.keys, 8, 128);
-  n.tiles = (n.queries + n.tile - 1) / n.tile;
+  n.tiles = ceil_div(n.queries, n.tile);
   return n;
 }
 

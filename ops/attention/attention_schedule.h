@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ops/attention/attention_kernels.h"
+#include "runtime/integers.h"
 
 /// Tile scheduler of the persistent sm_90a forward kernel: a block's work tiles as a function of its index.
 ///
@@ -59,7 +60,7 @@ inline AttentionSchedule attention_schedule(int64_t queries, int64_t keys, int64
   schedule.rows = rows;
   schedule.key_rows = key_rows;
   schedule.causal = causal;
-  schedule.tiles = int((queries + rows - 1) / rows);
+  schedule.tiles = int(ceil_div(queries, rows));
   schedule.heads = int(heads);
   schedule.jobs = causal ? (schedule.tiles + 1) / 2 : schedule.tiles;
   for (int job = 0; job < (causal ? schedule.jobs : 1); ++job) {
@@ -68,7 +69,7 @@ inline AttentionSchedule attention_schedule(int64_t queries, int64_t keys, int64
                                                             (second < 0 ? 0 : schedule.tile_blocks(second)));
   }
   const int64_t all = schedule.jobs * heads, rest = all % grid;
-  const int64_t share = std::max<int64_t>(1, (rest * schedule.job_blocks + grid - 1) / grid);
+  const int64_t share = std::max<int64_t>(1, ceil_div(rest * schedule.job_blocks, grid));
   // Pieces, and adding them, cost a block about three steps.
   const bool cut = rest > 0 && share + 3 < schedule.job_blocks && schedule.job_blocks < (1 << 20);
   schedule.whole = int(cut ? all - rest : all);
@@ -89,7 +90,7 @@ struct AttentionWork {
 TESSERA_HD bool attention_work(const AttentionSchedule& schedule, int grid, int block, int& item,
                                AttentionWork& work) {
   const int tiles_of_job = schedule.tiles_of_job();
-  const int waves = (schedule.whole + grid - 1) / grid;
+  const int waves = ceil_div(schedule.whole, grid);
   for (;; ++item) {
     int job, which;
     if (item < waves * tiles_of_job) {

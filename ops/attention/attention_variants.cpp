@@ -1,5 +1,6 @@
 #include "ops/attention/attention_variants.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 
 #include <algorithm>
 
@@ -42,14 +43,14 @@ bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionPr
   const int64_t count = problem.packed() ? problem.cu_seqlens_q.size(0) - 1 : 1;
   if (problem.packed() ? count < 3 : prefers_split_kv(q, k, problem)) return false;
   const auto tiles = [&](int64_t rows) {  // of one of mean length
-    return std::max<int64_t>(1, (rows + 16 * count - 1) / (16 * count));
+    return std::max<int64_t>(1, ceil_div(rows, 16 * count));
   };
   const int64_t queries = tiles(q.size(1));
   return queries <= (problem.packed() ? 4 : 3) && queries * tiles(k.size(1)) <= (q.size(3) <= 64 ? 16 : 5);
 }
 
 bool attention_has_few_queries(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
-  const int64_t queries = problem.drop.drops() ? (q.size(1) + 15) / 16 * 16 : q.size(1);
+  const int64_t queries = problem.drop.drops() ? round_up(q.size(1), 16) : q.size(1);
   // Each sequence has a place in scratch memory for all rows.
   const bool many = problem.packed() && problem.cu_seqlens_q.size(0) > 512;
   return q.dtype() != DType::f32 && !many && k.size(1) > 0 && queries > 0 &&

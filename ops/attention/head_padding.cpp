@@ -1,10 +1,12 @@
 #include "ops/attention/head_padding.h"
 
+#include "runtime/integers.h"
+
 namespace tessera::ops {
 
 int64_t padded_head_dim(int64_t head_dim, Device device) {
   constexpr int64_t kPack = 8;
-  return device.is_cpu() ? head_dim : (head_dim + kPack - 1) / kPack * kPack;
+  return device.is_cpu() ? head_dim : round_up(head_dim, kPack);
 }
 
 void copy_padded(const Tensor& to, const Tensor& from) {

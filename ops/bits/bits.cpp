@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/bits/bits_kernels.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
 namespace {
@@ -21,10 +22,9 @@ constexpr double kLaunchSeconds = 4e-6;
 /// Of whole tiles of side x side pairs and 32 words, each by one block: fewer tiles than SMs leave SMs idle.
 double seconds_of_tiles(const BitPairsProblem& problem, int64_t side, double words_per_sm_second,
                         const Gpu& gpu) {
-  const auto ceil_of = [](int64_t n, int64_t step) { return (n + step - 1) / step; };
-  const double down = double(ceil_of(problem.m, side)), across = double(ceil_of(problem.n, side));
+  const double down = double(ceil_div(problem.m, side)), across = double(ceil_div(problem.n, side));
   const double tiles = problem.mirrored ? down * (down + 1) / 2 : down * across;
-  const double words_of_tile = double(side * side * ceil_of(problem.words, 32) * 32);
+  const double words_of_tile = double(side * side * round_up(problem.words, 32));
   return tiles * words_of_tile / (words_per_sm_second * std::clamp<double>(tiles, 1, gpu.multiprocessors));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "runtime/integers.h"
 #include "tensor/tensor.h"
 
 /// Masks as packed bits, and the similarity of their rows. A mask of R rows and C columns is i32 [R, ceil(C /
@@ -13,7 +14,7 @@ namespace tessera::ops {
 
 /// Words per row of a mask: ceil(columns / 32).
 constexpr int64_t bit_words(int64_t columns) {
-  return (columns + 31) / 32;
+  return ceil_div(columns, 32);
 }
 
 /// Where x is not zero: x floating [R, C] -> i32 [R, ceil(C / 32)]. -0 is zero, NaN is not.

@@ -11,6 +11,7 @@
 
 #include "ops/bits/bits_kernels.h"
 #include "ops/bits/bits_math.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 /// Pairs of rows are compared in tiles of kTile x kTile rows, kChunk words of 64 bits at a time: both
@@ -30,8 +31,8 @@ class WideRows {
  public:
   explicit WideRows(const Tensor& bits)
       : rows_(bits.size(0)),
-        words_((bits.size(1) + 2 * kVector - 1) / (2 * kVector) * kVector),
-        data_(size_t((rows_ + kTile - 1) / kTile * kTile * words_)) {
+        words_(ceil_div(bits.size(1), 2 * kVector) * kVector),
+        data_(size_t(round_up(rows_, kTile) * words_)) {
     const auto* const from = bits.data<int32_t>();
     const int64_t stride = bits.row_stride(), bytes = bits.size(1) * 4;
     parallel_for(rows_, std::max<int64_t>(1, 16384 / std::max<int64_t>(words_, 1)),
@@ -42,7 +43,7 @@ class WideRows {
   }
   int64_t rows() const { return rows_; }
   int64_t words() const { return words_; }
-  int64_t tiles() const { return (rows_ + kTile - 1) / kTile; }
+  int64_t tiles() const { return ceil_div(rows_, kTile); }
   const uint64_t* row(int64_t index) const { return data_.data() + index * words_; }
 
  private:

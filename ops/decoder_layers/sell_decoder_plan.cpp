@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "ops/decoder_layers/decoder_layers_kernels.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops::decoder {
 namespace {
@@ -23,7 +24,7 @@ SellDecoderPlan plan_sell_decoder(const SparseDecoderLayer& layer, int blocks) {
       plan.first_slice[matrix + i] = there ? int(slices) : std::numeric_limits<int>::max();
       plan.first_row[matrix + i] = int(rows);
       if (!there) continue;
-      slices += (parts[size_t(i)].out + sell_delta4::kSliceRows - 1) / sell_delta4::kSliceRows;
+      slices += ceil_div(parts[size_t(i)].out, sell_delta4::kSliceRows);
       rows += parts[size_t(i)].out;
     }
     plan.gemv[gemv] = {.parts = int(sell_delta4::parts_of(parts[0].in)),
@@ -35,11 +36,11 @@ SellDecoderPlan plan_sell_decoder(const SparseDecoderLayer& layer, int blocks) {
   for (SellGemv& gemv : plan.gemv) {
     gemv.first = first;
     first = (first + gemv.slices % blocks) % blocks;
-    most = std::max(most, (gemv.slices + blocks - 1) / blocks);
+    most = std::max(most, ceil_div(gemv.slices, blocks));
     plan.vector_bytes =
         std::max(plan.vector_bytes, (int64_t(gemv.parts) * gemv.width + sell_delta4::kEntries) * 2);
   }
-  plan.vector_bytes = (std::max(plan.vector_bytes, kSellAttentionBytes) + 127) / 128 * 128;
+  plan.vector_bytes = round_up(std::max(plan.vector_bytes, kSellAttentionBytes), 128);
   plan.sum_bytes = int64_t(most) * kWarps * sell_delta4::kSliceRows * 4;
   const int64_t left = kSharedBytes - kSellOtherBytes - plan.vector_bytes - plan.sum_bytes;
   plan.stages = int(std::clamp<int64_t>(left / (kWarps * kSellStageBytes), 0, kMostStages));

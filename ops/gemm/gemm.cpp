@@ -11,6 +11,7 @@
 #include "ops/gemm/gemm_tf32.h"
 #include "runtime/f32_math.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 #include "tensor/elementwise.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"
@@ -153,14 +154,14 @@ struct Products {
     gemm.d = d.raw(), gemm.a = a.raw(), gemm.b = b.raw();
     gemm.bias = bias.defined() ? bias.raw() : nullptr;
     const auto copied = [&](const Tensor& x, const Tensor& rows) {  // rows: with k along them
-      const int64_t whole = (k + 7) / 8 * 8;
+      const int64_t whole = round_up(k, 8);
       if (!is_half(x.dtype()) || k % 8 == 0 || owns_scratch_padding(rows, whole)) return 0.0;
       return double(x.count()) * double(size_of(x.dtype()));
     };
     if (!gemm.transpose_a) gemm.copied += copied(a, a);
     if (gemm.transpose_b) gemm.copied += copied(b, b.transpose(-1, -2));
     const int64_t unit = std::max<int64_t>(16 / int64_t(size_of(d.dtype())), 1);
-    gemm.owns_d_padding = owns_row_padding(d, (n + unit - 1) / unit * unit);
+    gemm.owns_d_padding = owns_row_padding(d, round_up(n, unit));
   }
 
   /// Whether a (operand 1) or b (2) begins on a 16-byte boundary in every call if it does in the first one.
@@ -204,7 +205,7 @@ bool multiply_in_chunks(const Tensor& d, const Tensor& a, const Tensor& b, const
   };
   // Halves along one dimension of d, or along k (back = 0).
   const auto halves = [&](int64_t size, int back) {
-    const int64_t half = (size / 2 + 63) / 64 * 64, middle = half < size ? half : size / 2;
+    const int64_t half = round_up(size / 2, 64), middle = half < size ? half : size / 2;
     for (const auto& [begin, end] : {std::pair{int64_t{0}, middle}, std::pair{middle, size}}) {
       MultiplyOptions piece = options;
       piece.sums = {};
@@ -482,7 +483,7 @@ bool multiply_terms(const Sum& sum, bool accumulate) {
                   .stride_a = a.layout().stride(0),
                   .stride_b = b.layout().stride(0),
                   .beta = accumulate ? 1.0 : 0.0,
-                  .owns_d_padding = owns_row_padding(sum.d, (n + unit - 1) / unit * unit),
+                  .owns_d_padding = owns_row_padding(sum.d, round_up(n, unit)),
                   .copied = double(a.count()) * double(size_of(a.dtype()))};
   const Device device = sum.d.device();
   const Gpu gpu(device);

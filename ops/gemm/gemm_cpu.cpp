@@ -3,6 +3,7 @@
 
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/sgemm_internal.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 /// The plain loops are the specification: each element is a sum over k in ascending order, in blocks of
@@ -14,10 +15,6 @@ namespace {
 
 constexpr int64_t kDepth = 256, kWidth = 32;  // a panel of doubles: 64 KiB
 constexpr int64_t kBlas = 32 * 32 * 32;       // multiply-adds above which OpenBLAS's set-up is paid back
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 template <class T>
 struct Matrix {
@@ -85,7 +82,7 @@ Tiling tiling_of(const Gemm& g, const TilingLimits& limits) {
     const bool rows = tiling.rows > limits.smallest.rows, columns = tiling.columns > limits.smallest.columns;
     if (!rows && !columns) break;
     int64_t& side = rows && (!columns || tiling.rows >= tiling.columns) ? tiling.rows : tiling.columns;
-    side = ceil_div(ceil_div(side, 2), kMultiple) * kMultiple;
+    side = round_up(ceil_div(side, 2), kMultiple);
   }
   return tiling;
 }

@@ -4,6 +4,7 @@
 
 #include "ops/gemm/gemm_models_internal.h"
 #include "ops/gemm/gemm_names_internal.h"
+#include "runtime/integers.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {
@@ -35,7 +36,7 @@ Gemm gemm_of(const FusedGemm& fused) {
 /// Tiles whose k is not split: too slow where they are few and k is long.
 Estimate estimate_epilogue(const FusedGemm& fused, const Gpu& gpu) {
   const Gemm g = gemm_of(fused);
-  const int64_t tiles = g.batch * ((g.m + 127) / 128) * ((g.n + 127) / 128);
+  const int64_t tiles = g.batch * ceil_div(g.m, 128) * ceil_div(g.n, 128);
   if (2 * tiles > gpu.multiprocessors) return Estimate::preferred();
   return {choose_gemm(g, gpu, kSquare, false).seconds};
 }
@@ -76,8 +77,7 @@ bool is_tma_readable(const Tensor& x) {
 
 bool is_tma_writable(const Tensor& x) {
   const int64_t columns = x.size(-1), unit = tma_unit(x);
-  return is_tma_readable(x) &&
-         (columns % unit == 0 || owns_row_padding(x, (columns + unit - 1) / unit * unit));
+  return is_tma_readable(x) && (columns % unit == 0 || owns_row_padding(x, round_up(columns, unit)));
 }
 
 Reason fused_gemm_lacks(const FusedGemm& fused, const Gpu& gpu) {

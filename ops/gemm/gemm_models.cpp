@@ -4,13 +4,10 @@
 #include <array>
 
 #include "ops/gemm/plan_cache_internal.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 constexpr int64_t kNarrowSide = 64;  // what makes a side narrow
 constexpr int64_t kShortSide = 256, kLongDepth = 4096;
@@ -84,8 +81,8 @@ double GemmOnGpu::cublas_seconds() const {
   }
   constexpr int64_t kFew = 8, kTerms = 32;
   const bool odd = ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
-  const double flops = 2 * double(g.batch) * double(ceil_div(g.m, 64) * 64) * double(ceil_div(g.n, 64) * 64) *
-                       double(g.terms * g.k);
+  const double flops =
+      2 * double(g.batch) * double(round_up(g.m, 64)) * double(round_up(g.n, 64)) * double(g.terms * g.k);
   const int64_t side = std::min(g.m, g.n);
   const bool few_terms = g.k <= kTerms && side > kNarrowSide && g.out == g.in;
   const double few =

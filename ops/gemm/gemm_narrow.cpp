@@ -5,15 +5,12 @@
 #include <limits>
 
 #include "ops/gemm/gemm_models_internal.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
 namespace {
 
 constexpr int64_t kFew = 64;  // what makes a side narrow
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// The parts of k that one block adds up.
 int64_t group_of(int64_t splits) {
@@ -101,7 +98,7 @@ NarrowChoice choose_terms(const Gemm& g, const Gpu& gpu) {
   const bool shared = g.ldd * size % 32 != 0;
   return {.tile = kNarrowTerms,
           .rows = strips * ranges * g.batch > 2 * wanted ? 256 : 128,
-          .columns = int(ceil_div(ceil_div(g.n, ranges), 32) * 32),
+          .columns = int(round_up(ceil_div(g.n, ranges), 32)),
           .staged = shared && g.batch * g.m * g.n * size > kLarge,
           .seconds = c.ends + gemm_bytes(g) / (shared ? c.shared
                                                : many ? c.more

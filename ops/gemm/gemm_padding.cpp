@@ -7,6 +7,7 @@
 #include "ops/gemm/gemm_tf32.h"
 #include "runtime/f32_math.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 #include "tensor/kernels.h"
 
 namespace tessera::ops {
@@ -19,10 +20,6 @@ int64_t unit_of(DType dtype) {
 
 constexpr int64_t kTile = 64;  // narrower results cost as much as a tile
 constexpr double kSectorBytes = 32;
-
-int64_t round_up(int64_t value, int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 /// Whether vectors of 16 bytes can be loaded from the start of every row on.
 bool aligned(const Tensor& x) {

@@ -4,15 +4,9 @@
 #include "ops/gemm/gemm_models_internal.h"
 #include "ops/gemm/gemm_names_internal.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
-namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-}  // namespace
 
 std::string gemm_sm90_lacks(const Gemm& g, const Gpu& gpu) {
   if (gpu.major != 9) return "a GPU of compute capability 9.0";

@@ -2,15 +2,12 @@
 
 #include "ops/gemm/gemm_models_internal.h"
 #include "ops/gemm/gemm_sm90_fitted_internal.h"
+#include "runtime/integers.h"
 
 /// When and how GEMMs run in gemm_sm90_fitted.cuh.
 
 namespace tessera::ops {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 int64_t waves(const Gemm& g, const Gpu& gpu, const GemmChoice& choice) {
   const int64_t down = choice.along_n ? 1 : choice.cluster, across = choice.cluster / down;

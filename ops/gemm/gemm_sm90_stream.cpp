@@ -2,17 +2,11 @@
 
 #include "ops/gemm/gemm_models_internal.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 
 /// When and how skinny GEMMs run in gemm_sm90_stream.cuh, and the fused SwiGLU.
 
 namespace tessera::ops {
-namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
-}  // namespace
 
 bool stream_tokens_are_rows(const Gemm& g) {
   return g.m <= kStreamTokens && g.m <= g.n;
@@ -46,7 +40,7 @@ GemmChoice choose_stream(const Gemm& g, const Gpu& gpu, bool gated) {
     // Tiles of equal numbers of rows, in as few rounds as their width allows.
     const int64_t per_cluster = ceil_div(g.batch * rows, clusters);
     int64_t tile = std::min(ceil_div(per_cluster, ceil_div(per_cluster, most)), rows);
-    if (k_first) tile = ceil_div(tile, 64) * 64;  // a box
+    if (k_first) tile = round_up(tile, 64);  // a box
     const int64_t tiles = g.batch * ceil_div(rows, tile), rounds = ceil_div(tiles, clusters);
     if (splits > 1 && rounds > 1) continue;
     const double steps = double(rounds * ceil_div(blocks, splits)),

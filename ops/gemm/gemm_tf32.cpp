@@ -5,15 +5,12 @@
 #include "ops/gemm/gemm_costs.h"
 #include "ops/gemm/gemm_padding.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// Whether a copy of b with k along its rows costs less than it gains.
 bool transposing_pays(double rows, double n, double k, const Tf32Costs& c) {
@@ -31,7 +28,7 @@ int64_t parts_of_k(int64_t m, int64_t n, int64_t k, int multiprocessors) {
   constexpr double kBusy = 0.7;
   const int64_t tiles = ceil_div(m, kTile) * ceil_div(n, kTile);
   const auto busy = [&](int64_t blocks) {
-    return double(blocks) / double(ceil_div(blocks, multiprocessors) * multiprocessors);
+    return double(blocks) / double(round_up(blocks, multiprocessors));
   };
   if (k < kLong || tiles <= multiprocessors || tiles > kMostWaves * multiprocessors || busy(tiles) >= kBusy)
     return 1;

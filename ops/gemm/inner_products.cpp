@@ -5,6 +5,7 @@
 
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/sgemm_internal.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {
@@ -46,7 +47,7 @@ void check_features(const char* op, const Tensor& d, const Tensor& x, const Tens
 int64_t tile_side(int64_t rows, int64_t columns) {
   constexpr int64_t kMost = 256, kLeast = 64, kTiles = 16;
   int64_t side = kMost;
-  const auto tiles = [&] { return ((rows + side - 1) / side) * ((columns + side - 1) / side); };
+  const auto tiles = [&] { return ceil_div(rows, side) * ceil_div(columns, side); };
   while (side > kLeast && tiles() < 2 * kTiles) side /= 2;
   return side;
 }
@@ -74,7 +75,7 @@ void add_inner_products(const Tensor& d, const Tensor& x, const Tensor& y) {
   const int64_t tokens = x.size(0), p = d.size(0), q = d.size(1);
   if (d.count() == 0 || tokens == 0) return;
   const Rows sums(d), left(x), right(y);
-  const int64_t side = tile_side(p, q), across = (q + side - 1) / side, down = (p + side - 1) / side;
+  const int64_t side = tile_side(p, q), across = ceil_div(q, side), down = ceil_div(p, side);
   parallel_for(down * across, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / across * side, column = i % across * side;
@@ -93,7 +94,7 @@ void add_gram(const Tensor& d, const Tensor& x) {
   const int64_t tokens = x.size(0), n = d.size(0);
   if (n == 0 || tokens == 0) return;
   const Rows sums(d), rows(x);
-  const int64_t side = tile_side(n, n), across = (n + side - 1) / side;
+  const int64_t side = tile_side(n, n), across = ceil_div(n, side);
   // Tiles on and above the diagonal, row by row: the row of tiles that tile i lies in is found by counting.
   parallel_for(across * (across + 1) / 2, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {

@@ -3,6 +3,7 @@
 
 #include "ops/gmm_nll/gmm_nll_kernels.h"
 #include "ops/gmm_nll/gmm_nll_math.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {
@@ -36,7 +37,7 @@ void gmm_nll_forward_cpu(const Tensor& loss, const Tensor& params, const Tensor&
     const Targets<T> target(y);
     C* const to = loss.data<C>();
     const bool each = reduction == Reduction::none;
-    const int64_t pieces = (count + kChunk - 1) / kChunk;
+    const int64_t pieces = ceil_div(count, kChunk);
     std::vector<double> sums(size_t(pieces), 0.0);  // of fixed pieces: the same for any number of threads
     parallel_for(pieces, 4, [&](int64_t begin, int64_t end) {
       for (int64_t piece = begin; piece < end; ++piece)

@@ -9,6 +9,7 @@
 #include "ops/linear/linear_activation_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {
@@ -76,7 +77,7 @@ void run_separate(const Call& call) {
 
 /// Where tiles fill the GPU some times over, and clusters share the weight in both.
 Estimate estimate_wide(const Call& call, const Gpu& gpu) {
-  const int64_t tiles = (call.y.size(0) + 127) / 128 * ((call.y.size(1) + 127) / 128);
+  const int64_t tiles = ceil_div(call.y.size(0), 128) * ceil_div(call.y.size(1), 128);
   return tiles > 8 * gpu.multiprocessors ? Estimate::preferred() : Estimate::slower();
 }
 

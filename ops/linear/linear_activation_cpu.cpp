@@ -3,6 +3,7 @@
 #include "ops/activation/activation_math.h"
 #include "ops/linear/activation_of_result.h"
 #include "ops/linear/linear_activation_kernels.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 #include "tensor/elementwise.h"
 
@@ -10,7 +11,7 @@ namespace tessera::ops {
 
 void column_counts_cpu(const Tensor& counts, const Tensor& x) {
   constexpr int64_t kColumns = 64;  // a thread's unit
-  const int64_t rows = x.size(0), columns = x.size(1), tiles = (columns + kColumns - 1) / kColumns;
+  const int64_t rows = x.size(0), columns = x.size(1), tiles = ceil_div(columns, kColumns);
   const int64_t down = x.layout().stride(0), across = x.layout().stride(1);
   int32_t* const out = counts.data<int32_t>();
   dispatch_floating(x.dtype(), "column_counts", [&]<class T>() {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/linear/linear_kernels.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {
@@ -9,7 +10,7 @@ void column_sums_cpu(const Tensor& sums, const Tensor& x) {
   constexpr int64_t kColumns = 64, kRows = 256;  // a thread's unit; blocks of rows whose sums are added up
   const int64_t rows = x.size(0), groups = x.size(1), columns = x.size(2);
   const int64_t row = x.layout().stride(0), group = x.layout().stride(1);
-  const int64_t tiles = (columns + kColumns - 1) / kColumns;
+  const int64_t tiles = ceil_div(columns, kColumns);
   dispatch_floating(x.dtype(), "column sums", [&]<class T>() {
     using C = Compute<T>;
     const T* const in = x.data<T>();

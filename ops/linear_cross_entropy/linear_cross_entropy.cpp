@@ -12,6 +12,7 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy_kernels.h"
 #include "ops/variant.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 #include "tensor/kernels.h"
 #include "tensor/pads.h"
 
@@ -98,7 +99,7 @@ void exponential(const Head& head, const Tensor& losses, const Tensor& dloss, co
                  const Gradients* gradients) {
   const Device device = head.x.device();
   const int64_t chunk = head.chunk(DType::bf16), classes = head.classes(), width = head.x.size(1),
-                tiles = (classes + kExponentialColumns - 1) / kExponentialColumns;
+                tiles = ceil_div(classes, kExponentialColumns);
   for (int64_t begin = 0; begin < head.tokens(); begin += chunk) {
     const int64_t end = std::min(begin + chunk, head.tokens()), rows = end - begin;
     ExponentialChunk part{.x = head.x.slice(0, begin, end),

@@ -16,6 +16,7 @@
 #include "ops/reduce/reduce.h"
 #include "ops/select/select.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 #include "runtime/philox.h"
 #include "runtime/text.h"
 #include "tensor/pads.h"
@@ -506,7 +507,7 @@ Tensor token_order24(const std::string& kind, int64_t tokens, uint64_t seed, Dev
   std::vector<int32_t> order;
   order.reserve(size_t(tokens));
   if (kind == "stride") {
-    const int64_t quarter = (tokens + 3) / 4;
+    const int64_t quarter = ceil_div(tokens, 4);
     for (int64_t first = 0; first < quarter; ++first)
       for (int64_t token = first; token < tokens; token += quarter) order.push_back(int32_t(token));
   } else {

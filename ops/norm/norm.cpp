@@ -6,6 +6,7 @@
 #include "ops/norm/norm_kernels.h"
 #include "ops/reduction.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
 namespace {
@@ -173,7 +174,7 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
 
 Shape mask_shape(const Tensor& x) {
   const int64_t pack = 16 / int64_t(size_of(x.dtype()));
-  return {x.rows(), (x.row_length() + pack - 1) / pack};
+  return {x.rows(), ceil_div(x.row_length(), pack)};
 }
 
 Tensor layernorm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, Site site) {

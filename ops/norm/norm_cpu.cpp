@@ -4,6 +4,7 @@
 
 #include "ops/lane_sum_internal.h"
 #include "ops/norm/norm_kernels.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 #include "tensor/convert.h"
 
@@ -59,7 +60,6 @@ class ParameterSums {
   }
 
  private:
-  static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
   template <class C>
   void write(const Tensor& gradient, const std::vector<double>& sums) const {
     if (!gradient.defined()) return;

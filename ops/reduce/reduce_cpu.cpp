@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ops/reduce/reduce_kernels.h"
+#include "runtime/integers.h"
 #include "tensor/convert.h"
 #include "tensor/elementwise.h"
 
@@ -110,9 +111,9 @@ void reduce_rows(Out* y, const T* x, const ReducePlan& plan) {
   const int64_t size = plan.reduced_sizes[inner], stride = plan.reduced_x[inner];
   const int64_t outer = plan.length / size;
   // A chunk is a part of a row, or some whole ones.
-  const int64_t part = std::min(size, kGrain), parts = (size + part - 1) / part;
+  const int64_t part = std::min(size, kGrain), parts = ceil_div(size, part);
   const int64_t rows = std::min(outer, std::max<int64_t>(1, kGrain / size));
-  const int64_t chunks = parts * ((outer + rows - 1) / rows);
+  const int64_t chunks = parts * ceil_div(outer, rows);
   const auto chunk_total = [&](const T* from, int64_t chunk) {
     if (plan.length < kShort && outer == 1) {
       A total = kIdentity<kKind, A>;
@@ -162,7 +163,7 @@ template <ReduceKind kKind, class T, class Out>
 void reduce_columns(Out* y, const T* x, const ReducePlan& plan) {
   using A = Total<kKind, T>;
   const int last = plan.kept_rank - 1, inner = plan.reduced_rank - 1;
-  const int64_t columns = plan.kept_sizes[last], tiles = (columns + kTile - 1) / kTile;
+  const int64_t columns = plan.kept_sizes[last], tiles = ceil_div(columns, kTile);
   const int64_t column_x = plan.kept_x[last], column_y = plan.kept_y[last];
   const int64_t size = plan.reduced_sizes[inner], stride = plan.reduced_x[inner];
   const int64_t work = plan.length * std::min(columns, kTile);
@@ -274,7 +275,7 @@ template <class T, class Found>
 void find_in_columns(const T* x, const T* y, const ReducePlan& plan, Found&& found) {
   using C = Compute<T>;
   const int last = plan.kept_rank - 1;
-  const int64_t columns = plan.kept_sizes[last], tiles = (columns + kTile - 1) / kTile;
+  const int64_t columns = plan.kept_sizes[last], tiles = ceil_div(columns, kTile);
   const int64_t work = plan.length * std::min(columns, kTile);
   parallel_for(plan.outputs / columns * tiles, std::max<int64_t>(1, kGrain / work),
                [&](int64_t begin, int64_t end) {

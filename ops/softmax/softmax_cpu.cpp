@@ -6,6 +6,7 @@
 #include "ops/activation/activation_math.h"
 #include "ops/lane_sum_internal.h"
 #include "ops/softmax/softmax_kernels.h"
+#include "runtime/integers.h"
 #include "tensor/convert.h"
 
 namespace tessera::ops {
@@ -32,7 +33,7 @@ template <class C, int N, class Body>
 void for_lines(const Lines<N>& lines, Body&& body) {
   const int64_t row = lines.length <= kLongest ? neighbours(lines) : 1,
                 most = row < kTogether ? 1 : kTogether, some = std::max<int64_t>(1, kGrain / lines.length),
-                grain = (some + most - 1) / most * most;
+                grain = round_up(some, most);
   parallel_for(lines.starts.count, grain, [&](int64_t begin, int64_t end) {
     std::vector<C> buffer;
     for (int64_t line = begin; line < end;) {

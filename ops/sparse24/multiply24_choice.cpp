@@ -2,14 +2,11 @@
 
 #include "ops/gemm/gemm_models_internal.h"
 #include "ops/sparse24/multiply24_internal.h"
+#include "runtime/integers.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// Costs of the sparse kernel, in clocks, fitted on an H200 to seven products of 2048 to 16384 on each side
 /// (docs/ops/sparse24.md).
@@ -64,7 +61,7 @@ Described24 describe24(const Multiply24Call& call) {
   const Tensor rows = g.transposed ? d.transpose(0, 1) : d;
   const int64_t vector = 16 / int64_t(size_of(d.dtype())), width = rows.size(1);
   g.by_threads = !on_vectors(g.d, rows.size(0), g.ldd, d.dtype()) ||
-                 (width % vector != 0 && !owns_row_padding(rows, ceil_div(width, vector) * vector));
+                 (width % vector != 0 && !owns_row_padding(rows, round_up(width, vector)));
   if (!of_b.rows && !of_b.columns)
     made.lacks = "b with dense rows or columns";
   else if (!on_vectors(g.b, g.b_k_major ? g.n : g.k, g.ldb, g.dtype))

@@ -7,6 +7,7 @@
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_math.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 #include "runtime/text.h"
 
 namespace tessera::ops {
@@ -18,14 +19,11 @@ namespace {
 constexpr const char* kAlong[] = {"features", "tokens"};
 constexpr const char* kMethods[] = {"naive", "mvue", "soft_threshold", "soft_dynamic", "fast"};
 
-int64_t tiles_of(int64_t extent, int64_t tile) {
-  return (extent + tile - 1) / tile;
-}
 Shape values_shape(const Sparse24& x) {
-  return {tiles_of(x.m(), kTileRows), tiles_of(x.k(), kTileDepth), kTileValues};
+  return {ceil_div(x.m(), kTileRows), ceil_div(x.k(), kTileDepth), kTileValues};
 }
 Shape metadata_shape(const Sparse24& x) {
-  return {tiles_of(x.m(), kTileRows), tiles_of(x.k(), kTileDepth), kTileWords};
+  return {ceil_div(x.m(), kTileRows), ceil_div(x.k(), kTileDepth), kTileWords};
 }
 
 void check_matrix(const char* op, const Tensor& x) {
@@ -229,12 +227,12 @@ Tensor decompress24(const Sparse24& x, Site site) {
 Tensor soft_scale(const Tensor& x, Along24 along, int64_t samples, bool clamped) {
   check_matrix("soft_scale", x);
   check(samples >= 0, "soft_scale: ", samples, " samples; expected 1 or more, or 0 for all");
-  const int64_t per_unit = along == Along24::features ? 1 : 4, units = tiles_of(x.size(0), per_unit);
+  const int64_t per_unit = along == Along24::features ? 1 : 4, units = ceil_div(x.size(0), per_unit);
   SoftScaleCall call{.scale = Tensor::full({1}, 1, DType::f32, x.device()),
                      .x = x.detach(),
                      .along = along,
                      .units = units,
-                     .samples = samples == 0 ? units : std::min(units, tiles_of(samples, per_unit)),
+                     .samples = samples == 0 ? units : std::min(units, ceil_div(samples, per_unit)),
                      .clamped = clamped};
   if (x.count() == 0) return call.scale;
   if (x.device().is_cpu()) {

@@ -2,6 +2,7 @@
 
 #include "ops/sparse24/sparse24_kernels.h"
 #include "ops/sparse24/sparse24_math.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {
@@ -61,7 +62,7 @@ void compress_one(const Sparse24& to, const Tensor& x, const Selection24& select
   const Operand<T> from(x, to.along);
   const float scale = selection.scale.defined() ? selection.scale.data<float>()[0] : 1;
   const uint64_t seed = selection.stream.seed, offset = selection.stream.offset();
-  const int64_t numbered = to.along == Along24::features ? (to.features + 3) / 4 : to.features;
+  const int64_t numbered = to.along == Along24::features ? ceil_div(to.features, 4) : to.features;
   for_each_group(to, [&](int64_t tile, int row, int group, int64_t m, int64_t k) {
     T elements[4];
     read_group(from, m, k, elements);
@@ -136,7 +137,7 @@ void soft_scale_cpu(const SoftScaleCall& call) {
     const Operand<T> from(call.x, call.along);
     const bool rows = call.along == Along24::features;
     // In the order of the units, then of the groups across.
-    const int64_t across = rows ? (from.k + 3) / 4 : from.m;
+    const int64_t across = rows ? ceil_div(from.k, 4) : from.m;
     double product = 0, square = 0;
     for (int64_t sample = 0; sample < call.samples; ++sample) {
       const int64_t unit = unit_of_sample(sample, call.units, call.samples);

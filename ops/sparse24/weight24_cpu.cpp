@@ -3,6 +3,7 @@
 
 #include "ops/sparse24/weight24_kernels.h"
 #include "ops/sparse24/weight24_math.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {
@@ -21,11 +22,11 @@ void transposable24_cpu(const Tensor& mask, const Tensor& weight) {
               double(Compute<T>(from[(first_row + r) * down + (first_column + c) * along])));
       return weight24::best_pattern(magnitude);
     };
-    parallel_for((rows + 3) / 4, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(ceil_div(rows, 4), 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block)
         for (int64_t w = 0; w < words; ++w) {
           uint32_t word[4] = {};
-          const int64_t blocks = std::min<int64_t>(8, (columns - 32 * w + 3) / 4);
+          const int64_t blocks = std::min<int64_t>(8, ceil_div(columns - 32 * w, 4));
           for (int64_t i = 0; i < blocks; ++i) {
             const uint32_t bits = block_bits(4 * block, 32 * w + 4 * i);
             for (int r = 0; r < 4; ++r) word[r] |= (bits >> 4 * r & 0xF) << 4 * i;

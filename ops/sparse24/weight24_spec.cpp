@@ -1,5 +1,6 @@
 #include "ops/op.h"
 #include "ops/sparse24/weight24.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
 namespace {
@@ -15,7 +16,7 @@ InputSpec mask_input() {
 }
 
 Shape mask_shape(const Dims& d) {
-  return {d.at("out"), (d.at("in") + 31) / 32};
+  return {d.at("out"), ceil_div(d.at("in"), 32)};
 }
 
 OpSpec mask_spec() {

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "ops/sparse_linear/sparse_weight.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops::sparse {
 namespace {
@@ -16,10 +17,6 @@ constexpr int64_t kMostSteps = 32;                           // a lane of a warp
 constexpr int64_t kMostPacks = 65535;  // blocks along y of the grid that arranges x for wgmma
 /// Inputs of which a group of columns has 128 or more: fewer are not worth the sum over the cluster.
 constexpr int64_t kLeastInputs = 128;
-
-constexpr int64_t ceil_of(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 /// Of the shapes for so many tokens the one that cuts the inputs into the most splits, and then the one with
 /// the most on the way, whose blocks all fit on the GPU at once; if none does, the one with the fewest
@@ -52,7 +49,7 @@ JointPlan plan_sell(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, int 
   JointPlan plan = plan_of(kSellShapes, tiles, parts, tokens, swiglu, multiprocessors, "at most 8 tokens");
   if (*plan.lacks) return plan;
   const JointShape& shape = kSellShapes[plan.shape];
-  plan.steps = int(ceil_of(parts, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)));
+  plan.steps = int(ceil_div(parts, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)));
   plan.per_unit = 640;  // 32 lanes with 16 bytes of values and 4 of distances
   const int64_t x_bytes = shape.tokens == 1 ? 4 : 2 * shape.tokens;
   plan.shared = shape.groups * (plan.steps * (width + 8) * x_bytes + shape.tokens * kTileRows * 4);
@@ -68,7 +65,7 @@ JointPlan plan_columns(int64_t tiles, int64_t in, int64_t tokens, bool swiglu, i
                            swiglu ? "at most 4 tokens" : "at most 8 tokens");
   if (*plan.lacks) return plan;
   const JointShape& shape = kColumnShapes[plan.shape];
-  plan.steps = int(ceil_of(ceil_of(in, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)), 32) * 32);
+  plan.steps = int(ceil_div(ceil_div(in, int64_t(plan.blocks) * (swiglu ? 1 : shape.groups)), 32) * 32);
   plan.per_unit = 512;
   const int64_t groups = tiles * plan.blocks * shape.groups;
   plan.early = int(std::min<int64_t>(plan.steps, kEarlyBytes / plan.per_unit / std::max<int64_t>(1, groups)));
@@ -79,10 +76,10 @@ SellWgmmaPlan plan_sell_wgmma(int64_t windows, int64_t in, int64_t tokens, int m
   constexpr int64_t kMostUnits = int64_t{1} << 22;  // times blocks fits into 32 bits
   SellWgmmaPlan plan{.windows = int(windows), .parts = int(sell_delta4::parts_of(in))};
   plan.tokens = tokens <= 8 ? 8 : tokens <= 16 ? 16 : tokens <= 32 ? 32 : 64;
-  plan.token_tiles = int(ceil_of(tokens, plan.tokens));
+  plan.token_tiles = int(ceil_div(tokens, plan.tokens));
   const int64_t width = sell_delta4::width_of(in);
-  plan.passes = int(std::max<int64_t>(1, ceil_of(width, kWgmmaColumns)));
-  plan.columns = int(ceil_of(ceil_of(width, plan.passes), 8) * 8);
+  plan.passes = int(std::max<int64_t>(1, ceil_div(width, kWgmmaColumns)));
+  plan.columns = int(round_up(ceil_div(width, plan.passes), 8));
   plan.apart = 8;
   while (plan.apart * 8 < plan.columns) plan.apart *= 2;
   const int64_t units = windows * (kTileRows / kWgmmaRows) * plan.parts;
@@ -101,7 +98,7 @@ SellWgmmaPlan plan_sell_wgmma(int64_t windows, int64_t in, int64_t tokens, int m
 }
 
 std::string describe(const SellWgmmaPlan& plan) {
-  const int units = plan.units(), least = units / plan.blocks, most = int(ceil_of(units, plan.blocks));
+  const int units = plan.units(), least = units / plan.blocks, most = int(ceil_div(units, plan.blocks));
   return text_of(plan.windows, " windows of 256 outputs in ", plan.parts,
                  plan.parts == 1 ? " part, " : " parts, ", plan.token_tiles, " x ", plan.tokens, " tokens, ",
                  plan.blocks, plan.token_tiles == 1 ? " blocks, " : " blocks each, ", least,
@@ -111,7 +108,7 @@ std::string describe(const SellWgmmaPlan& plan) {
 MmaPlan plan_mma(int64_t windows, int64_t in, int64_t tokens, int multiprocessors) {
   MmaPlan plan{.windows = int(windows), .parts = int(mma_delta4::parts_of(in))};
   plan.tokens = tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32;
-  plan.token_tiles = int(ceil_of(tokens, plan.tokens));
+  plan.token_tiles = int(ceil_div(tokens, plan.tokens));
   const int64_t units = windows * mma_delta4::kStrips * plan.parts * plan.token_tiles;
   plan.blocks = int(std::clamp<int64_t>(units, 1, multiprocessors));
   if (tokens > kMmaTokens) plan.lacks = "at most 64 tokens";
@@ -125,7 +122,7 @@ std::string describe(const MmaPlan& plan) {
   return text_of(plan.windows, " windows of 256 outputs in ", plan.parts,
                  plan.parts == 1 ? " part, " : " parts, ", plan.token_tiles, " x ", plan.tokens, " tokens, ",
                  plan.blocks, " blocks of ", kMmaWarps, " warps, up to ",
-                 ceil_of(ceil_of(units, plan.blocks), kMmaWarps), " units per warp");
+                 ceil_div(ceil_div(units, plan.blocks), kMmaWarps), " units per warp");
 }
 
 std::string describe(const JointPlan& plan, const JointShape& shape, int multiprocessors) {

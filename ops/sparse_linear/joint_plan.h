@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ops/variant.h"
+#include "runtime/integers.h"
 
 /// How the variants "sell_joint" and "columns_joint" cut a call into blocks: on the host, from shapes and the
 /// GPU's properties alone, so that tests plan for GPUs that are not there.
@@ -51,7 +52,7 @@ struct JointPlan {
   int64_t per_unit = 0;    // bytes of a warp's chunk or column
   int64_t shared = 0;      // sell: bytes of a block
   const char* lacks = "";  // what such a call needs and has not; empty: it can run
-  int waves() const { return (tiles + fits - 1) / fits; }
+  int waves() const { return ceil_div(tiles, fits); }
 };
 
 /// Clusters of `blocks` blocks that fit at a time. A cluster lies within a GPC, of which an H200 has 8 with

@@ -7,6 +7,7 @@
 
 #include "ops/sparse_linear/mma_delta4_internal.h"
 #include "ops/sparse_linear/sparse_walk_internal.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {
@@ -48,7 +49,7 @@ class Arrangement {
   struct Pair {
     int64_t first = 0, second = 0;
     std::array<int32_t, size_t(kStreams)> lengths{};  // of the longest lane in each stream
-    int64_t chunks() const { return (lengths[0] + 7) / 8 + (lengths[1] + 7) / 8; }
+    int64_t chunks() const { return ceil_div(lengths[0], 8) + ceil_div(lengths[1], 8); }
     /// Chunks, and of as many chunks entries.
     int64_t cost() const { return chunks() * 64 + lengths[0] + lengths[1]; }
   };
@@ -180,7 +181,7 @@ class Encoder {
         most = std::max(most, lane.entries);
         stored += lane.stored;
       }
-      chunks[stream] = int32_t((most + kEntries - 1) / kEntries);
+      chunks[stream] = int32_t(ceil_div(most, kEntries));
     }
     return stored;
   }

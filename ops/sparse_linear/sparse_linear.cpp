@@ -6,6 +6,7 @@
 #include "ops/sparse_linear/sparse_linear_kernels.h"
 #include "ops/swiglu/swiglu.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
 namespace {
@@ -145,7 +146,7 @@ constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
     {"gemm", lacks_gemm, is_otherwise<SparseProblem>, run_gemm, kGemmVariants}};
 
 int64_t tiles_of(int64_t out) {
-  return (out + sparse::kTileRows - 1) / sparse::kTileRows;
+  return ceil_div(out, sparse::kTileRows);
 }
 
 SparseProblem problem_of(const SparseWeight& weight, int64_t tokens) {

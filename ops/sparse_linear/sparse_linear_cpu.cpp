@@ -4,6 +4,7 @@
 
 #include "ops/sparse_linear/sparse_linear_kernels.h"
 #include "ops/sparse_linear/sparse_walk_internal.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 
 namespace tessera::ops {
@@ -39,7 +40,7 @@ void load_strip(std::vector<C>& columns, const SparseWeight& weight, int64_t fir
   }
   with_order(weight.format, [&](auto order) {
     using Order = decltype(order);
-    const int64_t begin = first / Order::kRows, end = (first + rows + Order::kRows - 1) / Order::kRows;
+    const int64_t begin = first / Order::kRows, end = ceil_div(first + rows, Order::kRows);
     for (int64_t g = begin * weight.group_columns(); g < end * weight.group_columns(); ++g)
       for_each_stored<Order, T>(weight, g, [&](int64_t row, int64_t j, T value) {
         const int64_t r = row - first;
@@ -158,7 +159,7 @@ void multiply_part(const SparsePartCall& call) {
     using C = Compute<X>;
     const std::vector<Group<C>> groups = groups_of<X, C>(call.x, call.gate);
     dispatch_floating(call.weight.dtype(), "sparse_linear", [&]<class T>() {
-      parallel_for((call.weight.out + kStrip - 1) / kStrip, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(ceil_div(call.weight.out, kStrip), 1, [&](int64_t begin, int64_t end) {
         std::vector<C> columns(size_t(call.weight.in * kStrip), C(0));
         for (int64_t strip = begin; strip < end; ++strip) {
           load_strip<C, T>(columns, call.weight, strip * kStrip);

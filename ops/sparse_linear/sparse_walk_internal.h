@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "ops/sparse_linear/sparse_weight.h"
+#include "runtime/integers.h"
 
 /// The order of the elements within a group, for the CPU: one walk serves compression, decompression and the
 /// products.
@@ -96,10 +97,7 @@ struct MmaStream {
     first_column = first * mma_delta4::kTileColumns + half * tiles * 8;
   }
   /// Rounded up to the entries of a chunk: the last ones may be past the stream's columns.
-  int64_t positions() const {
-    return (tiles * mma_delta4::kTilePositions + mma_delta4::kEntries - 1) / mma_delta4::kEntries *
-           mma_delta4::kEntries;
-  }
+  int64_t positions() const { return round_up(tiles * mma_delta4::kTilePositions, mma_delta4::kEntries); }
   bool has(int64_t position) const { return position < tiles * mma_delta4::kTilePositions; }
   /// The row's place in its strip.
   static int64_t row_of(int64_t lane, int64_t position) { return lane / 4 + position / 2 % 2 * 8; }

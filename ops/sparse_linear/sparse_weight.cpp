@@ -10,6 +10,7 @@
 #include "ops/sparse_linear/mma_delta4_internal.h"
 #include "ops/sparse_linear/sparse_walk_internal.h"
 #include "ops/variant.h"
+#include "runtime/integers.h"
 #include "runtime/parallel.h"
 #include "runtime/text.h"
 
@@ -18,10 +19,6 @@ namespace tessera::ops {
 using namespace sparse_internal;
 
 namespace {
-
-int64_t rounded_up(int64_t value, int64_t step) {
-  return (value + step - 1) / step * step;
-}
 
 int64_t rows_of_group(SparseFormat format) {
   return with_order(format, [](auto order) { return decltype(order)::kRows; });
@@ -47,16 +44,14 @@ bool SparseWeight::operator==(const SparseWeight& other) const {
 }
 
 int64_t SparseWeight::group_rows() const {
-  return format == SparseFormat::dense_columns
-             ? 0
-             : rounded_up(out, rows_of_group(format)) / rows_of_group(format);
+  return format == SparseFormat::dense_columns ? 0 : ceil_div(out, rows_of_group(format));
 }
 int64_t SparseWeight::group_columns() const {
   if (format == SparseFormat::dense_columns || in == 0) return 0;
   if (format == SparseFormat::sell_delta4) return sell_delta4::parts_of(in);
   if (format == SparseFormat::mma_delta4) return mma_delta4::parts_of(in);
   const int64_t columns = columns_of_group(format);
-  return rounded_up(in, columns) / columns;
+  return ceil_div(in, columns);
 }
 
 uint64_t SparseWeight::bytes() const {
@@ -167,8 +162,8 @@ void compress_groups(SparseWeight& made, const Tensor& dense) {
                                        made.info.data<int32_t>() + g * info_of_group(made.format));
     made.stored += values;
     if (made.format == SparseFormat::tca_bme)
-      made.most = std::max(made.most, rounded_up(values, tca_bme::kMostStep));
-    at = rounded_up(at + values, kValuesOfGroup);
+      made.most = std::max(made.most, round_up(values, tca_bme::kMostStep));
+    at = round_up(at + values, kValuesOfGroup);
   }
   check(at <= std::numeric_limits<int32_t>::max(), "compress: weight ", describe(dense),
         " has 2^31 values or more, which offsets of 32 bits cannot address; split its rows");
@@ -261,7 +256,7 @@ class SellEncoder {
       const std::span<const int64_t> rows(order.data() + slice % kSlices * kSliceRows, size_t(kSliceRows));
       int64_t most = 0;
       for (const int64_t r : rows) most = std::max(most, entries[size_t(slice / kSlices)][size_t(r)]);
-      chunks[slice] = int32_t((most + kEntries - 1) / kEntries);
+      chunks[slice] = int32_t(ceil_div(most, kEntries));
     }
     return stored;
   }
@@ -458,15 +453,15 @@ void validate_groups(const SparseWeight& weight, const std::string& name) {
     const int64_t values = index_group(weight.format, bitmaps, expected.data());
     check(offsets[g + 1] >= offsets[g], name, ": offsets descend after group ", g, ", from ", offsets[g],
           " to ", offsets[g + 1]);
-    check(offsets[g + 1] - offsets[g] == rounded_up(values, kValuesOfGroup), name, ": the bitmaps of group ",
-          g, " have ", values, " elements, but offsets ", offsets[g], " and ", offsets[g + 1],
+    check(offsets[g + 1] - offsets[g] == round_up(values, kValuesOfGroup), name, ": the bitmaps of group ", g,
+          " have ", values, " elements, but offsets ", offsets[g], " and ", offsets[g + 1],
           " leave room for ", offsets[g + 1] - offsets[g]);
     const int32_t* const info = weight.info.data<int32_t>() + g * per_group;
     for (int64_t i = 0; i < per_group; ++i)
       check(info[i] == expected[size_t(i)], name, ": entry ", i, " of group ", g, " in 'info' is ", info[i],
             "; by the bitmaps it is ", expected[size_t(i)]);
     stored += values;
-    if (weight.format == SparseFormat::tca_bme) most = std::max(most, rounded_up(values, tca_bme::kMostStep));
+    if (weight.format == SparseFormat::tca_bme) most = std::max(most, round_up(values, tca_bme::kMostStep));
   }
   check(weight.stored == stored && weight.most == most, name, ": says ", weight.stored,
         " stored elements, at most ", weight.most, " of a group; the bitmaps have ", stored, " and ", most);

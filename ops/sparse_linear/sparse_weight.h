@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/integers.h"
 #include "tensor/tensor.h"
 
 /// A weight matrix in a format that leaves zeros out, or lets a kernel leave inputs out: what sparse_linear
@@ -66,11 +67,11 @@ constexpr int64_t parts_of(int64_t in) {
   int64_t parts = 1;
   while (parts < kMostParts && in / (2 * parts) >= kLeastWidth) parts *= 2;
   const int64_t most = parts * kMostWidth;
-  return parts == kMostParts ? parts * ((in + most - 1) / most) : parts;
+  return parts == kMostParts ? parts * ceil_div(in, most) : parts;
 }
 /// A multiple of 8.
 constexpr int64_t width_of(int64_t in) {
-  return ((in + parts_of(in) - 1) / parts_of(in) + 7) / 8 * 8;
+  return round_up(ceil_div(in, parts_of(in)), 8);
 }
 }  // namespace sell_delta4
 namespace mma_delta4 {
@@ -89,10 +90,10 @@ inline constexpr int64_t kGroupRows = 256, kStripRows = 16, kStrips = 16, kStrea
 inline constexpr int64_t kEntries = 8, kMostGap = 15, kChunk = kLanes * kEntries;
 inline constexpr int64_t kTileColumns = 16, kMostTiles = 32, kTilePositions = 4;
 constexpr int64_t tiles_of(int64_t in) {
-  return (in + kTileColumns - 1) / kTileColumns;
+  return ceil_div(in, kTileColumns);
 }
 constexpr int64_t parts_of(int64_t in) {
-  return (tiles_of(in) + kMostTiles - 1) / kMostTiles;
+  return ceil_div(tiles_of(in), kMostTiles);
 }
 /// The first tile of a part, or, for parts_of(in), the number of tiles.
 constexpr int64_t first_tile(int64_t in, int64_t part) {
