@@ -373,8 +373,7 @@ int prune(const CLI::App& command, PruneArgs args) {
   std::fflush(stdout);
   if (args.plan_only) return 0;
 
-  // "out.partial" for "out/", too
-  args.options.progress = (std::filesystem::path(args.out) / "").parent_path().string() + ".partial";
+  args.options.progress = io::with_suffix(args.out, ".partial");
   BlockFolder blocks(args.options.progress);
   const auto begin = std::chrono::steady_clock::now();
   auto [pruned, report] = prune_and_save(args, *work);

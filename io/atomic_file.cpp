@@ -78,6 +78,10 @@ std::string followed(const std::string& path) {
   return at.string();
 }
 
+std::string with_suffix(const std::string& folder, const char* suffix) {
+  return (fs::path(folder) / "").parent_path().string() + suffix;
+}
+
 AtomicFile::AtomicFile(std::string path, uint64_t bytes)
     : path_(std::move(path)), target_(followed(path_)), folder_(folder_of(target_)), bytes_(bytes) {
   const std::string name = fs::path(target_).filename().string();

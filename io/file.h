@@ -74,6 +74,9 @@ std::string read_file(const std::string& path, uint64_t limit);
 /// exist yet. Throws on a cycle of links.
 std::string followed(const std::string& path);
 
+/// The path next to a folder whose name has `suffix` at its end: "out.partial" for "out", and for "out/".
+std::string with_suffix(const std::string& folder, const char* suffix);
+
 /// A file that appears under its name whole or not at all: written to a temporary in the same folder, flushed
 /// to the disk, renamed, and the folder flushed. Until publish() returns, what had that name before is
 /// untouched; afterwards the new content survives a power failure. A symbolic link stays one, and what it

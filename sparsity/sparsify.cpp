@@ -132,7 +132,7 @@ class Sparsifier {
     const Split& split = candidate.split;
     result_.split = split, result_.pruning = pruning_of(split, how_.prune);
     // Never published: gone at the end, whatever that is; what a killed call left, the next one removes.
-    const io::AtomicFolder intermediate((fs::path(out_) / "").parent_path().string() + ".intermediate",
+    const io::AtomicFolder intermediate(io::with_suffix(out_, ".intermediate"),
                                         io::AtomicFolder::Existing::replace);
     const std::string pruned = intermediate.path() + "/pruned", gates = intermediate.path() + "/gates";
     {

@@ -105,6 +105,11 @@ TEST(AtomicFile, ReplacesWhatALinkLeadsTo) {
   EXPECT_EQ(folder.names().size(), 5u);
 }
 
+TEST(WithSuffix, IsTheSameForAFolderWithASlash) {
+  for (const char* const folder : {"a/out", "a/out/", "a/out//"})
+    EXPECT_EQ(with_suffix(folder, ".partial"), "a/out.partial") << folder;
+}
+
 TEST(MakeFolder, FollowsLinksThatLeadToNothing) {
   const TemporaryFolder folder;
   fs::create_symlink("later/deep", folder / "link");
