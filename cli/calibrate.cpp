@@ -213,11 +213,13 @@ int calibrate(const CLI::App& command, CalibrateArgs args) {
       },
       language.model);
   calibration.model = io::utf8_name(args.model);
+  InterruptGuard::set_notice("\ntessera: stopping; the calibration is complete and stays\n");
   sparsity::save_calibration(calibration, args.out);
   std::vector<Measured> measured;
-  if (!windows.empty())
+  try {
     std::visit(
         [&](auto& model) {
+          if (windows.empty()) return;
           for (const double share : shares) {
             Measured& one = measured.emplace_back(Measured{.sparsity = share});
             one.uniform =
@@ -227,6 +229,12 @@ int calibrate(const CLI::App& command, CalibrateArgs args) {
           }
         },
         language.model);
+  } catch (const Interrupted& interrupted) {
+    train::tell(
+        fmt::format("tessera: {}; the calibration in {} is complete, its perplexity was not measured\n",
+                    interrupted.message(), args.out));
+    return 128 + interrupted.signal();
+  }
   ignore_signals();
   if (args.json) {
     fmt::print("{}\n", report_of(calibration, measured, dense).dump(2));

@@ -215,6 +215,7 @@ double usual_weights(double total) {
 
 SweepOptions searched_by(const SparsifyOptions& options) {
   SweepOptions sweep = options.how;
+  sweep.what = "sparsify";
   sweep.format = options.format;
   if (options.total) sweep.totals = {*options.total};
   if (options.weights)

@@ -267,8 +267,8 @@ class Sweeper {
     windows_ = train::perplexity_windows(
         options_.evaluation,
         {.length = options_.window, .stride = options_.stride, .most_windows = options_.most_windows});
-    check(options_.prompt >= 1 && options_.prompt <= int64_t(options_.evaluation.size()),
-          "sweep: a prompt of ", options_.prompt, " tokens; the text has ", options_.evaluation.size());
+    check(options_.prompt >= 1 && options_.prompt <= int64_t(options_.evaluation.size()), options_.what,
+          ": a prompt of ", options_.prompt, " tokens; the text has ", options_.evaluation.size());
     prompt_ = options_.evaluation.subspan(0, size_t(options_.prompt));
   }
   void tell(const std::string& line) const {
@@ -278,7 +278,7 @@ class Sweeper {
 
   void measure_dense(Model& model, SweepResult& result) {
     result.dense_perplexity = perplexity(model);
-    train::check_finite("sweep", result.dense_perplexity);
+    train::check_finite(options_.what, result.dense_perplexity);
     take(result.dense, time_generation(model, prompt_, options_.timing));
     result.dense.uniform_perplexity = result.dense_perplexity;
     result.dense.bytes = bytes_of_layers(model).bytes;
@@ -396,10 +396,10 @@ double kept_perplexity(const TableCell& cell) {
 std::vector<Split> splits_of(const SweepOptions& options) {
   std::vector<Split> splits;
   for (const double total : options.totals)
-    check(total > 0 && total < 1, "sweep: a total sparsity of ", total,
+    check(total > 0 && total < 1, options.what, ": a total sparsity of ", total,
           "; expected more than 0 and less than 1");
   for (const double weights : options.weights)
-    check(weights >= 0 && weights < 1, "sweep: a weight sparsity of ", weights,
+    check(weights >= 0 && weights < 1, options.what, ": a weight sparsity of ", weights,
           "; expected 0 or more and less than 1");
   for (const double total : options.totals) {
     for (const double weights : options.weights) {
@@ -418,16 +418,17 @@ std::vector<Split> splits_of(const SweepOptions& options) {
   }
   if (options.format && !splits.empty()) {
     std::erase_if(splits, [&](const Split& split) { return split.format != *options.format; });
-    check(!splits.empty(), "sweep: no split is in ", name_of(*options.format),
+    check(!splits.empty(), options.what, ": no split is in ", name_of(*options.format),
           ": gates alone are in dense-columns, zeros and gates in tiled-cbc, zeros alone in sell-delta4, "
           "tca-bme and tiled-cbc");
   }
-  check(!splits.empty(), "sweep: no weight sparsity is below a total one; nothing is to be measured");
-  check(
-      std::ranges::find(options.gate_aware, true) == options.gate_aware.end() ||
-          std::ranges::any_of(splits, &Split::gate_aware),
-      "sweep: gate-aware pruning is asked for, and no split has both zeros and gates; give weight sparsities "
-      "above 0 and below a total one");
+  check(!splits.empty(), options.what,
+        ": no weight sparsity is below a total one; nothing is to be measured");
+  check(std::ranges::find(options.gate_aware, true) == options.gate_aware.end() ||
+            std::ranges::any_of(splits, &Split::gate_aware),
+        options.what,
+        ": gate-aware pruning is asked for, and no split has both zeros and gates; give weight sparsities "
+        "above 0 and below a total one");
   const auto order = [](const Split& split) {
     return std::tuple(split.weights, split.gate_aware, split.total, int(split.format));
   };
@@ -439,8 +440,8 @@ std::vector<Split> splits_of(const SweepOptions& options) {
 
 SweepResult sweep_splits(const SweepOptions& options, const std::string& folder) {
   options.gates.validate();
-  check_gate_aware("sweep", options);
-  check(!pretrained::is_sparse_folder(options.model), "sweep: the model of ", options.model,
+  check_gate_aware(options.what, options);
+  check(!pretrained::is_sparse_folder(options.model), options.what, ": the model of ", options.model,
         " is compressed already; name the dense one");
   if (starts_from_llama(options)) return Sweeper<models::Llama>(options, folder).run();
   return Sweeper<models::Gpt>(options, folder).run();

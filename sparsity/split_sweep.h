@@ -33,7 +33,8 @@ struct Split {
 };
 
 struct SweepOptions {
-  std::string model;  // Hugging Face model directory, dense
+  const char* what = "sweep";  // what errors begin with
+  std::string model;           // Hugging Face model directory, dense
   std::vector<double> totals = {0.5};
   /// Weight sparsities to try with each total: those below it, 0 being gates alone, and the total itself,
   /// weights alone.

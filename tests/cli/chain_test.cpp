@@ -263,6 +263,10 @@ TEST(ChainCommand, SparsifyDoesAllOfIt) {
            {"sparsify --model m --out d --text t --total 0.3 --weight-sparsity 0.1 --activation-sparsity 0.2",
             2, "follows from the other two"},
            {"sparsify --model m --out d --text t --max-ppl 1.1x --activation-sparsity 0.2", 2, "--max-ppl"},
+           {"sparsify --model m --out d --text t --max-ppl 1.1x --format mma-delta4", 2,
+            "sparsify: no split is in mma-delta4"},
+           {"sparsify --device cpu --model m --out d --text t --max-ppl 99x --length 32 --prompt-tokens 5000",
+            1, "sparsify: a prompt of 5000 tokens"},
            {"sparsify --model m --out d --total 0.5", 2, "give the text"},
            {"sparsify --model m --out d --weight-sparsity 0.4", 2, "give the text"},
            {"sparsify --model m --out d --weight-sparsity 0", 2, "give the sparsity"},
@@ -294,7 +298,13 @@ TEST(ChainCommand, CalibrationsStayWhenMeasuringThemIsInterrupted) {
                                "--allocation uniform --validation 0.5 --activation-sparsity 0:0.99:0.001"));
   ASSERT_TRUE(wait_for(process, [&] { return fs::exists(at / "g/calibration.json"); }));
   process.send(SIGINT);
-  EXPECT_EQ(process.wait().code, 130);
+  const Outcome outcome = process.wait();
+  EXPECT_EQ(outcome.code, 130);
+  EXPECT_TRUE(holds_all(outcome.err,
+                        "stopping; the calibration is complete and stays|tessera: interrupted by Ctrl-C; the "
+                        "calibration in g is complete, its perplexity was not measured"));
+  for (const char* const wrong : {"is removed", "before there was a result"})
+    EXPECT_EQ(outcome.err.find(wrong), std::string::npos) << outcome.err;
   expect_success(run(
       at,
       "generate --device cpu --prompt line --max-tokens 2 --model m --gates g --activation-sparsity 0.3"));
