@@ -15,6 +15,7 @@
 #include "plan/plan.h"
 #include "pretrained/load.h"
 #include "report/facts.h"
+#include "runtime/text.h"
 
 namespace tessera::bench {
 namespace {
@@ -284,11 +285,8 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
     return records;
   }
   const auto found = shapes().find(options.shape);
-  check(found != shapes().end(), "decode: there is no shape \"", options.shape, "\"; expected one of ", [] {
-    std::string list;
-    for (const std::string& name : decode_shapes()) list += (list.empty() ? "" : ", ") + name;
-    return list;
-  }());
+  check(found != shapes().end(), "decode: there is no shape \"", options.shape, "\"; expected one of ",
+        joined(decode_shapes()));
   models::LlamaConfig config = found->second;
   config.dtype = options.dtype;
   for (const DecodeRow& row : options.rows) measure_row(config, row, options, records);

@@ -15,6 +15,7 @@
 #include "cli/train_run.h"
 #include "cli/variant_flag.h"
 #include "runtime/error.h"
+#include "runtime/text.h"
 
 namespace tessera::cli {
 
@@ -100,9 +101,7 @@ void check_dim_names(const ops::OpSpec& op, const ops::Dims& dims) {
       for (const auto& [name, size] : c.dims) known.insert(name);
   for (const auto& [name, size] : dims) {
     if (known.contains(name)) continue;
-    std::string names;
-    for (const std::string& one : known) names += (names.empty() ? "" : ", ") + one;
-    throw UsageError(fmt::format("--shape: {} has no size \"{}\"; it has {}", op.name, name, names));
+    throw UsageError(fmt::format("--shape: {} has no size \"{}\"; it has {}", op.name, name, joined(known)));
   }
 }
 

@@ -77,12 +77,6 @@ const CLI::App* innermost(const CLI::App& app) {
   return current;
 }
 
-std::string join(const std::vector<std::string>& parts) {
-  std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
-  return text;
-}
-
 std::string unknown_word(const CLI::App& at, const std::string& word) {
   if (!word.starts_with('-') || word == "--") {
     // Commands that print tables print JSON instead; those that run long write a record to a file.
@@ -136,12 +130,12 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error,
   for (const CLI::App* sub : subcommands(at)) names.push_back(sub->get_name());
   if (!names.empty() && at.get_subcommands().empty()) {
     if (unknown.empty()) {
-      message = "a subcommand is needed: one of " + join(names);
+      message = "a subcommand is needed: one of " + joined(names);
     } else if (std::find(names.begin(), names.end(), unknown.front()) != names.end()) {
       message = "the subcommand " + unknown.front() + " cannot follow \"--\"";
     } else if (!unknown.front().starts_with('-')) {
       message = "unknown subcommand \"" + unknown.front() + "\"" + did_you_mean(unknown.front(), names) +
-                "; expected one of " + join(names);
+                "; expected one of " + joined(names);
     } else {
       message = unknown_word(at, unknown.front());
     }

@@ -22,12 +22,6 @@ const std::vector<std::string> kStudyKeys = {"title",    "command", "metric",   
                                              "baseline", "seeds",   "learning_rates"};
 const std::vector<std::string> kStudySections = {"flags", "arm", "task"};
 
-std::string joined_names(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 /// The sections of the file; throws UsageError for one that a study does not have.
 std::vector<TomlSection> read_sections(const std::string& path) {
   std::vector<TomlSection> sections = read_toml(path);
@@ -60,9 +54,9 @@ class TrainFlags {
     if (command.empty())
       throw UsageError(path_ +
                        ": command is missing; expected the subcommand of `tessera train` to run, one of " +
-                       joined_names(names));
+                       joined(names));
     if (std::ranges::find(names, command) == names.end())
-      throw UsageError(path_ + ": command is \"" + command + "\"; expected one of " + joined_names(names) +
+      throw UsageError(path_ + ": command is \"" + command + "\"; expected one of " + joined(names) +
                        did_you_mean(command, names));
     command_ = app_.get_subcommand("train")->get_subcommand(command);
   }
@@ -229,7 +223,7 @@ void check_metric(const train::StudyPlan& plan, const std::string& path) {
   std::vector<std::string> all = evaluated;
   all.insert(all.end(), logged.begin(), logged.end());
   throw UsageError(path + ": metric is \"" + plan.metric + "\", which tessera train " + plan.command +
-                   " does not log; expected one of " + joined_names(evaluated) +
+                   " does not log; expected one of " + joined(evaluated) +
                    " or a value of the steps, such as loss" + did_you_mean(plan.metric, all));
 }
 
@@ -252,7 +246,7 @@ train::StudyPlan read_study(const std::string& path) {
   for (const TomlEntry& entry : tables.front().entries) {
     if (std::ranges::find(kStudyKeys, entry.name) == kStudyKeys.end())
       throw UsageError(place_in(path, entry.line) + "\"" + entry.name + "\": expected one of " +
-                       joined_names(kStudyKeys) + "; flags belong under [flags], [[arm]] or [[task]]");
+                       joined(kStudyKeys) + "; flags belong under [flags], [[arm]] or [[task]]");
     has_direction = has_direction || entry.name == "better";
     take_study_key(path, entry, plan);
   }

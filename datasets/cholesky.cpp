@@ -48,11 +48,6 @@ void solve_lower(const double* u, int64_t n, double* b, int64_t m) {
   }
 }
 
-void multiply_lower(const double* u, int64_t n, const double* z, double* y) {
-  std::fill(y, y + n, 0.0);
-  for (int64_t k = 0; k < n; ++k) subtract(y + k, u + k * n + k, -z[k], n - k);
-}
-
 double half_log_determinant(const double* u, int64_t n) {
   double sum = 0;
   for (int64_t k = 0; k < n; ++k) sum += std::log(u[k * n + k]);

@@ -14,8 +14,6 @@ namespace tessera::datasets {
 [[nodiscard]] bool cholesky(double* a, int64_t n);
 /// b [n, m] = U^-T b.
 void solve_lower(const double* u, int64_t n, double* b, int64_t m);
-/// y [n] = U^T z.
-void multiply_lower(const double* u, int64_t n, const double* z, double* y);
 /// Sum of log U_ii: half the log-determinant of A.
 double half_log_determinant(const double* u, int64_t n);
 

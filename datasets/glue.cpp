@@ -244,9 +244,8 @@ class GlueReader {
     }
     for (size_t i = 0; i < info_.labels.size(); ++i)
       if (text == info_.labels[i] || (is_number && value == double(i))) return double(i);
-    std::string names;
-    for (const char* name : info_.labels) names += std::string(names.empty() ? "" : ", ") + name;
-    refuse("has the label \"" + shown(text) + "\", expected one of " + names + " or its number");
+    refuse("has the label \"" + shown(text) + "\", expected one of " + joined(info_.labels) +
+           " or its number");
   }
 
   /// The next line of a TSV; false at the end, before which there may be empty lines. (QQP's broken rows,

@@ -152,13 +152,9 @@ Attrs complete(const OpSpec& op, const Attrs& given) {
     check(accepted.index() == attr.fallback.index(), op.name, ": attribute \"", name, "\" is ",
           type_name(attr.fallback), ", not ", type_name(value));
     if (const auto* word = std::get_if<std::string>(&accepted); word && !attr.choices.empty()) {
-      bool known = false;
-      std::string list;
-      for (const std::string& choice : attr.choices) {
-        known = known || choice == *word;
-        list += (list.empty() ? "" : ", ") + choice;
-      }
-      check(known, op.name, ": attribute \"", name, "\" is \"", *word, "\"; expected one of ", list);
+      const bool known = std::ranges::find(attr.choices, *word) != attr.choices.end();
+      check(known, op.name, ": attribute \"", name, "\" is \"", *word, "\"; expected one of ",
+            joined(attr.choices));
     }
     all.set(name, accepted);
   }

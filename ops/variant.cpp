@@ -78,9 +78,7 @@ bool has_part(const char* const* parts, std::string_view name) {
 
 void refuse(const char* op, const std::string& forced, const std::vector<Candidate>& allowed,
             const std::vector<const char*>& names, const std::string& problem) {
-  std::string list;
-  for (const char* name : names) list += std::string(list.empty() ? "" : ", ") + name;
-  check(!allowed.empty(), op, ": variant ", forced, " does not exist; expected one of ", list);
+  check(!allowed.empty(), op, ": variant ", forced, " does not exist; expected one of ", joined(names));
   fail_at(Site::here(), op, ": variant ", forced.empty() ? std::string(allowed[0].name) : forced, " needs ",
           allowed[0].lacks, ", not ", problem);
 }

@@ -2,6 +2,8 @@
 
 #include <type_traits>
 
+#include "runtime/text.h"
+
 namespace tessera::optim {
 namespace {
 
@@ -35,9 +37,7 @@ Optimizer make_optimizer(const std::string& name, std::vector<nn::NamedParameter
         ": its states are ", made ? made->states() : DType::f32,
         "; use adamw or sgd, or --optimizer-states f32");
   if (made) return std::move(*made);
-  std::string known;
-  for (const std::string& other : optimizer_names()) known += (known.empty() ? "" : ", ") + other;
-  fail_at(Site::here(), "optimizer: there is no \"", name, "\"; expected one of ", known);
+  fail_at(Site::here(), "optimizer: there is no \"", name, "\"; expected one of ", joined(optimizer_names()));
 }
 
 }  // namespace tessera::optim

@@ -22,6 +22,14 @@ std::string format_bytes(size_t bytes);
 /// decimal separator is a point, also in a program that called setlocale().
 double seconds_of_environment(const char* name, double absent);
 
+/// The texts one after the other, with commas between them.
+template <class Texts>
+std::string joined(const Texts& texts) {
+  std::string all;
+  for (const auto& text : texts) all += (all.empty() ? "" : ", ") + std::string(text);
+  return all;
+}
+
 /// How many characters have to be inserted, removed or replaced to make b of a.
 size_t edit_distance(std::string_view a, std::string_view b);
 

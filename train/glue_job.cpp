@@ -13,6 +13,7 @@
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
 #include "runtime/interrupt.h"
+#include "runtime/text.h"
 #include "train/bert_model.h"
 #include "train/gradient_probe.h"
 #include "train/loader_share.h"
@@ -56,13 +57,8 @@ void check_label_order(const std::string& path, const std::string& text, dataset
     for (char& c : theirs.back()) c = char(std::tolower(static_cast<unsigned char>(c)));
   }
   if (theirs == ours || !std::ranges::is_permutation(theirs, ours)) return;
-  const auto listed = [](const std::vector<std::string>& labels) {
-    std::string all;
-    for (const std::string& label : labels) all += (all.empty() ? "" : ", ") + label;
-    return all;
-  };
-  fail_at(Site::here(), "bert: ", path, ": the classes of id2label are ", listed(theirs),
-          ", those of the task ", info.name, " are ", listed(ours),
+  fail_at(Site::here(), "bert: ", path, ": the classes of id2label are ", joined(theirs),
+          ", those of the task ", info.name, " are ", joined(ours),
           ": reorder the rows of the classifier and id2label, or name the classes LABEL_0, LABEL_1, ... to "
           "train the classifier as it is");
 }

@@ -13,6 +13,7 @@
 #include "report/page.h"
 #include "report/run_table.h"
 #include "report/table.h"
+#include "runtime/text.h"
 
 namespace tessera::train {
 
@@ -272,10 +273,9 @@ void add_plan(report::Page& page, const StudyPlan& plan) {
     rows.push_back(
         {"arm " + arm.name + (arm.name == plan.baseline ? " (baseline)" : ""), flags_text(arm.flags)});
   for (const StudyPart& task : plan.tasks) rows.push_back({"task " + task.name, flags_text(task.flags)});
-  std::string rates, seeds;
-  for (const std::string& rate : plan.rates) rates += (rates.empty() ? "" : ", ") + rate;
+  std::string seeds;
   for (const uint64_t seed : plan.seeds) seeds += (seeds.empty() ? "" : ", ") + std::to_string(seed);
-  if (!rates.empty()) rows.push_back({"learning rates", rates});
+  if (!plan.rates.empty()) rows.push_back({"learning rates", joined(plan.rates)});
   rows.push_back({"seeds", seeds});
   page.table({"tessera train " + plan.command, "flags"}, rows);
 }
@@ -285,9 +285,7 @@ std::string listed(const StudyResults& results, std::string CellResult::*field) 
   std::set<std::string> values;
   for (const CellResult& cell : results.cells)
     if (!(cell.*field).empty()) values.insert(cell.*field);
-  std::string text;
-  for (const std::string& value : values) text += (text.empty() ? "" : ", ") + value;
-  return text.empty() ? "-" : text;
+  return values.empty() ? "-" : joined(values);
 }
 
 void write_page(const fs::path& path, const StudyResults& results) {

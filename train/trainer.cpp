@@ -15,6 +15,7 @@
 #include "optim/whole_state.h"
 #include "report/facts.h"
 #include "runtime/interrupt.h"
+#include "runtime/text.h"
 #include "train/due.h"
 #include "train/skips.h"
 #include "train/step.h"
@@ -154,9 +155,7 @@ class Trainer {
 
   /// With sharded gradients (ZeRO 2): prints which ones the first step found to be kept whole.
   void say_kept() {
-    std::string names;
-    for (const std::string& name : step_.kept()) names += (names.empty() ? "" : ", ") + name;
-    if (!names.empty() && leads())
+    if (const std::string names = joined(step_.kept()); !names.empty() && leads())
       progress_.say("  zero      gradients that come out of turn are whole on every rank: " + names);
   }
 

@@ -1,7 +1,6 @@
 #include "ops/select/select.h"
 #include "runtime/has_cuda.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 

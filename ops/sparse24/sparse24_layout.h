@@ -32,8 +32,6 @@ inline constexpr int64_t kTileRows = 64, kTileDepth = 64;  // of A
 inline constexpr int64_t kTileGroups = kTileDepth / 4;     // per row
 inline constexpr int64_t kTileValues = kTileRows * kTileDepth / 2, kTileWords = 128;
 inline constexpr int64_t kStepValues = kTileValues / 2;
-/// Positions 0 and 1 in all eight groups of a word: the metadata of padding.
-inline constexpr uint32_t kPaddingWord = 0x44444444u;
 
 /// Where the first of a group's two values lies; the second follows it. `tile`: m tile * k tiles + k tile;
 /// `row` (0 ... 63) and `group` (0 ... 15) within the tile.
