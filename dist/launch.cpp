@@ -28,6 +28,7 @@
 #include "comm/status.h"
 #include "dist/child_status.h"
 #include "runtime/error.h"
+#include "runtime/interrupt.h"
 #include "runtime/parallel.h"
 
 namespace tessera::dist {
@@ -71,23 +72,6 @@ class Signals {
   void restore() const {
     for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &former_[i], nullptr);
   }
-
-  /// Holds them back in this thread while it lives.
-  class BlockSignals {
-   public:
-    BlockSignals() {
-      sigset_t set;
-      sigemptyset(&set);
-      for (const int signal : kSignals) sigaddset(&set, signal);
-      ::pthread_sigmask(SIG_BLOCK, &set, &before_);
-    }
-    ~BlockSignals() { release(); }
-    BlockSignals(const BlockSignals&) = delete;
-    void release() const { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-   private:
-    sigset_t before_{};
-  };
 
  private:
   static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
@@ -318,8 +302,8 @@ class Job {
     const File for_the_rank(lifeline[0]);
     process.lifeline = File(lifeline[1]);
     const pid_t parent = ::getpid();
-    const Signals::BlockSignals
-        held;  // until the rank has a group of its own: Ctrl-C is passed on to it, and once
+    // Until the rank has a group of its own: Ctrl-C is passed on to it, and once.
+    const WithoutSignals held{SIGINT, SIGTERM, SIGHUP};
     process.pid = ::fork();
     check(process.pid >= 0, "launch: fork: ", std::strerror(errno));
     if (process.pid > 0) ::setpgid(process.pid, process.pid);  // the first of the two that comes to it
@@ -327,7 +311,7 @@ class Job {
       signals_.restore();
       become(parent, pipes[0][1], pipes[1][1], process.page->file(), for_the_rank.number(),
              local == 0 && options_.node == 0 ? listener.number() : -1, variables);
-      held.release();
+      ::pthread_sigmask(SIG_SETMASK, &held.before(), nullptr);
       ::execvp(arguments[0], arguments.data());
       const std::string text = "tessera: launch: " + command[0] + ": " + std::strerror(errno) + "\n";
       if (::write(STDERR_FILENO, text.data(), text.size()) < 0) ::_exit(126);

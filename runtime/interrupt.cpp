@@ -74,6 +74,13 @@ WithoutSignals::WithoutSignals() {
   ::pthread_sigmask(SIG_SETMASK, &all, &before_);
 }
 
+WithoutSignals::WithoutSignals(std::initializer_list<int> signals) {
+  sigset_t some;
+  ::sigemptyset(&some);
+  for (const int signal : signals) ::sigaddset(&some, signal);
+  ::pthread_sigmask(SIG_BLOCK, &some, &before_);
+}
+
 WithoutSignals::~WithoutSignals() {
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <csignal>
+#include <initializer_list>
 
 #include "runtime/error.h"
 
@@ -33,13 +34,16 @@ class InterruptGuard {
   static int signal_received();
 };
 
-/// For the lifetime of the scope this thread takes no signals, and threads that it starts meanwhile never do:
-/// signals are for the program's own threads.
+/// For the lifetime of the scope this thread takes no signals, or none of the given ones, and threads that it
+/// starts meanwhile never do: signals are for the program's own threads. They wait for the scope's end.
 class WithoutSignals {
  public:
   WithoutSignals();
+  explicit WithoutSignals(std::initializer_list<int> signals);
   ~WithoutSignals();
   WithoutSignals(const WithoutSignals&) = delete;
+  /// The signals that the thread held back before.
+  const sigset_t& before() const { return before_; }
 
  private:
   sigset_t before_;

@@ -18,25 +18,7 @@
 namespace tessera::train {
 namespace {
 
-constexpr int kHandled[] = {SIGINT, SIGTERM, SIGHUP};  // by InterruptGuard
-
-/// Holds back the signals that InterruptGuard handles, so that none arrives between a look at
-/// signal_received() and the beginning of a wait, nor in a new process that still has our handlers.
-class HeldSignals {
- public:
-  HeldSignals() {
-    sigset_t held;
-    sigemptyset(&held);
-    for (const int signal : kHandled) sigaddset(&held, signal);
-    pthread_sigmask(SIG_BLOCK, &held, &before_);
-  }
-  ~HeldSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  HeldSignals(const HeldSignals&) = delete;
-  const sigset_t& before() const { return before_; }
-
- private:
-  sigset_t before_;
-};
+constexpr std::initializer_list<int> kHandled = {SIGINT, SIGTERM, SIGHUP};  // by InterruptGuard
 
 /// What the new process needs, made before the fork: between fork and exec nothing may be allocated.
 struct Start {
@@ -95,7 +77,7 @@ ChildProcess::ChildProcess(const std::string& program, const std::vector<std::st
   const bool ready = in >= 0 && out >= 0 && ::pipe2(ends, O_CLOEXEC) == 0;
   if (ready) {
     dist::keep_child_status();
-    const HeldSignals held;
+    const WithoutSignals held(kHandled);  // a new process has our handlers at first
     const pid_t parent = ::getpid();
     id_ = ::fork();
     if (id_ == 0) {
@@ -125,7 +107,7 @@ void ChildProcess::ask_to_end(int signal) {
 
 std::optional<size_t> wait_any(std::vector<ChildProcess>& children,
                                std::optional<std::chrono::steady_clock::time_point> deadline) {
-  const HeldSignals held;
+  const WithoutSignals held(kHandled);  // so that none arrives between signal_received() and the wait
   for (;;) {
     std::vector<pollfd> ends;
     for (const ChildProcess& child : children) ends.push_back({child.alive_, POLLIN, 0});
