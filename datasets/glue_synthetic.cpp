@@ -313,7 +313,7 @@ Example example_of(GlueTask task, Draw& draw, bool mismatched) {
   return {};
 }
 
-std::string joined(std::initializer_list<std::string> fields) {
+std::string fields_of(std::initializer_list<std::string> fields) {
   std::string line;
   for (const std::string& field : fields)
     line += (line.empty() && &field == fields.begin() ? "" : "\t") + field;
@@ -354,29 +354,29 @@ std::string line_of(GlueTask task, const Example& e, int64_t index, bool test) {
   const std::string name = info.labels.empty() ? score : info.labels[size_t(e.label)];
   switch (task) {
     case GlueTask::cola:
-      return test ? joined({number, e.first}) : joined({"syn", label, e.label ? "" : "*", e.first});
+      return test ? fields_of({number, e.first}) : fields_of({"syn", label, e.label ? "" : "*", e.first});
     case GlueTask::sst2:
-      return test ? joined({number, e.first}) : joined({e.first, label});
+      return test ? fields_of({number, e.first}) : fields_of({e.first, label});
     case GlueTask::mrpc:
-      return joined({test ? number : label, "1" + number, "2" + number, e.first, e.second});
+      return fields_of({test ? number : label, "1" + number, "2" + number, e.first, e.second});
     case GlueTask::stsb: {
-      const std::string row =
-          joined({number, "main-captions", "synthetic", "2024", number, "none", "none", e.first, e.second});
+      const std::string row = fields_of(
+          {number, "main-captions", "synthetic", "2024", number, "none", "none", e.first, e.second});
       return test ? row : row.substr(0, row.size() - 1) + "\t" + score + "\n";
     }
     case GlueTask::qqp:
-      return test ? joined({number, e.first, e.second})
-                  : joined({number, "1" + number, "2" + number, e.first, e.second, label});
+      return test ? fields_of({number, e.first, e.second})
+                  : fields_of({number, "1" + number, "2" + number, e.first, e.second, label});
     case GlueTask::mnli: {
       const std::string row =
-          joined({number, number, number + "n", "synthetic", "", "", "", "", e.first, e.second});
+          fields_of({number, number, number + "n", "synthetic", "", "", "", "", e.first, e.second});
       return test ? row : row.substr(0, row.size() - 1) + "\t" + name + "\t" + name + "\n";
     }
     case GlueTask::wnli:
-      return test ? joined({number, e.first, e.second}) : joined({number, e.first, e.second, label});
+      return test ? fields_of({number, e.first, e.second}) : fields_of({number, e.first, e.second, label});
     case GlueTask::qnli:
     case GlueTask::rte:
-      return test ? joined({number, e.first, e.second}) : joined({number, e.first, e.second, name});
+      return test ? fields_of({number, e.first, e.second}) : fields_of({number, e.first, e.second, name});
   }
   return "";
 }

@@ -60,7 +60,7 @@ void check_parts(const char* what, const std::vector<StudyPart>& parts, const St
 }
 
 /// "dense,sst2,lr-3e-4,seed-1" without empty parts.
-std::string joined(const std::vector<std::string>& parts) {
+std::string cell_name(const std::vector<std::string>& parts) {
   std::string text;
   for (const std::string& part : parts)
     if (!part.empty()) text += (text.empty() ? "" : ",") + part;
@@ -73,13 +73,13 @@ void override_flags(StudyFlags& flags, const StudyFlags& with) {
 
 StudyCell cell_of(const StudyPlan& plan, const StudyPart& arm, const StudyPart& task, const std::string& rate,
                   uint64_t seed) {
-  StudyCell cell{
-      .name = joined({arm.name, task.name, rate.empty() ? "" : "lr-" + rate, "seed-" + std::to_string(seed)}),
-      .arm = arm.name,
-      .task = task.name,
-      .rate = rate,
-      .seed = seed,
-      .flags = plan.flags};
+  StudyCell cell{.name = cell_name(
+                     {arm.name, task.name, rate.empty() ? "" : "lr-" + rate, "seed-" + std::to_string(seed)}),
+                 .arm = arm.name,
+                 .task = task.name,
+                 .rate = rate,
+                 .seed = seed,
+                 .flags = plan.flags};
   override_flags(cell.flags, task.flags);
   override_flags(cell.flags, arm.flags);
   if (!rate.empty()) cell.flags["--lr"] = {rate};
@@ -225,7 +225,7 @@ StudyCell timing_cell(const StudyPlan& plan, const std::string& arm, const std::
   for (const StudyCell& cell : cells_of(plan)) {
     if (cell.arm != arm || cell.task != task) continue;
     StudyCell timed = cell;
-    timed.name = joined({arm, task, "timing"});
+    timed.name = cell_name({arm, task, "timing"});
     // Of the whole run: they may leave none of so few steps, or time others than most of the run's are.
     for (const char* const flag :
          {"--epochs", "--minutes", "--eval-every", "--save-every", "--log-every", "--patience", "--warmup",
