@@ -7,6 +7,7 @@
 #include <limits>
 #include <numeric>
 
+#include "runtime/text.h"
 #include "tensor/finite.h"
 #include "tensor/kernels.h"
 #include "tensor/print.h"
