@@ -5,7 +5,7 @@
 #include <random>
 #include <set>
 
-#include "runtime/allocator.h"
+#include "runtime/text.h"
 #include "tests/cli/command.h"
 #include "tests/cli/language_runs.h"
 
