@@ -29,6 +29,9 @@ void check_finite(const Tensor& x, const char* kind, const char* name, const cha
 
 }  // namespace
 
+// Not inline: GCC 12 would say that the address of the scope outlives it.
+NoTape::NoTape() = default;
+
 Tape::Tape(TapeOptions options) : outer_(innermost()), options_(options), id_(g_next_tape++) {
   if (outer_) options_.check_finite |= outer_->options_.check_finite;
   const Tensor& scale = options_.loss_scale;

@@ -146,7 +146,7 @@ class Tape {
 /// end within it.
 class NoTape {
  public:
-  NoTape() = default;
+  NoTape();
 
  private:
   friend class Tape;
