@@ -265,8 +265,6 @@ TEST(ChainCommand, SparsifyDoesAllOfIt) {
            {"sparsify --model m --out d --text t --max-ppl 1.1x --activation-sparsity 0.2", 2, "--max-ppl"},
            {"sparsify --model m --out d --text t --max-ppl 1.1x --format mma-delta4", 2,
             "sparsify: no split is in mma-delta4"},
-           {"sparsify --device cpu --model m --out d --text t --max-ppl 99x --length 32 --prompt-tokens 5000",
-            1, "sparsify: a prompt of 5000 tokens"},
            {"sparsify --model m --out d --total 0.5", 2, "give the text"},
            {"sparsify --model m --out d --weight-sparsity 0.4", 2, "give the text"},
            {"sparsify --model m --out d --weight-sparsity 0", 2, "give the sparsity"},
