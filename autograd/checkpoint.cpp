@@ -53,8 +53,7 @@ using StateReplay = Replay<Tensor>;
 /// Calls f for the call that is running, or, where the user called checkpoint(), as code of the user: the
 /// lines that errors name are those in f, and clone() of a result is refused there as elsewhere.
 std::vector<Tensor> call(const CheckpointFunction& f, const std::vector<Tensor>& inputs, bool by_user) {
-  const CallScope scope(
-      CallSite{by_user ? Site{nullptr, 0} : CallScope::current().site, CallScope::current().module});
+  const CallScope scope(CallSite{by_user ? Site() : CallScope::current().site, CallScope::current().module});
   return f(inputs);
 }
 

@@ -100,6 +100,22 @@ int Attrs::dimension(const std::string& name) const {
   check(std::in_range<int>(value), "attribute \"", name, "\" is ", value, "; no tensor has such a dimension");
   return int(value);
 }
+std::vector<int64_t> Attrs::integers(const std::string& name) const {
+  const std::string& text = word(name);
+  std::vector<int64_t> values;
+  for (std::string_view rest = text; !rest.empty();) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    int64_t value = 0;
+    const auto [end, code] = std::from_chars(rest.data(), rest.data() + comma, value);
+    check(code == std::errc{} && end == rest.data() + comma &&
+              (comma == rest.size() || comma + 1 < rest.size()),
+          "attribute \"", name, "\" is \"", text,
+          "\"; expected integers with commas between, for example 2,3,-1");
+    values.push_back(value);
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  return values;
+}
 template const bool& Attrs::get<bool>(const std::string&) const;
 template const int64_t& Attrs::get<int64_t>(const std::string&) const;
 template const double& Attrs::get<double>(const std::string&) const;

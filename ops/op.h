@@ -28,6 +28,8 @@ class Attrs {
   int64_t integer(const std::string& name) const { return get<int64_t>(name); }
   /// An integer that names a dimension. Throws if no tensor could have so many.
   int dimension(const std::string& name) const;
+  /// Of a word that lists integers: "2,3,-1"; the empty word lists nothing.
+  std::vector<int64_t> integers(const std::string& name) const;
   double number(const std::string& name) const { return get<double>(name); }
   const std::string& word(const std::string& name) const { return get<std::string>(name); }
   void set(const std::string& name, AttrValue value) { values_.insert_or_assign(name, std::move(value)); }

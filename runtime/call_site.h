@@ -9,7 +9,7 @@ namespace tessera {
 
 /// The user's call into the library, as far as it is known: every Error appends it to its message.
 struct CallSite {
-  Site site = {nullptr, 0};      // the user's line
+  Site site = Site();            // the user's line
   const char* module = nullptr;  // the part of the model, "blocks.3.mlp.down": from intern_name, or null
 
   /// "; called at main.cpp:42 in blocks.3.mlp.down", "" if nothing is known.

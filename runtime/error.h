@@ -45,10 +45,16 @@ class OutOfMemory : public Error {
 std::string message_of(const std::exception& error);
 
 /// A place in the source: the default argument of a function names its caller.
+/// Braces make none, so that `sum(x, {0, 1})` is a call with two dimensions.
 struct Site {
-  const char* file;
-  int line;
-  static Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+  const char* file = nullptr;
+  int line = 0;
+  explicit constexpr Site() = default;
+  template <std::same_as<const char*> File>
+  explicit constexpr Site(File file, int line) : file(file), line(line) {}
+  static Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return Site(file, line);
+  }
 };
 
 /// A bool that remembers where it was tested.

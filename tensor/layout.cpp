@@ -63,6 +63,20 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
   return out << ']';
 }
 
+Shape complete_shape(std::span<const int64_t> sizes, int64_t count) {
+  const bool open = std::ranges::count(sizes, -1) > 0;
+  check(std::ranges::count(sizes, -1) <= 1, "reshape: more than one size is -1");
+  if (!open) return Shape(sizes);
+  std::array<int64_t, kMaxRank> known{};
+  check(sizes.size() <= known.size(), "reshape: ", sizes.size(), " sizes; expected at most ", kMaxRank);
+  std::ranges::replace_copy(sizes, known.begin(), -1, 1);
+  const std::span<int64_t> all(known.data(), sizes.size());
+  const Shape others(all);
+  check(others.count() > 0 && count % others.count() == 0, "reshape: ", count,
+        " elements do not divide by the ", others.count(), " of the other sizes");
+  return others.with(int(std::ranges::find(sizes, -1) - sizes.begin()), count / others.count());
+}
+
 Shape broadcast(const Shape& a, const Shape& b, const char* what) {
   const int rank = std::max(a.rank(), b.rank());
   std::array<int64_t, kMaxRank> sizes{};

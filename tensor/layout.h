@@ -53,6 +53,10 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape);  // "[2, 3]"
 /// naming `what`.
 Shape broadcast(const Shape& a, const Shape& b, const char* what);
 
+/// The shape of `count` elements with these sizes, of which one may be -1: what the others leave for it.
+/// Throws, as reshape, if there is none.
+Shape complete_shape(std::span<const int64_t> sizes, int64_t count);
+
 /// Positions of a view's elements, in elements from the start of its storage. Strides may be 0 (expanded) but
 /// not negative. "Rows" are along the last dimension; "pitched" rows start at a fixed distance that may
 /// exceed their length.

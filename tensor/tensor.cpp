@@ -154,7 +154,7 @@ Tensor Tensor::select(int dim, int64_t index) const {
   layout.offset = layout_.offset + at * layout_.strides[size_t(d)];
   for (int from = 0, to = 0; from < rank(); ++from)
     if (from != d) layout.strides[size_t(to++)] = layout_.strides[size_t(from)];
-  return with_layout(layout, "select", "ops::slice and ops::reshape");
+  return with_layout(layout, "select", "ops::select");
 }
 
 Tensor Tensor::at(std::initializer_list<int64_t> indices) const {
@@ -176,7 +176,7 @@ Tensor Tensor::transpose(int a, int b) const {
   return with_layout(layout, "transpose", "ops::transpose");
 }
 
-Tensor Tensor::permute(std::initializer_list<int> order) const {
+Tensor Tensor::permute(const std::vector<int>& order) const {
   check(int(order.size()) == rank(), "permute: ", order.size(), " dimensions named for a tensor of rank ",
         rank());
   Layout layout = layout_;
@@ -191,7 +191,7 @@ Tensor Tensor::permute(std::initializer_list<int> order) const {
     layout.strides[size_t(to++)] = layout_.strides[size_t(from)];
   }
   layout.shape = Shape(std::span<const int64_t>(sizes.data(), size_t(rank())));
-  return with_layout(layout, "permute", "ops::transpose");
+  return with_layout(layout, "permute", "ops::permute");
 }
 
 namespace {
@@ -257,17 +257,7 @@ Tensor Tensor::reshape(const Shape& shape) const {
 }
 
 Tensor Tensor::reshape_with(std::initializer_list<int64_t> sizes) const {
-  int64_t known = 1, unknown = 0;
-  for (const int64_t size : sizes)
-    (size == -1 ? unknown : known) *= size == -1 ? 1 : size, unknown += size == -1;
-  check(unknown <= 1, "reshape: more than one size is -1");
-  std::vector<int64_t> resolved(sizes);
-  for (int64_t& size : resolved) {
-    if (size != -1) continue;
-    check(known > 0 && count() % known == 0, "reshape: ", count(), " elements do not divide by ", known);
-    size = count() / known;
-  }
-  return reshape(Shape(resolved));
+  return reshape(complete_shape(std::span(sizes.begin(), sizes.size()), count()));
 }
 
 Tensor Tensor::expand(const Shape& shape) const {

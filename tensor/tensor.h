@@ -110,7 +110,7 @@ class Tensor {
   Tensor slice(int dim, int64_t begin, int64_t end, int64_t step = 1) const;
   Tensor select(int dim, int64_t index) const;
   Tensor transpose(int a, int b) const;
-  Tensor permute(std::initializer_list<int> order) const;
+  Tensor permute(const std::vector<int>& order) const;
   /// No size may be -1: use reshape_with for that. Throws if the strides allow no view of that shape (clone()
   /// first).
   Tensor reshape(const Shape& shape) const;

@@ -1,6 +1,9 @@
 #include "ops/reduce/reduce.h"
 
+#include <bit>
 #include <limits>
+#include <span>
+#include <vector>
 
 #include "autograd/tape.h"
 #include "ops/reduce/reduce_kernels.h"
@@ -9,65 +12,123 @@
 namespace tessera::ops {
 
 const char* name_of(ReduceKind kind) {
-  constexpr const char* kNames[] = {"sum", "mean", "max", "norm"};
+  constexpr const char* kNames[] = {"sum", "mean", "max", "min", "norm"};
   return kNames[size_t(kind)];
 }
 
 namespace {
 
-constexpr int kAll = -100;  // as the attribute "dim" says it
+/// Which dimensions of x are reduced.
+class Reduced {
+ public:
+  static Reduced all(const Tensor& x) { return Reduced(x.rank(), (1u << x.rank()) - 1); }
+  Reduced(const char* name, const Tensor& x, std::span<const int> dims) : Reduced(x.rank(), 0) {
+    check(!dims.empty(), name, ": no dimension of ", describe(x),
+          " is named; name one, or leave them out to "
+          "reduce all");
+    for (const int dim : dims) {
+      check(dim >= -rank_ && dim < rank_, name, ": dimension ", dim, " is outside ", describe(x));
+      const int at = dim < 0 ? dim + rank_ : dim;
+      check(!has(at), name, ": dimension ", dim, " of ", describe(x), " is named twice");
+      bits_ |= 1u << at;
+    }
+  }
+
+  bool has(int dim) const { return bits_ >> dim & 1u; }
+  bool is_one() const { return std::has_single_bit(bits_); }
+  int first() const { return std::countr_zero(bits_); }
+  /// x's shape without these dimensions or, with `keep`, with sizes of 1.
+  Shape result(const Shape& x, bool keep) const {
+    std::vector<int64_t> sizes;
+    for (int dim = 0; dim < rank_; ++dim)
+      if (!has(dim)) {
+        sizes.push_back(x[dim]);
+      } else if (keep) {
+        sizes.push_back(1);
+      }
+    return Shape(sizes);
+  }
+  int64_t length(const Shape& x) const {
+    int64_t product = 1;
+    for (int dim = 0; dim < rank_; ++dim) product *= has(dim) ? x[dim] : 1;
+    return product;
+  }
+  /// The dimensions that stay, then these; and the way back.
+  std::vector<int> order() const {
+    std::vector<int> all;
+    for (const bool reduced : {false, true})
+      for (int dim = 0; dim < rank_; ++dim)
+        if (has(dim) == reduced) all.push_back(dim);
+    return all;
+  }
+  std::vector<int> inverse_order() const {
+    std::vector<int> back(size_t(rank_), 0);
+    const std::vector<int> all = order();
+    for (int at = 0; at < rank_; ++at) back[size_t(all[size_t(at)])] = at;
+    return back;
+  }
+
+ private:
+  Reduced(int rank, unsigned bits) : rank_(rank), bits_(bits) {}
+  int rank_;
+  unsigned bits_;
+};
 
 /// dy or y of the whole reduction, broadcastable to x.
-Tensor with_dim(const Tensor& y, const Shape& x, int dim) {
-  return dim == kAll || y.rank() == x.rank() ? y : y.reshape(x.with(dim, 1));
+Tensor with_dims(const Tensor& y, const Shape& x, const Reduced& dims) {
+  return y.rank() == 0 || y.rank() == x.rank() ? y : y.reshape(dims.result(x, true));
 }
 
-void max_backward(Backward& b, const Tensor& x, const Tensor& y, int dim) {
-  // Over all elements, "first" is in row-major order: as one packed row.
-  const bool all = dim == kAll;
-  const Tensor from = all ? x.packed().reshape({x.count()}) : x;
-  Tensor dx = all ? Tensor::empty_packed(x.shape(), x.dtype(), x.device()) : Tensor::empty_like(x);
-  const Tensor to = all ? dx.reshape({x.count()}) : dx;
-  if (x.device().is_cpu()) {
-    max_backward_cpu(to, b.grad(), from, y.packed(), all ? 0 : dim);
-  } else if constexpr (kCuda) {
-    max_backward_cuda(to, b.grad(), from, y.packed(), all ? 0 : dim);
+void max_backward(Backward& b, const Tensor& x, const Tensor& y, const Reduced& dims) {
+  const auto run = [](const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim) {
+    if (x.device().is_cpu()) {
+      max_backward_cpu(dx, dy, x, y, dim);
+    } else if constexpr (kCuda) {
+      max_backward_cuda(dx, dy, x, y, dim);
+    }
+  };
+  if (dims.is_one()) {
+    Tensor dx = Tensor::empty_like(x);
+    run(dx, b.grad(), x, y.packed(), dims.first());
+    return b.give(0, std::move(dx));
   }
-  b.give(0, std::move(dx));
+  // Over several, "first" is in row-major order: as the one last dimension of a packed tensor.
+  const Shape outputs = dims.result(x.shape(), false),
+              rows = outputs.inserted(outputs.rank(), dims.length(x.shape()));
+  const Tensor from = x.permute(dims.order());
+  Tensor dx = Tensor::empty_packed(from.shape(), x.dtype(), x.device());
+  run(dx.reshape(rows), b.grad().reshaped(outputs), from.packed().reshape(rows), y.packed().reshape(outputs),
+      -1);
+  b.give(0, dx.permute(dims.inverse_order()));
 }
 
-Tensor reduce(const Tensor& x, ReduceKind kind, int dim, bool keep, Site site) {
-  const CallScope call(site);
-  const char* const name = name_of(kind);
-  check(x.defined(), name, ": x is undefined");
-  check(dim != kAll || !keep, name, ": keep is of one dimension, and all of ", describe(x),
-        " are reduced; say which");
-  if (dim != kAll) {
-    check(dim >= -x.rank() && dim < x.rank(), name, ": dimension ", dim, " is outside ", describe(x));
-    dim = x.shape().resolve(dim);
-  }
-  const Shape shape = dim == kAll ? Shape() : keep ? x.shape().with(dim, 1) : x.shape().without(dim);
-  const int64_t length = dim == kAll ? x.count() : x.size(dim);
-  check(kind != ReduceKind::max || length > 0, name, ": ", describe(x),
+/// Not recorded.
+Tensor reduced(const char* name, const Tensor& x, ReduceKind kind, const Reduced& dims, bool keep) {
+  const int64_t length = dims.length(x.shape());
+  check((kind != ReduceKind::max && kind != ReduceKind::min) || length > 0, name, ": ", describe(x),
         " has no element to choose from; reduce over a dimension that is not empty");
-  Tensor y = Tensor::empty(shape, x.dtype(), x.device());
+  Tensor y = Tensor::empty(dims.result(x.shape(), keep), x.dtype(), x.device());
   if (length == 0) {
     y.fill(kind == ReduceKind::mean ? std::numeric_limits<double>::quiet_NaN() : 0.0);
   } else if (y.count() > 0) {
-    const ReducePlan plan =
-        dim == kAll ? plan_to(x.layout(), y.layout()) : plan_dim(x.layout(), dim, y.layout());
+    const ReducePlan plan = plan_to(x.layout(), with_dims(y, x.shape(), dims).layout());
     if (x.device().is_cpu()) {
       reduce_cpu(y, x, plan, kind);
     } else if constexpr (kCuda) {
       reduce_cuda(y, x, plan, kind);
     }
   }
+  return y;
+}
+
+Tensor reduce(const Tensor& x, ReduceKind kind, const Reduced& dims, bool keep) {
+  Tensor y = reduced(name_of(kind), x, kind, dims, keep);
   Tape* const tape = Tape::recording(x);
   if (!tape) return y;
   if (kind == ReduceKind::sum || kind == ReduceKind::mean) {
-    const int64_t divisor = kind == ReduceKind::mean ? length : 1;
-    tape->record(name, {&x}, {&y}, [shape = x.shape(), dim, divisor](Backward& b) {
-      const Tensor dy = with_dim(b.grad(), shape, dim);
+    const int64_t divisor = kind == ReduceKind::mean ? dims.length(x.shape()) : 1;
+    tape->record(name_of(kind), {&x}, {&y}, [shape = x.shape(), dims, divisor](Backward& b) {
+      const Tensor dy = with_dims(b.grad(), shape, dims);
       Tensor dx = Tensor::empty(shape, dy.dtype(), dy.device());
       if (dx.device().is_cpu()) {
         spread_cpu(dx, dy, divisor);
@@ -77,10 +138,10 @@ Tensor reduce(const Tensor& x, ReduceKind kind, int dim, bool keep, Site site) {
       b.give(0, std::move(dx));
     });
   } else {
-    tape->record(name, {&x}, {&y}, [kept = Saved(x), result = Saved(y), dim, kind](Backward& b) {
+    tape->record(name_of(kind), {&x}, {&y}, [kept = Saved(x), result = Saved(y), dims, kind](Backward& b) {
       const Tensor &x = kept.get(), &y = result.get();
-      if (kind == ReduceKind::max) return max_backward(b, x, y, dim);
-      const Tensor dy = with_dim(b.grad(), x.shape(), dim), whole = with_dim(y, x.shape(), dim);
+      if (kind != ReduceKind::norm) return max_backward(b, x, y, dims);
+      const Tensor dy = with_dims(b.grad(), x.shape(), dims), whole = with_dims(y, x.shape(), dims);
       Tensor dx = Tensor::empty_like(x);
       if (dx.device().is_cpu()) {
         l2_backward_cpu(dx, dy, x, whole);
@@ -93,31 +154,85 @@ Tensor reduce(const Tensor& x, ReduceKind kind, int dim, bool keep, Site site) {
   return y;
 }
 
+Tensor reduce_all(const Tensor& x, ReduceKind kind, Site site) {
+  const CallScope call(site);
+  check(x.defined(), name_of(kind), ": x is undefined");
+  return reduce(x, kind, Reduced::all(x), false);
+}
+
+Tensor reduce_dims(const Tensor& x, ReduceKind kind, std::span<const int> dims, bool keep, Site site) {
+  const CallScope call(site);
+  check(x.defined(), name_of(kind), ": x is undefined");
+  return reduce(x, kind, Reduced(name_of(kind), x, dims), keep);
+}
+
+Tensor find_first(const char* name, const Tensor& x, ReduceKind kind, int dim, bool keep, Site site) {
+  const CallScope call(site);
+  check(x.defined(), name, ": x is undefined");
+  const Reduced dims(name, x, std::span(&dim, 1));
+  const Tensor y = reduced(name, x.detach(), kind, dims, false);
+  const Tensor index = Tensor::empty_packed(y.shape(), DType::i64, x.device());
+  if (x.device().is_cpu()) {
+    find_first_cpu(index, x, y.packed(), dim);
+  } else if constexpr (kCuda) {
+    find_first_cuda(index, x, y.packed(), dim);
+  }
+  return keep ? index.reshape(dims.result(x.shape(), true)) : index;
+}
+
 }  // namespace
 
 Tensor sum(const Tensor& x, Site site) {
-  return reduce(x, ReduceKind::sum, kAll, false, site);
+  return reduce_all(x, ReduceKind::sum, site);
 }
 Tensor sum(const Tensor& x, int dim, bool keep, Site site) {
-  return reduce(x, ReduceKind::sum, dim, keep, site);
+  return reduce_dims(x, ReduceKind::sum, std::span(&dim, 1), keep, site);
+}
+Tensor sum(const Tensor& x, const std::vector<int>& dims, bool keep, Site site) {
+  return reduce_dims(x, ReduceKind::sum, dims, keep, site);
 }
 Tensor mean(const Tensor& x, Site site) {
-  return reduce(x, ReduceKind::mean, kAll, false, site);
+  return reduce_all(x, ReduceKind::mean, site);
 }
 Tensor mean(const Tensor& x, int dim, bool keep, Site site) {
-  return reduce(x, ReduceKind::mean, dim, keep, site);
+  return reduce_dims(x, ReduceKind::mean, std::span(&dim, 1), keep, site);
+}
+Tensor mean(const Tensor& x, const std::vector<int>& dims, bool keep, Site site) {
+  return reduce_dims(x, ReduceKind::mean, dims, keep, site);
 }
 Tensor max(const Tensor& x, Site site) {
-  return reduce(x, ReduceKind::max, kAll, false, site);
+  return reduce_all(x, ReduceKind::max, site);
 }
 Tensor max(const Tensor& x, int dim, bool keep, Site site) {
-  return reduce(x, ReduceKind::max, dim, keep, site);
+  return reduce_dims(x, ReduceKind::max, std::span(&dim, 1), keep, site);
+}
+Tensor max(const Tensor& x, const std::vector<int>& dims, bool keep, Site site) {
+  return reduce_dims(x, ReduceKind::max, dims, keep, site);
+}
+Tensor min(const Tensor& x, Site site) {
+  return reduce_all(x, ReduceKind::min, site);
+}
+Tensor min(const Tensor& x, int dim, bool keep, Site site) {
+  return reduce_dims(x, ReduceKind::min, std::span(&dim, 1), keep, site);
+}
+Tensor min(const Tensor& x, const std::vector<int>& dims, bool keep, Site site) {
+  return reduce_dims(x, ReduceKind::min, dims, keep, site);
 }
 Tensor norm(const Tensor& x, Site site) {
-  return reduce(x, ReduceKind::norm, kAll, false, site);
+  return reduce_all(x, ReduceKind::norm, site);
 }
 Tensor norm(const Tensor& x, int dim, bool keep, Site site) {
-  return reduce(x, ReduceKind::norm, dim, keep, site);
+  return reduce_dims(x, ReduceKind::norm, std::span(&dim, 1), keep, site);
+}
+Tensor norm(const Tensor& x, const std::vector<int>& dims, bool keep, Site site) {
+  return reduce_dims(x, ReduceKind::norm, dims, keep, site);
+}
+
+Tensor argmax(const Tensor& x, int dim, bool keep, Site site) {
+  return find_first("argmax", x, ReduceKind::max, dim, keep, site);
+}
+Tensor argmin(const Tensor& x, int dim, bool keep, Site site) {
+  return find_first("argmin", x, ReduceKind::min, dim, keep, site);
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape, DType dtype) {

@@ -20,12 +20,14 @@ constexpr int64_t kGrain = 16384;  // elements below which a thread is not worth
 constexpr int64_t kAtOnce = 512;   // elements of 16 bits that are widened together
 constexpr int64_t kShort = 16;     // elements of a row below which there is nothing to interleave
 
-/// What is added up in double; the largest of numbers is one of them.
+/// What is added up in double; the largest or smallest of numbers is one of them.
 template <ReduceKind kKind, class T>
-using Total = std::conditional_t<kKind == ReduceKind::max, Compute<T>, double>;
+using Total = std::conditional_t<kKind == ReduceKind::max || kKind == ReduceKind::min, Compute<T>, double>;
 
 template <ReduceKind kKind, class A>
-constexpr A kIdentity = kKind == ReduceKind::max ? -std::numeric_limits<A>::infinity() : A(0);
+constexpr A kIdentity = kKind == ReduceKind::max   ? -std::numeric_limits<A>::infinity()
+                        : kKind == ReduceKind::min ? std::numeric_limits<A>::infinity()
+                                                   : A(0);
 
 template <ReduceKind kKind, class A, class C>
 A lift(C x) {
@@ -36,6 +38,7 @@ A lift(C x) {
 template <ReduceKind kKind, class A>
 A combine(A a, A b) {
   if constexpr (kKind == ReduceKind::max) return a >= b || a != a ? a : b;
+  if constexpr (kKind == ReduceKind::min) return a <= b || a != a ? a : b;
   return a + b;
 }
 
@@ -223,6 +226,8 @@ void reduce_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, Reduce
         return reduce<ReduceKind::mean, T, T>(y, x, plan);
       case ReduceKind::max:
         return reduce<ReduceKind::max, T, T>(y, x, plan);
+      case ReduceKind::min:
+        return reduce<ReduceKind::min, T, T>(y, x, plan);
       case ReduceKind::norm:
         return reduce<ReduceKind::norm, T, T>(y, x, plan);
     }
@@ -247,14 +252,14 @@ void l2_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const 
 
 namespace {
 
-/// Whether max takes this element: `largest` is NaN if any is.
+/// Whether max or min takes this element: `chosen`, its result, is NaN if any element is.
 template <class C>
-bool is_largest(C value, C largest) {
-  return value == largest || value != value;
+bool is_chosen(C value, C chosen) {
+  return value == chosen || value != value;
 }
 
 /// Calls `found(output, place)` for each output with the place along the reduced dimension of the first
-/// element that max takes, one output after the other.
+/// element that max or min takes, one output after the other.
 template <class T, class Found>
 void find_in_rows(const T* x, const T* y, const ReducePlan& plan, Found&& found) {
   using C = Compute<T>;
@@ -262,8 +267,8 @@ void find_in_rows(const T* x, const T* y, const ReducePlan& plan, Found&& found)
     for (int64_t output = begin; output < end; ++output) {
       int64_t x_offset, y_offset, place = 0;
       plan.offsets(output, x_offset, y_offset);
-      const C largest = C(y[y_offset]);
-      while (place + 1 < plan.length && !is_largest(C(x[x_offset + place * plan.reduced_x[0]]), largest))
+      const C chosen = C(y[y_offset]);
+      while (place + 1 < plan.length && !is_chosen(C(x[x_offset + place * plan.reduced_x[0]]), chosen))
         ++place;
       found(output, place);
     }
@@ -284,39 +289,48 @@ void find_in_columns(const T* x, const T* y, const ReducePlan& plan, Found&& fou
                    const int64_t output = unit / tiles * columns + first;
                    int64_t x_offset, y_offset;
                    plan.offsets(output, x_offset, y_offset);
-                   C largest[kTile], values[kTile];
+                   C chosen[kTile], values[kTile];
                    int64_t places[kTile];
-                   widen(largest, y + y_offset, width, plan.kept_y[last]);
+                   widen(chosen, y + y_offset, width, plan.kept_y[last]);
                    std::fill_n(places, width, plan.length - 1);
                    for (int64_t i = plan.length - 2; i >= 0; --i) {
                      widen(values, x + x_offset + i * plan.reduced_x[0], width, plan.kept_x[last]);
                      for (int64_t j = 0; j < width; ++j)
-                       places[j] = is_largest(values[j], largest[j]) ? i : places[j];
+                       places[j] = is_chosen(values[j], chosen[j]) ? i : places[j];
                    }
                    for (int64_t j = 0; j < width; ++j) found(output + j, places[j]);
                  }
                });
 }
 
+template <class T, class Found>
+void find(const Tensor& x, const Tensor& y, int dim, Found&& found) {
+  const ReducePlan plan = plan_dim(x.layout(), dim, y.layout());
+  if (plan.outputs == 0) return;
+  if (plan.kept_rank == 0 || plan.reduced_x[0] < plan.kept_x[plan.kept_rank - 1]) {
+    find_in_rows(x.data<T>(), y.data<T>(), plan, found);
+  } else {
+    find_in_columns(x.data<T>(), y.data<T>(), plan, found);
+  }
+}
+
 }  // namespace
 
 void max_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim) {
   dx.fill(0);
-  const ReducePlan from = plan_dim(x.layout(), dim, y.layout());
   const ReducePlan to = plan_dim(dx.layout(), dim, dy.layout());
-  if (from.outputs == 0) return;
-  const bool by_rows = from.kept_rank == 0 || from.reduced_x[0] < from.kept_x[from.kept_rank - 1];
   dispatch_floating(dx.dtype(), "max", [&]<class T>() {
-    const auto found = [&](int64_t output, int64_t place) {
+    find<T>(x, y, dim, [&](int64_t output, int64_t place) {
       int64_t dx_offset, dy_offset;
       to.offsets(output, dx_offset, dy_offset);
       dx.data<T>()[dx_offset + place * to.reduced_x[0]] = dy.data<T>()[dy_offset];
-    };
-    if (by_rows) {
-      find_in_rows(x.data<T>(), y.data<T>(), from, found);
-    } else {
-      find_in_columns(x.data<T>(), y.data<T>(), from, found);
-    }
+    });
+  });
+}
+
+void find_first_cpu(const Tensor& index, const Tensor& x, const Tensor& y, int dim) {
+  dispatch_floating(x.dtype(), "argmax", [&]<class T>() {
+    find<T>(x, y, dim, [to = index.data<int64_t>()](int64_t output, int64_t place) { to[output] = place; });
   });
 }
 

@@ -83,6 +83,12 @@ struct MaxOf {
   }
 };
 
+struct MinOf : MaxOf {
+  using Rest = MinOf;
+  static __device__ float identity() { return __builtin_huge_valf(); }
+  static __device__ float combine(float a, float b) { return a != a ? a : (b < a || b != b ? b : a); }
+};
+
 /// The least index.
 struct LeastOf {
   using Acc = int64_t;
@@ -98,13 +104,13 @@ struct LeastOf {
   }
 };
 
-/// The first index at which x is the maximum of its output.
+/// The first index at which x is the maximum, or the minimum, of its output.
 template <class T>
 struct FirstOf : LeastOf {
-  const T* maxima = nullptr;  // by number of the output
+  const T* chosen = nullptr;  // by number of the output
   __device__ int64_t lift(T x, int64_t output, int64_t index) const {
-    const float value = float(x), largest = float(maxima[output]);
-    return value == largest || (value != value && largest != largest) ? index : identity();
+    const float value = float(x), wanted = float(chosen[output]);
+    return value == wanted || (value != value && wanted != wanted) ? index : identity();
   }
 };
 
@@ -408,6 +414,8 @@ void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, Reduc
         return reduce_all(device, plan, from, to, SumOf{}, Finish{.count = float(plan.length)});
       case ReduceKind::max:
         return reduce_all(device, plan, from, to, MaxOf{}, Finish{});
+      case ReduceKind::min:
+        return reduce_all(device, plan, from, to, MinOf{}, Finish{});
       case ReduceKind::norm:
         return reduce_all(device, plan, from, to, SquaresOf{}, Finish{.root = true});
     }
@@ -424,17 +432,24 @@ void l2_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const
                          [&]<class T>() { gpu::elementwise<T, T, T, T>(dx, L2Backward<T>{}, dy, x, y); });
 }
 
+void find_first_cuda(const Tensor& index, const Tensor& x, const Tensor& y, int dim) {
+  ReducePlan plan = plan_dim(x.layout(), dim, y.layout());
+  if (plan.outputs == 0) return;
+  plan.pack_outputs();
+  dispatch_floating_cuda(x.dtype(), "argmax", [&]<class T>() {
+    FirstOf<T> first;
+    first.chosen = y.data<T>();
+    reduce_dim(x.device(), plan, x.data<T>(), index.data<int64_t>(), first, Finish{});
+  });
+}
+
 void max_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim) {
   dx.fill(0);
-  ReducePlan from = plan_dim(x.layout(), dim, y.layout());
-  if (from.outputs == 0) return;
-  const Tensor chosen = Tensor::empty_packed({from.outputs}, DType::i64, x.device());
-  from.pack_outputs();
   const ReducePlan to = plan_dim(dx.layout(), dim, dy.layout());
+  if (to.outputs == 0) return;
+  const Tensor chosen = Tensor::empty_packed({to.outputs}, DType::i64, x.device());
+  find_first_cuda(chosen, x, y, dim);
   dispatch_floating_cuda(dx.dtype(), "max", [&]<class T>() {
-    FirstOf<T> first;
-    first.maxima = y.data<T>();
-    reduce_dim(x.device(), from, x.data<T>(), chosen.data<int64_t>(), first, Finish{});
     gpu::launch_dependent(x.device(), {gpu::grid_of(gpu::ceil_div(to.outputs, kThreads)), kThreads},
                           scatter_kernel<T>, to, dx.data<T>(), dy.data<T>(), chosen.data<int64_t>());
   });

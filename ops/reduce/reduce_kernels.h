@@ -5,7 +5,7 @@
 
 namespace tessera::ops {
 
-enum class ReduceKind : uint8_t { sum, mean, max, norm };
+enum class ReduceKind : uint8_t { sum, mean, max, min, norm };
 const char* name_of(ReduceKind kind);
 
 /// y = the reduction of x that the plan (of x's and y's layouts) describes; plan.length >= 1. A sum or
@@ -21,8 +21,13 @@ void spread_cuda(const Tensor& dx, const Tensor& dy, int64_t count);
 void l2_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y);
 void l2_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y);
 
-/// dx = dy at the first element along `dim` that equals y (or is NaN, if y is), else 0. y is packed.
+/// Of max and min. dx = dy at the first element along `dim` that equals y (or is NaN, if y is), else 0. y is
+/// packed.
 void max_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim);
 void max_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim);
+
+/// The index of that element. y and index are packed.
+void find_first_cpu(const Tensor& index, const Tensor& x, const Tensor& y, int dim);
+void find_first_cuda(const Tensor& index, const Tensor& x, const Tensor& y, int dim);
 
 }  // namespace tessera::ops

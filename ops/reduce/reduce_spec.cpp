@@ -6,9 +6,12 @@ namespace {
 
 constexpr int kAll = -100;  // as the attribute "dim" says it
 
-}  // namespace
-
-namespace {
+/// The dimensions that "dims" lists, else "dim" alone.
+std::vector<int> dims_of(const Attrs& attrs) {
+  const std::vector<int64_t> listed = attrs.integers("dims");
+  if (listed.empty()) return {attrs.dimension("dim")};
+  return {listed.begin(), listed.end()};
+}
 
 std::vector<Case> reduce_cases(ReduceKind kind) {
   const Attrs all{{"dim", int64_t{kAll}}}, first{{"dim", int64_t{0}}}, middle{{"dim", int64_t{1}}},
@@ -33,14 +36,64 @@ std::vector<Case> reduce_cases(ReduceKind kind) {
     cases.push_back({.dims = {{"A", 1031}, {"B", 1}, {"C", 33}}, .attrs = attrs, .gradcheck = false});
   for (const Attrs& attrs : {all, last})
     cases.push_back({.dims = {{"A", 1}, {"B", 2}, {"C", 8209}}, .attrs = attrs, .gradcheck = false});
+  for (const char* const dims : {"0,2", "-1,1", "1,0", "2,0,1"})
+    for (const bool keep : {false, true})
+      for (const Placement placement : {Placement::pitched, Placement::strided, Placement::transposed})
+        cases.push_back({.dims = {{"A", 3}, {"B", 5}, {"C", 9}},
+                         .attrs = {{"dims", std::string(dims)}, {"keep", keep}},
+                         .placement = placement});
+  cases.push_back({.dims = {{"A", 17}, {"B", 33}, {"C", 129}},
+                   .attrs = {{"dims", std::string("0,2")}},
+                   .gradcheck = false});
   cases.push_back({.dims = {{"A", 0}, {"B", 3}, {"C", 5}}, .attrs = middle});
   cases.push_back({.dims = {{"A", 3}, {"B", 4}, {"C", 0}}, .attrs = first});
-  if (kind != ReduceKind::max) {
+  if (kind != ReduceKind::max && kind != ReduceKind::min) {
     cases.push_back({.dims = {{"A", 2}, {"B", 0}, {"C", 5}}, .attrs = middle});
     cases.push_back({.dims = {{"A", 2}, {"B", 5}, {"C", 0}}, .attrs = last});
     cases.push_back({.dims = {{"A", 0}, {"B", 0}, {"C", 0}}, .attrs = all});
   }
   return cases;
+}
+
+/// argmax and argmin.
+OpSpec index_spec(const char* name, const char* formula, Tensor (*run)(const Tensor&, int, bool, Site)) {
+  std::vector<Case> cases;
+  for (const int64_t dim : {0, 1, -1})
+    for (const Placement placement : {Placement::pitched, Placement::strided, Placement::transposed})
+      for (const Dims& dims : {Dims{{"A", 3}, {"B", 5}, {"C", 9}}, Dims{{"A", 3}, {"B", 33}, {"C", 129}}})
+        cases.push_back({.dims = dims,
+                         .attrs = {{"dim", dim}, {"keep", dim == 1}},
+                         .placement = placement,
+                         .gradcheck = false});
+  for (const Dims& dims : {Dims{{"A", 1}, {"B", 1}, {"C", 1}}, Dims{{"A", 1031}, {"B", 1}, {"C", 33}},
+                           Dims{{"A", 3}, {"B", 4}, {"C", 0}}, Dims{{"A", 2}, {"B", 1}, {"C", 8209}}})
+    cases.push_back(
+        {.dims = dims, .attrs = {{"dim", int64_t{dims.at("C") > 33 ? -1 : 0}}}, .gradcheck = false});
+  return {
+      .name = name,
+      .summary = formula,
+      .inputs = {{.name = "x", .shape = "[...]", .differentiable = false}},
+      .attrs = {{"dim", int64_t{-1}, "dimension to reduce"},
+                {"keep", false, "keep that dimension with size 1"}},
+      .outputs = {{"index", "x without dim", false, {DType::i64}}},
+      .run =
+          [run](const std::vector<Tensor>& in, const Attrs& attrs) {
+            return std::vector{run(in[0], attrs.dimension("dim"), attrs.flag("keep"), Site::here())};
+          },
+      .problem =
+          [](const Dims& d, const Attrs& attrs) {
+            const Shape shape{d.at("A"), d.at("B"), d.at("C")};
+            const double n = double(shape.count()),
+                         outputs = double(shape.without(attrs.dimension("dim")).count());
+            return Problem{.inputs = {{.shape = shape}},
+                           .forward_flops = 2 * n,
+                           .forward_elements = 2 * n + 2 * outputs,
+                           .forward_bytes = 8 * outputs};
+          },
+      .cases = std::move(cases),
+      .benches = {{.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{-1}}}},
+                  {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{0}}}}},
+  };
 }
 
 }  // namespace
@@ -49,13 +102,14 @@ std::vector<OpSpec> reduce_specs() {
   struct Family {
     ReduceKind kind;
     Tensor (*all_of)(const Tensor&, Site);
-    Tensor (*along)(const Tensor&, int dim, bool keep, Site);
+    Tensor (*along)(const Tensor&, const std::vector<int>& dims, bool keep, Site);
     const char* formula;
     double forward_flops, backward_flops, backward_reads;  // an element
   };
   const Family families[] = {{ReduceKind::sum, sum, sum, "y = sum of x", 1, 0, 0},
                              {ReduceKind::mean, mean, mean, "y = sum of x / n", 1, 0, 0},
                              {ReduceKind::max, max, max, "y = largest x", 1, 1, 1},
+                             {ReduceKind::min, min, min, "y = smallest x", 1, 1, 1},
                              {ReduceKind::norm, norm, norm, "y = sqrt(sum of x^2)", 2, 2, 1}};
   std::vector<OpSpec> specs;
   for (const auto& [kind, all_of, along, formula, forward_flops, backward_flops, backward_reads] : families) {
@@ -70,22 +124,25 @@ std::vector<OpSpec> reduce_specs() {
         .summary = formula,
         .inputs = {{"x", "[...]"}},
         .attrs = {{"dim", int64_t{kAll}, "dimension to reduce; -100: all elements"},
-                  {"keep", false, "keep that dimension with size 1"}},
-        .outputs = {{"y", "x without dim"}},
+                  {"dims", std::string(), "dimensions to reduce instead, with commas between: 0,2"},
+                  {"keep", false, "keep the reduced dimensions with size 1"}},
+        .outputs = {{"y", "x without dim, or without dims"}},
         .run =
             [all_of = all_of, along = along](const std::vector<Tensor>& in, const Attrs& attrs) {
-              const int dim = attrs.dimension("dim");
-              const bool keep = attrs.flag("keep");  // of all: refused by the function of one dimension
-              return std::vector{dim == kAll && !keep ? all_of(in[0], Site::here())
-                                                      : along(in[0], dim, keep, Site::here())};
+              const std::vector<int> dims = dims_of(attrs);
+              const bool all = dims.front() == kAll, keep = attrs.flag("keep");
+              check(!all || !keep,
+                    "attribute \"keep\": all dimensions are reduced; say which with dim or dims");
+              return std::vector{all ? all_of(in[0], Site::here()) : along(in[0], dims, keep, Site::here())};
             },
         .problem =
             [=, forward_flops = forward_flops, backward_flops = backward_flops,
              backward_reads = backward_reads](const Dims& d, const Attrs& attrs) {
               const Shape shape{d.at("A"), d.at("B"), d.at("C")};
-              const int dim = attrs.dimension("dim");
               const double n = double(shape.count());
-              const double outputs = dim == kAll ? 1 : double(shape.without(dim).count());
+              Shape kept = shape;
+              for (const int dim : dims_of(attrs)) kept = dim == kAll ? Shape() : kept.with(dim, 1);
+              const double outputs = double(kept.count());
               return Problem{.inputs = {{.shape = shape, .fill = fill, .scale = scale}},
                              .forward_flops = forward_flops * n,
                              .backward_flops = backward_flops * n,
@@ -104,6 +161,8 @@ std::vector<OpSpec> reduce_specs() {
             },
     });
   }
+  specs.push_back(index_spec("argmax", "index = that of the largest x", argmax));
+  specs.push_back(index_spec("argmin", "index = that of the smallest x", argmin));
   return specs;
 }
 

@@ -53,7 +53,7 @@ TEST(Tape, ACopyOfAResultThatWouldLoseItsGradientThrows) {
   expect_error([&] { y.packed(); }, {"packed", "lose its gradient"});
   expect_error([&] { turned.with_rows(); }, {"with_rows", "lose its gradient"});
   expect_error([&] { turned.reshaped({6}); }, {"lose its gradient"});
-  expect_error([&] { y.permute({1, 0}); }, {"permute", "ops::transpose"});
+  expect_error([&] { y.permute({1, 0}); }, {"permute", "ops::permute"});
   expect_error([&] { y.select(0, 1); }, {"select", "ops::slice and ops::reshape"});
   EXPECT_EQ(y.detach().clone().to_vector<double>(), y.to_vector<double>());
   expect_error([&] { x.clone(); }, {"clone: f64[2, 3]", "requires a gradient", "lose its gradient"});
@@ -294,7 +294,7 @@ TEST(Tape, AnErrorInBackwardNamesTheLineAndTheLayerOfTheForwardCall) {
   Tensor y;
   const int line = __LINE__ + 3;
   {
-    const CallScope layer({nullptr, 0}, "blocks.3.mlp");
+    const CallScope layer(Site(), "blocks.3.mlp");
     y = ops::silu(x);
   }
   const Tensor loss = ops::sum(y);

@@ -8,6 +8,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "runtime/parallel.h"
 #include "tests/errors.h"
+#include "tests/ops/expect.h"
 #include "tests/ops/tensors.h"
 
 namespace tessera::ops {
@@ -65,6 +66,75 @@ TEST(Reduce, MaxKeepsANaNAndItsGradientGoesThere) {
   const Tensor x = Tensor::from(std::vector<double>{1, NAN, 7, NAN}, {4});
   EXPECT_TRUE(std::isnan(max(x).item()));
   EXPECT_EQ(gradient(x, [](const Tensor& v) { return max(v); }), (std::vector<double>{0, 1, 0, 0}));
+}
+
+TEST(Reduce, OverSeveralDimensions) {
+  const Tensor x = counting({2, 3, 4});
+  EXPECT_EQ(sum(x, {0, 2}).to_vector<double>(), (std::vector<double>{60, 92, 124}));
+  EXPECT_EQ(sum(x, {0, 1}).to_vector<double>(), (std::vector<double>{60, 66, 72, 78}));  // not a Site
+  EXPECT_EQ(sum(x, {-1, 0}).to_vector<double>(), sum(x, {0, 2}).to_vector<double>());
+  EXPECT_EQ(sum(x, {0, 2}, true).shape(), (Shape{1, 3, 1}));
+  EXPECT_EQ(sum(x, {0, 1, 2}).item(), 276);
+  EXPECT_EQ(sum(x, {0, 1, 2}, true).shape(), (Shape{1, 1, 1}));
+  const std::vector<int> dims{1, 2};
+  EXPECT_EQ(mean(x, dims).to_vector<double>(), (std::vector<double>{5.5, 17.5}));
+  EXPECT_EQ(max(x, dims).to_vector<double>(), (std::vector<double>{11, 23}));
+  EXPECT_EQ(min(x, {0, 2}).to_vector<double>(), (std::vector<double>{0, 4, 8}));
+  EXPECT_EQ(norm(ones({2, 8, 2}), {0, 2}).to_vector<double>(), std::vector<double>(8, 2));
+  EXPECT_EQ(gradient(counting({2, 3}),
+                     [](const Tensor& v) {
+                       return mean(v, {0, 1});
+                     }),
+            std::vector<double>(6, 1.0 / 6));
+  expect_error([&] { sum(x, {0, 0}); }, {"sum", "dimension 0", "named twice"});
+  expect_error([&] { sum(x, {0, -3}); }, {"sum", "named twice"});
+  expect_error([&] { max(x, {0, 3}); }, {"max", "dimension 3 is outside f64[2, 3, 4] on cpu"});
+  expect_error([&] { sum(x, std::vector<int>{}); }, {"sum", "no dimension", "f64[2, 3, 4] on cpu"});
+}
+
+TEST(Reduce, GradientOfMaxOverSeveralDimensionsGoesToTheFirstInRowMajorOrder) {
+  const Tensor x = Tensor::from(std::vector<double>{1, 5, 2, 0, 5, 7, 5, 2, 3, 0, 0, 7}, {2, 3, 2});
+  // Over 0 and 2: [1 5 5 2], [2 0 3 0], [5 7 0 7].
+  const std::vector<double> expected{0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0};
+  EXPECT_EQ(gradient(x, [](const Tensor& v) { return max(v, {0, 2}); }), expected);
+  EXPECT_EQ(gradient(x, [](const Tensor& v) { return max(v, {2, 0}, true); }), expected);
+  EXPECT_EQ(gradient(x,
+                     [](const Tensor& v) {
+                       return min(v, {2, 0});
+                     }),
+            (std::vector<double>{1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0}));
+}
+
+TEST(Reduce, MinIsTheNegatedMaxOfTheNegated) {
+  const Tensor x = Tensor::from(std::vector<double>{1, -5, -5, kInf, NAN, 2, kInf, kInf}, {4, 2});
+  EXPECT_EQ(min(two_rows(), 1).to_vector<double>(), (std::vector<double>{-4, -5}));
+  EXPECT_EQ(min(two_rows()).item(), -5);
+  EXPECT_TRUE(std::isnan(min(x).item()));
+  EXPECT_EQ(min(x, 1).to_vector<double>()[3], kInf);
+  EXPECT_EQ(gradient(x, [](const Tensor& v) { return min(v, 1); }),
+            (std::vector<double>{0, 1, 1, 0, 1, 0, 1, 0}));
+}
+
+TEST(Reduce, ArgmaxIsTheFirstLargestAndANaNIsTheLargest) {
+  const Tensor x =
+      Tensor::from(std::vector<float>{1, 5, 5, 3, 3, 3, 2, kNanF, kNanF, -kInfF, -kInfF, -kInfF}, {4, 3});
+  const Tensor index = argmax(x, 1);
+  EXPECT_EQ(index.dtype(), DType::i64);
+  EXPECT_EQ(index.to_vector<int64_t>(), (std::vector<int64_t>{1, 0, 1, 0}));
+  EXPECT_EQ(argmin(x, 1).to_vector<int64_t>(), (std::vector<int64_t>{0, 0, 1, 0}));
+  EXPECT_EQ(argmax(x, 0).to_vector<int64_t>(), (std::vector<int64_t>{1, 2, 2}));
+  EXPECT_EQ(argmin(x, 0).to_vector<int64_t>(), (std::vector<int64_t>{3, 2, 2}));
+  EXPECT_EQ(argmax(x.to(DType::bf16).transpose(0, 1), -2, true).to_vector<int64_t>(),
+            (std::vector<int64_t>{1, 0, 1, 0}));
+  EXPECT_EQ(argmax(x, -1, true).shape(), (Shape{4, 1}));
+  EXPECT_EQ(argmax(Tensor::zeros({2, 0}, DType::f32, kCpu), 0).shape(), Shape{0});
+  expect_error([&] { argmax(Tensor::zeros({2, 0}, DType::f32, kCpu), 1); }, {"argmax", "not empty"});
+  expect_error([&] { argmin(x, 2); }, {"argmin", "dimension 2"});
+  Tensor leaf = x;
+  require_grad(leaf);
+  Tape tape;
+  EXPECT_FALSE(requires_grad(argmax(leaf, 0)));
+  EXPECT_EQ(tape.size(), 0u);
 }
 
 TEST(Reduce, GradientOfNormAtZeroIsZero) {
@@ -189,7 +259,7 @@ TEST(Reduce, SumToAnyShapeThatBroadcasts) {
 
 TEST(Reduce, ErrorsNameTheTensor) {
   const Tensor x = two_rows();
-  for (const Reduce f : {Reduce(sum), Reduce(mean), Reduce(max), Reduce(norm)}) {
+  for (const Reduce f : {Reduce(sum), Reduce(mean), Reduce(max), Reduce(min), Reduce(norm)}) {
     expect_error([&] { f(x, 2, false, Site::here()); }, {"dimension 2", "f64[2, 3] on cpu"});
     expect_error([&] { f(x, -3, false, Site::here()); }, {"dimension -3"});
     expect_error([&] { f(x.to(DType::i64), 0, false, Site::here()); }, {"i64", "not supported"});
