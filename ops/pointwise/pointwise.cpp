@@ -9,11 +9,17 @@
 namespace tessera::ops {
 
 const char* name_of(Binary kind) {
-  constexpr const char* kNames[] = {"add", "sub", "mul", "div"};
+  constexpr const char* kNames[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
+  return kNames[size_t(kind)];
+}
+const char* name_of(Comparison kind) {
+  constexpr const char* kNames[] = {"less", "less_equal", "greater", "greater_equal", "equal"};
   return kNames[size_t(kind)];
 }
 const char* name_of(Unary kind) {
-  constexpr const char* kNames[] = {"exp", "log", "tanh", "sigmoid", "sqrt"};
+  constexpr const char* kNames[] = {"exp",    "log",        "tanh", "sigmoid", "sqrt",     "abs",
+                                    "square", "rsqrt",      "sin",  "cos",     "softplus", "scale",
+                                    "shift",  "reciprocal", "pow",  "clamp"};
   return kNames[size_t(kind)];
 }
 
@@ -27,20 +33,35 @@ void run_binary(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind) 
   }
 }
 
-void run_divisor_gradient(const Tensor& db, const Tensor& dy, const Tensor& a, const Tensor& b) {
-  if (db.device().is_cpu()) {
-    divisor_gradient_cpu(db, dy, a, b);
+void run_operand_gradient(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
+                          Binary kind) {
+  if (d.device().is_cpu()) {
+    operand_gradient_cpu(d, dy, mine, other, kind);
   } else if constexpr (kCuda) {
-    divisor_gradient_cuda(db, dy, a, b);
+    operand_gradient_cuda(d, dy, mine, other, kind);
   }
 }
 
-Tensor scaled(const Tensor& x, double factor) {
+Tensor run_unary(const Tensor& x, Unary kind, Numbers<double> numbers = {}) {
   Tensor y = Tensor::empty_like(x);
   if (x.device().is_cpu()) {
-    scale_cpu(y, x, factor);
+    unary_cpu(y, x, kind, numbers);
   } else if constexpr (kCuda) {
-    scale_cuda(y, x, factor);
+    unary_cuda(y, x, kind, numbers);
+  }
+  return y;
+}
+
+Tensor scaled(const Tensor& x, double factor) {
+  return run_unary(x, Unary::scale, {factor});
+}
+
+Tensor run_where(const Shape& shape, const Tensor& mask, const Tensor& a, const Tensor& b) {
+  Tensor y = Tensor::empty(shape, a.dtype(), a.device());
+  if (y.device().is_cpu()) {
+    where_cpu(y, mask, a, b);
+  } else if constexpr (kCuda) {
+    where_cuda(y, mask, a, b);
   }
   return y;
 }
@@ -88,7 +109,7 @@ void record_product(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Bin
                 if (back.needs(1))
                   back.give(1, gradient_of(b_shape, dy, [&](const Tensor& db) {
                               if (kind == Binary::div) {
-                                run_divisor_gradient(db, dy, a.get(), b.get());
+                                run_operand_gradient(db, dy, b.get(), a.get(), kind);
                               } else {
                                 run_binary(db, dy, a.get(), Binary::mul);
                               }
@@ -96,49 +117,81 @@ void record_product(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Bin
               });
 }
 
-Tensor binary(const Tensor& a, const Tensor& b, Binary kind, Site site) {
-  const CallScope call(site);
-  const char* const name = name_of(kind);
+void record_choice(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
+  tape.record(name_of(kind), {&a, &b}, {&y}, [a = Saved(a), b = Saved(b), kind](Backward& back) {
+    const Tensor dy = back.grad();
+    for (const int input : {0, 1}) {
+      if (!back.needs(input)) continue;
+      const Tensor &mine = input == 0 ? a.get() : b.get(), &other = input == 0 ? b.get() : a.get();
+      back.give(input, gradient_of(mine.shape(), dy,
+                                   [&](const Tensor& d) { run_operand_gradient(d, dy, mine, other, kind); }));
+    }
+  });
+}
+
+Shape shape_of_pair(const Tensor& a, const Tensor& b, const char* name) {
   check(a.defined() && b.defined(), name, ": ", a.defined() ? "b" : "a", " is undefined");
   check(a.device() == b.device(), name, ": a ", describe(a), " and b ", describe(b),
         " are on different devices; move one with to(device)");
   check(a.dtype() == b.dtype(), name, ": a ", describe(a), " and b ", describe(b),
         " have different dtypes; convert one with ops::cast");
-  Tensor y = Tensor::empty(a.shape() == b.shape() ? a.shape() : broadcast(a.shape(), b.shape(), name),
-                           a.dtype(), a.device());
+  return a.shape() == b.shape() ? a.shape() : broadcast(a.shape(), b.shape(), name);
+}
+
+Tensor binary(const Tensor& a, const Tensor& b, Binary kind, Site site) {
+  const CallScope call(site);
+  Tensor y = Tensor::empty(shape_of_pair(a, b, name_of(kind)), a.dtype(), a.device());
   run_binary(y, a, b, kind);
   if (Tape* tape = Tape::recording(a, b)) {
     if (kind == Binary::add || kind == Binary::sub) {
       record_sum(*tape, y, a, b, kind);
-    } else {
+    } else if (kind == Binary::mul || kind == Binary::div) {
       record_product(*tape, y, a, b, kind);
+    } else {
+      record_choice(*tape, y, a, b, kind);
     }
   }
   return y;
 }
 
-Tensor unary(const Tensor& x, Unary kind, Site site) {
+Tensor comparison(const Tensor& a, const Tensor& b, Comparison kind, Site site) {
+  const CallScope call(site);
+  Tensor y = Tensor::empty(shape_of_pair(a, b, name_of(kind)), DType::boolean, a.device());
+  if (y.device().is_cpu()) {
+    compare_cpu(y, a, b, kind);
+  } else if constexpr (kCuda) {
+    compare_cuda(y, a, b, kind);
+  }
+  return y;
+}
+
+Tensor unary(const Tensor& x, Unary kind, Site site, Numbers<double> numbers = {}) {
   const CallScope call(site);
   const char* const name = name_of(kind);
   check(x.defined(), name, ": x is undefined");
-  Tensor y = Tensor::empty_like(x);
-  if (x.device().is_cpu()) {
-    unary_cpu(y, x, kind);
-  } else if constexpr (kCuda) {
-    unary_cuda(y, x, kind);
-  }
+  Tensor y = run_unary(x, kind, numbers);
   if (Tape* tape = Tape::recording(x)) {
-    tape->record(name, {&x}, {&y}, [kept = Saved(kind == Unary::log ? x : y), kind](Backward& b) {
+    tape->record(name, {&x}, {&y}, [kept = Saved(keeps_result(kind) ? y : x), kind, numbers](Backward& b) {
       const Tensor dy = b.grad();
       Tensor dx = Tensor::empty_like(kept.get());
       if (dx.device().is_cpu()) {
-        unary_backward_cpu(dx, dy, kept.get(), kind);
+        unary_backward_cpu(dx, dy, kept.get(), kind, numbers);
       } else if constexpr (kCuda) {
-        unary_backward_cuda(dx, dy, kept.get(), kind);
+        unary_backward_cuda(dx, dy, kept.get(), kind, numbers);
       }
       b.give(0, std::move(dx));
     });
   }
+  return y;
+}
+
+/// factor x, whose backward needs nothing else.
+Tensor multiple(const char* name, const Tensor& x, double factor, Site site) {
+  const CallScope call(site);
+  check(x.defined(), name, ": x is undefined");
+  Tensor y = scaled(x, factor);
+  if (Tape* tape = Tape::recording(x))
+    tape->record(name, {&x}, {&y}, [factor](Backward& b) { b.give(0, scaled(b.grad(), factor)); });
   return y;
 }
 
@@ -156,14 +209,72 @@ Tensor mul(const Tensor& a, const Tensor& b, Site site) {
 Tensor div(const Tensor& a, const Tensor& b, Site site) {
   return binary(a, b, Binary::div, site);
 }
+Tensor maximum(const Tensor& a, const Tensor& b, Site site) {
+  return binary(a, b, Binary::maximum, site);
+}
+Tensor minimum(const Tensor& a, const Tensor& b, Site site) {
+  return binary(a, b, Binary::minimum, site);
+}
+
+Tensor less(const Tensor& a, const Tensor& b, Site site) {
+  return comparison(a, b, Comparison::less, site);
+}
+Tensor less_equal(const Tensor& a, const Tensor& b, Site site) {
+  return comparison(a, b, Comparison::less_equal, site);
+}
+Tensor greater(const Tensor& a, const Tensor& b, Site site) {
+  return comparison(a, b, Comparison::greater, site);
+}
+Tensor greater_equal(const Tensor& a, const Tensor& b, Site site) {
+  return comparison(a, b, Comparison::greater_equal, site);
+}
+Tensor equal(const Tensor& a, const Tensor& b, Site site) {
+  return comparison(a, b, Comparison::equal, site);
+}
+
+Tensor where(const Tensor& mask, const Tensor& a, const Tensor& b, Site site) {
+  const CallScope call(site);
+  const Shape pair = shape_of_pair(a, b, "where");
+  check(mask.defined(), "where: the mask is undefined");
+  check(mask.dtype() == DType::boolean && mask.device() == a.device(), "where: the mask is ", describe(mask),
+        "; expected bool on ", a.device().name());
+  Tensor y = run_where(broadcast(mask.shape(), pair, "where"), mask, a, b);
+  if (Tape* tape = Tape::recording(a, b))
+    tape->record("where", {&a, &b}, {&y},
+                 [a_shape = a.shape(), b_shape = b.shape(), mask = Saved(mask)](Backward& back) {
+                   const Tensor dy = back.grad(), zero = Tensor::zeros({}, dy.dtype(), dy.device());
+                   const auto part = [&](const Tensor& a, const Tensor& b) {
+                     return run_where(dy.shape(), mask.get(), a, b);
+                   };
+                   if (back.needs(0)) back.give(0, gradient_of(a_shape, part(dy, zero)));
+                   if (back.needs(1)) back.give(1, gradient_of(b_shape, part(zero, dy)));
+                 });
+  return y;
+}
 
 Tensor scale(const Tensor& x, double factor, Site site) {
+  return multiple("scale", x, factor, site);
+}
+Tensor neg(const Tensor& x, Site site) {
+  return multiple("neg", x, -1, site);
+}
+Tensor shift(const Tensor& x, double offset, Site site) {
   const CallScope call(site);
-  check(x.defined(), "scale: x is undefined");
-  Tensor y = scaled(x, factor);
-  if (Tape* tape = Tape::recording(x))
-    tape->record("scale", {&x}, {&y}, [factor](Backward& b) { b.give(0, scaled(b.grad(), factor)); });
+  check(x.defined(), "shift: x is undefined");
+  Tensor y = run_unary(x, Unary::shift, {offset});
+  if (Tape* tape = Tape::recording(x)) tape->record("shift", {&x}, {&y}, [](Backward& b) { b.pass(0, {0}); });
   return y;
+}
+Tensor reciprocal(const Tensor& x, double dividend, Site site) {
+  return unary(x, Unary::reciprocal, site, {dividend});
+}
+Tensor pow(const Tensor& x, double exponent, Site site) {
+  return unary(x, Unary::pow, site, {exponent});
+}
+Tensor clamp(const Tensor& x, double low, double high, Site site) {
+  const CallScope call(site);
+  check(low <= high, "clamp: low is ", low, " and high is ", high, "; expected low <= high");
+  return unary(x, Unary::clamp, site, {low, high});
 }
 
 Tensor exp(const Tensor& x, Site site) {
@@ -180,6 +291,24 @@ Tensor sigmoid(const Tensor& x, Site site) {
 }
 Tensor sqrt(const Tensor& x, Site site) {
   return unary(x, Unary::sqrt, site);
+}
+Tensor abs(const Tensor& x, Site site) {
+  return unary(x, Unary::abs, site);
+}
+Tensor square(const Tensor& x, Site site) {
+  return unary(x, Unary::square, site);
+}
+Tensor rsqrt(const Tensor& x, Site site) {
+  return unary(x, Unary::rsqrt, site);
+}
+Tensor sin(const Tensor& x, Site site) {
+  return unary(x, Unary::sin, site);
+}
+Tensor cos(const Tensor& x, Site site) {
+  return unary(x, Unary::cos, site);
+}
+Tensor softplus(const Tensor& x, Site site) {
+  return unary(x, Unary::softplus, site);
 }
 
 }  // namespace tessera::ops

@@ -14,25 +14,36 @@ template <Binary kKind, class Out, class T>
 struct Apply {
   __device__ Out operator()(T a, T b) const { return Out(apply<kKind>(float(a), float(b))); }
 };
-template <class Out, class T>
-struct DivisorGradient {
-  __device__ Out operator()(T dy, T a, T b) const {
-    return Out(divisor_slope(float(dy), float(a), float(b)));
+template <Binary kKind, class Out, class T>
+struct OperandGradient {
+  __device__ Out operator()(T dy, T mine, T other) const {
+    return Out(operand_gradient<kKind>(float(dy), float(mine), float(other)));
   }
 };
+template <Comparison kKind, class T>
+struct Compare {
+  __device__ bool operator()(T a, T b) const { return compare<kKind>(Compared<T>(a), Compared<T>(b)); }
+};
 template <class T>
-struct Scale {
-  float factor;
-  __device__ T operator()(T x) const { return T(factor * float(x)); }
+struct Choose {
+  __device__ T operator()(bool first, T a, T b) const { return first ? a : b; }
 };
 template <Unary kKind, class T>
 struct ApplyOne {
-  __device__ T operator()(T x) const { return T(apply<kKind>(float(x))); }
+  Numbers<float> numbers;
+  __device__ T operator()(T x) const { return T(apply<kKind>(float(x), numbers)); }
 };
 template <Unary kKind, class T>
 struct Gradient {
-  __device__ T operator()(T dy, T kept) const { return T(unary_gradient<kKind>(float(dy), float(kept))); }
+  Numbers<float> numbers;
+  __device__ T operator()(T dy, T kept) const {
+    return T(unary_gradient<kKind>(float(dy), float(kept), numbers));
+  }
 };
+
+Numbers<float> rounded(const Numbers<double>& numbers) {
+  return {float(numbers.a), float(numbers.b)};
+}
 
 }  // namespace
 
@@ -47,29 +58,45 @@ void binary_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind)
   });
 }
 
-void divisor_gradient_cuda(const Tensor& db, const Tensor& dy, const Tensor& a, const Tensor& b) {
-  dispatch_floating_cuda(a.dtype(), "div", [&]<class T>() {
-    if (db.dtype() != a.dtype())
-      return gpu::elementwise<float, T, T, T>(db, DivisorGradient<float, T>{}, dy, a, b);
-    gpu::elementwise<T, T, T, T>(db, DivisorGradient<T, T>{}, dy, a, b);
+void operand_gradient_cuda(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
+                           Binary kind) {
+  dispatch_floating_cuda(mine.dtype(), name_of(kind), [&]<class T>() {
+    dispatch_binary(kind, [&]<Binary kKind>() {
+      if constexpr (kHasOperandGradient<kKind>) {
+        if (d.dtype() != mine.dtype())
+          return gpu::elementwise<float, T, T, T>(d, OperandGradient<kKind, float, T>{}, dy, mine, other);
+        gpu::elementwise<T, T, T, T>(d, OperandGradient<kKind, T, T>{}, dy, mine, other);
+      }
+    });
   });
 }
 
-void scale_cuda(const Tensor& y, const Tensor& x, double factor) {
-  dispatch_floating_cuda(x.dtype(), "scale",
-                         [&]<class T>() { gpu::elementwise<T, T>(y, Scale<T>{float(factor)}, x); });
+void compare_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Comparison kind) {
+  dispatch_compared_cuda(a.dtype(), name_of(kind), [&]<class T>() {
+    dispatch_comparison(
+        kind, [&]<Comparison kKind>() { gpu::elementwise<bool, T, T>(y, Compare<kKind, T>{}, a, b); });
+  });
 }
 
-void unary_cuda(const Tensor& y, const Tensor& x, Unary kind) {
+void where_cuda(const Tensor& y, const Tensor& mask, const Tensor& a, const Tensor& b) {
+  dispatch_floating_cuda(y.dtype(), "where",
+                         [&]<class T>() { gpu::elementwise<T, bool, T, T>(y, Choose<T>{}, mask, a, b); });
+}
+
+void unary_cuda(const Tensor& y, const Tensor& x, Unary kind, Numbers<double> numbers) {
   dispatch_floating_cuda(x.dtype(), name_of(kind), [&]<class T>() {
-    dispatch_unary(kind, [&]<Unary kKind>() { gpu::elementwise<T, T>(y, ApplyOne<kKind, T>{}, x); });
+    dispatch_unary(
+        kind, [&]<Unary kKind>() { gpu::elementwise<T, T>(y, ApplyOne<kKind, T>{rounded(numbers)}, x); });
   });
 }
 
-void unary_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& kept, Unary kind) {
+void unary_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& kept, Unary kind,
+                         Numbers<double> numbers) {
   dispatch_floating_cuda(kept.dtype(), name_of(kind), [&]<class T>() {
-    dispatch_unary(kind,
-                   [&]<Unary kKind>() { gpu::elementwise<T, T, T>(dx, Gradient<kKind, T>{}, dy, kept); });
+    dispatch_unary(kind, [&]<Unary kKind>() {
+      if constexpr (kHasGradient<kKind>)
+        gpu::elementwise<T, T, T>(dx, Gradient<kKind, T>{rounded(numbers)}, dy, kept);
+    });
   });
 }
 

@@ -4,28 +4,66 @@
 
 namespace tessera::ops {
 
-enum class Binary : uint8_t { add, sub, mul, div };
-enum class Unary : uint8_t { exp, log, tanh, sigmoid, sqrt };
+enum class Binary : uint8_t { add, sub, mul, div, maximum, minimum };
+enum class Comparison : uint8_t { less, less_equal, greater, greater_equal, equal };
+enum class Unary : uint8_t {
+  exp,
+  log,
+  tanh,
+  sigmoid,
+  sqrt,
+  abs,
+  square,
+  rsqrt,
+  sin,
+  cos,
+  softplus,
+  scale,
+  shift,
+  reciprocal,
+  pow,
+  clamp
+};
 const char* name_of(Binary kind);
+const char* name_of(Comparison kind);
 const char* name_of(Unary kind);
+
+/// The numbers of a function: the factor of scale, the offset of shift, the dividend of reciprocal, the
+/// exponent of pow, both bounds of clamp.
+template <class C>
+struct Numbers {
+  C a = 0, b = 0;
+};
 
 /// y = a op b; a and b broadcast to y. y has their dtype or, in a product or quotient, their compute dtype.
 void binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
 void binary_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
 
-/// db of a / b, at dy's shape; db's dtype as y's above.
-void divisor_gradient_cpu(const Tensor& db, const Tensor& dy, const Tensor& a, const Tensor& b);
-void divisor_gradient_cuda(const Tensor& db, const Tensor& dy, const Tensor& a, const Tensor& b);
+/// The gradient of the operand `mine` of a quotient (its divisor), maximum or minimum, at dy's shape; d's
+/// dtype as y's above.
+void operand_gradient_cpu(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
+                          Binary kind);
+void operand_gradient_cuda(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
+                           Binary kind);
 
-/// y = factor x
-void scale_cpu(const Tensor& y, const Tensor& x, double factor);
-void scale_cuda(const Tensor& y, const Tensor& x, double factor);
+/// y, which is bool, = a op b.
+void compare_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Comparison kind);
+void compare_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Comparison kind);
 
-void unary_cpu(const Tensor& y, const Tensor& x, Unary kind);
-void unary_cuda(const Tensor& y, const Tensor& x, Unary kind);
+/// y = mask ? a : b; all broadcast to y.
+void where_cpu(const Tensor& y, const Tensor& mask, const Tensor& a, const Tensor& b);
+void where_cuda(const Tensor& y, const Tensor& mask, const Tensor& a, const Tensor& b);
 
-/// `kept`: x of a logarithm, y of the others.
-void unary_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& kept, Unary kind);
-void unary_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& kept, Unary kind);
+void unary_cpu(const Tensor& y, const Tensor& x, Unary kind, Numbers<double> numbers = {});
+void unary_cuda(const Tensor& y, const Tensor& x, Unary kind, Numbers<double> numbers = {});
+
+/// What backward needs of a function: its result, or else x.
+inline bool keeps_result(Unary kind) {
+  return kind == Unary::exp || kind == Unary::tanh || kind == Unary::sigmoid || kind == Unary::sqrt;
+}
+void unary_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& kept, Unary kind,
+                        Numbers<double> numbers = {});
+void unary_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& kept, Unary kind,
+                         Numbers<double> numbers = {});
 
 }  // namespace tessera::ops

@@ -1,3 +1,5 @@
+#include <tuple>
+
 #include "ops/op.h"
 #include "ops/pointwise/pointwise_kernels.h"
 
@@ -7,39 +9,15 @@ namespace {
 using BinaryOp = Tensor (*)(const Tensor&, const Tensor&, Site);
 using UnaryOp = Tensor (*)(const Tensor&, Site);
 
-OpSpec binary_spec(Binary kind, BinaryOp run, const char* formula) {
-  // a [A, B, C]; b [BA, BB, BC], or [BB, BC] where BA is absent
-  const auto problem = [kind](const Dims& d, const Attrs&) {
-    const Shape a{d.at("A"), d.at("B"), d.at("C")};
-    const Shape b =
-        d.contains("BA") ? Shape{d.at("BA"), d.at("BB"), d.at("BC")} : Shape{d.at("BB"), d.at("BC")};
-    const double n = double(broadcast(a, b, "problem").count()), in = double(a.count() + b.count());
-    const bool product = kind == Binary::mul || kind == Binary::div;
-    return Problem{.inputs = {{.shape = a},
-                              {.shape = b,
-                               .fill = kind == Binary::div ? Fill::away_from_0 : Fill::normal,
-                               .scale = kind == Binary::div ? 2.0 : 1.0}},
-                   .forward_flops = n,
-                   .backward_flops = kind == Binary::div ? 4 * n
-                                     : product           ? 2 * n
-                                                         : 0,
-                   .forward_elements = in + n,
-                   .backward_elements = n + (product ? 2 : 1) * in};
-  };
+/// What the operators of two broadcast operands share: dims, cases and benchmarks. a is [A, B, C]; b is [BA,
+/// BB, BC], or [BB, BC] where BA is absent.
+OpSpec pair_spec() {
   const auto same = [](int64_t a, int64_t b, int64_t c) {
     return Dims{{"A", a}, {"B", b}, {"C", c}, {"BA", a}, {"BB", b}, {"BC", c}};
   };
   const Dims rows{{"A", 3}, {"B", 5}, {"C", 7}, {"BB", 1}, {"BC", 7}};
   const Dims both{{"A", 3}, {"B", 1}, {"C", 5}, {"BA", 1}, {"BB", 7}, {"BC", 1}};
   return {
-      .name = name_of(kind),
-      .summary = formula,
-      .inputs = {{"a", "[...]"}, {"b", "[...], broadcasts against a"}},
-      .attrs = {},
-      .outputs = {{"y", "a and b broadcast"}},
-      .run = [run](const std::vector<Tensor>& in,
-                   const Attrs&) { return std::vector{run(in[0], in[1], Site::here())}; },
-      .problem = problem,
       .cases = {{.dims = same(3, 5, 7)},
                 {.dims = same(1, 1, 1)},
                 {.dims = same(2, 0, 5)},
@@ -70,86 +48,240 @@ OpSpec binary_spec(Binary kind, BinaryOp run, const char* formula) {
   };
 }
 
-std::vector<Case> unary_cases(const Attrs& attrs = {}) {
-  return {{.dims = {{"R", 7}, {"C", 13}}, .attrs = attrs},
-          {.dims = {{"R", 1}, {"C", 1}}, .attrs = attrs},
-          {.dims = {{"R", 0}, {"C", 5}}, .attrs = attrs},
-          {.dims = {{"R", 5}, {"C", 0}}, .attrs = attrs},
-          {.dims = {{"R", 3}, {"C", 129}}, .attrs = attrs, .placement = Placement::strided},
-          {.dims = {{"R", 17}, {"C", 11}}, .attrs = attrs, .placement = Placement::transposed},
-          {.dims = {{"R", 67}, {"C", 1365}}, .attrs = attrs, .gradcheck = false}};
-}
+struct Pair {
+  Shape a, b;
+  double outputs, inputs;  // elements
 
-Problem unary_problem(const Dims& d, Fill fill, double backward_reads) {
-  const double n = double(d.at("R")) * double(d.at("C"));
-  return {.inputs = {{.shape = {d.at("R"), d.at("C")}, .fill = fill}},
-          .forward_flops = n,
-          .backward_flops = n,
-          .forward_elements = 2 * n,
-          .backward_elements = (1 + backward_reads) * n};
-}
+  explicit Pair(const Dims& d) : a{d.at("A"), d.at("B"), d.at("C")} {
+    b = d.contains("BA") ? Shape{d.at("BA"), d.at("BB"), d.at("BC")} : Shape{d.at("BB"), d.at("BC")};
+    outputs = double(broadcast(a, b, "problem").count()), inputs = double(a.count() + b.count());
+  }
+};
 
-OpSpec unary_spec(Unary kind, UnaryOp run, const char* formula) {
-  const bool positive = kind == Unary::log || kind == Unary::sqrt;
-  return {
-      .name = name_of(kind),
-      .summary = formula,
-      .inputs = {{"x", "[...]"}},
-      .attrs = {},
-      .outputs = {{"y", "as x"}},
-      .run = [run](const std::vector<Tensor>& in,
-                   const Attrs&) { return std::vector{run(in[0], Site::here())}; },
-      .problem = [positive](
-                     const Dims& d,
-                     const Attrs&) { return unary_problem(d, positive ? Fill::positive : Fill::normal, 2); },
-      .cases = unary_cases(),
-      .benches = {{.dims = {{"R", 36096}, {"C", 512}}}},
-      .sweep =
-          [](Draw& draw) {
-            return Case{.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(1, 20000)}}};
-          },
+/// An operator of two numbers. `b_fill`, `b_scale`: the divisor stays away from 0, and the two of a maximum
+/// stay apart, where a kink would be.
+struct BinaryRow {
+  Binary kind;
+  BinaryOp run;
+  const char* formula;
+  Fill b_fill = Fill::normal;
+  double b_scale = 1;
+  double backward_flops = 0;  // an element
+  bool keeps_inputs = false;
+};
+
+OpSpec binary_spec(const BinaryRow& row) {
+  OpSpec spec = pair_spec();
+  spec.name = name_of(row.kind);
+  spec.summary = row.formula;
+  spec.inputs = {{"a", "[...]"}, {"b", "[...], broadcasts against a"}};
+  spec.outputs = {{"y", "a and b broadcast"}};
+  spec.run = [run = row.run](const std::vector<Tensor>& in, const Attrs&) {
+    return std::vector{run(in[0], in[1], Site::here())};
   };
-}
-
-OpSpec tanh_spec() {
-  OpSpec spec = unary_spec(Unary::tanh, tanh, "y = tanh x");
-  spec.cpu_extra_ulp = 6;
-  spec.cpu_extra_reason =
-      "backward takes 1 - y^2 from the rounded y: half an ulp of y is y^2 / (1 - y^2) ulp of it, 5.2 at x = "
-      "1.6";
+  spec.problem = [row](const Dims& d, const Attrs&) {
+    const Pair p(d);
+    return Problem{.inputs = {{.shape = p.a}, {.shape = p.b, .fill = row.b_fill, .scale = row.b_scale}},
+                   .forward_flops = p.outputs,
+                   .backward_flops = row.backward_flops * p.outputs,
+                   .forward_elements = p.inputs + p.outputs,
+                   .backward_elements = p.outputs + (row.keeps_inputs ? 2 : 1) * p.inputs};
+  };
   return spec;
 }
 
-OpSpec scale_spec() {
-  std::vector<Case> cases = unary_cases({{"factor", -1.75}});
-  cases.push_back({.dims = {{"R", 3}, {"C", 5}}, .attrs = {{"factor", 0.0}}});
-  return {
-      .name = "scale",
-      .summary = "y = factor x",
-      .inputs = {{"x", "[...]"}},
-      .attrs = {{"factor", 1.0, "what every element is multiplied by"}},
-      .outputs = {{"y", "as x"}},
-      .run = [](const std::vector<Tensor>& in,
-                const Attrs& attrs) { return std::vector{scale(in[0], attrs.number("factor"))}; },
-      .problem = [](const Dims& d, const Attrs&) { return unary_problem(d, Fill::normal, 1); },
-      .cases = std::move(cases),
-      .benches = {{.dims = {{"R", 36096}, {"C", 512}}, .attrs = {{"factor", 0.125}}}},
+OpSpec comparison_spec(Comparison kind, BinaryOp run, const char* formula) {
+  OpSpec spec = pair_spec();
+  spec.name = name_of(kind);
+  spec.summary = formula;
+  spec.inputs = {{.name = "a", .shape = "[...]", .differentiable = false},
+                 {.name = "b", .shape = "[...], broadcasts against a", .differentiable = false}};
+  spec.outputs = {{"y", "a and b broadcast", false, {DType::boolean}}};
+  spec.run = [run](const std::vector<Tensor>& in, const Attrs&) {
+    return std::vector{run(in[0], in[1], Site::here())};
   };
+  spec.problem = [](const Dims& d, const Attrs&) {
+    const Pair p(d);  // of few values, so that some are equal
+    return Problem{.inputs = {{.shape = p.a, .fill = Fill::index, .high = 5},
+                              {.shape = p.b, .fill = Fill::index, .high = 5}},
+                   .forward_flops = p.outputs,
+                   .forward_elements = p.inputs,
+                   .forward_bytes = p.outputs};
+  };
+  for (Case& c : spec.cases) c.gradcheck = false;
+  spec.sweep = {};
+  return spec;
+}
+
+/// The mask has b's shape.
+OpSpec where_spec() {
+  OpSpec spec = pair_spec();
+  spec.name = "where";
+  spec.summary = "y = mask ? a : b";
+  spec.inputs = {{.name = "mask", .shape = "[...]", .dtypes = {DType::boolean}},
+                 {"a", "[...]"},
+                 {"b", "[...]; the three broadcast"}};
+  spec.outputs = {{"y", "mask, a and b broadcast"}};
+  spec.run = [](const std::vector<Tensor>& in, const Attrs&) {
+    return std::vector{where(in[0], in[1], in[2])};
+  };
+  spec.problem = [](const Dims& d, const Attrs&) {
+    const Pair p(d);
+    const double mask = double(p.b.count());
+    return Problem{.inputs = {{.shape = p.b, .fill = Fill::index, .high = 2}, {.shape = p.a}, {.shape = p.b}},
+                   .forward_elements = p.inputs + p.outputs,
+                   .backward_elements = p.outputs + p.inputs,
+                   .forward_bytes = mask,
+                   .backward_bytes = mask};
+  };
+  spec.sweep = {};
+  return spec;
+}
+
+std::vector<Case> unary_cases(const std::vector<Attrs>& attrs) {
+  std::vector<Case> cases;
+  for (const Attrs& a : attrs)
+    cases.insert(cases.end(),
+                 {{.dims = {{"R", 7}, {"C", 13}}, .attrs = a},
+                  {.dims = {{"R", 1}, {"C", 1}}, .attrs = a},
+                  {.dims = {{"R", 0}, {"C", 5}}, .attrs = a},
+                  {.dims = {{"R", 5}, {"C", 0}}, .attrs = a},
+                  {.dims = {{"R", 3}, {"C", 129}}, .attrs = a, .placement = Placement::strided},
+                  {.dims = {{"R", 17}, {"C", 11}}, .attrs = a, .placement = Placement::transposed},
+                  {.dims = {{"R", 67}, {"C", 1365}}, .attrs = a, .gradcheck = false}});
+  return cases;
+}
+
+/// An operator of one number, and of those in its attributes.
+struct UnaryRow {
+  const char* name;
+  const char* formula;
+  std::function<Tensor(const Tensor&, const Attrs&)> run;
+  Fill fill = Fill::normal;
+  double scale = 1;
+  double backward_reads = 2;  // an element: dy, and x or y
+  std::vector<AttrSpec> attrs = {};
+  std::vector<Attrs> values = {Attrs{}};  // of the cases; the benchmarks take the first
+  double cpu_extra_ulp = 0;
+  const char* cpu_extra_reason = "";
+};
+
+OpSpec unary_spec(const UnaryRow& row) {
+  return {
+      .name = row.name,
+      .summary = row.formula,
+      .inputs = {{"x", "[...]"}},
+      .attrs = row.attrs,
+      .outputs = {{"y", "as x"}},
+      .run = [run = row.run](const std::vector<Tensor>& in,
+                             const Attrs& attrs) { return std::vector{run(in[0], attrs)}; },
+      .problem =
+          [fill = row.fill, scale = row.scale, reads = row.backward_reads](const Dims& d, const Attrs&) {
+            const double n = double(d.at("R")) * double(d.at("C"));
+            return Problem{.inputs = {{.shape = {d.at("R"), d.at("C")}, .fill = fill, .scale = scale}},
+                           .forward_flops = n,
+                           .backward_flops = n,
+                           .forward_elements = 2 * n,
+                           .backward_elements = (1 + reads) * n};
+          },
+      .cases = unary_cases(row.values),
+      .benches = {{.dims = {{"R", 36096}, {"C", 512}}, .attrs = row.values.front()}},
+      .sweep =
+          [attrs = row.values.front()](Draw& draw) {
+            return Case{.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(1, 20000)}}, .attrs = attrs};
+          },
+      .cpu_extra_ulp = row.cpu_extra_ulp,
+      .cpu_extra_reason = row.cpu_extra_reason,
+  };
+}
+
+/// A function without attributes.
+std::function<Tensor(const Tensor&, const Attrs&)> plain(UnaryOp run) {
+  return [run](const Tensor& x, const Attrs&) { return run(x, Site::here()); };
+}
+/// One with a number of that name.
+std::function<Tensor(const Tensor&, const Attrs&)> with(Tensor (*run)(const Tensor&, double, Site),
+                                                        const char* name) {
+  return
+      [run, name](const Tensor& x, const Attrs& attrs) { return run(x, attrs.number(name), Site::here()); };
 }
 
 }  // namespace
 
 std::vector<OpSpec> pointwise_specs() {
-  return {binary_spec(Binary::add, add, "y = a + b"),
-          binary_spec(Binary::sub, sub, "y = a - b"),
-          binary_spec(Binary::mul, mul, "y = a b"),
-          binary_spec(Binary::div, div, "y = a / b"),
-          scale_spec(),
-          unary_spec(Unary::exp, exp, "y = e^x"),
-          unary_spec(Unary::log, log, "y = ln x"),
-          tanh_spec(),
-          unary_spec(Unary::sigmoid, sigmoid, "y = 1 / (1 + e^-x)"),
-          unary_spec(Unary::sqrt, sqrt, "y = x^(1/2)")};
+  const Fill away = Fill::away_from_0, positive = Fill::positive;
+  const BinaryRow pairs[] = {
+      {Binary::add, add, "y = a + b"},
+      {Binary::sub, sub, "y = a - b"},
+      {Binary::mul, mul, "y = a b", Fill::normal, 1, 2, true},
+      {Binary::div, div, "y = a / b", away, 2, 4, true},
+      {Binary::maximum, maximum, "y = the larger of a and b", away, 20, 2, true},
+      {Binary::minimum, minimum, "y = the smaller of a and b", away, 20, 2, true},
+  };
+  const std::tuple<Comparison, BinaryOp, const char*> comparisons[] = {
+      {Comparison::less, less, "y = a < b"},       {Comparison::less_equal, less_equal, "y = a <= b"},
+      {Comparison::greater, greater, "y = a > b"}, {Comparison::greater_equal, greater_equal, "y = a >= b"},
+      {Comparison::equal, equal, "y = a == b"},
+  };
+  // The bounds of clamp are kinks: with one at 0 and one far out, both of its sides are met.
+  const UnaryRow functions[] = {
+      {.name = "scale",
+       .formula = "y = factor x",
+       .run = with(scale, "factor"),
+       .backward_reads = 1,
+       .attrs = {{"factor", 1.0, "what every element is multiplied by"}},
+       .values = {{{"factor", -1.75}}, {{"factor", 0.0}}}},
+      {.name = "shift",
+       .formula = "y = x + offset",
+       .run = with(shift, "offset"),
+       .backward_reads = 1,
+       .attrs = {{"offset", 0.0, "what is added to every element"}},
+       .values = {{{"offset", -1.75}}}},
+      {.name = "reciprocal",
+       .formula = "y = dividend / x",
+       .run = with(reciprocal, "dividend"),
+       .fill = away,
+       .scale = 2,
+       .attrs = {{"dividend", 1.0, "what is divided by every element"}},
+       .values = {{{"dividend", 1.0}}, {{"dividend", -2.5}}}},
+      {.name = "neg", .formula = "y = -x", .run = plain(neg), .backward_reads = 1},
+      {.name = "abs", .formula = "y = |x|", .run = plain(abs), .fill = away},
+      {.name = "square", .formula = "y = x^2", .run = plain(square)},
+      {.name = "pow",
+       .formula = "y = x^exponent",
+       .run = with(pow, "exponent"),
+       .fill = positive,
+       .attrs = {{"exponent", 2.0, "power to which every element is raised"}},
+       .values = {{{"exponent", 2.5}}, {{"exponent", -0.5}}, {{"exponent", 0.0}}}},
+      {.name = "exp", .formula = "y = e^x", .run = plain(exp)},
+      {.name = "log", .formula = "y = ln x", .run = plain(log), .fill = positive},
+      {.name = "sqrt", .formula = "y = x^(1/2)", .run = plain(sqrt), .fill = positive},
+      {.name = "rsqrt", .formula = "y = x^(-1/2)", .run = plain(rsqrt), .fill = positive},
+      {.name = "sin", .formula = "y = sin x", .run = plain(sin)},
+      {.name = "cos", .formula = "y = cos x", .run = plain(cos)},
+      {.name = "tanh",
+       .formula = "y = tanh x",
+       .run = plain(tanh),
+       .cpu_extra_ulp = 6,
+       .cpu_extra_reason =
+           "backward takes 1 - y^2 from the rounded y: half an ulp of y is y^2 / (1 - y^2) ulp of it, 5.2 at "
+           "x = 1.6"},
+      {.name = "sigmoid", .formula = "y = 1 / (1 + e^-x)", .run = plain(sigmoid)},
+      {.name = "softplus", .formula = "y = ln(1 + e^x)", .run = plain(softplus)},
+      {.name = "clamp",
+       .formula = "y = x, within [low, high]",
+       .run = [](const Tensor& x,
+                 const Attrs& attrs) { return clamp(x, attrs.number("low"), attrs.number("high")); },
+       .fill = away,
+       .attrs = {{"low", 0.0, "least result"}, {"high", 1.0, "largest result"}},
+       .values = {{{"low", 0.0}, {"high", 9.0}}, {{"low", -9.0}, {"high", 0.0}}}},
+  };
+  std::vector<OpSpec> specs;
+  for (const BinaryRow& row : pairs) specs.push_back(binary_spec(row));
+  for (const UnaryRow& row : functions) specs.push_back(unary_spec(row));
+  for (const auto& [kind, run, formula] : comparisons) specs.push_back(comparison_spec(kind, run, formula));
+  specs.push_back(where_spec());
+  return specs;
 }
 
 }  // namespace tessera::ops

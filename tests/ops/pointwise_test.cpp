@@ -6,13 +6,11 @@
 #include <cmath>
 
 #include "autograd/tape.h"
+#include "ops/cast/cast.h"
+#include "ops/reduce/reduce.h"
 #include "tests/ops/tensors.h"
 namespace tessera::ops {
 namespace {
-
-Tensor row(std::vector<double> values) {
-  return Tensor::from(values, {int64_t(values.size())});
-}
 
 TEST(Pointwise, BroadcastsAsNumpyDoes) {
   const Tensor a = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
@@ -116,6 +114,142 @@ TEST(Pointwise, SavesOnlyWhatAWantedGradientNeeds) {
   EXPECT_EQ(grad(a).to_vector<double>(), (std::vector<double>{3, 4}));
 }
 
+/// The gradients of a and b of f(a, b) for dy of ones.
+template <class F>
+std::pair<std::vector<double>, std::vector<double>> both_gradients(Tensor a, Tensor b, F&& f) {
+  require_grad(a), require_grad(b);
+  Tape tape;
+  const Tensor y = f(a, b);
+  tape.backward(std::vector{y}, std::vector{Tensor::full(y.shape(), 1, y.dtype(), y.device())});
+  return {grad(a).to_vector<double>(), grad(b).to_vector<double>()};
+}
+
+TEST(Pointwise, SpecialValuesOfTheOtherFunctions) {
+  const double root = std::sqrt(2.0);
+  EXPECT_EQ(abs(row({-2, 0, -kInf})).to_vector<double>(), (std::vector<double>{2, 0, kInf}));
+  EXPECT_EQ(neg(row({-2, 3, kInf})).to_vector<double>(), (std::vector<double>{2, -3, -kInf}));
+  EXPECT_EQ(square(row({-3, kInf})).to_vector<double>(), (std::vector<double>{9, kInf}));
+  EXPECT_EQ(shift(row({1, kInf}), -3).to_vector<double>(), (std::vector<double>{-2, kInf}));
+  EXPECT_EQ(reciprocal(row({4, 0, kInf})).to_vector<double>(), (std::vector<double>{0.25, kInf, 0}));
+  EXPECT_EQ(rsqrt(row({4, 0, kInf})).to_vector<double>(), (std::vector<double>{0.5, kInf, 0}));
+  EXPECT_TRUE(std::isnan(rsqrt(row({-1})).item()));
+  EXPECT_EQ(pow(row({-3, 0, kNan}), 0).to_vector<double>(), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(pow(row({-3, 0, kInf}), 2).to_vector<double>(), (std::vector<double>{9, 0, kInf}));
+  EXPECT_DOUBLE_EQ(pow(row({2}), 0.5).item(), root);
+  EXPECT_TRUE(std::isnan(pow(row({-2}), 0.5).item()));
+  EXPECT_EQ(sin(row({0})).item(), 0);
+  EXPECT_EQ(cos(row({0})).item(), 1);
+  EXPECT_TRUE(std::isnan(sin(row({kInf})).item()));
+  EXPECT_EQ(softplus(row({0, 800, -800, kInf, -kInf})).to_vector<double>(),
+            (std::vector<double>{std::log(2.0), 800, 0, kInf, 0}));
+  EXPECT_EQ(softplus(row({-40})).item(), std::exp(-40.0));  // not ln 1
+  EXPECT_EQ(clamp(row({-2, 0.5, 7, -kInf, kInf}), -1, 1).to_vector<double>(),
+            (std::vector<double>{-1, 0.5, 1, -1, 1}));
+  EXPECT_EQ(clamp(row({-2, 7}), -kInf, 3).to_vector<double>(), (std::vector<double>{-2, 3}));
+  for (const auto& f : {abs, neg, square, rsqrt, sin, cos, softplus})
+    EXPECT_TRUE(std::isnan(f(row({kNan}), Site::here()).item()));
+  EXPECT_TRUE(std::isnan(clamp(row({kNan}), 0, 1).item()));
+  EXPECT_TRUE(std::isnan(pow(row({kNan}), 2).item()));
+}
+
+TEST(Pointwise, GradientsAtKinksAndPoles) {
+  const auto gradient = [](std::vector<double> x, auto f) {
+    return both_gradients(row(std::move(x)), row({0}),
+                          [&](const Tensor& a, const Tensor& b) { return add(f(a), b); })
+        .first;
+  };
+  EXPECT_EQ(gradient({-2, 0, 3, kNan}, [](const Tensor& x) { return abs(x); }),
+            (std::vector<double>{-1, 0, 1, 0}));
+  EXPECT_EQ(gradient({-1, -2, 0.5, 1, 7, kNan}, [](const Tensor& x) { return clamp(x, -1, 1); }),
+            (std::vector<double>{0, 0, 1, 0, 0, 0}));
+  EXPECT_EQ(gradient({0, -3, kNan}, [](const Tensor& x) { return pow(x, 0); }),
+            (std::vector<double>{0, 0, 0}));
+  EXPECT_EQ(gradient({0, -3, 5}, [](const Tensor& x) { return pow(x, 1); }), (std::vector<double>{1, 1, 1}));
+  EXPECT_EQ(gradient({0, 4}, [](const Tensor& x) { return pow(x, 0.5); }), (std::vector<double>{kInf, 0.25}));
+  EXPECT_EQ(gradient({0, 4}, [](const Tensor& x) { return rsqrt(x); }),
+            (std::vector<double>{-kInf, -0.0625}));
+  EXPECT_EQ(gradient({0, -800, 800}, [](const Tensor& x) { return softplus(x); }),
+            (std::vector<double>{0.5, 0, 1}));
+}
+
+TEST(Pointwise, MaximumAndMinimumShareTheGradientOfEqualOperandsAndKeepNaN) {
+  const Tensor a = row({1, 2, 3, kNan, 1, kNan}), b = row({1, 3, 2, 1, kNan, kNan});
+  const auto largest = maximum(a, b).to_vector<double>(), smallest = minimum(a, b).to_vector<double>();
+  EXPECT_EQ((std::vector<double>{largest.begin(), largest.begin() + 3}), (std::vector<double>{1, 3, 3}));
+  EXPECT_EQ((std::vector<double>{smallest.begin(), smallest.begin() + 3}), (std::vector<double>{1, 2, 2}));
+  for (size_t i = 3; i < 6; ++i) EXPECT_TRUE(std::isnan(largest[i]) && std::isnan(smallest[i])) << i;
+  const auto of_max = both_gradients(a, b, [](const Tensor& x, const Tensor& y) { return maximum(x, y); });
+  EXPECT_EQ(of_max.first, (std::vector<double>{0.5, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(of_max.second, (std::vector<double>{0.5, 1, 0, 1, 1, 1}));
+  const auto of_min = both_gradients(a, b, [](const Tensor& x, const Tensor& y) { return minimum(x, y); });
+  EXPECT_EQ(of_min.first, (std::vector<double>{0.5, 1, 0, 1, 1, 1}));
+  EXPECT_EQ(of_min.second, (std::vector<double>{0.5, 0, 1, 1, 1, 1}));
+  // Broadcast: a number against a row.
+  const auto broadcast = both_gradients(row({2}), row({1, 2, 3}),
+                                        [](const Tensor& x, const Tensor& y) { return maximum(x, y); });
+  EXPECT_EQ(broadcast.first, std::vector<double>{1.5});
+  EXPECT_EQ(broadcast.second, (std::vector<double>{0, 0.5, 1}));
+}
+
+TEST(Pointwise, ComparisonsBroadcastAndAreFalseForNaN) {
+  const Tensor a = row({1, 2, 3, kNan}), b = row({2, 2, 2, kNan});
+  const auto values = [](const Tensor& y) {
+    EXPECT_EQ(y.dtype(), DType::boolean);
+    return y.to_vector<double>();
+  };
+  EXPECT_EQ(values(less(a, b)), (std::vector<double>{1, 0, 0, 0}));
+  EXPECT_EQ(values(less_equal(a, b)), (std::vector<double>{1, 1, 0, 0}));
+  EXPECT_EQ(values(greater(a, b)), (std::vector<double>{0, 0, 1, 0}));
+  EXPECT_EQ(values(greater_equal(a, b)), (std::vector<double>{0, 1, 1, 0}));
+  EXPECT_EQ(values(equal(a, b)), (std::vector<double>{0, 1, 0, 0}));
+  EXPECT_EQ(greater(counting({2, 3}), Tensor::full({}, 2, DType::f64, kCpu)).to_vector<double>(),
+            (std::vector<double>{0, 0, 0, 1, 1, 1}));
+  // Integers beyond what f32 and f64 tell apart.
+  const int64_t large = (int64_t(1) << 60) + 1;
+  EXPECT_EQ(values(equal(labels({large, large}), labels({large, large - 1}))), (std::vector<double>{1, 0}));
+  EXPECT_EQ(values(less(a.to(DType::i32), b.to(DType::i32))), (std::vector<double>{1, 0, 0, 0}));
+  // Of a tensor on the tape: a plain result.
+  Tensor leaf = a;
+  require_grad(leaf);
+  Tape tape;
+  EXPECT_FALSE(requires_grad(less(leaf, b)));
+  EXPECT_EQ(tape.size(), 0u);
+}
+
+TEST(Pointwise, TheShareOfCorrectPredictionsIsAMeanOfACast) {
+  const Tensor scores = Tensor::from(std::vector<float>{1, 2, 0, 3, 1, 1, 0, 0, 9, 5, 6, 7}, {4, 3});
+  const Tensor correct = equal(argmax(scores, 1), labels({1, 0, 2, 0}));
+  EXPECT_EQ(mean(cast(correct, DType::f32)).item(), 0.75);
+  EXPECT_EQ(sum(cast(correct, DType::f32)).item(), 3);
+}
+
+TEST(Pointwise, WhereChoosesAndSendsNothingToWhatIsNotChosen) {
+  const Tensor mask = Tensor::from(std::vector<double>{1, 0, 1}, {3}).to(DType::boolean);
+  const Tensor a = row({1, kNan, 3}), b = row({kNan, 20, kInf});
+  EXPECT_EQ(where(mask, a, b).to_vector<double>(), (std::vector<double>{1, 20, 3}));
+  // The square root of a negative number, where it is not chosen, does not spoil the gradient.
+  const auto [da, db] = both_gradients(row({4, -1, 16}), row({7}), [&](const Tensor& x, const Tensor& y) {
+    return where(mask, mul(x, x), y);
+  });
+  EXPECT_EQ(da, (std::vector<double>{8, 0, 32}));
+  EXPECT_EQ(db, std::vector<double>{1});
+  // All three broadcast.
+  EXPECT_EQ(where(mask, counting({2, 1}), row({9})).to_vector<double>(),
+            (std::vector<double>{0, 9, 0, 1, 9, 1}));
+  expect_error([&] { where(a, a, b); }, {"where", "the mask is f64[3] on cpu", "expected bool"});
+  expect_error([&] { where(mask, a, b.to(DType::f32)); }, {"where", "different dtypes"});
+  expect_error([&] { where(Tensor(), a, b); }, {"where", "mask is undefined"});
+}
+
+TEST(Pointwise, BroadcastGradientsOfAMaximumOfSixteenBitsAreSummedUnrounded) {
+  Tensor b = Tensor::full({}, 3, DType::bf16, kCpu);
+  require_grad(b, DType::f32);
+  Tape tape;
+  const Tensor y = maximum(Tensor::full({4097}, 1, DType::bf16, kCpu), b);
+  tape.backward(std::vector{y}, std::vector{Tensor::full({4097}, 1 + 0x1p-7, DType::bf16, kCpu)});
+  EXPECT_EQ(grad(b).item(), 4097 * (1 + 0x1p-7));
+}
+
 TEST(Pointwise, ErrorsNameTheOperands) {
   const Tensor a = Tensor::zeros({2, 3}, DType::f32, kCpu);
   expect_error([&] { add(a, Tensor::zeros({4}, DType::f32, kCpu)); },
@@ -125,6 +259,11 @@ TEST(Pointwise, ErrorsNameTheOperands) {
   expect_error([&] { div(a, Tensor()); }, {"div", "b is undefined"});
   expect_error([&] { exp(Tensor::zeros({2}, DType::i64, kCpu)); }, {"exp", "i64"});
   expect_error([&] { scale(Tensor(), 2); }, {"scale", "undefined"});
+  expect_error([&] { shift(Tensor(), 2); }, {"shift", "undefined"});
+  expect_error([&] { clamp(a, 2, 1); }, {"clamp", "low is 2 and high is 1"});
+  expect_error([&] { clamp(a, kNan, 1); }, {"clamp", "nan"});
+  expect_error([&] { less(a, Tensor::zeros({4}, DType::f32, kCpu)); }, {"less", "3 against 4"});
+  expect_error([&] { equal(a.to(DType::u8), a.to(DType::u8)); }, {"equal", "u8", "i64 or i32"});
 }
 
 }  // namespace

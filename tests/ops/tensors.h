@@ -27,6 +27,11 @@ inline Tensor labels(const std::vector<int64_t>& values, Device device = kCpu) {
   return Tensor::from(values, {int64_t(values.size())}, device);
 }
 
+/// In f64, of rank 1.
+inline Tensor row(const std::vector<double>& values) {
+  return Tensor::from(values, {int64_t(values.size())});
+}
+
 /// first, first + 1, ... in f64.
 inline Tensor counting(const Shape& shape, double first = 0) {
   std::vector<double> values(size_t(shape.count()));
