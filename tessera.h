@@ -93,6 +93,7 @@
 #include "ops/mlp/move_columns.h"
 #include "ops/norm/norm.h"
 #include "ops/obs_columns/obs_columns.h"
+#include "ops/pointwise/operators.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/random/random.h"
 #include "ops/reduce/reduce.h"

@@ -7,6 +7,7 @@
 
 #include "autograd/tape.h"
 #include "ops/cast/cast.h"
+#include "ops/pointwise/operators.h"
 #include "ops/reduce/reduce.h"
 #include "tests/ops/tensors.h"
 namespace tessera::ops {
@@ -248,6 +249,43 @@ TEST(Pointwise, BroadcastGradientsOfAMaximumOfSixteenBitsAreSummedUnrounded) {
   const Tensor y = maximum(Tensor::full({4097}, 1, DType::bf16, kCpu), b);
   tape.backward(std::vector{y}, std::vector{Tensor::full({4097}, 1 + 0x1p-7, DType::bf16, kCpu)});
   EXPECT_EQ(grad(b).item(), 4097 * (1 + 0x1p-7));
+}
+
+TEST(Operators, CallTheFunctions) {
+  const Tensor a = row({1, 2, 4}), b = row({4, 8, 0.5});
+  EXPECT_EQ((a + b).to_vector<double>(), add(a, b).to_vector<double>());
+  EXPECT_EQ((a - b).to_vector<double>(), sub(a, b).to_vector<double>());
+  EXPECT_EQ((a * b).to_vector<double>(), mul(a, b).to_vector<double>());
+  EXPECT_EQ((a / b).to_vector<double>(), div(a, b).to_vector<double>());
+  EXPECT_EQ((-a).to_vector<double>(), (std::vector<double>{-1, -2, -4}));
+  EXPECT_EQ((a + 1).to_vector<double>(), (std::vector<double>{2, 3, 5}));
+  EXPECT_EQ((1.5 + a).to_vector<double>(), (std::vector<double>{2.5, 3.5, 5.5}));
+  EXPECT_EQ((a - 1).to_vector<double>(), (std::vector<double>{0, 1, 3}));
+  EXPECT_EQ((1 - a).to_vector<double>(), (std::vector<double>{0, -1, -3}));
+  EXPECT_EQ((a * 3).to_vector<double>(), (std::vector<double>{3, 6, 12}));
+  EXPECT_EQ((3 * a).to_vector<double>(), (std::vector<double>{3, 6, 12}));
+  EXPECT_EQ((a / 2).to_vector<double>(), (std::vector<double>{0.5, 1, 2}));
+  EXPECT_EQ((8 / a).to_vector<double>(), (std::vector<double>{8, 4, 2}));
+}
+
+TEST(Operators, RecordGradients) {
+  const auto [da, db] = both_gradients(row({1, 2}), row({4, 8}), [](const Tensor& a, const Tensor& b) {
+    return 2 * a * b - a / b + 1 / a - (3 - b) + (-a + 5) / 2;
+  });
+  // 2 b - 1 / b - 1 / a^2 - 1 / 2 and 2 a + a / b^2 + 1
+  EXPECT_EQ(da, (std::vector<double>{8 - 0.25 - 1 - 0.5, 16 - 0.125 - 0.25 - 0.5}));
+  EXPECT_EQ(db, (std::vector<double>{2 + 1.0 / 16 + 1, 4 + 2.0 / 64 + 1}));
+}
+
+TEST(Operators, ErrorsNameTheLineOfTheExpression) {
+  const Tensor a = row({1, 2}), b = row({1, 2, 3});
+  const int line = __LINE__ + 1;
+  const std::string report = report_of([&] { a* b; }), negated = report_of([&] { -Tensor(); });
+  const std::string place = "pointwise_test.cpp:" + std::to_string(line);
+  EXPECT_NE(report.find(place), std::string::npos) << report;
+  EXPECT_NE(negated.find(place), std::string::npos) << negated;
+  const std::string left = report_of([&] { 2 / Tensor(); });
+  EXPECT_NE(left.find("pointwise_test.cpp:" + std::to_string(line + 4)), std::string::npos) << left;
 }
 
 TEST(Pointwise, ErrorsNameTheOperands) {
