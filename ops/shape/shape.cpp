@@ -1,5 +1,8 @@
 #include "ops/shape/shape.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "autograd/tape.h"
 #include "ops/reduce/reduce.h"
 
@@ -54,6 +57,18 @@ Tensor concat(const std::vector<Tensor>& parts, int dim, Site site) {
   return y;
 }
 
+Tensor stack(const std::vector<Tensor>& parts, int dim, Site site) {
+  const CallScope call(site);
+  check(!parts.empty(), "stack: no parts; give at least one tensor");
+  std::vector<Tensor> rows;
+  for (const Tensor& part : parts) {
+    check(part.defined() && part.shape() == parts[0].shape(), "stack: part ", rows.size(), " is ",
+          describe(part), ", but part 0 is ", describe(parts[0]), "; parts have one shape");
+    rows.push_back(unsqueeze(part, dim));
+  }
+  return concat(rows, dim);
+}
+
 Tensor slice(const Tensor& x, int dim, int64_t begin, int64_t end, int64_t step, Site site) {
   const CallScope call(site);
   check(x.defined(), "slice: x is undefined");
@@ -84,6 +99,15 @@ std::vector<Tensor> split(const Tensor& x, int dim, const std::vector<int64_t>& 
   return parts;
 }
 
+Tensor select(const Tensor& x, int dim, int64_t index, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "select: x is undefined");
+  const int d = resolved("select", x, dim);
+  const int64_t at = index < 0 ? index + x.size(d) : index;
+  check(0 <= at && at < x.size(d), "select: index ", index, " is outside dimension ", d, " of ", describe(x));
+  return reshape(slice(x, d, at, at + 1), x.shape().without(d));
+}
+
 Tensor transpose(const Tensor& x, int a, int b, Site site) {
   const CallScope call(site);
   check(x.defined(), "transpose: x is undefined");
@@ -91,6 +115,44 @@ Tensor transpose(const Tensor& x, int a, int b, Site site) {
   Tensor y = x.detach().transpose(a, b);
   record_view("transpose", x, y, View::transpose(a, b));
   return y;
+}
+
+Tensor permute(const Tensor& x, const std::vector<int>& order, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "permute: x is undefined");
+  x.detach().permute(order);  // checks the order
+  // By exchanges, which are views on the tape; none at all is the reshape.
+  std::vector<int> now(order.size());
+  std::iota(now.begin(), now.end(), 0);
+  Tensor y = reshape(x, x.shape());
+  for (int to = 0; to < x.rank(); ++to) {
+    const int from = int(std::ranges::find(now, x.shape().resolve(order[size_t(to)])) - now.begin());
+    if (from == to) continue;
+    y = transpose(y, from, to);
+    std::swap(now[size_t(from)], now[size_t(to)]);
+  }
+  return y;
+}
+
+Tensor unsqueeze(const Tensor& x, int dim, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "unsqueeze: x is undefined");
+  check(dim >= -x.rank() - 1 && dim <= x.rank(), "unsqueeze: dimension ", dim, " is outside ", describe(x));
+  return reshape(x, x.shape().inserted(dim < 0 ? dim + x.rank() + 1 : dim, 1));
+}
+
+Tensor squeeze(const Tensor& x, int dim, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "squeeze: x is undefined");
+  const int d = resolved("squeeze", x, dim);
+  check(x.size(d) == 1, "squeeze: dimension ", d, " of ", describe(x), " has not size 1");
+  return reshape(x, x.shape().without(d));
+}
+
+Tensor reshape(const Tensor& x, std::initializer_list<int64_t> sizes, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "reshape: x is undefined");
+  return reshape(x, complete_shape(std::span(sizes.begin(), sizes.size()), x.count()));
 }
 
 Tensor reshape(const Tensor& x, const Shape& shape, Site site) {

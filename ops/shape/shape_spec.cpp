@@ -1,5 +1,3 @@
-#include <charconv>
-
 #include "ops/op.h"
 #include "ops/shape/shape.h"
 
@@ -8,49 +6,14 @@
 namespace tessera::ops {
 namespace {
 
-std::vector<int64_t> parse_sizes(const char* op, std::string_view word) {
-  std::vector<int64_t> sizes;
-  for (std::string_view rest = word; !rest.empty();) {
-    const size_t comma = std::min(rest.find(','), rest.size());
-    int64_t size = 0;
-    const auto [end, code] = std::from_chars(rest.data(), rest.data() + comma, size);
-    check(code == std::errc{} && end == rest.data() + comma && size >= -1 &&
-              (comma == rest.size() || comma + 1 < rest.size()),
-          op, ": shape \"", word, "\": expected sizes with commas between, for example 2,3,-1");
-    sizes.push_back(size);
-    rest.remove_prefix(std::min(comma + 1, rest.size()));
-  }
-  return sizes;
-}
-
-/// The word's shape for `count` elements: one size may be -1.
-Shape reshape_word(std::string_view word, int64_t count) {
-  std::vector<int64_t> sizes = parse_sizes("reshape", word);
-  int64_t known = 1;
-  int64_t* open = nullptr;
-  for (int64_t& size : sizes) {
-    check(size != -1 || !open, "reshape: shape \"", word, "\" has more than one -1");
-    if (size == -1) {
-      open = &size;
-    } else {
-      check(!__builtin_mul_overflow(known, size, &known), "reshape: shape \"", word, "\" overflows");
-    }
-  }
-  if (open) {
-    check(known > 0 && count % known == 0, "reshape: ", count, " elements do not divide by the ", known,
-          " of shape \"", word, "\"");
-    *open = count / known;
-  }
-  return Shape(sizes);
-}
-
-/// The word's shape, -1 for the size that x has there.
-Shape expand_word(std::string_view word, const Shape& x) {
-  std::vector<int64_t> sizes = parse_sizes("expand", word);
+/// The attribute's shape, -1 for the size that x has there.
+Shape expanded(const Attrs& attrs, const Shape& x) {
+  std::vector<int64_t> sizes = attrs.integers("shape");
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     if (sizes[dim] != -1) continue;
     const int own = int(dim) - (int(sizes.size()) - x.rank());
-    check(own >= 0, "expand: size -1 of shape \"", word, "\" stands before the dimensions of ", x);
+    check(own >= 0, "expand: size -1 of shape \"", attrs.word("shape"), "\" stands before the dimensions of ",
+          x);
     sizes[dim] = x[own];
   }
   return Shape(sizes);
@@ -179,7 +142,7 @@ OpSpec split_spec() {
       .outputs = {{"a", "[..., A, ...]"}, {"b", "[..., B, ...]"}, {"c", "[..., C, ...]"}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            const std::vector<int64_t> sizes = parse_sizes("split", attrs.word("sizes"));
+            const std::vector<int64_t> sizes = attrs.integers("sizes");
             check(sizes.size() == 3, "split: ", sizes.size(), " sizes \"", attrs.word("sizes"),
                   "\"; expected 3");
             return split(in[0], attrs.dimension("dim"), sizes);
@@ -195,6 +158,130 @@ OpSpec split_spec() {
                 make({{"X", 6}, {"Y", 9}}, 0, "2,3,1", Placement::transposed),
                 make({{"X", 129}, {"Y", 1365}}, 1, "512,512,341", Placement::pitched, false)},
       .benches = {make({{"X", 65536}, {"Y", 2304}}, 1, "768,768,768")},
+  };
+}
+
+OpSpec stack_spec() {
+  const auto make = [](Dims dims, int64_t dim, Placement placement = Placement::pitched,
+                       bool gradcheck = true) {
+    return Case{
+        .dims = std::move(dims), .attrs = {{"dim", dim}}, .placement = placement, .gradcheck = gradcheck};
+  };
+  return {
+      .name = "stack",
+      .summary = "y = the parts joined along a new dimension",
+      .inputs = {{"a", "[...]"}, {"b", "as a"}, {.name = "c", .shape = "as a", .optional = true}},
+      .attrs = {{"dim", int64_t{0}, "of y, along which the parts are joined"}},
+      .outputs = {{"y", "[..., 2 or 3, ...]"}},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            std::vector<Tensor> parts{in[0], in[1]};
+            if (in[2].defined()) parts.push_back(in[2]);
+            return std::vector{stack(parts, attrs.dimension("dim"))};
+          },
+      .problem =
+          [](const Dims& d, const Attrs&) {
+            const Shape shape = shape_of(d);
+            const bool three = is_set(d, "three");
+            const double n = double(shape.count()) * (three ? 3 : 2);
+            return moves({{.shape = shape},
+                          {.shape = shape},
+                          {.shape = shape, .fill = three ? Fill::normal : Fill::absent}},
+                         2 * n, 2 * n);
+          },
+      .cases = {make({{"X", 7}, {"Y", 5}, {"three", 1}}, 0), make({{"X", 7}, {"Y", 5}}, 1),
+                make({{"X", 7}, {"Y", 5}, {"three", 1}}, 2), make({{"X", 2}, {"Y", 3}, {"Z", 11}}, -2),
+                make({{"X", 9}}, -1), make({}, 0), make({{"X", 0}, {"Y", 3}}, 1),
+                make({{"X", 6}, {"Y", 9}, {"three", 1}}, 1, Placement::strided),
+                make({{"X", 6}, {"Y", 9}}, -1, Placement::transposed),
+                make({{"X", 129}, {"Y", 1365}}, 0, Placement::pitched, false)},
+      .benches = {make({{"X", 36096}, {"Y", 512}}, 0)},
+  };
+}
+
+OpSpec select_index_spec() {
+  const auto make = [](Dims dims, int64_t dim, int64_t index, Placement placement = Placement::pitched,
+                       bool gradcheck = true) {
+    return Case{.dims = std::move(dims),
+                .attrs = {{"dim", dim}, {"index", index}},
+                .placement = placement,
+                .gradcheck = gradcheck};
+  };
+  return {
+      .name = "select_index",
+      .summary = "y = x[..., index, ...], a view",
+      .inputs = {{"x", "[...]"}},
+      .attrs = {{"dim", int64_t{0}, "the dimension that goes away"},
+                {"index", int64_t{0}, "the element that stays"}},
+      .outputs = {{"y", "x without dim"}},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            return std::vector{select(in[0], attrs.dimension("dim"), attrs.integer("index"))};
+          },
+      .problem =
+          [](const Dims& d, const Attrs&) {
+            const Shape shape = shape_of(d);
+            return moves({{.shape = shape}}, 0, double(shape.count()));
+          },
+      .cases = {make({{"X", 7}, {"Y", 5}}, 0, 2), make({{"X", 7}, {"Y", 5}}, 1, -1),
+                make({{"X", 3}, {"Y", 4}, {"Z", 11}}, -2, 3), make({{"X", 13}}, 0, 12),
+                make({{"X", 4}, {"Y", 0}}, 0, 1), make({{"X", 1}, {"Y", 1}}, 0, 0),
+                make({{"X", 6}, {"Y", 9}}, 0, 1, Placement::strided),
+                make({{"X", 6}, {"Y", 9}}, -1, 2, Placement::transposed),
+                make({{"X", 129}, {"Y", 1365}}, 0, 64, Placement::pitched, false)},
+  };
+}
+
+OpSpec permute_spec() {
+  const auto make = [](Dims dims, const char* order, Placement placement = Placement::pitched,
+                       bool gradcheck = true) {
+    return Case{.dims = std::move(dims),
+                .attrs = {{"order", std::string(order)}},
+                .placement = placement,
+                .gradcheck = gradcheck};
+  };
+  return {
+      .name = "permute",
+      .summary = "y = x with its dimensions in another order, a view",
+      .inputs = {{"x", "[...]"}},
+      .attrs = {{"order", std::string("1,0"), "the dimensions of x with commas between, in y's order"}},
+      .outputs = {{"y", "[...]"}},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            const std::vector<int64_t> order = attrs.integers("order");
+            return std::vector{permute(in[0], std::vector<int>(order.begin(), order.end()))};
+          },
+      .problem = [](const Dims& d, const Attrs&) { return moves({{.shape = shape_of(d)}}, 0, 0); },
+      .cases = {make({{"X", 7}, {"Y", 5}}, "1,0"), make({{"X", 2}, {"Y", 3}, {"Z", 5}}, "2,0,1"),
+                make({{"X", 2}, {"Y", 3}, {"Z", 5}}, "1,-1,0"), make({{"X", 2}, {"Y", 3}, {"Z", 5}}, "0,1,2"),
+                make({{"X", 3}, {"Y", 1}, {"Z", 4}}, "2,1,0"), make({{"X", 5}}, "0"), make({}, ""),
+                make({{"X", 0}, {"Y", 3}}, "1,0"),
+                make({{"X", 3}, {"Y", 4}, {"Z", 5}}, "1,2,0", Placement::strided),
+                make({{"X", 3}, {"Y", 4}, {"Z", 5}}, "2,0,1", Placement::transposed),
+                make({{"X", 9}, {"Y", 33}, {"Z", 65}}, "1,2,0", Placement::pitched, false)},
+  };
+}
+
+/// unsqueeze and squeeze.
+OpSpec single_spec(const char* name, const char* summary, Tensor (*run)(const Tensor&, int, Site),
+                   const std::vector<std::pair<Dims, int64_t>>& problems) {
+  std::vector<Case> cases;
+  for (const auto& [dims, dim] : problems) cases.push_back({.dims = dims, .attrs = {{"dim", dim}}});
+  for (const Placement placement : {Placement::strided, Placement::transposed})
+    cases.push_back(
+        {.dims = {{"X", 4}, {"Y", 1}, {"Z", 9}}, .attrs = {{"dim", int64_t{1}}}, .placement = placement});
+  return {
+      .name = name,
+      .summary = summary,
+      .inputs = {{"x", "[...]"}},
+      .attrs = {{"dim", int64_t{0}, "the dimension of size 1"}},
+      .outputs = {{"y", "[...]"}},
+      .run =
+          [run](const std::vector<Tensor>& in, const Attrs& attrs) {
+            return std::vector{run(in[0], attrs.dimension("dim"), Site::here())};
+          },
+      .problem = [](const Dims& d, const Attrs&) { return moves({{.shape = shape_of(d)}}, 0, 0); },
+      .cases = std::move(cases),
   };
 }
 
@@ -242,7 +329,7 @@ OpSpec reshape_spec() {
       .outputs = {{"y", "shape"}},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            return std::vector{reshape(in[0], reshape_word(attrs.word("shape"), in[0].count()))};
+            return std::vector{reshape(in[0], complete_shape(attrs.integers("shape"), in[0].count()))};
           },
       .problem =
           [](const Dims& d, const Attrs&) {
@@ -268,14 +355,12 @@ OpSpec expand_spec() {
       .inputs = {{"x", "[...]"}},
       .attrs = {{"shape", std::string("-1"), "sizes with commas between; -1 keeps x's"}},
       .outputs = {{"y", "shape"}},
-      .run =
-          [](const std::vector<Tensor>& in, const Attrs& attrs) {
-            return std::vector{expand(in[0], expand_word(attrs.word("shape"), in[0].shape()))};
-          },
+      .run = [](const std::vector<Tensor>& in,
+                const Attrs& attrs) { return std::vector{expand(in[0], expanded(attrs, in[0].shape()))}; },
       .problem =
           [](const Dims& d, const Attrs& attrs) {
             const Shape x = shape_of(d);
-            const double n = double(x.count()), whole = double(expand_word(attrs.word("shape"), x).count());
+            const double n = double(x.count()), whole = double(expanded(attrs, x).count());
             return moves({{.shape = x}}, 0, whole + n, whole - n);
           },
       .cases = {to_shape({{"X", 1}, {"Y", 5}}, "7,5"), to_shape({{"X", 6}, {"Y", 1}}, "-1,11"),
@@ -294,7 +379,27 @@ OpSpec expand_spec() {
 }  // namespace
 
 std::vector<OpSpec> shape_specs() {
-  return {concat_spec(), slice_spec(), split_spec(), transpose_spec(), reshape_spec(), expand_spec()};
+  return {concat_spec(),
+          stack_spec(),
+          slice_spec(),
+          split_spec(),
+          select_index_spec(),
+          transpose_spec(),
+          permute_spec(),
+          single_spec("unsqueeze", "y = x with a dimension of size 1 more, a view", unsqueeze,
+                      {{{{"X", 7}, {"Y", 5}}, 0},
+                       {{{"X", 7}, {"Y", 5}}, -1},
+                       {{{"X", 7}, {"Y", 5}}, 2},
+                       {{}, 0},
+                       {{{"X", 0}}, 1}}),
+          single_spec("squeeze", "y = x without a dimension of size 1, a view", squeeze,
+                      {{{{"X", 1}, {"Y", 5}}, 0},
+                       {{{"X", 7}, {"Y", 1}}, -1},
+                       {{{"X", 1}, {"Y", 1}, {"Z", 3}}, -2},
+                       {{{"X", 1}}, 0},
+                       {{{"X", 0}, {"Y", 1}}, 1}}),
+          reshape_spec(),
+          expand_spec()};
 }
 
 }  // namespace tessera::ops

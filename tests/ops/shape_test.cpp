@@ -9,6 +9,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "tensor/kernels.h"
 #include "tests/errors.h"
+#include "tests/ops/expect.h"
 #include "tests/ops/tensors.h"
 
 namespace tessera::ops {
@@ -297,6 +298,72 @@ TEST(Expand, ChainsWithItselfAndASecondUse) {
   };
   const auto result = gradcheck(f, {counting({3, 1}, 0.5)});
   EXPECT_TRUE(result.ok) << result.message;
+}
+
+TEST(Permute, IsThePermutedViewAndSoIsItsGradient) {
+  Tensor x = counting({2, 3, 4});
+  for (const std::vector<int>& order : {std::vector<int>{2, 0, 1}, {1, 2, 0}, {0, 2, 1}, {-1, -2, -3}}) {
+    const Tensor y = permute(x, order), dy = counting(y.shape(), 5);
+    EXPECT_EQ(values(y), values(x.permute(order)));
+    EXPECT_TRUE(y.shares_storage(x));
+    const Tensor gradient =
+        gradient_of(counting({2, 3, 4}), dy, [&](const Tensor& v) { return permute(v, order); });
+    EXPECT_EQ(values(gradient.permute(order)), values(dy));
+  }
+  expect_parts(message_of([&] { permute(x, {0, 1}); }), {"permute", "2 dimensions", "rank 3"});
+  expect_parts(message_of([&] { permute(x, {0, 1, 1}); }), {"permute", "named twice"});
+  expect_parts(message_of([&] { permute(Tensor(), {0}); }), {"permute", "undefined"});
+}
+
+TEST(Select, TakesOneElementOfADimension) {
+  const Tensor x = counting({2, 3});
+  EXPECT_EQ(values(select(x, 0, 1)), (std::vector<double>{3, 4, 5}));
+  EXPECT_EQ(values(select(x, 1, -1)), (std::vector<double>{2, 5}));
+  EXPECT_EQ(select(select(x, 1, 0), 0, 1).item(), 3);
+  EXPECT_EQ(values(gradient_of(counting({2, 3}), counting({2}, 7),
+                               [](const Tensor& v) { return select(v, -1, 1); })),
+            (std::vector<double>{0, 7, 0, 0, 8, 0}));
+  expect_parts(message_of([&] { select(x, 0, 2); }),
+               {"select", "index 2", "dimension 0 of f64[2, 3] on cpu"});
+  expect_parts(message_of([&] { select(x, 2, 0); }), {"select", "dimension 2"});
+}
+
+TEST(Stack, IsAConcatAlongANewDimension) {
+  const Tensor a = counting({2}, 1), b = counting({2}, 5);
+  EXPECT_EQ(values(stack({a, b})), (std::vector<double>{1, 2, 5, 6}));
+  EXPECT_EQ(values(stack({a, b}, -1)), (std::vector<double>{1, 5, 2, 6}));
+  EXPECT_EQ(stack({a, b, a}, 1).shape(), (Shape{2, 3}));
+  expect_parts(message_of([&] { stack({a, counting({3})}); }), {"stack", "part 1", "f64[3]", "f64[2]"});
+  expect_parts(message_of([&] { stack({a}, 2); }), {"unsqueeze", "dimension 2"});
+  expect_parts(message_of([&] { stack({}); }), {"stack", "no parts"});
+}
+
+TEST(Squeeze, AddsAndRemovesDimensionsOfSize1) {
+  const Tensor x = counting({2, 1, 3});
+  EXPECT_EQ(squeeze(x, 1).shape(), (Shape{2, 3}));
+  EXPECT_EQ(unsqueeze(x, 0).shape(), (Shape{1, 2, 1, 3}));
+  EXPECT_EQ(unsqueeze(x, -1).shape(), (Shape{2, 1, 3, 1}));
+  EXPECT_EQ(unsqueeze(x, 3).shape(), (Shape{2, 1, 3, 1}));
+  EXPECT_TRUE(squeeze(x, -2).shares_storage(x));
+  expect_parts(message_of([&] { squeeze(x, 0); }), {"squeeze", "dimension 0 of f64[2, 1, 3]", "size 1"});
+  expect_parts(message_of([&] { unsqueeze(x, 4); }), {"unsqueeze", "dimension 4"});
+}
+
+TEST(Reshape, CompletesTheOneSizeThatIsMinus1) {
+  const Tensor x = counting({2, 3, 4});
+  EXPECT_EQ(reshape(x, {-1}).shape(), Shape{24});
+  EXPECT_EQ(reshape(x, {4, -1}).shape(), (Shape{4, 6}));
+  EXPECT_EQ(reshape(x, {6, 4}).shape(), (Shape{6, 4}));
+  EXPECT_EQ(values(gradient_of(counting({2, 3}), counting({3, 2}),
+                               [](const Tensor& v) {
+                                 return reshape(v, {3, -1});
+                               })),
+            values(counting({2, 3})));
+  expect_parts(message_of([&] { reshape(x, {-1, -1}); }), {"reshape", "more than one size is -1"});
+  expect_parts(message_of([&] { reshape(x, {5, -1}); }), {"reshape", "24 elements", "5"});
+  expect_parts(message_of([&] { reshape(x, {0, -1}); }), {"reshape", "24 elements"});
+  expect_parts(message_of([&] { reshape(x, {-2, 3}); }), {"-2"});
+  expect_parts(message_of([&] { reshape(Tensor(), {-1}); }), {"reshape", "undefined"});
 }
 
 TEST(ShapeWords, AreReadAndRefused) {
