@@ -85,6 +85,7 @@
 #include "ops/linear/slice.h"
 #include "ops/linear/sparse_low_rank.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/losses/losses.h"
 #include "ops/matmul/matmul.h"
 #include "ops/mlp/hidden_gradient24.h"
 #include "ops/mlp/linear_activation24.h"

@@ -8,8 +8,7 @@ using namespace tessera;
 /// differences, and checkpoint recomputes instead of keeping.
 Tensor energy(const Tensor& x) {  // sum of silu(x_i)^2 + log(1 + x_i^2)
   const Tensor silu = ops::silu(x);
-  const Tensor one = Tensor::full(x.shape(), 1, x.dtype(), x.device());
-  return ops::sum(ops::add(ops::mul(silu, silu), ops::log(ops::add(one, ops::mul(x, x)))));
+  return ops::sum(silu * silu + ops::log(1 + x * x));
 }
 
 int main() {
