@@ -296,7 +296,7 @@ def rows(run):
 def positive_rows(run):
     def work(b, shape, attrs, paddings):
         x = torch.empty(shape["R"], shape["C"], device=b.device).uniform_(0.5, 2).to(b.dtype).requires_grad_()
-        yield Way("eager", run, [x])
+        yield Way("eager", lambda x: run(x, attrs), [x])
     return work
 
 
@@ -307,6 +307,12 @@ def binary(run):
         left = sizes if "BA" in shape or shape["A"] != 1 else sizes[1:]
         yield Way("eager", run, [b.normal(*left), b.normal(*other)])
     return work
+
+
+def where(b, shape, attrs, paddings):
+    other = [shape[name] for name in ("BA", "BB", "BC") if name in shape]
+    mask = b.integers(2, *other).bool()
+    yield Way("eager", lambda x, y: torch.where(mask, x, y), [b.normal(shape["A"], shape["B"], shape["C"]), b.normal(*other)])
 
 
 def reduction(run):
@@ -460,13 +466,25 @@ WORKS = {
     "softmax": rows(lambda x, attrs: F.softmax(x, int(attrs.get("dim", -1)))),
     "log_softmax": rows(lambda x, attrs: F.log_softmax(x, int(attrs.get("dim", -1)))),
     "dropout": rows(lambda x, attrs: F.dropout(x, float(attrs.get("p", 0.1)))),
+    "shift": rows(lambda x, attrs: x + float(attrs.get("offset", 0))),
+    "reciprocal": rows(lambda x, attrs: float(attrs.get("dividend", 1)) / x),
+    "neg": rows(lambda x, _: -x), "abs": rows(lambda x, _: x.abs()), "square": rows(lambda x, _: x.square()),
+    "pow": positive_rows(lambda x, attrs: x ** float(attrs.get("exponent", 2))),
+    "sin": rows(lambda x, _: x.sin()), "cos": rows(lambda x, _: x.cos()), "softplus": rows(lambda x, _: F.softplus(x)),
+    "clamp": rows(lambda x, attrs: x.clamp(float(attrs.get("low", 0)), float(attrs.get("high", 1)))),
     "scale": rows(lambda x, attrs: x * float(attrs.get("factor", 1))),
     "exp": rows(lambda x, _: x.exp()), "tanh": rows(lambda x, _: x.tanh()), "sigmoid": rows(lambda x, _: x.sigmoid()),
-    "log": positive_rows(torch.log), "sqrt": positive_rows(torch.sqrt),
+    "log": positive_rows(lambda x, _: x.log()), "sqrt": positive_rows(lambda x, _: x.sqrt()),
+    "rsqrt": positive_rows(lambda x, _: x.rsqrt()),
     "add": binary(torch.add), "sub": binary(torch.sub), "mul": binary(torch.mul), "div": binary(torch.div),
+    "maximum": binary(torch.maximum), "minimum": binary(torch.minimum), "less": binary(torch.lt),
+    "less_equal": binary(torch.le), "greater": binary(torch.gt), "greater_equal": binary(torch.ge),
+    "equal": binary(torch.eq), "where": where,
     "sum": reduction(lambda x, dim: x.sum() if dim == -100 else x.sum(dim)),
     "mean": reduction(lambda x, dim: x.mean() if dim == -100 else x.mean(dim)),
     "max": reduction(lambda x, dim: x.max() if dim == -100 else x.max(dim).values),
+    "min": reduction(lambda x, dim: x.min() if dim == -100 else x.min(dim).values),
+    "argmax": reduction(lambda x, dim: x.argmax(dim)), "argmin": reduction(lambda x, dim: x.argmin(dim)),
     "norm": reduction(lambda x, dim: torch.linalg.vector_norm(x) if dim == -100 else torch.linalg.vector_norm(x, dim=dim)),
 }
 # What torch.compile can make better: every pointwise operator and reduction, and products with something around them.

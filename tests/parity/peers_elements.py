@@ -26,8 +26,9 @@ def unary_cases(fill="normal", special=SPECIAL, attrs=({},)):
 
 
 def unary(name, f, terms=SELF, **how):
+    """f(x), or f(x, attributes) if cases with attributes are given."""
     operator(name, unary_cases(**how), terms and (terms if terms is SELF else lambda t, a, d: terms(t["x"], d["y"])))(
-        lambda t, a: {"y": f(t["x"])})
+        lambda t, a: {"y": f(t["x"], a) if "attrs" in how else f(t["x"])})
 
 
 def cdf(x):
@@ -45,8 +46,21 @@ unary("log", torch.log, fill="positive", special=np.array([0.0, 1.0, 1e-30, 1e30
 unary("sqrt", torch.sqrt, fill="positive", special=np.array([0.0, 1.0, 1e-30, 1e30, np.nan, -1.0]))
 unary("tanh", torch.tanh, lambda x, dy: {"d_x": dy.abs()})  # 1 - y^2
 unary("sigmoid", torch.sigmoid, lambda x, dy: {"d_x": dy.abs() * torch.sigmoid(x)})  # 1 - y
-operator("scale", unary_cases(attrs=[{"factor": f} for f in (-2.5, 0.0, 1.0, 1e-3, 3)]), SELF)(
-    lambda t, a: {"y": t["x"] * a["factor"]})
+unary("scale", lambda x, a: x * a["factor"], attrs=[{"factor": f} for f in (-2.5, 0.0, 1.0, 1e-3, 3)])
+unary("shift", lambda x, a: x + a["offset"], lambda x, dy: {"y": x.abs() + 2.5, "d_x": dy.abs()},
+      attrs=[{"offset": f} for f in (-2.5, 0.0, 1e-3)])
+unary("reciprocal", lambda x, a: a["dividend"] / x, fill="away_from_0", special=np.array([0.0, 1.0, np.inf, np.nan]),
+      attrs=[{"dividend": f} for f in (1.0, -2.5)])
+unary("neg", torch.neg)
+unary("abs", torch.abs)
+unary("square", torch.square, special=SPECIAL[~(np.abs(SPECIAL) > 100)])
+unary("pow", lambda x, a: x ** a["exponent"], fill="positive", special=np.array([1.0, 2.0, np.nan]),
+      attrs=[{"exponent": f} for f in (2.0, 0.0, 1.0, 0.5, -1.0, 1.7)])
+unary("rsqrt", torch.rsqrt, fill="positive", special=np.array([0.0, 1.0, np.inf, np.nan, -1.0]))
+unary("sin", torch.sin, lambda x, dy: {"d_x": dy.abs()}, special=SPECIAL[~(np.abs(SPECIAL) > 100)])
+unary("cos", torch.cos, lambda x, dy: {"y": torch.ones_like(x)}, special=SPECIAL[~(np.abs(SPECIAL) > 100)])
+unary("softplus", lambda x: F.softplus(x, threshold=1000))
+unary("clamp", lambda x, a: x.clamp(a["low"], a["high"]), attrs=[{"low": -1.0, "high": 0.5}, {"low": 0.0, "high": 1e3}])
 
 
 def binary_cases(divisor):
@@ -71,18 +85,44 @@ for kind in ("add", "sub", "mul", "div"):
     operator(kind, binary_cases(kind == "div"))(lambda t, a, f=getattr(torch, kind): {"y": f(t["a"], t["b"])})
 
 
+for kind in ("maximum", "minimum"):
+    operator(kind, binary_cases(False), SELF)(lambda t, a, f=getattr(torch, kind): {"y": f(t["a"], t["b"])})
+
+
+def comparison_cases(g):
+    for inputs, attrs in binary_cases(False)(g):
+        yield {name: np.round(x) for name, x in inputs.items()}, attrs  # some are equal
+    yield {"a": np.array([np.nan, np.nan, np.inf]), "b": np.array([1.0, np.nan, np.inf])}, {}
+
+
+for kind, f in (("less", torch.lt), ("less_equal", torch.le), ("greater", torch.gt), ("greater_equal", torch.ge),
+                ("equal", torch.eq)):
+    operator(kind, comparison_cases, SELF)(lambda t, a, f=f: {"y": f(t["a"], t["b"])})
+
+
+def where_cases(g):
+    for inputs, attrs in binary_cases(False)(g):
+        yield inputs | {"mask": np.asarray(g.normal(*inputs["b"].shape) > 0)}, attrs
+
+
+operator("where", where_cases)(lambda t, a: {"y": torch.where(t["mask"], t["a"], t["b"])})
+
+
 # ---- reductions ----
 
 def reduce_cases(kind):
     def cases(g):
         for number in range(60):
             rank = number % 5
-            x = g.normal(*g.shape(rank, least=1 if kind == "max" or number % 4 else 0))
+            x = g.normal(*g.shape(rank, least=1 if kind in ("max", "min") or number % 4 else 0))
             dim = -100 if rank == 0 or number % 3 == 0 else g.integer(-rank, rank)
             yield {"x": x}, {"dim": dim, "keep": dim != -100 and bool(g.integer(0, 2))}
+            if rank > 1:
+                dims = g.rng.permutation(rank)[:g.integer(1, rank + 1)]
+                yield {"x": x}, {"dims": ",".join(str(n) for n in dims), "keep": bool(g.integer(0, 2))}
         for shape, dim in (((3, 0), 0), ((0, 3), 1), ((2, 0, 4), 2)):  # no results at all
             yield {"x": g.normal(*shape)}, {"dim": dim}
-        if kind != "max":  # results over nothing
+        if kind not in ("max", "min"):  # results over nothing
             for shape, dim in (((0,), -100), ((3, 0), 1), ((0, 3), 0), ((2, 0, 4), 1)):
                 yield {"x": g.normal(*shape)}, {"dim": dim}
         for dim in (-100, 0, 1):
@@ -95,8 +135,13 @@ def reduce_cases(kind):
 
 def reduction(kind, terms, whole, along):
     def run(t, a):
-        x = t["x"]
-        return {"y": whole(x) if a["dim"] == -100 else along(x, a["dim"], a["keep"])}
+        x, dim = t["x"], a.get("dim", -100)
+        if a.get("dims"):
+            dims = sorted(int(n) for n in a["dims"].split(","))
+            kept = [n for n in range(x.dim()) if n not in dims]  # as one last dimension
+            y = along(x.permute(*kept, *dims).reshape(*(x.shape[n] for n in kept), math.prod(x.shape[n] for n in dims)), -1, False)
+            return {"y": y.reshape([1 if n in dims else x.shape[n] for n in range(x.dim())]) if a["keep"] else y}
+        return {"y": whole(x) if dim == -100 else along(x, dim, a["keep"])}
     operator(kind, reduce_cases(kind), terms)(run)
 
 
@@ -105,8 +150,21 @@ reduction("mean", ABSOLUTE, torch.mean, lambda x, dim, keep: x.mean(dim, keep))
 # Documented difference: among equal ones the first takes the whole gradient, over all dimensions as well, where torch.max(x)
 # shares it; and a NaN takes it as it does along one.
 reduction("max", SELF, lambda x: x.reshape(-1).max(0).values, lambda x, dim, keep: x.max(dim, keep).values)
+reduction("min", SELF, lambda x: x.reshape(-1).min(0).values, lambda x, dim, keep: x.min(dim, keep).values)
 reduction("norm", SELF, lambda x: torch.linalg.vector_norm(x),
           lambda x, dim, keep: torch.linalg.vector_norm(x, dim=dim, keepdim=keep))
+
+
+def index_cases(g):
+    for number in range(40):
+        rank = 1 + number % 4
+        x = g.normal(*g.shape(rank, least=1))
+        yield {"x": np.round(x, number % 3)}, {"dim": g.integer(-rank, rank), "keep": bool(g.integer(0, 2))}  # ties
+    yield {"x": np.where(g.normal(9, 9) > 1, np.nan, g.normal(9, 9))}, {"dim": 1, "keep": False}
+
+
+operator("argmax", index_cases, SELF)(lambda t, a: {"index": t["x"].argmax(a["dim"], a["keep"])})
+operator("argmin", index_cases, SELF)(lambda t, a: {"index": t["x"].argmin(a["dim"], a["keep"])})
 
 
 # ---- cast, dropout ----
@@ -283,6 +341,17 @@ operator("concat", concat_cases, SELF)(
     lambda t, a: {"y": torch.cat([t[name] for name in "abc" if t[name] is not None], a["dim"])})
 
 
+def stack_cases(g):
+    for number in range(24):
+        rank = number % 4
+        shape = g.shape(rank)
+        yield {name: g.normal(*shape) for name in ("abc", "ab")[number // 4 % 2]}, {"dim": g.integer(-rank - 1, rank + 1)}
+
+
+operator("stack", stack_cases, SELF)(
+    lambda t, a: {"y": torch.stack([t[name] for name in "abc" if t[name] is not None], a["dim"])})
+
+
 def slice_cases(g):
     for number in range(48):
         rank = 1 + number % 4
@@ -327,6 +396,44 @@ operator("transpose", transpose_cases, SELF)(lambda t, a: {"y": t["x"].transpose
 
 def word(sizes):
     return ",".join(str(n) for n in sizes)
+
+
+def permute_cases(g):
+    for number in range(40):
+        rank = number % 5
+        yield {"x": g.normal(*g.shape(rank))}, {"order": word(g.choice(n, n - rank) for n in g.rng.permutation(rank))}
+
+
+operator("permute", permute_cases, SELF)(
+    lambda t, a: {"y": t["x"].permute([int(n) for n in a["order"].split(",") if n])})
+
+
+def select_index_cases(g):
+    for number in range(40):
+        rank = 1 + number % 4
+        shape, dim = g.shape(rank, least=1), g.integer(-rank, rank)
+        yield {"x": g.normal(*shape)}, {"dim": dim, "index": g.integer(-shape[dim], shape[dim])}
+
+
+operator("select_index", select_index_cases, SELF)(lambda t, a: {"y": t["x"].select(a["dim"], a["index"])})
+
+
+def unsqueeze_cases(g):
+    for number in range(20):
+        rank = number % 5
+        yield {"x": g.normal(*g.shape(rank))}, {"dim": g.integer(-rank - 1, rank + 1)}
+
+
+def squeeze_cases(g):
+    for number in range(20):
+        rank = 1 + number % 4
+        shape, dim = list(g.shape(rank)), g.integer(-rank, rank)
+        shape[dim] = 1
+        yield {"x": g.normal(*shape)}, {"dim": dim}
+
+
+operator("unsqueeze", unsqueeze_cases, SELF)(lambda t, a: {"y": t["x"].unsqueeze(a["dim"])})
+operator("squeeze", squeeze_cases, SELF)(lambda t, a: {"y": t["x"].squeeze(a["dim"])})
 
 
 def reshape_cases(g):
