@@ -112,13 +112,12 @@ void Tensor::fail_undefined(const char* what) {
           ": the tensor is undefined, as is the gradient of a leaf that has received none");
 }
 
-void Tensor::check_copy(const char* what) const {
+void Tensor::check_copy(const char* what, const char* instead) const {
   check(defined(), what, ": the tensor is undefined");
   const bool loses = is_result_ || (grad_ && TapeOfThread::innermost);
-  check(
-      !loses || CallScope::current().site.file, what, ": ", describe(*this),
-      is_result_ ? " is a result of the tape" : " requires a gradient and there is a tape",
-      ", and a copy would lose its gradient; use an operator, such as ops::scale(x, 1) (or detach() first)");
+  check(!loses || CallScope::current().site.file, what, ": ", describe(*this),
+        is_result_ ? " is a result of the tape" : " requires a gradient and there is a tape",
+        ", and a copy would lose its gradient; use an operator, such as ", instead, " (or detach() first)");
 }
 
 void Tensor::check_writable(const char* writer) const {
@@ -355,6 +354,7 @@ void Tensor::copy_from(const Tensor& source) const {
   check(defined() && source.defined(), "copy_from: ", defined() ? "the source" : "the destination",
         " is undefined");
   check_writable("copy_from");
+  source.check_copy("copy_from", "ops::concat, which makes a new tensor of parts");
   check(broadcast(shape(), source.shape(), "copy_from") == shape(), "copy_from: ", source.shape(),
         " does not broadcast to ", shape());
   bump_version();

@@ -124,7 +124,7 @@ class Tensor {
 
   // Copies. They are not recorded, so a copy would silently lose the gradient: for a result of the tape, and
   // while there is a tape for a tensor that requires a gradient, they throw, except inside operators and
-  // layers. detach() first if that is intended.
+  // layers; so does copy_from() for such a source. detach() first if that is intended.
   Tensor clone() const;            // same dtype and device, own storage, pitched
   Tensor to(Device device) const;  // this tensor if it is there already
   Tensor to(DType dtype) const;    // likewise; values converted as in tensor/dtype.h
@@ -140,7 +140,7 @@ class Tensor {
   // values. Parameters may be written.
   /// Copies the elements of `source`, which broadcasts to this shape; any dtypes, layouts and devices; the
   /// two may overlap. A copy to the host waits for the device, one from page-locked or device memory does
-  /// not. Throws if this view is expanded.
+  /// not. Throws if this view is expanded, and for a source whose gradient the copy would lose.
   void copy_from(const Tensor& source) const;
   void fill(double value) const;
   void bump_version() const { ++stored("bump_version").version; }
@@ -183,7 +183,7 @@ class Tensor {
   }
   [[noreturn]] static void fail_undefined(const char* what);
   Tensor with_layout(const Layout& layout, const char* what, const char* instead) const;
-  void check_copy(const char* what) const;
+  void check_copy(const char* what, const char* instead = "ops::scale(x, 1)") const;
 
   std::shared_ptr<Storage> storage_;
   std::shared_ptr<GradState> grad_;

@@ -66,6 +66,25 @@ TEST(Tape, ACopyOfAResultThatWouldLoseItsGradientThrows) {
   expect_error([&] { tape.backward(scale); }, {"is a parameter, not a result"});
 }
 
+// It was written and off the tape, so that the loss lost its gradient without a word.
+TEST(Tape, ACopyIntoAPlainTensorThatWouldLoseAGradientThrows) {
+  const Tensor x = full_leaf({3}, 2.0);
+  const Tensor rows = Tensor::zeros({2, 3}, DType::f64, Device::cpu());
+  {
+    Tape tape;
+    const Tensor y = ops::scale(x, 2);
+    expect_error([&] { rows.select(0, 0).copy_from(y); },
+                 {"copy_from: f64[3]", "result of the tape", "lose its gradient", "ops::concat", "detach()"});
+    expect_error([&] { rows.copy_from(x); }, {"copy_from: f64[3]", "requires a gradient"});
+    EXPECT_EQ(rows.to_vector<double>(), std::vector<double>(6, 0));
+    rows.select(0, 0).copy_from(y.detach());
+    const NoTape off;
+    rows.select(0, 1).copy_from(x);
+  }
+  rows.select(0, 1).copy_from(x);  // nothing is recorded
+  EXPECT_EQ(rows.to_vector<double>(), (std::vector<double>{4, 4, 4, 2, 2, 2}));
+}
+
 TEST(Tape, AResultOfAnEarlierTapeMustBeDetached) {
   const Tensor weight = leaf({1, 2});
   Tensor state;
