@@ -12,8 +12,8 @@ Shape::Shape(std::span<const int64_t> sizes) {
   int64_t count = 1;
   for (const int64_t size : sizes) {
     check(size >= 0, "shape: size ", size,
-          " is negative; expected 0 or more (-1, for the size that is left, is for Tensor::reshape_with "
-          "alone)");
+          " is negative; expected 0 or more. No size is inferred from the others: compute it, such as "
+          "x.count() / 2 (off the tape Tensor::reshape_with infers one that is -1)");
     // Zero sizes do not excuse the others: [0, 2^62, 2^62] is refused like [1, 2^62, 2^62].
     check(!__builtin_mul_overflow(count, std::max<int64_t>(size, 1), &count),
           "shape: the number of elements overflows");
@@ -27,7 +27,7 @@ int64_t Shape::count() const {
 }
 
 void Shape::fail_resolve(int dim) const {
-  fail_at(Site::here(), "dimension ", dim, " is outside a shape of rank ", rank_);
+  fail_at(Site::here(), "dimension ", dim, " is outside the shape ", *this, " of rank ", rank_);
 }
 
 Shape Shape::with(int dim, int64_t size) const {

@@ -98,8 +98,8 @@ Tensor Tensor::with_rows() const {
 
 Tensor Tensor::with_layout(const Layout& layout, const char* what, const char* instead) const {
   check(defined(), what, ": the tensor is undefined");
-  check(!grad_, what, ": this tensor is on the tape, and a plain view would lose its gradient; use ", instead,
-        " (or detach() first)");
+  check(!grad_, what, ": ", describe(*this), is_result_ ? " is a result of the tape" : " requires a gradient",
+        ", which a plain view would lose; use ", instead, " (or detach() first)");
   Tensor view;
   view.storage_ = storage_;
   view.layout_ = layout;
@@ -134,7 +134,7 @@ Tensor Tensor::slice(int dim, int64_t begin, int64_t end, int64_t step) const {
   const int64_t from = begin < 0 ? begin + size : begin, to = end < 0 ? end + size : end;
   check(step >= 1, "slice: step ", step, " must be at least 1");
   check(0 <= from && from <= to && to <= size, "slice: [", begin, ", ", end, ") is not inside dimension ",
-        dim, " of size ", size);
+        dim, " of ", shape());
   Layout layout = layout_;
   const int64_t left = to == from ? 0 : (to - from - 1) / step + 1;
   layout.shape = shape().with(d, left);
@@ -147,7 +147,7 @@ Tensor Tensor::select(int dim, int64_t index) const {
   check(defined(), "select: the tensor is undefined");
   const int d = shape().resolve(dim);
   const int64_t size = shape()[d], at = index < 0 ? index + size : index;
-  check(0 <= at && at < size, "select: index ", index, " is outside dimension ", dim, " of size ", size);
+  check(0 <= at && at < size, "select: index ", index, " is outside dimension ", dim, " of ", shape());
   Layout layout;
   layout.shape = shape().without(d);
   layout.offset = layout_.offset + at * layout_.strides[size_t(d)];
@@ -157,10 +157,21 @@ Tensor Tensor::select(int dim, int64_t index) const {
 }
 
 Tensor Tensor::at(std::initializer_list<int64_t> indices) const {
-  check(int(indices.size()) == rank(), "at: ", indices.size(), " indices for a tensor of rank ", rank());
-  Tensor view = *this;
-  for (const int64_t index : indices) view = view.select(0, index);
-  return view;
+  check(defined(), "at: the tensor is undefined");
+  check(int(indices.size()) == rank(), "at: ", indices.size(), " indices for ", describe(*this));
+  check(!grad_ || !TapeOfThread::innermost, "at: ", describe(*this),
+        is_result_ ? " is a result of the tape" : " requires a gradient and there is a tape",
+        ", and an element of it would lose its gradient; to read it, use detach().at(...); ops::slice is "
+        "recorded");
+  Layout layout;
+  layout.offset = layout_.offset;
+  int dim = 0;
+  for (const int64_t index : indices) {
+    const int64_t size = shape()[dim], place = index < 0 ? index + size : index;
+    check(0 <= place && place < size, "at: index ", index, " is outside dimension ", dim, " of ", shape());
+    layout.offset += place * layout_.strides[size_t(dim++)];
+  }
+  return detach().with_layout(layout, "at", "");
 }
 
 Tensor Tensor::transpose(int a, int b) const {
@@ -176,8 +187,7 @@ Tensor Tensor::transpose(int a, int b) const {
 }
 
 Tensor Tensor::permute(const std::vector<int>& order) const {
-  check(int(order.size()) == rank(), "permute: ", order.size(), " dimensions named for a tensor of rank ",
-        rank());
+  check(int(order.size()) == rank(), "permute: ", order.size(), " dimensions named for ", describe(*this));
   Layout layout = layout_;
   std::array<int64_t, kMaxRank> sizes{};
   unsigned seen = 0;

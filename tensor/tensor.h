@@ -119,7 +119,8 @@ class Tensor {
   Tensor reshaped(const Shape& shape) const;  // a view where there is one, else a copy, its rows pitched if
                                               // one pass can write them so
   Tensor expand(const Shape& shape) const;    // broadcasting; the new dimensions have stride 0
-  /// Access to single elements: x.at({i, j}) is a tensor of rank 0.
+  /// Access to single elements: x.at({i, j}) is a tensor of rank 0. For reading, and so off the tape: throws
+  /// like the other views only while there is a tape.
   Tensor at(std::initializer_list<int64_t> indices) const;
 
   // Copies. They are not recorded, so a copy would silently lose the gradient: for a result of the tape, and

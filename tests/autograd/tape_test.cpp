@@ -85,6 +85,21 @@ TEST(Tape, ACopyIntoAPlainTensorThatWouldLoseAGradientThrows) {
   EXPECT_EQ(rows.to_vector<double>(), (std::vector<double>{4, 4, 4, 2, 2, 2}));
 }
 
+TEST(Tape, AnElementIsReadWhereNoTapeRecords) {
+  const Tensor x = full_leaf({2, 3}, 2.0);
+  EXPECT_EQ(x.at({1, 2}).item(), 2);
+  Tensor y;
+  {
+    Tape tape;
+    y = ops::scale(x, 2);
+    expect_error([&] { y.at({0, 0}); }, {"at: f64[2, 3]", "result of the tape", "detach().at("});
+    expect_error([&] { x.at({0, 0}); }, {"at: f64[2, 3]", "requires a gradient", "detach().at("});
+    EXPECT_EQ(y.detach().at({0, 1}).item(), 4);
+  }
+  EXPECT_EQ(y.at({0, -1}).item(), 4);
+  EXPECT_EQ(y.at({0, 0}).grad_state(), nullptr);
+}
+
 TEST(Tape, AResultOfAnEarlierTapeMustBeDetached) {
   const Tensor weight = leaf({1, 2});
   Tensor state;

@@ -187,7 +187,7 @@ TEST(Layout, ViewFunctionsPermuteTheElementMap) {
 }
 
 TEST(Shape, RefusesNegativeTooManyAndOverflow) {
-  expect_error([] { Shape{2, -1}; }, {"shape: size -1 is negative", "reshape_with alone"});
+  expect_error([] { Shape{2, -1}; }, {"shape: size -1 is negative", "Tensor::reshape_with infers one"});
   EXPECT_THROW((Shape{1, 1, 1, 1, 1, 1, 1, 1, 1}), Error);
   const int64_t half = int64_t{1} << 32;
   EXPECT_THROW((Shape{half, half}), Error);

@@ -129,14 +129,16 @@ TEST(Tensor, SliceSelectPermuteExpandByHand) {
 
 TEST(Tensor, ViewErrorsSayWhatWasWrong) {
   const Tensor x = counting({3, 4});
-  expect_parts(message_of([&] { x.slice(0, 1, 4); }), {"slice", "[1, 4)", "size 3"});
+  expect_parts(message_of([&] { x.slice(0, 1, 4); }), {"slice", "[1, 4)", "dimension 0 of [3, 4]"});
   expect_parts(message_of([&] { x.slice(0, -4, 2); }), {"slice", "-4"});
   expect_parts(message_of([&] { x.slice(1, 0, 2, 0); }), {"slice", "step 0"});
-  expect_parts(message_of([&] { x.select(0, 3); }), {"select", "index 3", "size 3"});
-  expect_parts(message_of([&] { x.select(2, 0); }), {"dimension 2"});
-  expect_parts(message_of([&] { x.at({1}); }), {"at", "1 indices", "rank 2"});
+  expect_parts(message_of([&] { x.select(0, 3); }), {"select", "index 3", "dimension 0 of [3, 4]"});
+  expect_parts(message_of([&] { x.select(2, 0); }), {"dimension 2", "[3, 4]"});
+  expect_parts(message_of([&] { x.size(-3); }), {"dimension -3", "[3, 4]"});
+  expect_parts(message_of([&] { x.at({1}); }), {"at", "1 indices", "f64[3, 4]"});
+  expect_parts(message_of([&] { x.at({1, 4}); }), {"at", "index 4", "dimension 1 of [3, 4]"});
   expect_parts(message_of([&] { x.permute({0, 0}); }), {"permute", "named twice"});
-  expect_parts(message_of([&] { x.permute({0}); }), {"permute", "rank 2"});
+  expect_parts(message_of([&] { x.permute({0}); }), {"permute", "f64[3, 4]"});
   expect_parts(message_of([&] { x.expand({3, 5}); }), {"expand", "[3, 4]", "[3, 5]"});
   expect_parts(message_of([&] { x.expand({4}); }), {"expand"});
   expect_parts(message_of([&] { x.reshape({5, 2}); }), {"reshape", "12 elements", "[5, 2]"});
