@@ -120,6 +120,16 @@ void Tensor::check_copy(const char* what, const char* instead) const {
         ", and a copy would lose its gradient; use an operator, such as ", instead, " (or detach() first)");
 }
 
+void Tensor::check_elements(bool writes) const {
+  if (writes) check_writable("elements");
+  check(device().is_cpu(), "elements: ", describe(*this),
+        " is not in the host's memory; use to_vector(), or to(Device::cpu()) first");
+  check(layout_.is_packed(), "elements: the elements of ", describe(*this),
+        " do not lie one after the other, since its rows are padded or it is a view; use packed() first, "
+        "Tensor::empty_packed to make it, or to_vector() to read");
+  if (writes) bump_version();
+}
+
 void Tensor::check_writable(const char* writer) const {
   check(defined(), writer, ": the tensor is undefined");
   check(!is_result_, writer, ": ", describe(*this),

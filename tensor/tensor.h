@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "runtime/allocator.h"
@@ -84,12 +85,25 @@ class Tensor {
   Device device() const { return stored("device").device; }
   size_t bytes() const { return size_t(count()) * size_of(dtype_); }  // of the elements, without pitch
 
-  /// The first element. Throws unless the tensor is defined and T its element type.
+  /// The first element. Throws unless the tensor is defined and T its element type. The elements need not lie
+  /// one after the other: rows of `empty` may be padded (see there), and views have strides; elements()
+  /// checks that, or use row_stride(). Writing through the pointer is not noticed by the tape, which then
+  /// computes gradients with other values than the forward pass had, nor by optimizers with master weights,
+  /// whose next step undoes it: call bump_version() after it, and for weights Optimizer::sync_masters().
   template <class T>
   T* data() const {
     stored("data");
     check(dtype_ == dtype_of<T>, "data: the tensor holds ", dtype_, ", not ", dtype_of<T>);
     return static_cast<T*>(raw());
+  }
+  /// The elements in row-major order, to read (elements<const float>()) or to read and write
+  /// (elements<float>(), which counts as a write, as fill() does). Throws unless they lie one after the other
+  /// in the host's memory and T is their type, and for a result of the tape that would be written.
+  template <class T>
+  std::span<T> elements() const {
+    T* const first = data<std::remove_const_t<T>>();
+    check_elements(!std::is_const_v<T>);
+    return {first, size_t(count())};
   }
   void* raw() const {
     const Storage& storage = stored("raw");
@@ -185,6 +199,7 @@ class Tensor {
   [[noreturn]] static void fail_undefined(const char* what);
   Tensor with_layout(const Layout& layout, const char* what, const char* instead) const;
   void check_copy(const char* what, const char* instead = "ops::scale(x, 1)") const;
+  void check_elements(bool writes) const;
 
   std::shared_ptr<Storage> storage_;
   std::shared_ptr<GradState> grad_;

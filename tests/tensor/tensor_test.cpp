@@ -81,6 +81,25 @@ TEST(Tensor, TypedAccessChecksTheDtype) {
   EXPECT_EQ(counting({2}).data<double>()[1], 1);
 }
 
+// data() of padded rows gave the padding as elements.
+TEST(Tensor, ElementsAreThoseOfPackedHostMemory) {
+  const Tensor padded = Tensor::zeros({2, 3}, DType::f64, Device::cpu());
+  ASSERT_FALSE(padded.layout().is_packed());
+  expect_error([&] { padded.elements<double>(); }, {"elements", "f64[2, 3]", "empty_packed", "to_vector()"});
+  const Tensor x = counting({2, 3}).packed();
+  const uint64_t version = x.version();
+  EXPECT_EQ(x.elements<const double>()[4], 4);
+  EXPECT_EQ(x.version(), version);
+  for (double& value : x.elements<double>()) value += 1;
+  EXPECT_EQ(x.version(), version + 1) << "writing is noticed";
+  EXPECT_EQ(values(x), (std::vector<double>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(x.select(0, 1).elements<const double>().size(), 3u);
+  expect_error([&] { x.slice(1, 0, 2).elements<const double>(); }, {"elements", "f64[2, 2]"});
+  expect_error([&] { x.elements<float>(); }, {"f64", "f32"});
+  EXPECT_EQ(x.version(), version + 1);
+  expect_error([] { Tensor().elements<float>(); }, {"undefined"});
+}
+
 TEST(Tensor, BoolsAreMadeAndReadAsOtherElements) {
   const bool flags[] = {true, false, true};
   const Tensor tensor = Tensor::from(std::span<const bool>(flags), {3});
