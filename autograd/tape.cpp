@@ -41,6 +41,10 @@ Tape::Tape(TapeOptions options) : outer_(innermost()), options_(options), id_(g_
 }
 
 Tape::~Tape() {
+  // A destructor cannot report it in another way: what is thrown here ends the process with this message.
+  check(home_ == &TapeOfThread::innermost,
+        "tape: a tape is destroyed on another thread than the one that made it, which would go on recording "
+        "to it; destroy it where it was made");
   while (!entries_.empty()) {
     Entry entry = std::move(entries_.back());
     entries_.pop_back();

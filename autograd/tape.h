@@ -20,6 +20,11 @@
 /// it runs, so its saved tensors are freed in reverse order. Without a tape, or
 /// within NoTape, nothing is recorded.
 ///
+/// A tape belongs to the thread that made it: only there it records and runs backward, and only there it may
+/// be destroyed. Destroying it on another thread ends the process with a message, because its own thread
+/// would go on recording to a tape that is gone. Results stay results of their tape after it: they take part
+/// in no later one, and copies and in-place writers refuse them, until detach().
+///
 /// Each entry keeps the user's line and the part of the model that it was recorded for (CallScope), and runs
 /// backward for them: errors name them.
 
@@ -122,6 +127,7 @@ class Tape {
   void count_pending(int by);
 
   Tape* outer_;
+  Tape** const home_ = &TapeOfThread::innermost;  // of the thread that made it
   TapeOptions options_;
   uint64_t id_;
   bool spent_ = false;

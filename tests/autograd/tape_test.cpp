@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <memory>
+#include <thread>
 
 #include "autograd/checkpoint.h"
 #include "autograd/gradcheck.h"
@@ -98,6 +99,17 @@ TEST(Tape, AnElementIsReadWhereNoTapeRecords) {
   }
   EXPECT_EQ(y.at({0, -1}).item(), 4);
   EXPECT_EQ(y.at({0, 0}).grad_state(), nullptr);
+}
+
+// The list of its own thread kept a pointer to it.
+TEST(TapeDeathTest, DestroyedOnAnotherThreadEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto destroy_elsewhere = [] {
+    auto tape = std::make_unique<Tape>();
+    std::thread([&] { tape.reset(); }).join();
+  };
+  EXPECT_DEATH(destroy_elsewhere(), "tape: a tape is destroyed on another thread");
+  std::thread([] { const Tape own; }).join();
 }
 
 TEST(Tape, AResultOfAnEarlierTapeMustBeDetached) {
