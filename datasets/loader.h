@@ -67,7 +67,9 @@ struct LoaderState {
   void fields(auto&& visit) { visit("batch", batch), visit("seed", seed), visit("stream", stream); }
 };
 
-/// One consumer; the source must outlive the loader. Epochs follow each other without end.
+/// One consumer. It refers to the source, which must outlive it and stay where it is: a struct that has both
+/// as members must not be moved or copied, and its loader must be declared after the source. Epochs follow
+/// each other without end.
 template <class Source>
 class Loader {
  public:

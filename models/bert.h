@@ -124,7 +124,7 @@ struct BertLanguageHead {
 };
 
 struct Bert {
-  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
+  /// `rng` draws the initial values and later the dropout masks.
   Bert(const BertConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// Hidden states of every token after the last block: [N, d].

@@ -80,7 +80,7 @@ struct GptBlock {
 };
 
 struct Gpt {
-  /// `rng` draws the initial values and later the dropout masks: it must outlive the model.
+  /// `rng` draws the initial values and later the dropout masks.
   Gpt(const GptConfig& config, Rng& rng, Device device, Start start = Start::drawn);
 
   /// tokens [B, T] (i64 or i32) -> logits [B, T, V].

@@ -112,9 +112,9 @@ struct LlamaBlock {
 };
 
 struct Llama {
-  /// `rng` draws the initial values and later the dropout masks: it must outlive the model. With several
-  /// `ranks`, each of which makes the model, it holds this rank's share of the weights, blank, and is for
-  /// inference; what its functions take and return is of the whole model, and the same on all ranks.
+  /// `rng` draws the initial values and later the dropout masks. With several `ranks`, each of which makes
+  /// the model, it holds this rank's share of the weights, blank, and is for inference; what its functions
+  /// take and return is of the whole model, and the same on all ranks.
   Llama(const LlamaConfig& config, Rng& rng, Device device, Start start = Start::drawn,
         const nn::TensorParallel& ranks = {});
 

@@ -60,7 +60,7 @@ ops::AttentionOptions operator_options(const AttendOptions& options) {
   ops::AttentionOptions made{.causal = options.causal};
   if (options.dropout && options.dropout->training) {
     made.dropout = options.dropout->p;
-    made.rng = options.dropout->rng;
+    made.rng = &options.dropout->rng;
   }
   return made;
 }

@@ -10,8 +10,8 @@ namespace tessera::nn {
 struct Dropout {
   static constexpr const char* kKind = "Dropout";
 
-  /// `rng` must outlive the layer. Throws unless 0 <= p < 1.
-  Dropout(double p, Rng& rng);
+  /// Draws from `rng`, whose source it shares. Throws unless 0 <= p < 1.
+  Dropout(double p, const Rng& rng);
   Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   /// Whether dropout is active: training, and p > 0.
   bool drops() const { return training && p > 0; }
@@ -19,7 +19,7 @@ struct Dropout {
   LayerName layer_name;  // for messages
 
   double p;
-  Rng* rng;
+  Rng rng;
   bool training = true;
 };
 

@@ -30,8 +30,8 @@ struct Scaled {
   double factor = 1;
 };
 
-/// The plain GEMM, whose backward pass multiplies some of the rows only. `rng` must outlive the layer. Layers
-/// that have one operator for two (Mlp) choose their rows together while both carry the same slice.
+/// The plain GEMM, whose backward pass multiplies some of the rows only. Layers that have one
+/// operator for two (Mlp) choose their rows together while both carry the same slice.
 /// GroupedLinear has no sliced backward pass and throws.
 using Slice = ops::Slice;
 
@@ -64,7 +64,7 @@ struct Sparse24 {
     return how == other.how && active == other.active && order == other.order && seed == other.seed;
   }
 
-  ops::MlpSparse24 how = {};   // its generator must outlive the layer
+  ops::MlpSparse24 how = {};
   bool active = true;          // false: every GEMM is dense for now, and columns are still counted
   std::string order = "none";  // of tokens, for ops::token_order24, or "none"
   uint64_t seed = 0;           // of that order

@@ -53,9 +53,9 @@ void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameT
 DType stored_dtype(const std::string& folder);
 DType stored_dtype(const io::WeightSource& source);
 
-/// Read config.json and weights of the folder. `rng` must outlive the model: it draws what the file does not
-/// have, and dropout masks. The shapes in the file are compared with config.json before any memory is taken
-/// for the model. A model comes ready for evaluation (nn::set_training(model, true) turns dropout on).
+/// Read config.json and weights of the folder. `rng` draws what the file does not have, and dropout masks.
+/// The shapes in the file are compared with config.json before any memory is taken for the model. A model
+/// comes ready for evaluation (nn::set_training(model, true) turns dropout on).
 models::Gpt load_gpt(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},
                      LoadReport* report = nullptr);
 models::Llama load_llama(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},

@@ -15,29 +15,18 @@ struct Rng::Shared {
   std::shared_ptr<DeviceCounter> counter;
 };
 
-namespace {
-
-void check_there(const void* shared) {
-  check(shared != nullptr,
-        "Rng: this generator was moved from; a dropout refers to the generator that it was made with, which "
-        "must stay where it is: keep it outside of a model that is moved");
-}
-
-}  // namespace
-
 Rng::Rng(uint64_t seed) : shared_(std::make_shared<Shared>()) {
   shared_->seed = seed;
 }
 
-RandomStream Rng::reserve(Device device) {
+RandomStream Rng::reserve(Device device) const {
   return RandomReplay::next(
       "Rng: the recomputation draws more random streams than the forward pass did; a checkpointed function "
       "must do the same each time",
       [&] { return draw(device); });
 }
 
-RandomStream Rng::draw(Device device) {
-  check_there(shared_.get());
+RandomStream Rng::draw(Device device) const {
   Shared& shared = *shared_;
   CaptureSession* const session = CaptureSession::current();
   if constexpr (kCuda) {
@@ -69,12 +58,10 @@ RandomStream Rng::draw(Device device) {
 }
 
 Rng::State Rng::state() const {
-  check_there(shared_.get());
   return {shared_->seed, shared_->offset};
 }
 
-void Rng::set_state(State state) {
-  check_there(shared_.get());
+void Rng::set_state(State state) const {
   shared_->seed = state.seed;
   shared_->offset = state.offset;
 }

@@ -24,18 +24,19 @@ struct RandomStream {
 using RandomReplay = Replay<RandomStream>;
 
 /// A seeded source of random streams. Every use (one dropout, one initialisation) reserves one stream; the
-/// numbers of a stream are addressed by element, so they do not depend on device or thread. Not thread-safe:
-/// one owner.
+/// numbers of a stream are addressed by element, so they do not depend on device or thread. A handle: copies
+/// draw from the same source, so that none repeats another's numbers. Not thread-safe.
 class Rng {
  public:
   explicit Rng(uint64_t seed);
-  Rng(const Rng&) = delete;  // two sources with one state would repeat each other's numbers
-  Rng(Rng&&) = default;
-  Rng& operator=(Rng&&) = default;
+  Rng(const Rng&) = default;  // and no move, which would leave an empty handle
+  Rng& operator=(const Rng&) = default;
+  /// Whether both draw from the same source.
+  bool operator==(const Rng&) const = default;
 
   /// The next stream, for a kernel on `device`. Under graph capture the graph advances the device's counter
   /// by the streams that it reserved, once per replay; it keeps the seed that it captured.
-  RandomStream reserve(Device device);
+  RandomStream reserve(Device device) const;
 
   struct State {
     uint64_t seed = 0, offset = 0;
@@ -43,11 +44,11 @@ class Rng {
   };
   /// Saving and resuming: the state after the streams reserved (replays included) so far.
   State state() const;
-  void set_state(State state);
+  void set_state(State state) const;
 
  private:
-  RandomStream draw(Device device);
-  struct Shared;  // outlives this handle in the graphs that captured it
+  struct Shared;  // outlives the handles in the graphs that captured it
+  RandomStream draw(Device device) const;
   std::shared_ptr<Shared> shared_;
 };
 

@@ -48,8 +48,8 @@ struct SparseLanguageModel {
   std::vector<pretrained::SparseModule> layers;
 };
 
-/// The model of a folder, compressed or dense, with its gates: ready to generate. `rng` must outlive it. In
-/// the mode off it is dense, decompressed as it is read, and there are no `layers`; gates then are an error.
+/// The model of a folder, compressed or dense, with its gates: ready to generate. In the mode off it is
+/// dense, decompressed as it is read, and there are no `layers`; gates then are an error.
 SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {});
 
 /// The gates of a calibration as options of pretrained::make_sparse. Throws for `by_greedy` if the

@@ -17,7 +17,6 @@ inline bool starts_from_llama(const SweepOptions& options) {
   return std::holds_alternative<models::LlamaConfig>(pretrained::read_config(options.model).model);
 }
 
-/// `rng` must outlive it.
 template <class Model>
 Model load_dense(const SweepOptions& options, Rng& rng) {
   const pretrained::LoadOptions load{.dtype = options.dtype};

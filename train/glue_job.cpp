@@ -190,8 +190,7 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
       set_(set) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   nn::set_training(model_, true);
-  if (settings.slice.slices())
-    sliced_ = settings.slice.apply(pretrained::linear_modules(model_), &slice_rng_);
+  if (settings.slice.slices()) sliced_ = settings.slice.apply(pretrained::linear_modules(model_), slice_rng_);
   if (set) divide({0, int(settings.accumulate)});
   keep("model", model_);
   train_with(optimizer_);

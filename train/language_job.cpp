@@ -380,7 +380,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
     std::visit(
         [&](auto& model) {
           settings.sparse24.apply(model, settings.sparsifies_networks(),
-                                  seed_for(RandomPurpose::activation_choice, settings.seed), &sparse24_rng_);
+                                  seed_for(RandomPurpose::activation_choice, settings.seed), sparse24_rng_);
         },
         model_);
   std::visit([&](auto& model) { settings.weights24.apply(model); }, model_);

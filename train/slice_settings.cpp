@@ -64,7 +64,7 @@ void SliceSettings::add_to(SettingList& list) {
       .absent_means(usual.probe_every);
 }
 
-ops::Slice SliceSettings::slice(Rng* rng) const {
+ops::Slice SliceSettings::slice(const Rng& rng) const {
   ops::Slice made{
       .rows = ops::parse_select_mode(mode), .weight_grad = ops::parse_weight_grad(weight_grad), .rng = rng};
   const bool by_threshold = made.rows == ops::SelectMode::threshold;
@@ -88,7 +88,7 @@ ops::Slice SliceSettings::slice(Rng* rng) const {
 void SliceSettings::validate() const {
   if (!slices()) return;
   Rng rng(0);
-  slice(&rng);
+  slice(rng);
   if (!is_auto()) return;
   check(mode == "importance",
         "slice: auto (--rows) needs the unbiased choice of least variance; give --slice importance, not ",
@@ -118,7 +118,7 @@ void SliceSettings::refuse_auto() const {
 }
 
 std::vector<pretrained::LayerParts> SliceSettings::apply(const pretrained::LinearModules& modules,
-                                                         Rng* rng) const {
+                                                         const Rng& rng) const {
   const std::vector<std::string> names = pretrained::set_form(modules, layers, slice(rng));
   std::vector<pretrained::LayerParts> sliced = layer_parts(modules);
   std::erase_if(sliced, [&](const pretrained::LayerParts& layer) {
@@ -131,7 +131,7 @@ std::string SliceSettings::description() const {
   Rng rng(0);
   if (is_auto())
     return fmt::format("{} auto, variance {:g}, weight_grad {}, of {}", mode, variance, weight_grad, layers);
-  return to_string(slice(&rng)) + ", of " + layers;
+  return to_string(slice(rng)) + ", of " + layers;
 }
 
 }  // namespace tessera::train

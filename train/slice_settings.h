@@ -34,14 +34,14 @@ struct SliceSettings {
   bool is_auto() const { return slices() && rows == "auto"; }
   /// The form, drawing from `rng`; with rows "auto" that of all rows. Only if slices(). Throws, naming the
   /// flag, for values that mean nothing or do not go together.
-  ops::Slice slice(Rng* rng) const;
+  ops::Slice slice(const Rng& rng) const;
   /// Throws as slice() does; also, with `given`, for flags that have no effect without --slice.
   void validate() const;
   void check_given(const Given& given) const;
   /// Throws for rows "auto": shares are estimated while a run trains.
   void refuse_auto() const;
   /// Gives the layers their form. Returns them.
-  std::vector<pretrained::LayerParts> apply(const pretrained::LinearModules& modules, Rng* rng) const;
+  std::vector<pretrained::LayerParts> apply(const pretrained::LinearModules& modules, const Rng& rng) const;
   /// "random 10%, weight_grad slice, of encoder.layer.*"; for a header.
   std::string description() const;
 };

@@ -55,7 +55,7 @@ void Sparse24Settings::add_to(SettingList& list) {
       .absent_means(usual.calibration_samples);
 }
 
-nn::Sparse24 Sparse24Settings::form(ops::Activation activation, uint64_t seed, Rng* rng) const {
+nn::Sparse24 Sparse24Settings::form(ops::Activation activation, uint64_t seed, const Rng& rng) const {
   const auto gemm = [&](const char* flag, const std::string& text) {
     check(text.empty() || text == "dense" || text == "sparse" || text == "split", "sparse24: ", flag,
           " is \"", text, "\"; expected dense, sparse or split");
@@ -86,7 +86,7 @@ nn::Sparse24 Sparse24Settings::form(ops::Activation activation, uint64_t seed, R
 void Sparse24Settings::validate() const {
   if (!on()) return;
   Rng rng(0);
-  nn::Sparse24 made = form(ops::Activation::relu_squared, 0, &rng);
+  nn::Sparse24 made = form(ops::Activation::relu_squared, 0, rng);
   check(made.order == "none" || made.order == "random" || made.order == "stride", "sparse24: --permute is \"",
         made.order, "\"; expected none, random or stride");
   made.how.scale = Tensor::full({1}, 1, DType::f32, Device::cpu());  // fitted to the weights of each network
@@ -111,14 +111,14 @@ void Sparse24Settings::check_given(const Given& given, bool weights24) const {
 bool Sparse24Settings::has_state() const {
   if (!on()) return false;
   Rng rng(0);
-  const nn::Sparse24 made = form(ops::Activation::relu_squared, 0, &rng);
+  const nn::Sparse24 made = form(ops::Activation::relu_squared, 0, rng);
   return made.how.splits() || method == "mvue" || method == "soft_dynamic" || token_method == "mvue";
 }
 
 std::optional<plan::HiddenBytes> Sparse24Settings::hidden_bytes(DType dtype) const {
   if (!on()) return {};
   Rng rng(0);
-  const ops::MlpSparse24 how = form(ops::Activation::relu_squared, 0, &rng).how;
+  const ops::MlpSparse24 how = form(ops::Activation::relu_squared, 0, rng).how;
   const double element = double(size_of(dtype)), compressed = element / 2 + 1.0 / 8;
   const bool changes = method == "mvue" || method == "soft_threshold" || method == "soft_dynamic";
   const double dense = how.y == ops::Gemm24::split ? dense_share * element : 0;
@@ -135,7 +135,7 @@ std::optional<plan::HiddenBytes> Sparse24Settings::hidden_bytes(DType dtype) con
 
 std::string Sparse24Settings::description() const {
   Rng rng(0);
-  const ops::MlpSparse24 how = form(ops::Activation::relu_squared, 0, &rng).how;
+  const ops::MlpSparse24 how = form(ops::Activation::relu_squared, 0, rng).how;
   std::string text = fmt::format("2:4 {}: y {}, dx {}, dup {}, ddown {}", method, ops::name_of(how.y),
                                  ops::name_of(how.dx), ops::name_of(how.dup), ops::name_of(how.ddown));
   if (how.splits()) text += fmt::format(", {:.4g}% of the columns dense", 100 * dense_share);

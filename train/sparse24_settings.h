@@ -31,7 +31,7 @@ struct Sparse24Settings {
     return step >= dense_first && step < steps - dense_last;
   }
   /// The form, drawing from `rng`. Only if on(). Throws, naming the flag, for values that do not go together.
-  nn::Sparse24 form(ops::Activation activation, uint64_t seed, Rng* rng) const;
+  nn::Sparse24 form(ops::Activation activation, uint64_t seed, const Rng& rng) const;
   /// Throws as form() does, and for flags that have no effect without --sparse24.
   void validate() const;
   /// `weights24`: --weights-24 is given, to which --dense-first and --dense-last apply as well.
@@ -50,7 +50,7 @@ struct Sparse24Settings {
   /// Gives the form to every cola layer of the model, and, with `networks`, to every feed-forward network.
   /// Throws if one of these has a gate, or an activation without zeros.
   template <class Model>
-  void apply(Model& model, bool networks, uint64_t seed, Rng* rng) const {
+  void apply(Model& model, bool networks, uint64_t seed, const Rng& rng) const {
     nn::for_each<nn::Linear>(model, [&](const std::string&, nn::Linear& layer) {
       if (const auto* const cola = std::get_if<nn::Cola>(&layer.form))
         nn::set_sparse24(layer, form(cola->activation, seed, rng));

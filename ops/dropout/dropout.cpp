@@ -16,7 +16,7 @@ Tensor masked(const Tensor& x, const DropoutMask& mask) {
   return y;
 }
 
-Tensor dropout(const Tensor& x, double p, Rng& rng, Site site) {
+Tensor dropout(const Tensor& x, double p, const Rng& rng, Site site) {
   const CallScope call(site);
   check(x.defined(), "dropout: x is undefined");
   check(p >= 0 && p < 1, "dropout: p = ", p, " of ", describe(x), "; expected 0 <= p < 1");

@@ -17,6 +17,6 @@ namespace tessera::ops {
 ///
 /// p = 0 draws nothing and shares x's elements. Rounding: x times 1 / (1 - p) in f32 (f64 for f64), once to
 /// x's dtype.
-Tensor dropout(const Tensor& x, double p, Rng& rng, Site site = Site::here());
+Tensor dropout(const Tensor& x, double p, const Rng& rng, Site site = Site::here());
 
 }  // namespace tessera::ops

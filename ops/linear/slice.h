@@ -48,8 +48,8 @@ struct Slice {
   std::optional<double> share = {};      // share_of_rows(M, share), 0 < share <= 1
   std::optional<double> threshold = {};  // of the mode of that name: the smallest norm of a row of dy
   WeightGrad weight_grad = WeightGrad::slice;
-  /// What `random` and `importance` draw from: a stream per recorded call. Must outlive the call.
-  Rng* rng = nullptr;
+  /// What `random` and `importance` draw from: a stream per recorded call.
+  std::optional<Rng> rng = {};
 
   /// Of one call: i32 [1] on the device, only the first so many of the M rows may be chosen; `share` is then
   /// of these. Undefined: all. Settings that take all M rows take the others, too, which saves moving rows:

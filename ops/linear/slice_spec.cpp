@@ -31,7 +31,7 @@ std::optional<Slice> slice_of(const char* op, const Attrs& attrs, Rng& rng) {
           " is of a slice; set slice=first, top_norm, ", "threshold, random or importance as well");
     return std::nullopt;
   }
-  Slice slice{.rows = parse_select_mode(mode), .weight_grad = parse_weight_grad(weight_grad), .rng = &rng};
+  Slice slice{.rows = parse_select_mode(mode), .weight_grad = parse_weight_grad(weight_grad), .rng = rng};
   // In the words of the attributes, before Slice::validate says the rest.
   check(rows >= 0, op, ": rows is ", rows, "; expected 1 or more rows of the slice, or 0 with a share");
   if (slice.rows == SelectMode::threshold) {

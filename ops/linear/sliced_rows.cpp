@@ -51,7 +51,7 @@ void Slice::validate(const std::string& what) const {
         "; give one of the two");
   check(n || share, what, ": the slice does not say how many rows; set n or share");
   check(rng || (rows != SelectMode::random && rows != SelectMode::importance), what, ": a slice of mode ",
-        mode, " draws random numbers; set Slice::rng to a generator that outlives the model");
+        mode, " draws random numbers; set Slice::rng to a generator");
 }
 
 std::string to_string(const Slice& slice) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -44,7 +45,7 @@ struct MlpSparse24 {
   Tensor order = {};
   Tensor scale = {};                  // f32 [1], of method soft_threshold
   DynamicScale24* dynamic = nullptr;  // of method soft_dynamic; a call advances it
-  Rng* rng = nullptr;                 // of mvue; a stream or two per call
+  std::optional<Rng> rng = {};        // of mvue; a stream or two per call
   bool l1 = false;                    // MlpSparse24Result::l1 is wanted
 
   /// The settings, without what belongs to a call.

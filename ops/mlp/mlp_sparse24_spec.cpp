@@ -17,7 +17,7 @@ MlpSparse24 settings_of(const Attrs& attrs, Rng& rng) {
                   .token_method = parse_method24(attrs.word("token_method")),
                   .masks_gradient = attrs.flag("masks_gradient"),
                   .required = attrs.flag("required")};
-  how.rng = &rng;
+  how.rng = rng;
   return how;
 }
 

@@ -137,12 +137,14 @@ Selection Selection::threshold(const Tensor& norms, double threshold, const Sele
                        float(threshold), {});
 }
 
-Selection Selection::random(int64_t rows, int64_t n, Rng& rng, Device device, const SelectionCounts& counts) {
+Selection Selection::random(int64_t rows, int64_t n, const Rng& rng, Device device,
+                            const SelectionCounts& counts) {
   check_numbers("random", rows, n, counts, device);
   return run_selection(SelectMode::random, Tensor(), rows, n, device, counts, 0, rng.reserve(device));
 }
 
-Selection Selection::importance(const Tensor& norms, int64_t n, Rng& rng, const SelectionCounts& counts) {
+Selection Selection::importance(const Tensor& norms, int64_t n, const Rng& rng,
+                                const SelectionCounts& counts) {
   check_norms("importance", norms);
   check_numbers("importance", norms.count(), n, counts, norms.device());
   return run_selection(SelectMode::importance, norms, norms.count(), n, norms.device(), counts, 0,

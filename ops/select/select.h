@@ -53,7 +53,7 @@ struct Selection {
   /// k rows, all sets of k equally likely, scale M / k. Row i has word i % 4 of philox(seed, offset, i / 4)
   /// as its key, and the k largest keys are taken, of equal ones the lowest index; a tie at the last key
   /// makes the probability of a row differ from k / M by at most 2^-32.
-  static Selection random(int64_t rows, int64_t n, Rng& rng, Device device,
+  static Selection random(int64_t rows, int64_t n, const Rng& rng, Device device,
                           const SelectionCounts& counts = {});
   /// k rows; row i is one of them with probability p_i = min(1, c norm_i), where sum p_i = k, and its scale
   /// is 1 / p_i: the sum of the chosen rows times their scales estimates the sum of all rows without bias. Of
@@ -69,7 +69,8 @@ struct Selection {
   /// = 1 (of more than k the lowest indices are taken), zero and negative ones p_i = 0, unless fewer than k
   /// norms are positive, infinite or NaN: then all of those are taken, and the rest of k is drawn from the
   /// other rows, equally likely.
-  static Selection importance(const Tensor& norms, int64_t n, Rng& rng, const SelectionCounts& counts = {});
+  static Selection importance(const Tensor& norms, int64_t n, const Rng& rng,
+                              const SelectionCounts& counts = {});
 };
 
 /// L2 norms of the rows of x (all dimensions but the first) in f32: x [M, ...], floating -> [M]. f64 for f64.

@@ -94,7 +94,7 @@ Method24 parse_method24(std::string_view name) {
   return parse_name<Method24>("2:4: there is no method", kMethods, name);
 }
 
-Selection24 Selection24::mvue(Rng& rng, Device device) {
+Selection24 Selection24::mvue(const Rng& rng, Device device) {
   return {.method = Method24::mvue, .stream = rng.reserve(device)};
 }
 

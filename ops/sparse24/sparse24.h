@@ -48,7 +48,7 @@ struct Selection24 {
 
   /// Draws for x on `device` from a new stream of `rng`. A draw is a function of seed, stream (one per call
   /// and step) and of the group's number in x: it depends on neither device, thread nor layout.
-  static Selection24 mvue(Rng& rng, Device device);
+  static Selection24 mvue(const Rng& rng, Device device);
 };
 
 /// A 2:4 matrix: that of x [tokens, features], or what is left of it.

@@ -151,6 +151,23 @@ TEST(Dropout, ActsWhileTrainingAlone) {
   EXPECT_THROW(Dropout(1, rng), Error);
 }
 
+/// A model with a generator of its own.
+struct Noisy {
+  explicit Noisy(uint64_t seed) : rng(seed) {}
+  Rng rng;
+  Dropout dropout{0.5, rng};
+};
+
+// The dropout pointed to the generator of a model that was gone.
+TEST(Dropout, FollowsAModelThatIsReturnedByValue) {
+  const Tensor x = Tensor::full({100}, 1, DType::f32, Device::cpu());
+  std::vector<Noisy> models;
+  for (const uint64_t seed : {3, 4}) models.push_back(Noisy(seed));  // the second push moves the first
+  Rng same(3);
+  EXPECT_EQ(models[0].dropout(x).to_vector<float>(), ops::dropout(x, 0.5, same).to_vector<float>());
+  EXPECT_EQ(models[0].rng.state(), same.state());
+}
+
 TEST(Sequential, RunsInOrderAndNamesItsParts) {
   Rng rng(42);
   const Sequential model{Linear(4, 8, rng), Gelu{}, Linear(8, 2, rng, Device::cpu(), {.bias = false})};

@@ -46,17 +46,17 @@ void expect_near_gradients(const std::vector<std::vector<double>>& a,
 TEST(SliceForm, ALinearLayerWithItIsTheSlicedOperator) {
   Rng rng(1), draws(7), same(7);
   Linear layer(5, 4, rng, kCpu, {.dtype = DType::f64});
-  layer.form = Slice{.rows = SelectMode::random, .n = 3, .rng = &draws};
+  layer.form = Slice{.rows = SelectMode::random, .n = 3, .rng = draws};
   EXPECT_FALSE(is_dense(layer.form));
   EXPECT_STREQ(name_of(layer.form), "slice");
   const Tensor x = random({9, 5}, 2), dy = random({9, 4}, 3);
   const auto of_layer = gradients(layer, x, dy);
-  layer.form = Slice{.rows = SelectMode::random, .n = 3, .rng = &same};
+  layer.form = Slice{.rows = SelectMode::random, .n = 3, .rng = same};
   zero_grad(layer);
   Tensor input = x.detach();
   require_grad(input);
   Tape tape;
-  const Slice slice{.rows = SelectMode::random, .n = 3, .rng = &same};
+  const Slice slice{.rows = SelectMode::random, .n = 3, .rng = same};
   tape.backward(std::vector{ops::linear(input, layer.weight, layer.bias, {}, slice)}, std::vector{dy});
   EXPECT_EQ(of_layer, (std::vector{values_if_defined(grad(input)), values_if_defined(grad(layer.weight)),
                                    values_if_defined(grad(layer.bias))}));
@@ -111,7 +111,7 @@ TEST(SliceForm, AFeedForwardNetworkChoosesOnce) {
           auto expected = gradients(mlp, x, scaled);
           // down's bias is of all rows.
           if (bias) expected.back() = gradients(mlp, x, dy).back();
-          mlp.up.form = mlp.down.form = Slice{.rows = mode, .n = 3, .rng = &draws};
+          mlp.up.form = mlp.down.form = Slice{.rows = mode, .n = 3, .rng = draws};
           int seen = 0;
           std::optional<Observe> scope;
           if (observed) scope.emplace(mlp, Observer{.forward = [&](const LinearCall&) { ++seen; }});
@@ -146,7 +146,7 @@ TEST(SliceForm, PaddingRowsOfAPassAreNotChosen) {
   EXPECT_EQ(pass.valid_rows().to_vector<int64_t>(), (std::vector<int64_t>{5}));
   for (const SelectMode mode :
        {SelectMode::first, SelectMode::top_norm, SelectMode::random, SelectMode::importance}) {
-    layer.form = Slice{.rows = mode, .n = 7, .rng = &draws};
+    layer.form = Slice{.rows = mode, .n = 7, .rng = draws};
     const auto rows_of = [&](const auto& all) {
       std::vector<int64_t> rows;
       for (int64_t row = 0; row < 9; ++row)
@@ -160,7 +160,7 @@ TEST(SliceForm, PaddingRowsOfAPassAreNotChosen) {
       const SliceScope all_rows(nullptr);
       EXPECT_EQ(rows_of(gradients(layer, x, dy)).size(), 7u) << name_of(mode);
     }
-    layer.form = Slice{.rows = mode, .share = 0.4, .rng = &draws};
+    layer.form = Slice{.rows = mode, .share = 0.4, .rng = draws};
     EXPECT_EQ(rows_of(gradients(layer, x, dy)).size(), 2u) << "of 5 rows, not of 9: " << name_of(mode);
   }
 }

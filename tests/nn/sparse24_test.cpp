@@ -110,7 +110,7 @@ void expect_recomputed_alike(const Make& make) {
     const auto run = [&](bool recompute) {
       Rng choices(2);
       Sparse24 form{.how = how};
-      form.how.rng = &choices;
+      form.how.rng = choices;
       form.dynamic.interval = 3;
       auto model = make(form);
       return train_24(model, recompute);

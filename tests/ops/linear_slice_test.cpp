@@ -117,7 +117,7 @@ void expect_near_if_defined(const Tensor& a, const Tensor& b, double tolerance, 
 }
 
 Slice slice_of(SelectMode mode, WeightGrad kind, int64_t n, Rng& rng) {
-  Slice slice{.rows = mode, .weight_grad = kind, .rng = &rng};
+  Slice slice{.rows = mode, .weight_grad = kind, .rng = rng};
   if (mode == SelectMode::threshold)
     slice.threshold = 1.8;
   else
@@ -328,7 +328,7 @@ TEST(LinearSlice, AddsToAGradientThatIsThereOnEveryDevice) {
           const auto rounded = [&](const Tensor& t) { return t.to(dtype).to(own).to(at); };
           Rng rng(5);
           const Tensor weight = rounded(weight0), dy = rounded(dy0);
-          Slice slice{.rows = mode, .rng = &rng};
+          Slice slice{.rows = mode, .rng = rng};
           mode == SelectMode::threshold ? slice.threshold.emplace(11.5) : slice.share.emplace(0.5);
           return gradient_of(rounded(x0), dy, [&](const Tensor& x) {
             const Tensor before = scale(x, 1);
@@ -351,7 +351,7 @@ TEST(LinearSlice, EveryReplayOfAGraphDrawsItsOwnRows) {
   const Device gpu = Device::cuda();
   for (const SelectMode mode : {SelectMode::random, SelectMode::importance}) {
     Rng rng(5);
-    const Slice slice{.rows = mode, .n = 20, .rng = &rng};
+    const Slice slice{.rows = mode, .n = 20, .rng = rng};
     Tensor x = normal({200, 64}, 1, DType::f32).to(gpu);
     const Tensor weight = normal({32, 64}, 2, DType::f32).to(gpu),
                  dy = normal({200, 32}, 3, DType::f32).to(gpu);
@@ -580,7 +580,7 @@ TEST(LinearSlice, KnownRowsAreAllThatForwardKeeps) {
   const double dense = kept(nullptr);
   EXPECT_GE(dense, 3.0 * 4 * kRows * kWidth);  // x, h, a
   for (const SelectMode mode : {SelectMode::first, SelectMode::random}) {
-    const Slice slice{.rows = mode, .share = 0.1, .rng = &rng};
+    const Slice slice{.rows = mode, .share = 0.1, .rng = rng};
     EXPECT_LE(kept(&slice), 0.15 * dense) << name_of(mode);
     EXPECT_GE(kept(&slice), 2.0 * 4 * 102 * kWidth) << name_of(mode);
   }
@@ -634,10 +634,8 @@ TEST(LinearSlice, SettingsThatDoNotGoTogether) {
             "linear: the slice has a share of nan; expected a number above 0, at most 1 (all rows)");
   EXPECT_EQ(message({.n = 3, .share = 0.5}),
             "linear: the slice has n = 3 and a share of 0.5; give one of the two");
-  EXPECT_EQ(
-      message({.rows = SelectMode::random, .n = 3}),
-      "linear: a slice of mode random draws random numbers; set Slice::rng to a generator that outlives "
-      "the model");
+  EXPECT_EQ(message({.rows = SelectMode::random, .n = 3}),
+            "linear: a slice of mode random draws random numbers; set Slice::rng to a generator");
   EXPECT_EQ(message({.rows = SelectMode::threshold}),
             "linear: a slice of mode threshold needs a threshold; set Slice::threshold");
   EXPECT_EQ(

@@ -311,7 +311,7 @@ TEST(MlpSparse24, MeanOverDrawsIsTheDenseResult) {
                   .ddown = Gemm24::sparse,
                   .method = Method24::mvue,
                   .token_method = Method24::mvue,
-                  .rng = &rng};
+                  .rng = rng};
   constexpr int kDraws = 4000;
   const MlpResults exact = run_mlp(in, dense);
   std::vector<std::vector<double>> sums(4), squares(4);

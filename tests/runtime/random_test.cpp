@@ -59,16 +59,19 @@ TEST(Rng, StateSavesAndResumes) {
   EXPECT_EQ(again.offset(), next.offset());
 }
 
-TEST(Rng, ThatWasMovedFromDrawsNothing) {
+TEST(Rng, CopiesDrawFromTheSameSource) {
   Rng rng(42);
+  const Rng copy = rng;
+  EXPECT_EQ(copy, rng);
+  EXPECT_NE(Rng(42), rng) << "another source, though of the same seed";
+  EXPECT_EQ(rng.reserve(Device::cpu()).offset(), 0u);
+  EXPECT_EQ(copy.reserve(Device::cpu()).offset(), 1u);
   Rng moved = std::move(rng);
-  EXPECT_EQ(moved.reserve(Device::cpu()).seed, 42u);
-  expect_error([&] { rng.reserve(Device::cpu()); },
-               {"Rng: this generator was moved from", "stay where it is"});
-  expect_error([&] { rng.state(); }, {"Rng: this generator was moved from"});
-  expect_error([&] { rng.set_state({1, 2}); }, {"Rng: this generator was moved from"});
-  rng = Rng(7);
-  EXPECT_EQ(rng.reserve(Device::cpu()).seed, 7u);
+  EXPECT_EQ(moved.reserve(Device::cpu()).offset(), 2u);
+  EXPECT_EQ(rng.reserve(Device::cpu()).offset(), 3u) << "nothing is taken from it";
+  EXPECT_EQ(copy.state(), moved.state());
+  copy.set_state({7, 0});
+  EXPECT_EQ(moved.reserve(Device::cpu()).seed, 7u);
 }
 
 TEST(RandomReplay, RepeatsWhatWasRecordedAndMovesNoRng) {

@@ -146,7 +146,7 @@ std::vector<GradientDistance> probe(const MadeSst2& made, const nn::Slice& slice
 TEST(GradientProbe, AllRowsAreTheDenseGradientAndFewOnesAreUnbiasedButNoisy) {
   const MadeSst2 made(24);
   Rng rows(3);
-  const auto all = probe(made, {.rows = ops::SelectMode::random, .share = 1.0, .rng = &rows}, 2);
+  const auto all = probe(made, {.rows = ops::SelectMode::random, .share = 1.0, .rng = rows}, 2);
   ASSERT_EQ(all.size(), 7u) << "two layers in each of three blocks, and all parameters";
   for (const GradientDistance& each : all) {
     EXPECT_NEAR(each.cosine, 1, 1e-6) << each.name;
@@ -154,13 +154,13 @@ TEST(GradientProbe, AllRowsAreTheDenseGradientAndFewOnesAreUnbiasedButNoisy) {
     EXPECT_NEAR(each.variance, 0, 1e-6) << each.name;
   }
   constexpr int kDraws = 200;
-  const auto random = probe(made, {.rows = ops::SelectMode::random, .share = 0.25, .rng = &rows}, kDraws);
+  const auto random = probe(made, {.rows = ops::SelectMode::random, .share = 0.25, .rng = rows}, kDraws);
   for (const GradientDistance& each : random) {
     EXPECT_GT(each.variance, each.name == "all" ? 0 : 0.01) << each.name;
     EXPECT_LT(each.bias, 3 * std::sqrt(each.variance / kDraws)) << each.name;
   }
   // The classifier reads the first tokens, whose rows hold nearly all of the gradient: importance takes them.
-  const auto norms = probe(made, {.rows = ops::SelectMode::importance, .share = 0.25, .rng = &rows}, kDraws);
+  const auto norms = probe(made, {.rows = ops::SelectMode::importance, .share = 0.25, .rng = rows}, kDraws);
   for (const GradientDistance& each : norms) {
     EXPECT_GT(each.variance, 0) << each.name;
     // In the last block these are the only rows, and nothing is gained.
