@@ -1,5 +1,7 @@
 #include "runtime/rng.h"
 
+#include <algorithm>
+
 #include "runtime/capture.h"
 #include "runtime/counter.h"
 #include "runtime/error.h"
@@ -27,6 +29,10 @@ RandomStream Rng::reserve(Device device) const {
 }
 
 RandomStream Rng::draw(Device device) const {
+  if (DrawnSources* const noting = DrawnSources::innermost_) {
+    const auto is_same = [&](const auto& source) { return source.lock() == shared_; };
+    if (std::ranges::none_of(noting->sources_, is_same)) noting->sources_.push_back(shared_);
+  }
   Shared& shared = *shared_;
   CaptureSession* const session = CaptureSession::current();
   if constexpr (kCuda) {
@@ -64,6 +70,16 @@ Rng::State Rng::state() const {
 void Rng::set_state(State state) const {
   shared_->seed = state.seed;
   shared_->offset = state.offset;
+}
+
+// Not inline, as that of NoTape.
+DrawnSources::DrawnSources() = default;
+
+std::vector<Rng> DrawnSources::all() const {
+  std::vector<Rng> left;
+  for (const auto& source : sources_)
+    if (auto shared = source.lock()) left.push_back(Rng(std::move(shared)));
+  return left;
 }
 
 }  // namespace tessera

@@ -2,8 +2,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "runtime/device.h"
+#include "runtime/override.h"
 #include "runtime/philox.h"
 #include "runtime/replay.h"
 
@@ -47,9 +50,26 @@ class Rng {
   void set_state(State state) const;
 
  private:
+  friend class DrawnSources;
   struct Shared;  // outlives the handles in the graphs that captured it
+  explicit Rng(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
   RandomStream draw(Device device) const;
   std::shared_ptr<Shared> shared_;
+};
+
+/// Notes the sources that this thread draws from while it lives; of nested scopes only the innermost notes.
+class DrawnSources {
+ public:
+  DrawnSources();
+  /// In the order of their first draws. Not those that are gone: of a generator that a function made for
+  /// itself nothing is left.
+  std::vector<Rng> all() const;
+
+ private:
+  friend class Rng;
+  static inline constinit thread_local DrawnSources* innermost_ = nullptr;
+  std::vector<std::weak_ptr<Rng::Shared>> sources_;
+  Override<DrawnSources*> scope_{innermost_, this};
 };
 
 }  // namespace tessera

@@ -1,5 +1,7 @@
 #include "train/job.h"
 
+#include <algorithm>
+
 #include "optim/whole_state.h"
 #include "runtime/error.h"
 
@@ -46,9 +48,41 @@ void Job::check_name(const std::string& name) const {
           name == "optimizer" ? " (train_with() keeps the optimizer)" : "");
 }
 
+Job::Leaves Job::kept_leaves() const {
+  Leaves all;
+  for (const Kept& part : kept_)
+    if (part.name != "optimizer" || !trained_by_->counted()) part.list(all);  // it may be sharded
+  return all;
+}
+
+void Job::check_keeps_parameters() const {
+  if (!trained_by_ || !trained_by_->counted()) return;
+  const Leaves kept = kept_leaves();
+  std::vector<std::string> missing;
+  for (const auto& [name, tensor] : trained_by_->counted()->parameters()) {
+    const auto is_same = [&](const Tensor& other) {
+      return other.grad_state() == tensor.grad_state() || other.same_elements(tensor);
+    };
+    if (std::ranges::none_of(kept.tensors, is_same)) missing.push_back(name);
+  }
+  if (missing.empty()) return;
+  check(false, "job: the optimizer trains '", missing.front(), "'",
+        missing.size() > 1 ? " and " + std::to_string(missing.size() - 1) + " other parameters" : "",
+        ", which no checkpoint would have; call keep(\"model\", model) in the job's constructor");
+}
+
+void Job::check_keeps(const std::vector<Rng>& drawn) const {
+  const Leaves kept = kept_leaves();
+  for (const Rng& rng : drawn)
+    check(std::ranges::find(kept.generators, rng) != kept.generators.end(),
+          "job: loss() draws random numbers from a generator (seed ", rng.state().seed,
+          ") that no checkpoint would have, so that a resumed run would draw others; call "
+          "draws_from(\"rng\", rng) in the job's constructor");
+}
+
 void Job::check_seed(const std::string& name, const Rng& rng) const {
-  for (const Rng* const other : random_)
-    check(other->state().seed != rng.state().seed, "job: draws_from(\"", name,
+  for (const Rng& other : random_)
+    check(other.state().seed != rng.state().seed, "job: draws_from(\"", name,
           "\", ...): another generator has the seed ", rng.state().seed,
           ", too, and both would draw the same numbers; give them different seeds");
 }

@@ -116,7 +116,12 @@ class Job {
   /// is.
   int64_t restore(const std::filesystem::path& file);
   /// The generators that were given to draws_from().
-  const std::vector<Rng*>& random() const { return random_; }
+  const std::vector<Rng>& random() const { return random_; }
+  /// Throws, naming it, if a parameter of the optimizer is no part of what is kept: the run would go on with
+  /// another value of it. Parameters of an optimizer outside optim/ are not known.
+  void check_keeps_parameters() const;
+  /// Throws if one of the `drawn` generators is no part of what is kept.
+  void check_keeps(const std::vector<Rng>& drawn) const;
 
  protected:
   /// The optimizer that updates the model; its state, if it has fields(), is kept as "optimizer".
@@ -126,33 +131,41 @@ class Job {
     if constexpr (HasFields<O>) keep("optimizer", optimizer);
   }
   /// A generator that loss() draws from (dropout), kept under that name, so that a resumed run draws what it
-  /// would have drawn. In the global order each micro-batch gets streams by its index. Several generators
-  /// must have different seeds: throws otherwise, since they would draw the same numbers.
+  /// would have drawn; the first step under the trainer throws if loss() drew from another one that exists
+  /// after it and is not kept. In the global order each micro-batch gets streams by its index. Several
+  /// generators must have different seeds: throws otherwise, since they would draw the same numbers.
   void draws_from(const std::string& name, Rng& rng) {
     check_seed(name, rng);
     keep(name, rng);
-    random_.push_back(&rng);
+    random_.push_back(rng);
   }
-  /// Makes `part`, a member with fields() or a leaf of them, part of every checkpoint. Throws if something is
+  /// Makes `part`, a member with fields() or a leaf of them, part of every checkpoint: the model above all,
+  /// without whose parameters the trainer refuses to begin. Throws if something is
   /// kept under that name already ("optimizer" by train_with()), and for "step" and "job", which are the
   /// checkpoint's own.
   template <class Part>
   void keep(const std::string& name, Part& part);
 
  private:
+  struct Leaves {
+    std::vector<Tensor> tensors;
+    std::vector<Rng> generators;
+  };
   /// A part of the state, whatever its type.
   struct Kept {
     std::string name;
+    std::function<void(Leaves&)> list;
     std::function<void(io::Checkpoint&)> add, complete;
     std::function<void(io::Checkpoint::Restoring&)> compare, assign;
   };
   static bool may_be_missing(const std::string& name);
+  Leaves kept_leaves() const;
   void check_name(const std::string& name) const;
   void check_seed(const std::string& name, const Rng& rng) const;
 
   Device device_;
   std::optional<OptimizerRef> trained_by_;
-  std::vector<Rng*> random_;
+  std::vector<Rng> random_;
   std::vector<Kept> kept_;
 };
 
@@ -160,6 +173,14 @@ template <class Part>
 void Job::keep(const std::string& name, Part& part) {
   check_name(name);
   kept_.push_back({.name = name,
+                   .list =
+                       [&part](Leaves& all) {
+                         for_each_field(part, [&](const std::string&, const auto& leaf) {
+                           using Leaf = std::remove_cvref_t<decltype(leaf)>;
+                           if constexpr (std::is_same_v<Leaf, Tensor>) all.tensors.push_back(leaf);
+                           if constexpr (std::is_same_v<Leaf, Rng>) all.generators.push_back(leaf);
+                         });
+                       },
                    .add = [name, &part](io::Checkpoint& to) { to.add(name, part); },
                    .complete =
                        [name, &part](io::Checkpoint& stored) {

@@ -41,6 +41,7 @@ struct Moment {
 
 const OptimizerRef& prepared(const Job& job, const TrainerOptions& options) {
   const OptimizerRef& optimizer = job.trained_by();
+  job.check_keeps_parameters();
   if (optimizer.loss_scale().defined() && (options.loss_scale > 0 || options.loss_scale_interval > 0)) {
     optim::LossScale scale = optimizer.counted()->loss_scale_options();
     if (options.loss_scale > 0) scale.initial = double(options.loss_scale);
@@ -104,10 +105,13 @@ class Trainer {
     if (options_.schedule) optimizer_.set_lr(options_.schedule->at(step));
     comm::own_status().step = step + 1;
     const uint64_t first = uint64_t(step) * uint64_t(info_.micro_batches);
+    const DrawnSources drawn;
     step_([&](int micro) {
+      const DrawnSources apart;  // batches are functions of their index
       draw_from(first + uint64_t(micro));
       log_.load([&] { job_.batch(first + uint64_t(micro)); });
     });
+    if (step == first_step_) job_.check_keeps(drawn.all());
     if (options_.global_order || options_.world) {
       job_.advance(first + uint64_t(info_.micro_batches));
       draw_from(first + uint64_t(info_.micro_batches));
@@ -128,7 +132,7 @@ class Trainer {
   void draw_from(uint64_t micro) const {
     constexpr uint64_t kStreams = uint64_t{1} << 20;  // of a micro-batch, more than a model has dropouts
     if (!options_.global_order && !(options_.world && options_.world->size() > 1)) return;
-    for (Rng* const random : job_.random()) random->set_state({random->state().seed, micro * kStreams});
+    for (const Rng& random : job_.random()) random.set_state({random.state().seed, micro * kStreams});
   }
 
   /// Does all that is due after a step. Returns whether the run ends here.

@@ -74,6 +74,20 @@ TEST(Rng, CopiesDrawFromTheSameSource) {
   EXPECT_EQ(moved.reserve(Device::cpu()).seed, 7u);
 }
 
+TEST(DrawnSources, AreThoseThatStillExist) {
+  Rng first(1), second(2), unused(3);
+  const DrawnSources drawn;
+  second.reserve(Device::cpu());
+  Rng(4).reserve(Device::cpu());  // gone
+  first.reserve(Device::cpu()), second.reserve(Device::cpu());
+  {
+    const DrawnSources apart;
+    unused.reserve(Device::cpu());
+    EXPECT_EQ(apart.all(), std::vector{unused});
+  }
+  EXPECT_EQ(drawn.all(), (std::vector{second, first}));
+}
+
 TEST(RandomReplay, RepeatsWhatWasRecordedAndMovesNoRng) {
   Rng first(1), second(2);
   std::vector<RandomStream> log;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/dropout.h"
 #include "nn/linear.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
@@ -113,6 +114,45 @@ struct Drawer : Square {
 TEST(OwnJob, GeneratorsOfOneSeedAreRefused) {
   EXPECT_EQ(message_of([] { Drawer(3, 4); }), "");
   expect_error([] { Drawer(3, 3); }, {"draws_from(\"noise\", ...)", "the seed 3", "different seeds"});
+}
+
+/// Jobs that forget a part of their state.
+struct Forgets : Job {
+  explicit Forgets(bool model) : Job(Device::cpu()) {
+    train_with(optimizer);
+    if (model) keep("model", layer);
+  }
+  void batch(uint64_t index) override {
+    Rng own(index);
+    own.reserve(device());  // of one that is made for the batch nothing needs to be kept
+    scratch.set_state({5, index});
+    scratch.reserve(device());
+  }
+  Tensor loss() override {
+    Rng own(1);
+    own.reserve(device());
+    return ops::sum(dropout(layer(Tensor::full({2, 3}, 1, DType::f32, device()))));
+  }
+  using Job::draws_from, Job::keep;
+  Rng rng{1}, masks{2}, scratch{3};
+  nn::Linear layer{3, 1, rng};
+  nn::Dropout dropout{0.5, masks};
+  optim::Sgd optimizer{nn::parameters(layer), {.lr = 0.1}};
+};
+
+// Such a run trained, saved, and went on with other weights, or with other masks.
+TEST(OwnJob, StateThatNoCheckpointWouldHaveIsRefused) {
+  const TemporaryFolder root;
+  Progress progress(Progress::Mode::quiet);
+  const auto run = [&](Forgets& job) {
+    return message_of([&] { train(job, RunFolder::create(root.path(), "r"), {.steps = 2}, progress); });
+  };
+  Forgets model(false), masks(true), drawn(true), kept(true);
+  expect_parts(run(model), {"trains 'weight' and 1 other", "keep(\"model\", model)"});
+  expect_parts(run(masks), {"loss() draws", "(seed 2)", "draws_from(\"rng\", rng)"});
+  drawn.draws_from("masks", drawn.masks);
+  kept.keep("masks", kept.masks);
+  EXPECT_EQ(run(drawn) + run(kept), "");
 }
 
 /// An optimizer whose rate is fixed.
