@@ -79,8 +79,12 @@ struct TrainResult {
 /// missing; the run that is resumed there does it first, so that the curve does not depend on the
 /// interruption. A gradient norm that is not finite leaves the weights as they are and lowers the loss scale,
 /// if the optimizer has one; a logged step throws Diverged if at least `most_skips` such steps in a row have
-/// ended at it, as far as logged steps tell, and no checkpoint is written of that state. An optimizer that
-/// does not skip such steps (OptimizerRef::counted) ends the run at the first logged loss that is not finite.
+/// ended at it, as far as logged steps tell. Before that it saves the weights, which are still those of the
+/// last finite step. An optimizer that does not skip such steps (OptimizerRef::counted) ends the run at the
+/// first logged loss that is not finite, without a checkpoint of that state.
+///
+/// Throws before the first step if a parameter of the optimizer is kept by no Job::keep(). Returns at once if
+/// `first_step` has reached options.steps already.
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, int64_t first_step,
                   Progress& progress);
 
