@@ -65,12 +65,13 @@ struct RuleUse {
 };
 
 /// The no-decay rule: weight decay is for weights of two and more dimensions. Left out are tensors of rank 0
-/// and 1, parameters named "bias", and those of a part whose name contains "norm".
+/// and 1, parameters named "bias", and those of a norm: a word of the name is "ln" or ends in "norm" or
+/// "norms" (norm1, ln_f, q_norm, layernorm, LayerNorm, BatchNorm2d; not normal_map, enormous).
 bool decays(const nn::NamedParameter& parameter);
 
 /// The weights of hidden layers, by the names of the bundled models: those that decay, have at least two rows
 /// and two columns, and belong neither to an embedding nor to a head, that is to no part whose name begins
-/// with "token", "position", "type", "embed", "head", "classifier" or "language".
+/// with the word token, position, type, embed, embedding, head (or the plural), classifier or language.
 bool is_hidden_matrix(const nn::NamedParameter& parameter);
 
 /// An optimizer: parameters, the rules that update them (optim/rule.h), and everything that all rules share.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <map>
 #include <set>
@@ -13,25 +14,47 @@
 
 namespace tessera::optim {
 
+namespace {
+
+/// The parts of a name between dots, each as its words in lower case: "blocks.0.LayerNorm2" is {"blocks"},
+/// {}, {"layer", "norm"}.
+std::vector<std::vector<std::string>> words_of(std::string_view name) {
+  std::vector<std::vector<std::string>> parts(1);
+  bool inside = false;  // of a word
+  for (size_t i = 0; i < name.size(); ++i) {
+    const auto is_lower = [&](size_t at) { return at < name.size() && std::islower(uint8_t(name[at])); };
+    if (name[i] == '.') parts.emplace_back();
+    const bool letter = std::isalpha(uint8_t(name[i]));
+    const bool capital = letter && !is_lower(i) && (is_lower(i + 1) || (i > 0 && is_lower(i - 1)));
+    if (letter && (!inside || capital)) parts.back().emplace_back();
+    if (letter) parts.back().back() += char(std::tolower(uint8_t(name[i])));
+    inside = letter;
+  }
+  return parts;
+}
+
+}  // namespace
+
 bool is_hidden_matrix(const nn::NamedParameter& parameter) {
   const Tensor& tensor = parameter.tensor;
   if (!decays(parameter) || tensor.size(-1) < 2 || tensor.size(-2) < 2) return false;
-  std::string_view rest = parameter.name;
-  while (!rest.empty()) {
-    const std::string_view part = rest.substr(0, rest.find('.'));
-    for (const char* const outer : {"token", "position", "type", "embed", "head", "classifier", "language"})
-      if (part.starts_with(outer)) return false;
-    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
-  }
-  return true;
+  constexpr std::string_view kOuter[] = {"token", "tokens",     "position",  "positions",  "type",
+                                         "types", "embed",      "embedding", "embeddings", "head",
+                                         "heads", "classifier", "language"};
+  return std::ranges::none_of(words_of(parameter.name), [&](const auto& part) {
+    return !part.empty() && std::ranges::find(kOuter, part.front()) != std::end(kOuter);
+  });
 }
 
 bool decays(const nn::NamedParameter& parameter) {
   if (parameter.tensor.rank() <= 1) return false;
   const std::string& name = parameter.name;
-  const size_t dot = name.rfind('.');
-  return name.substr(dot == std::string::npos ? 0 : dot + 1) != "bias" &&
-         name.find("norm") == std::string::npos;
+  if (name == "bias" || name.ends_with(".bias")) return false;
+  return std::ranges::none_of(words_of(name), [](const auto& part) {
+    return std::ranges::any_of(part, [](const std::string& word) {
+      return word == "ln" || word.ends_with("norm") || word.ends_with("norms");
+    });
+  });
 }
 
 void check_loss_scale(const char* name, const LossScale& options) {

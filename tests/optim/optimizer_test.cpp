@@ -372,6 +372,27 @@ TEST(Groups, TheNoDecayRuleLeavesOutVectorsBiasesAndNorms) {
   EXPECT_FALSE(decays(parameter("heads.bias", {10, 4})));
   EXPECT_FALSE(decays(parameter("blocks.0.norm1.weight", {4, 4})));
   EXPECT_FALSE(decays(parameter("scale", {})));
+  for (const char* const name :
+       {"norm.weight", "norm1.weight", "norms.0.weight", "ln_1.weight", "ln_f.weight", "layer_norm.weight",
+        "LayerNorm.weight", "model.inputLayerNorm2.weight", "layernorm.weight", "RMSNorm.weight",
+        "BatchNorm2d.weight", "q_norm.weight", "blocks.3.norm", "bias", "a.bias"})
+    EXPECT_FALSE(decays(parameter(name, {4, 4}))) << name;
+  for (const char* const name : {"normal_map.weight", "enormous.weight", "normalizer.weight", "Normal.weight",
+                                 "kiln.weight", "lnear.weight", "bias.weight", "unbiased"})
+    EXPECT_TRUE(decays(parameter(name, {4, 4}))) << name;
+}
+
+TEST(Groups, HiddenMatricesAreThoseOfNoEmbeddingAndNoHead) {
+  const auto is_hidden = [](const char* name) {
+    return is_hidden_matrix({name, Tensor::zeros({4, 4}, DType::f32, Device::cpu())});
+  };
+  for (const char* const name :
+       {"token.weight", "tokens.weight", "position", "type.weight", "embed_in.weight", "embedding.weight",
+        "head.weight", "heads.0.weight", "a.classifier.dense", "language.dense.weight", "norm.weight"})
+    EXPECT_FALSE(is_hidden(name)) << name;
+  for (const char* const name :
+       {"blocks.0.mlp.up.weight", "headroom.weight", "typewriter.weight", "positional.0.weight"})
+    EXPECT_TRUE(is_hidden(name)) << name;
 }
 
 TEST(Groups, TheFirstThatFitsDecides) {
