@@ -75,6 +75,10 @@ class Checkpoint {
   /// each.
   class Restoring;
 
+  /// The values that were saved under this name, with the same names: for the model of a training checkpoint,
+  /// Checkpoint::read(path).part("model").restore(named("model", model)). Throws if there are none.
+  Checkpoint part(const std::string& name) const;
+
   const std::map<std::string, Value>& values() const { return values_; }
   /// Null if there is none.
   const Value* find(const std::string& name) const;
@@ -86,6 +90,7 @@ class Checkpoint {
   const std::string& path() const { return path_; }
 
  private:
+  static constexpr const char* kUnexpected = "not expected";
   struct Mismatch {
     std::string name, stored, wanted;
   };

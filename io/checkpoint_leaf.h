@@ -205,7 +205,7 @@ class Checkpoint::Restoring {
   /// Throws, as restore() does, unless every name of the checkpoint was asked for once and fits.
   void finish() {
     for (const auto& [name, value] : from_->values_)
-      if (!claimed_.contains(name)) mismatches_.push_back({name, leaf::describe(value), "not expected"});
+      if (!claimed_.contains(name)) mismatches_.push_back({name, leaf::describe(value), kUnexpected});
     if (!mismatches_.empty()) from_->refuse(std::move(mismatches_));
   }
   template <class T>
