@@ -74,6 +74,9 @@ void require_grad(Tensor& tensor, DType grad_dtype) {
 
 Tensor grad(const Tensor& leaf) {
   GradState& state = state_of(leaf, "grad");
+  check(state.tape == 0 || state.retain, "grad: ", describe(leaf),
+        " is a result of the tape, whose gradient is gone once it was used; call retain_grad() on it before "
+        "backward(), or read the gradient of a leaf");
   if (state.tape == 0) gradients::note_in_capture(leaf.grad_state());
   if (state.tape == 0 && state.stale) return {};
   gradients::fill_gaps(state);

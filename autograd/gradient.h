@@ -103,9 +103,10 @@ inline bool requires_grad(const Tensor& tensor) {
   return tensor.grad_state() != nullptr;
 }
 /// The gradient that backward() or a replay of a captured one has left; undefined if there is none since
-/// zero_grad().
+/// zero_grad(). Throws for a result of the tape without retain_grad().
 Tensor grad(const Tensor& leaf);
-/// Marks the gradient as stale without touching memory: the next one overwrites it. The address stays.
+/// Marks the gradient as stale without touching memory: the next one overwrites it, and until then grad() is
+/// undefined. The address stays.
 void zero_grad(const Tensor& leaf);
 /// Makes `buffer` (same shape, the gradient's dtype) the memory of the leaf's gradient: optimizers keep all
 /// gradients in one arena.

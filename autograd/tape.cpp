@@ -225,9 +225,13 @@ void Tape::backward(std::span<const Tensor> results, std::span<const Tensor> gra
     const auto& state = results[i].grad_state();
     check(state != nullptr && state->tape == id_, "backward: ", describe(results[i]),
           state && state->tape == 0 ? " is a parameter, not a result of this tape"
-          : state                   ? " is a result of another tape"
-                                    : " is not a result of this tape: no input of its computation requires a "
-                                      "gradient, or it was detached");
+          : state
+              ? " is a result of another tape, which was there when it was computed; make one Tape per "
+                "step, before the forward pass, and run its backward()"
+              : " is not a result of this tape. It was computed before the Tape was made, or within a "
+                "NoTape: make the Tape first, then run the forward pass. Or it went through a copy "
+                "(detach, copy_from, Tensor::from): use operators instead. Or no input of its computation "
+                "requires a gradient: make parameters with nn::make_parameter or require_grad");
     check(grads[i].defined() && is_floating(grads[i].dtype()) && grads[i].shape() == results[i].shape() &&
               grads[i].device() == results[i].device(),
           "backward: gradient ", describe(grads[i]), " for a result ", describe(results[i]),

@@ -127,7 +127,9 @@ class Loader {
       running_ = state_;
     }
     const uint64_t number = options_.share.number(options_.share.index(state_.batch));
-    check(number < end(), "loader: there is no batch after batch ", end());
+    check(number < end(), "loader: there is no batch after batch ", end(),
+          ", the last one of LoaderOptions::epochs = ", options_.epochs,
+          "; ask for no more, or set epochs to 0 for no end");
     state_.batch = number + 1;
     running_->batch = state_.batch;
     return std::move(*std::static_pointer_cast<Batch>(prefetcher_->next()));

@@ -112,7 +112,7 @@ class Machine {
     fail_at(
         Site::here(), "read: ", path_, ": the pickle ", parts..., " (at byte ", opcode_at_,
         " of it); only tensors and dictionaries of them as state_dict() makes them are read, and nothing is "
-        "executed");
+        "executed. In Python write that alone, torch.save(model.state_dict(), path), or a safetensors file");
   }
   template <class... Parts>
   void require(bool holds, const Parts&... parts) const {

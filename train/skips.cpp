@@ -41,13 +41,11 @@ std::string SkipWatch::warning(int64_t step) {
 std::string SkipWatch::complaint(int64_t step, const std::string& saved) const {
   return fmt::format(
       "training: the gradient norm was not finite for {} steps up to step {}{}; the weights were left as "
-      "they "
-      "were. {}; try a lower learning rate, {}or --check-finite to find the "
-      "operator",
+      "they were. {}; try a lower learning rate, {}or {}",
       fatal_row(), step,
       scales() ? fmt::format(", although the loss scale has fallen to its minimum, {:g}", loss_scale_)
                : std::string(),
-      saved, scales() ? "bf16 instead of f16, " : "");
+      saved, scales() ? "bf16 instead of f16, " : "", kFindOperator);
 }
 
 }  // namespace tessera::train

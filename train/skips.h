@@ -39,4 +39,8 @@ class SkipWatch {
   bool warned_ = false;
 };
 
+/// The end of messages about values that are not finite.
+inline constexpr const char* kFindOperator =
+    "--check-finite (TrainerOptions::check_finite in a program) to find the operator";
+
 }  // namespace tessera::train

@@ -204,13 +204,13 @@ class Trainer {
     if (std::isfinite(loss)) return;
     throw Diverged("training: the loss of step " + std::to_string(step) +
                        " is not finite, and this optimizer does not skip such a step. " + saved_text() +
-                       "; try a lower learning rate, or --check-finite to find the operator",
+                       "; try a lower learning rate, or " + kFindOperator,
                    __FILE__, __LINE__);
   }
 
   std::string saved_text() const {
     const std::vector<int64_t> steps = folder_.steps();
-    return steps.empty() ? "No checkpoint was saved (--save-every makes them)"
+    return steps.empty() ? "No checkpoint was saved (--save-every or TrainerOptions::save_every makes them)"
                          : "The newest checkpoint is " + folder_.file_of(steps.front());
   }
 
@@ -264,8 +264,8 @@ class Trainer {
                       });
     if (!now.due.last || now.stop || std::isfinite(result_.loss) || !lost) return;
     throw Diverged("training: the loss of the last step (" + std::to_string(now.done) +
-                       ") is not finite, the run has diverged; try a lower learning rate, or --check-finite "
-                       "to find the operator",
+                       ") is not finite, the run has diverged; try a lower learning rate, or " +
+                       kFindOperator,
                    __FILE__, __LINE__);
   }
 

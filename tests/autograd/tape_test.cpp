@@ -112,6 +112,19 @@ TEST(TapeDeathTest, DestroyedOnAnotherThreadEndsTheProcess) {
   std::thread([] { const Tape own; }).join();
 }
 
+TEST(Tape, BackwardNamesWhatKeptALossFromTheTape) {
+  const Tensor x = full_leaf({3}, 2.0);
+  const Tensor before = ops::sum(x);
+  Tape tape;
+  expect_error([&] { tape.backward(before); }, {"f64[]", "before the Tape was made", "copy_from", "NoTape"});
+  Tensor inner;
+  {
+    Tape other;
+    inner = ops::sum(x);
+  }
+  expect_error([&] { tape.backward(inner); }, {"f64[]", "result of another tape", "one Tape per step"});
+}
+
 TEST(Tape, AResultOfAnEarlierTapeMustBeDetached) {
   const Tensor weight = leaf({1, 2});
   Tensor state;

@@ -118,7 +118,7 @@ TEST(Unpickle, EveryInstructionIsKnownOrRefusedByName) {
     EXPECT_EQ(error.find(named) == std::string::npos, known.find(char(opcode)) != std::string::npos)
         << opcode << ": " << error;
     if (known.find(char(opcode)) == std::string::npos) {
-      EXPECT_NE(error.find("(at byte 2 of it)"), std::string::npos) << error;
+      expect_parts(error, {"(at byte 2 of it)", "torch.save(model.state_dict(), path)", "safetensors"});
     }
   }
 }

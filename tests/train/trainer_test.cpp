@@ -144,8 +144,8 @@ TEST_P(NonFinite, LossLeavesTheWeightsAndStopsTheRun) {
   ASSERT_EQ(before.size(), after.size());
   EXPECT_EQ(std::memcmp(before.data(), after.data(), before.size() * sizeof(double)), 0);
   EXPECT_EQ(regression.begun, 3 + options.most_skips);
-  for (const char* part :
-       {"not finite for 5 steps", "up to step 8", "checkpoints", "--check-finite", "learning rate"})
+  for (const char* part : {"not finite for 5 steps", "up to step 8", "checkpoints", "--check-finite",
+                           "TrainerOptions::check_finite", "learning rate"})
     EXPECT_NE(ran.error.find(part), std::string::npos) << part << " in: " << ran.error;
   EXPECT_EQ(regression.saved, std::vector<int64_t>{8});  // the weights of step 3, which are sound
   EXPECT_TRUE(std::isnan(ran.metrics.back().values.at("loss")));
