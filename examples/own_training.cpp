@@ -61,9 +61,8 @@ class Fit : public train::Job {
   }
 
  private:
-  using Model = decltype(nn::Sequential{std::declval<nn::Linear>(), nn::Gelu{}, std::declval<nn::Linear>()});
   Rng rng_{42};
-  Model model_;
+  nn::Sequential<nn::Linear, nn::Gelu, nn::Linear> model_;
   Optimizer optimizer_;
   Tensor x_;
 };

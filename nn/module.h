@@ -15,6 +15,10 @@
 /// no registration. A layer may name itself for the summary (`static constexpr const char* kKind`) and tell
 /// the work of one forward pass over `tokens` rows beyond that of its parts (`double flops(int64_t tokens)
 /// const`).
+///
+/// A model is as cheap to copy as its tensors, which are handles: the copy has the same weights and
+/// gradients, and training one trains both. A second model with weights of its own is made and filled with
+/// io::load, or by copying each parameter.
 
 namespace tessera::nn {
 

@@ -7,8 +7,8 @@
 
 namespace tessera::nn {
 
-/// Layers one after the other: `Sequential model{Linear(784, 512, rng), Gelu{}, Linear(512, 10, rng)}`. Its
-/// parts are named "0", "1", ...
+/// Layers one after the other: `Sequential model{Linear(784, 512, rng), Gelu{}, Linear(512, 10, rng)}`. As a
+/// member it is a `Sequential<Linear, Gelu, Linear>`. Its parts are named "0", "1", ...
 template <class... Layers>
 struct Sequential {
   explicit Sequential(Layers... layers) : layers(std::move(layers)...) {}
