@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
@@ -73,6 +74,10 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
   return full(shape, 0, dtype, device);
 }
 
+Tensor Tensor::ones(const Shape& shape, DType dtype, Device device) {
+  return full(shape, 1, dtype, device);
+}
+
 Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
   Tensor tensor = empty(shape, dtype, device);
   tensor.fill(value);
@@ -88,6 +93,40 @@ Tensor Tensor::from(std::span<const T> values, const Shape& shape, Device device
   Tensor tensor = empty(shape, dtype_of<T>, device);
   tensor.copy_from(host);
   return tensor;
+}
+
+Tensor Tensor::from_bools(const std::vector<bool>& values, const Shape& shape, Device device) {
+  const auto plain = std::make_unique<bool[]>(values.size());
+  std::copy(values.begin(), values.end(), plain.get());
+  return from(std::span<const bool>(plain.get(), values.size()), shape, device);
+}
+
+Tensor Tensor::range_of_integers(int64_t begin, int64_t end, int64_t step, DType dtype, Device device) {
+  check(step != 0 && (begin == end || (begin < end) == (step > 0)), "Tensor::arange: steps of ", step,
+        " never lead from ", begin, " to ", end);
+  // Unsigned numbers wrap around where signed ones would overflow.
+  const uint64_t distance = step > 0 ? uint64_t(end) - uint64_t(begin) : uint64_t(begin) - uint64_t(end);
+  const uint64_t length = step > 0 ? uint64_t(step) : -uint64_t(step);
+  const uint64_t count = distance / length + (distance % length != 0);
+  check(count <= uint64_t(INT64_MAX), "Tensor::arange: from ", begin, " to ", end, " are ", count,
+        " elements, more than 63 bits");
+  const Tensor host = empty_packed({int64_t(count)}, DType::i64);
+  auto* const values = host.data<int64_t>();
+  for (int64_t i = 0; i < host.count(); ++i)
+    values[i] = int64_t(uint64_t(begin) + uint64_t(i) * uint64_t(step));
+  return host.to(dtype).to(device);
+}
+
+Tensor Tensor::range_of_numbers(double begin, double end, double step, DType dtype, Device device) {
+  const double count = begin == end ? 0.0 : std::ceil((end - begin) / step);
+  check(std::isfinite(begin) && std::isfinite(end) && std::isfinite(step) && step != 0 && count >= 0,
+        "Tensor::arange: steps of ", step, " never lead from ", begin, " to ", end);
+  check(count < 0x1p63, "Tensor::arange: from ", begin, " to ", end, " are ", count,
+        " elements, more than 63 bits");
+  const Tensor host = empty_packed({int64_t(count)}, DType::f64);
+  auto* const values = host.data<double>();
+  for (int64_t i = 0; i < host.count(); ++i) values[i] = begin + double(i) * step;
+  return host.to(dtype).to(device);
 }
 
 Tensor Tensor::with_rows() const {

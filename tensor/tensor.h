@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -57,22 +59,50 @@ class Tensor {
  public:
   Tensor() = default;
   /// Uninitialised.
-  static Tensor empty(const Shape& shape, DType dtype, Device device);
+  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());
   /// Uninitialised, with rows not pitched: for memory that leaves the process or is read as one array.
-  static Tensor empty_packed(const Shape& shape, DType dtype, Device device);
+  static Tensor empty_packed(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());
   /// Uninitialised page-locked host memory (device cpu), packed: copies from it to a GPU do not block the
   /// host. The tensor may be dropped while such a copy runs, but not written. Ordinary memory without a GPU.
-  static Tensor empty_pinned(const Shape& shape, DType dtype);
+  static Tensor empty_pinned(const Shape& shape, DType dtype = DType::f32);
   /// Uninitialised, with the shape, dtype and device of `like`.
   static Tensor empty_like(const Tensor& like) { return empty(like.shape(), like.dtype(), like.device()); }
-  static Tensor zeros(const Shape& shape, DType dtype, Device device);
-  static Tensor full(const Shape& shape, double value, DType dtype, Device device);
-  /// A copy of host values in row-major order; throws unless there are shape.count() of them.
+  static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());
+  static Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());
+  static Tensor full(const Shape& shape, double value, DType dtype = DType::f32,
+                     Device device = Device::cpu());
+  /// begin, begin + step, ... up to `end`, which is left out; empty if begin is end. Integers give i64, and
+  /// if one of the three is a floating number, f32, unless a dtype is given. Element i is begin + i step,
+  /// computed in f64 (integers exactly) and rounded once. Throws if the step is 0 or leads away from `end`,
+  /// or a number is not finite.
+  template <class Begin, class End, class Step = int>
+  requires std::is_arithmetic_v<Begin> && std::is_arithmetic_v<End> && std::is_arithmetic_v<Step>
+  static Tensor arange(Begin begin, End end, Step step = 1,
+                       DType dtype = kAllIntegral<Begin, End, Step> ? DType::i64 : DType::f32,
+                       Device device = Device::cpu()) {
+    if constexpr (kAllIntegral<Begin, End, Step>)
+      return range_of_integers(int64_t(begin), int64_t(end), int64_t(step), dtype, device);
+    else
+      return range_of_numbers(double(begin), double(end), double(step), dtype, device);
+  }
+  /// A copy of host values in row-major order, in the dtype of their type: Tensor::from({1.f, 2.f}, {2}) is
+  /// f32. Throws unless there are shape.count() of them.
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape, Device device = Device::cpu());
   template <class T>
   static Tensor from(const std::vector<T>& values, const Shape& shape, Device device = Device::cpu()) {
+    if constexpr (std::is_same_v<T, bool>)
+      return from_bools(values, shape, device);
+    else
+      return from(std::span<const T>(values), shape, device);
+  }
+  template <class T, size_t kSize>
+  static Tensor from(const std::array<T, kSize>& values, const Shape& shape, Device device = Device::cpu()) {
     return from(std::span<const T>(values), shape, device);
+  }
+  template <class T>
+  static Tensor from(std::initializer_list<T> values, const Shape& shape, Device device = Device::cpu()) {
+    return from(std::span<const T>(values.begin(), values.size()), shape, device);
   }
 
   bool defined() const { return storage_ != nullptr; }
@@ -197,6 +227,11 @@ class Tensor {
     return *storage_;
   }
   [[noreturn]] static void fail_undefined(const char* what);
+  template <class... Numbers>
+  static constexpr bool kAllIntegral = (std::is_integral_v<Numbers> && ...);
+  static Tensor from_bools(const std::vector<bool>& values, const Shape& shape, Device device);
+  static Tensor range_of_integers(int64_t begin, int64_t end, int64_t step, DType dtype, Device device);
+  static Tensor range_of_numbers(double begin, double end, double step, DType dtype, Device device);
   Tensor with_layout(const Layout& layout, const char* what, const char* instead) const;
   void check_copy(const char* what, const char* instead = "ops::scale(x, 1)") const;
   void check_elements(bool writes) const;

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -74,6 +76,59 @@ TEST(Tensor, FromChecksTheNumberOfValues) {
                }),
                {"3 values", "[2, 2]", "4"});
   EXPECT_EQ(values(Tensor::from(std::vector<int32_t>{1, -2}, {2, 1})), (std::vector<double>{1, -2}));
+}
+
+TEST(Tensor, ListsArraysAndVectorsOfBoolMakeTensors) {
+  const Tensor list = Tensor::from({1.f, 2.f, 3.f, 4.f}, {2, 2});
+  EXPECT_EQ(list.dtype(), DType::f32);
+  EXPECT_EQ(values(list), (std::vector<double>{1, 2, 3, 4}));
+  EXPECT_EQ(Tensor::from({1, 2}, {2}).dtype(), DType::i32);
+  EXPECT_EQ(Tensor::from({true, false}, {2}).dtype(), DType::boolean);
+  const Tensor array = Tensor::from(std::array<int64_t, 2>{5, 6}, {2});
+  EXPECT_EQ(array.dtype(), DType::i64);
+  EXPECT_EQ(values(array), (std::vector<double>{5, 6}));
+  const Tensor bools = Tensor::from(std::vector<bool>{true, false, true}, {3, 1});
+  EXPECT_EQ(bools.dtype(), DType::boolean);
+  EXPECT_EQ(values(bools), (std::vector<double>{1, 0, 1}));
+  expect_parts(message_of([] { Tensor::from({1.f, 2.f}, {3}); }), {"2 values", "[3]"});
+}
+
+TEST(Tensor, AreF32OnTheCpuUnlessToldOtherwise) {
+  for (const Tensor& tensor : {Tensor::empty({2, 3}), Tensor::empty_packed({2, 3}), Tensor::zeros({2, 3}),
+                               Tensor::ones({2, 3}), Tensor::full({2, 3}, 1.5)}) {
+    EXPECT_EQ(tensor.dtype(), DType::f32);
+    EXPECT_TRUE(tensor.device().is_cpu());
+    EXPECT_EQ(tensor.shape(), (Shape{2, 3}));
+  }
+  EXPECT_EQ(values(Tensor::zeros({2})), (std::vector<double>{0, 0}));
+  EXPECT_EQ(values(Tensor::ones({2}, DType::i64)), (std::vector<double>{1, 1}));
+  EXPECT_EQ(values(Tensor::full({2}, 1.5)), (std::vector<double>{1.5, 1.5}));
+}
+
+TEST(Tensor, ArangeCountsUpToTheEnd) {
+  const auto list = [](const Tensor& tensor) { return values(tensor); };
+  EXPECT_EQ(Tensor::arange(0, 3).dtype(), DType::i64);
+  EXPECT_EQ(list(Tensor::arange(0, int64_t{3})), (std::vector<double>{0, 1, 2}));
+  EXPECT_EQ(list(Tensor::arange(2, 9, 3)), (std::vector<double>{2, 5, 8}));
+  EXPECT_EQ(list(Tensor::arange(2, 8, 3)), (std::vector<double>{2, 5}));
+  EXPECT_EQ(list(Tensor::arange(3, 0, -2)), (std::vector<double>{3, 1}));
+  EXPECT_EQ(Tensor::arange(4, 4).shape(), Shape{0});
+  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min(), kMost = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(Tensor::arange(kLeast, kMost, kMost).to_vector<int64_t>(),
+            (std::vector<int64_t>{kLeast, -1, kMost - 1}));
+  EXPECT_EQ(Tensor::arange(kMost, kLeast, kLeast).to_vector<int64_t>(), (std::vector<int64_t>{kMost, -1}));
+  EXPECT_EQ(Tensor::arange(0, 3, 1, DType::i32).dtype(), DType::i32);
+  EXPECT_EQ(Tensor::arange(0., 1, 0.1).dtype(), DType::f32);
+  EXPECT_EQ(Tensor::arange(0., 1, 0.1).count(), 10);
+  EXPECT_EQ(list(Tensor::arange(1., 0, -0.25, DType::f64)), (std::vector<double>{1, 0.75, 0.5, 0.25}));
+  EXPECT_EQ(Tensor::arange(0., 1, 0.1).at({7}).item<float>(), float(7 * 0.1));
+  for (const auto& wrong : std::vector<std::function<void()>>{
+           [] { Tensor::arange(0, 3, 0); }, [] { Tensor::arange(0, 3, -1); }, [] { Tensor::arange(3, 0); },
+           [] { Tensor::arange(0., 3, 0); }, [] { Tensor::arange(0., 3, -1); },
+           [] { Tensor::arange(0, 1, NAN); }, [] { Tensor::arange(0, INFINITY); }})
+    expect_parts(message_of(wrong), {"Tensor::arange: steps of", "never lead from"});
+  expect_parts(message_of([] { Tensor::arange(0., 1e300, 1e-300); }),
+               {"Tensor::arange", "more than 63 bits"});
 }
 
 TEST(Tensor, TypedAccessChecksTheDtype) {
