@@ -122,6 +122,7 @@
 #include "nn/drop_bp.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
+#include "nn/flatten.h"
 #include "nn/form.h"
 #include "nn/hidden_l1.h"
 #include "nn/init.h"

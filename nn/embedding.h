@@ -16,6 +16,8 @@ struct Embedding {
 
   Embedding(int64_t count, int64_t width, Rng& rng, Device device = Device::cpu(),
             EmbeddingOptions options = {});
+  Embedding(int64_t count, int64_t width, Rng& rng, EmbeddingOptions options)
+      : Embedding(count, width, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& indices, Site site = Site::here()) const;
   void fields(auto&& visit) { visit("weight", weight); }
   LayerName layer_name;  // for messages

@@ -19,6 +19,8 @@ struct Linear {
   static constexpr const char* kKind = "Linear";
 
   Linear(int64_t in, int64_t out, Rng& rng, Device device = Device::cpu(), LinearOptions options = {});
+  Linear(int64_t in, int64_t out, Rng& rng, LinearOptions options)
+      : Linear(in, out, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, const Tensor& residual = {}, Site site = Site::here()) const;
   /// The same with another tensor's elements as the weight [out, in]: how a tied layer is called.
   Tensor with(const Tensor& shared_weight, const Tensor& x, const Tensor& residual = {},
@@ -47,6 +49,8 @@ struct GroupedLinear {
 
   GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, Device device = Device::cpu(),
                 GroupedLinearOptions options = {});
+  GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, GroupedLinearOptions options)
+      : GroupedLinear(groups, in, out, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(weight.count()); }
   void fields(auto&& visit) { visit("weight", weight), visit("bias", bias), visit("form", form); }

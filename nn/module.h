@@ -50,15 +50,16 @@ void for_each(Model& model, F&& f) {
 }
 
 /// The tensors of the model that require a gradient, in the order of fields(). A tensor that appears twice
-/// (tied weights) is listed once, by its first name. Names the layers for messages (nn/layer_call.h).
+/// (tied weights) is listed once, by its first name. Names begin with the prefix, and a point, if one is
+/// given: those of several models may go to one optimizer. Names the layers for messages (nn/layer_call.h).
 template <class Model>
-std::vector<NamedParameter> parameters(const Model& model) {
+std::vector<NamedParameter> parameters(const Model& model, const std::string& prefix = "") {
   name_layers(model);
   std::vector<NamedParameter> list;
   std::set<const GradState*> known;
   for_each<Tensor>(model, [&](const std::string& name, const Tensor& leaf) {
     if (leaf.defined() && requires_grad(leaf) && known.insert(leaf.grad_state().get()).second)
-      list.push_back({name, leaf});
+      list.push_back({prefix.empty() || name.empty() ? prefix + name : prefix + '.' + name, leaf});
   });
   return list;
 }

@@ -18,6 +18,7 @@ struct LayerNorm {
   static constexpr const char* kKind = "LayerNorm";
 
   explicit LayerNorm(int64_t width, Device device = Device::cpu(), LayerNormOptions options = {});
+  LayerNorm(int64_t width, LayerNormOptions options) : LayerNorm(width, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   /// sum = x + residual and y = the norm of sum, in one pass (ops::add_layernorm); with `dropout`, sum = x +
   /// dropout(residual).
@@ -41,6 +42,7 @@ struct RmsNorm {
   static constexpr const char* kKind = "RmsNorm";
 
   explicit RmsNorm(int64_t width, Device device = Device::cpu(), RmsNormOptions options = {});
+  RmsNorm(int64_t width, RmsNormOptions options) : RmsNorm(width, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   /// sum = x + residual and y = the norm of sum, in one pass (ops::add_rmsnorm); with `dropout`, sum = x +
   /// dropout(residual).

@@ -5,6 +5,7 @@
 #include "nn/activation.h"
 #include "nn/dropout.h"
 #include "nn/embedding.h"
+#include "nn/flatten.h"
 #include "nn/mlp.h"
 #include "nn/norm.h"
 #include "nn/sequential.h"
@@ -30,7 +31,7 @@ double at(const Tensor& matrix, int64_t row, int64_t column) {
 
 TEST(Linear, MultipliesByTheTransposeAndAddsTheBias) {
   Rng rng(1);
-  const Linear layer(3, 2, rng, Device::cpu(), {.dtype = DType::f64});
+  const Linear layer(3, 2, rng, {.dtype = DType::f64});
   const Tensor x = numbers({4, 3}), y = layer(x);
   EXPECT_EQ(y.shape(), Shape({4, 2}));
   for (int64_t r = 0; r < 4; ++r)
@@ -39,14 +40,14 @@ TEST(Linear, MultipliesByTheTransposeAndAddsTheBias) {
       for (int64_t i = 0; i < 3; ++i) sum += at(x, r, i) * at(layer.weight, o, i);
       EXPECT_NEAR(at(y, r, o), sum, 8 * 0x1p-52);  // four additions of numbers below 4
     }
-  const Linear bare(3, 2, rng, Device::cpu(), {.bias = false});
+  const Linear bare(3, 2, rng, {.bias = false});
   EXPECT_FALSE(bare.bias.defined());
   EXPECT_EQ(parameters(bare).size(), 1u);
 }
 
 TEST(Linear, GradientsOfNarrowParametersAreF32) {
   Rng rng(1);
-  Linear layer(5, 4, rng, Device::cpu(), {.dtype = DType::bf16});
+  Linear layer(5, 4, rng, {.dtype = DType::bf16});
   Tape tape;
   const Tensor y = layer(numbers({3, 5}, DType::bf16));
   tape.backward(std::vector{y}, std::vector{Tensor::full(y.shape(), 1, DType::bf16, Device::cpu())});
@@ -57,12 +58,12 @@ TEST(Linear, GradientsOfNarrowParametersAreF32) {
 TEST(GroupedLinear, EachGroupIsALinearLayer) {
   Rng rng(1);
   for (const bool shared : {true, false}) {
-    GroupedLinear layer(3, 4, 2, rng, Device::cpu(), {.shared = shared, .dtype = DType::f64});
+    GroupedLinear layer(3, 4, 2, rng, {.shared = shared, .dtype = DType::f64});
     const Tensor x = shared ? numbers({5, 4}) : numbers({5, 3, 4});
     const Tensor y = layer(x);
     EXPECT_EQ(y.shape(), Shape({5, 3, 2}));
     for (int64_t k = 0; k < 3; ++k) {
-      Linear one(4, 2, rng, Device::cpu(), {.dtype = DType::f64});
+      Linear one(4, 2, rng, {.dtype = DType::f64});
       one.weight.copy_from(layer.weight.detach().select(0, k));
       one.bias.copy_from(layer.bias.detach().select(0, k));
       const Tensor expected = one(shared ? x : x.select(1, k));
@@ -75,7 +76,7 @@ TEST(GroupedLinear, EachGroupIsALinearLayer) {
 
 TEST(Mlp, IsTwoLinearLayersWithAnActivationBetween) {
   Rng rng(1);
-  const Mlp layer(3, 7, rng, Device::cpu(), {.activation = Activation::silu, .out = 2, .dtype = DType::f64});
+  const Mlp layer(3, 7, rng, {.activation = Activation::silu, .out = 2, .dtype = DType::f64});
   const Tensor x = numbers({4, 3});
   const std::vector<double> got = layer(x).detach().to_vector<double>(),
                             want = layer.down(ops::silu(layer.up(x))).detach().to_vector<double>();
@@ -84,8 +85,8 @@ TEST(Mlp, IsTwoLinearLayersWithAnActivationBetween) {
 }
 
 TEST(Norms, StandardiseRows) {
-  const LayerNorm layernorm(6, Device::cpu(), {.eps = 0, .dtype = DType::f64});
-  const RmsNorm rmsnorm(6, Device::cpu(), {.eps = 0, .dtype = DType::f64});
+  const LayerNorm layernorm(6, {.eps = 0, .dtype = DType::f64});
+  const RmsNorm rmsnorm(6, {.eps = 0, .dtype = DType::f64});
   const Tensor x = numbers({3, 6}), y = layernorm(x), z = rmsnorm(x);
   for (int64_t r = 0; r < 3; ++r) {
     double sum = 0, square = 0, rms = 0;
@@ -95,12 +96,12 @@ TEST(Norms, StandardiseRows) {
     EXPECT_NEAR(square, 6, 1e-14);
     EXPECT_NEAR(rms, 6, 1e-14);
   }
-  EXPECT_TRUE(parameters(LayerNorm(6, Device::cpu(), {.weight = false, .bias = false})).empty());
+  EXPECT_TRUE(parameters(LayerNorm(6, {.weight = false, .bias = false})).empty());
 }
 
 TEST(Norms, AddAResidualFirst) {
-  const LayerNorm layernorm(6, Device::cpu(), {.eps = 0.5, .dtype = DType::f64});
-  const RmsNorm rmsnorm(6, Device::cpu(), {.eps = 0.25, .dtype = DType::f64});
+  const LayerNorm layernorm(6, {.eps = 0.5, .dtype = DType::f64});
+  const RmsNorm rmsnorm(6, {.eps = 0.25, .dtype = DType::f64});
   const Tensor x = numbers({3, 6}), residual = numbers({3, 6}), sum = ops::scale(x, 2);
   const ops::AddNorm centred = layernorm.add(x, residual), plain = rmsnorm.add(x, residual);
   for (const Tensor& both : {centred.sum, plain.sum})
@@ -110,8 +111,8 @@ TEST(Norms, AddAResidualFirst) {
 }
 
 TEST(Norms, DropTheResidualWhileTraining) {
-  const LayerNorm layernorm(6, Device::cpu(), {.dtype = DType::f64});
-  const RmsNorm rmsnorm(6, Device::cpu(), {.dtype = DType::f64});
+  const LayerNorm layernorm(6, {.dtype = DType::f64});
+  const RmsNorm rmsnorm(6, {.dtype = DType::f64});
   const Tensor x = numbers({3, 6}), residual = numbers({3, 6});
   const auto expect_sum = [](const ops::AddNorm& got, const Tensor& want) {
     EXPECT_EQ(got.sum.detach().to_vector<double>(), want.to_vector<double>());
@@ -170,7 +171,7 @@ TEST(Dropout, FollowsAModelThatIsReturnedByValue) {
 
 TEST(Sequential, RunsInOrderAndNamesItsParts) {
   Rng rng(42);
-  const Sequential model{Linear(4, 8, rng), Gelu{}, Linear(8, 2, rng, Device::cpu(), {.bias = false})};
+  const Sequential model{Linear(4, 8, rng), Gelu{}, Linear(8, 2, rng, {.bias = false})};
   std::vector<std::string> names;
   for (const NamedParameter& parameter : parameters(model)) names.push_back(parameter.name);
   EXPECT_EQ(names, (std::vector<std::string>{"0.weight", "0.bias", "2.weight"}));
@@ -178,6 +179,31 @@ TEST(Sequential, RunsInOrderAndNamesItsParts) {
   const Tensor x = numbers({3, 4}, DType::f32);
   const auto& [first, gelu, last] = model.layers;
   EXPECT_EQ(model(x).detach().to_vector<float>(), last(gelu(first(x))).detach().to_vector<float>());
+}
+
+TEST(Sequential, HasLayersForTheShapesAndCurvesOfConvolutionalNetworks) {
+  Rng rng(42);
+  const Sequential model{Flatten{}, Linear(6, 4, rng), Tanh{}, Linear(4, 1, rng), Sigmoid{}};
+  const auto& [flatten, first, tanh, second, sigmoid] = model.layers;
+  const Tensor x = numbers({5, 2, 3}, DType::f32);
+  const Tensor flat = x.reshape({5, 6});
+  EXPECT_EQ(flatten(x).shape(), (Shape{5, 6}));
+  EXPECT_EQ(flatten(numbers({5})).shape(), (Shape{5, 1}));
+  EXPECT_EQ(flatten(numbers({0, 2, 3})).shape(), (Shape{0, 6}));
+  EXPECT_THROW(flatten(numbers({})), Error);
+  EXPECT_EQ(model(x).detach().to_vector<float>(),
+            ops::sigmoid(second(ops::tanh(first(flat)))).detach().to_vector<float>());
+}
+
+TEST(Layers, OptionsNeedNoDevice) {
+  Rng rng(42);
+  EXPECT_FALSE(Linear(2, 3, rng, {.bias = false}).bias.defined());
+  EXPECT_FALSE(GroupedLinear(2, 2, 3, rng, {.bias = false}).bias.defined());
+  EXPECT_FALSE(Mlp(2, 3, rng, {.bias = false}).up.bias.defined());
+  EXPECT_FALSE(GroupedMlp(2, 2, 3, 4, rng, {.bias = false}).up.bias.defined());
+  EXPECT_EQ(Embedding(2, 3, rng, {.dtype = DType::f64}).weight.dtype(), DType::f64);
+  EXPECT_EQ(LayerNorm(2, {.eps = 0.5}).eps, 0.5);
+  EXPECT_EQ(RmsNorm(2, {.eps = 0.5}).eps, 0.5);
 }
 
 TEST(Sequential, TellsTheFiniteCheckWhereItIs) {

@@ -20,7 +20,7 @@ struct Block {
 };
 
 struct Model {
-  explicit Model(Rng& rng) : embed(3, 4, rng), out(4, 3, rng, Device::cpu(), {.bias = false}) {
+  explicit Model(Rng& rng) : embed(3, 4, rng), out(4, 3, rng, {.bias = false}) {
     for (int i = 0; i < 2; ++i) blocks.emplace_back(4, rng);
     position = Tensor::zeros({7, 4}, DType::f32, Device::cpu());  // no parameter
   }
@@ -136,6 +136,18 @@ TEST(Module, ConversionKeepsParametersAndValues) {
   to(model, DType::bf16);
   EXPECT_EQ(model.embed.weight.grad_state()->grad_dtype, DType::f32);
   EXPECT_THROW(to(model, DType::i64), Error);
+}
+
+TEST(Module, ParametersOfSeveralModelsHavePrefixes) {
+  Rng rng(1);
+  const Linear generator(2, 3, rng), discriminator(3, 1, rng, {.bias = false});
+  std::vector<NamedParameter> both = parameters(generator, "generator");
+  for (const NamedParameter& parameter : parameters(discriminator, "discriminator"))
+    both.push_back(parameter);
+  std::vector<std::string> names;
+  for (const NamedParameter& parameter : both) names.push_back(parameter.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"generator.weight", "generator.bias", "discriminator.weight"}));
+  EXPECT_EQ(parameters(generator.weight, "alone").at(0).name, "alone");
 }
 
 TEST(Module, LayersOfATypeAreFoundByName) {

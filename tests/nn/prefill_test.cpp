@@ -60,7 +60,7 @@ TEST(PrefillScope, ALayerLeavesOutInputsOfTheseTokensAlone) {
 TEST(PrefillScope, OfACompressedMlpWithGatedInputsHoldsForGateAndUp) {
   // Gate and up are one operator but where the network is observed, or where gates spare some tokens.
   Rng rng(1);
-  Mlp mlp(6, 5, rng, Device::cpu(), {.gated = true, .bias = false});
+  Mlp mlp(6, 5, rng, {.gated = true, .bias = false});
   const Tensor x = Tensor::empty({7, 6}, DType::f32, Device::cpu());
   ops::fill_normal(x, 0, 1, rng);
   const Tensor dense = mlp.up.weight.detach().clone();
