@@ -87,8 +87,9 @@ inline bool are_tied(const Tensor& a, const Tensor& b) {
 }
 
 /// Replaces every tensor of the model by convert(tensor); tied tensors stay tied, parameters stay parameters.
+/// The old parameters note `by`, unless it is null, as the function that took them out of the model.
 template <class Model, class Convert>
-void replace_tensors(Model& model, Convert&& convert) {
+void replace_tensors(Model& model, const char* by, Convert&& convert) {
   // By storage: tensors that others share, and what became of them. They stay alive: none gets their address.
   std::multimap<const void*, std::pair<Tensor, Tensor>> moved;
   for_each<Tensor>(model, [&](const std::string&, Tensor& leaf) {
@@ -101,7 +102,10 @@ void replace_tensors(Model& model, Convert&& convert) {
     }
     Tensor next = convert(old.detach());
     if (next.shares_storage(old)) return;
-    if (requires_grad(old)) make_parameter(next), old.grad_state()->replaced_by = "nn::to";
+    if (requires_grad(old)) {
+      make_parameter(next);
+      if (by) old.grad_state()->replaced_by = by;
+    }
     leaf = next;
     if (old.storage().use_count() > 1) moved.emplace(old.storage().get(), std::pair(old, next));
   });
@@ -132,10 +136,22 @@ void freeze(Model& model, Which&& which) {
   for (const std::shared_ptr<GradState>& state : frozen) state->replaced_by = "nn::freeze";
 }
 
+/// A copy of the model with tensors of its own, as target networks, ensembles and the best weights so far
+/// need it: a plain copy, `auto b = a`, shares the weights. Tied tensors are tied in the copy, parameters are
+/// parameters, without gradients, frozen tensors are frozen; dtypes, devices, forms and training mode are
+/// those of the model. What fields() does not list is copied as the model's types copy it: a Dropout of the
+/// copy draws from the generator of the model's.
+template <class Model>
+Model clone(const Model& model) {
+  Model copy = model;
+  detail::replace_tensors(copy, nullptr, [](const Tensor& tensor) { return tensor.clone(); });
+  return copy;
+}
+
 /// Moves the model. Its tensors are new ones: make the optimizer afterwards.
 template <class Model>
 void to(Model& model, Device device) {
-  detail::replace_tensors(model, [&](const Tensor& tensor) { return tensor.to(device); });
+  detail::replace_tensors(model, "nn::to", [&](const Tensor& tensor) { return tensor.to(device); });
 }
 
 /// Converts the floating tensors of the model, and sets `config.dtype` where a model or a part of it has one.
@@ -143,8 +159,9 @@ void to(Model& model, Device device) {
 template <class Model>
 void to(Model& model, DType dtype) {
   check(is_floating(dtype), "nn::to: parameters cannot be ", dtype, "; expected a floating dtype");
-  detail::replace_tensors(
-      model, [&](const Tensor& tensor) { return is_floating(tensor.dtype()) ? tensor.to(dtype) : tensor; });
+  detail::replace_tensors(model, "nn::to", [&](const Tensor& tensor) {
+    return is_floating(tensor.dtype()) ? tensor.to(dtype) : tensor;
+  });
   for_each_node(model, [&](const std::string&, auto& node) {
     if constexpr (requires(DType & setting) { setting = node.config.dtype; }) node.config.dtype = dtype;
   });

@@ -4,10 +4,14 @@
 
 #include <optional>
 
+#include "nn/dropout.h"
 #include "nn/mlp.h"
 #include "nn/norm.h"
+#include "nn/sequential.h"
 #include "nn/summary.h"
+#include "nn/weights24.h"
 #include "ops/reduce/reduce.h"
+#include "tests/tensors.h"
 
 namespace tessera::nn {
 namespace {
@@ -136,6 +140,52 @@ TEST(Module, ConversionKeepsParametersAndValues) {
   to(model, DType::bf16);
   EXPECT_EQ(model.embed.weight.grad_state()->grad_dtype, DType::f32);
   EXPECT_THROW(to(model, DType::i64), Error);
+}
+
+TEST(Module, ACloneHasTheValuesInTensorsOfItsOwn) {
+  Rng rng(1);
+  Model model(rng);
+  model.out.weight = model.blocks[0].norm.weight;  // tied
+  freeze(model, [](const std::string& name) { return name == "blocks.1.norm.bias"; });
+  to(model, DType::bf16);
+  const Model copy = clone(model);
+  std::map<std::string, Tensor> originals;
+  for_each<Tensor>(model, [&](const std::string& name, Tensor& tensor) { originals[name] = tensor; });
+  for_each<Tensor>(copy, [&](const std::string& name, const Tensor& tensor) {
+    const Tensor& original = originals.at(name);
+    ASSERT_EQ(tensor.defined(), original.defined()) << name;
+    if (!tensor.defined()) return;
+    EXPECT_TRUE(same_bits(tensor, original)) << name;
+    EXPECT_FALSE(tensor.shares_storage(original)) << name;
+    EXPECT_EQ(requires_grad(tensor), requires_grad(original)) << name;
+    if (requires_grad(tensor)) {
+      EXPECT_NE(tensor.grad_state(), original.grad_state()) << name;
+      EXPECT_EQ(tensor.grad_state()->grad_dtype, DType::f32) << name;
+      EXPECT_EQ(original.grad_state()->replaced_by, nullptr) << "it is a parameter of its model still";
+    }
+  });
+  EXPECT_EQ(copy.out.weight.grad_state(), copy.blocks[0].norm.weight.grad_state());
+  EXPECT_EQ(parameters(copy).size(), parameters(model).size());
+}
+
+TEST(Module, ACloneKeepsFormsAndTrainingMode) {
+  Rng rng(1);
+  Sequential model{Linear(8, 8, rng), Linear(8, 4, rng), Dropout(0.5, rng)};
+  auto& [first, second, dropout] = model.layers;
+  first.form = Scaled{2};
+  set_weights24(second);
+  set_training(model, false);
+  const auto copy = clone(model);
+  const auto& [first_copy, second_copy, dropout_copy] = copy.layers;
+  EXPECT_EQ(first_copy.form, Form(Scaled{2}));
+  EXPECT_FALSE(dropout_copy.training);
+  EXPECT_EQ(dropout_copy.rng, &rng);
+  ASSERT_NE(weights24_of(second_copy), nullptr);
+  const Tensor &mask = weights24_of(second_copy)->mask, &original = weights24_of(second)->mask;
+  EXPECT_TRUE(same_bits(mask, original));
+  EXPECT_FALSE(mask.shares_storage(original)) << "refreshing one would change the other";
+  const Tensor x = Tensor::ones({2, 8});
+  EXPECT_TRUE(same_bits(copy(x), model(x)));
 }
 
 TEST(Module, ParametersOfSeveralModelsHavePrefixes) {
