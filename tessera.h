@@ -21,6 +21,7 @@
 #include "runtime/wait.h"
 
 #include "tensor/dtype.h"
+#include "tensor/equal.h"
 #include "tensor/fields.h"
 #include "tensor/finite.h"
 #include "tensor/layout.h"

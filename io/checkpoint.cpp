@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "autograd/gradient.h"
 #include "io/checksum.h"
 #include "io/safetensors_internal.h"
+#include "tensor/equal.h"
 
 namespace tessera::io {
 namespace {
@@ -119,10 +119,7 @@ const char* unwritable(const Tensor& tensor) {
 
 bool are_equal(const Checkpoint::Value& a, const Checkpoint::Value& b) {
   const Tensor *const first = std::get_if<Tensor>(&a), *const second = std::get_if<Tensor>(&b);
-  if (!first || !second || first->dtype() != second->dtype() || first->shape() != second->shape())
-    return false;
-  const Tensor left = first->to(Device::cpu()).packed(), right = second->to(Device::cpu()).packed();
-  return left.bytes() == 0 || std::memcmp(left.raw(), right.raw(), left.bytes()) == 0;
+  return first && second && equal_bits(*first, *second);
 }
 
 }  // namespace leaf

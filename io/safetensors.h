@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/file.h"
+#include "runtime/text.h"
 #include "tensor/tensor.h"
 
 /// The safetensors format (https://github.com/huggingface/safetensors, "Format"): eight bytes with the length
@@ -25,8 +26,7 @@
 
 namespace tessera::io {
 
-/// A name as a message shows it: names come from files, so it is cut short and has no control characters.
-std::string shown(const std::string& name);
+using tessera::shown;  // names come from files
 
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 using Metadata = std::map<std::string, std::string>;

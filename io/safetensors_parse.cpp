@@ -232,14 +232,6 @@ void check_cover(const std::string& path, std::vector<SafetensorsEntry>& entries
 
 }  // namespace
 
-std::string shown(const std::string& text) {
-  constexpr size_t kMost = 100;
-  std::string safe = text.substr(0, kMost);
-  for (char& c : safe)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  return text.size() > kMost ? safe + "..." : safe;
-}
-
 const char* safetensors_name(DType dtype) {
   return std::find_if(kDTypeNames.begin(), kDTypeNames.end(),
                       [&](const DTypeName& known) { return known.dtype == dtype; })

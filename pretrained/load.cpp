@@ -6,6 +6,7 @@
 #include "pretrained/narrowed.h"
 #include "pretrained/shares.h"
 #include "pretrained/sparse_file.h"
+#include "tensor/equal.h"
 
 namespace tessera::pretrained {
 namespace {
@@ -138,10 +139,8 @@ void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameT
     const auto theirs = matched.names.find(tied);
     if (theirs == matched.names.end()) continue;
     const std::string& first = matched.names.at(table.rules[0].parts[0].theirs);  // the token table leads
-    const Tensor again = source.load(theirs->second).packed(), original = source.load(first).packed();
-    const bool same = again.dtype() == original.dtype() && again.shape() == original.shape() &&
-                      (again.bytes() == 0 || std::memcmp(again.raw(), original.raw(), again.bytes()) == 0);
-    check(same, "weights: ", source.path(), ": '", shown(theirs->second), "' differs from '", shown(first),
+    check(equal_bits(source.load(theirs->second), source.load(first)), "weights: ", source.path(), ": '",
+          shown(theirs->second), "' differs from '", shown(first),
           "', but config.json ties them; set tie_word_embeddings to false");
   }
 }

@@ -1,9 +1,9 @@
 #include "pretrained/shares.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "pretrained/narrowed.h"
+#include "tensor/equal.h"
 
 namespace tessera::pretrained {
 namespace {
@@ -36,12 +36,10 @@ Tensor columns_of(const Tensor& rows, const ParameterShare& share) {
 void check_tied(const io::WeightSource& source, const std::string& name, const std::string& first,
                 const IndexRange& rows) {
   if (rows.count() == 0) return;
-  const Tensor again = source.load_rows(name, rows.begin, rows.end).packed(),
-               original = source.load_rows(first, rows.begin, rows.end).packed();
-  check(again.dtype() == original.dtype() && again.shape() == original.shape() &&
-            std::memcmp(again.raw(), original.raw(), again.bytes()) == 0,
-        "weights: ", source.path(), ": '", io::shown(name), "' differs from '", io::shown(first),
-        "', but config.json ties them; set tie_word_embeddings to false");
+  check(
+      equal_bits(source.load_rows(name, rows.begin, rows.end), source.load_rows(first, rows.begin, rows.end)),
+      "weights: ", source.path(), ": '", io::shown(name), "' differs from '", io::shown(first),
+      "', but config.json ties them; set tie_word_embeddings to false");
 }
 
 }  // namespace

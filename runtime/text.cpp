@@ -35,6 +35,14 @@ double seconds_of_environment(const char* name, double absent) {
   return seconds;
 }
 
+std::string shown(const std::string& name) {
+  constexpr size_t kMost = 100;
+  std::string safe = name.substr(0, kMost);
+  for (char& c : safe)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
+  return name.size() > kMost ? safe + "..." : safe;
+}
+
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -30,6 +30,9 @@ std::string joined(const Texts& texts) {
   return all;
 }
 
+/// A name from a file as a message shows it: cut short, and without control characters.
+std::string shown(const std::string& name);
+
 /// How many characters have to be inserted, removed or replaced to make b of a.
 size_t edit_distance(std::string_view a, std::string_view b);
 

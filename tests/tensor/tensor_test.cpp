@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "runtime/text.h"
+#include "tensor/equal.h"
 #include "tensor/finite.h"
 #include "tensor/kernels.h"
 #include "tensor/print.h"
@@ -321,6 +322,19 @@ TEST(Tensor, AccumulateRoundsOnce) {
   accumulate(z, Tensor::full({1}, 1 + 0x1p-20, DType::f64, kCpu));  // more than half a step of 2
   EXPECT_EQ(z.item<double>(), 0x1p24 + 2);
   expect_parts(message_of([&] { accumulate(y, z.expand({2})); }), {"accumulate", "[1]", "[2]"});
+}
+
+TEST(Tensor, EqualBitsAreThoseOfOneDtypeAndShapeInAnyLayout) {
+  const Tensor x = counting({2, 3});
+  EXPECT_TRUE(equal_bits(x, x.transpose(0, 1).clone().transpose(0, 1)));
+  EXPECT_TRUE(equal_bits(Tensor::zeros({0, 2}), Tensor::zeros({0, 2})));
+  EXPECT_TRUE(equal_bits(Tensor::full({1}, NAN), Tensor::full({1}, NAN)));
+  EXPECT_FALSE(equal_bits(Tensor::full({1}, 0.0), Tensor::full({1}, -0.0)));
+  EXPECT_FALSE(equal_bits(x, x.to(DType::f32)));
+  EXPECT_FALSE(equal_bits(x, x.packed().reshape({3, 2})));
+  const Tensor y = x.clone();
+  y.at({1, 2}).fill(7);
+  EXPECT_FALSE(equal_bits(x, y));
 }
 
 TEST(Tensor, FindsNonFiniteElements) {
