@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "autograd/gradient.h"
 #include "io/checksum.h"
@@ -151,6 +152,27 @@ void Checkpoint::put(const std::string& name, Value value) {
         "' cannot be used; it is empty, reserved or holds a NUL byte");
   check(values_.emplace(name, std::move(value)).second, "checkpoint: ", where, "the name '", shown(name),
         "' is used twice; give the things that are saved names of their own with io::named");
+}
+
+Checkpoint Checkpoint::part(const std::string& name) const {
+  Checkpoint part;
+  part.path_ = path_;
+  std::set<std::string> parts;
+  for (const auto& [full, value] : values_) {
+    parts.insert(full.substr(0, full.find('.')));
+    if (full == name) part.values_.emplace("value", value);
+    if (full.starts_with(name + '.')) part.values_.emplace(full.substr(name.size() + 1), value);
+  }
+  check(!part.values_.empty(), "checkpoint: ", path_.empty() ? "the one in memory" : path_, " has no part '",
+        shown(name), "' among ", joined(parts), did_you_mean(name, parts));
+  return part;
+}
+
+std::map<std::string, Tensor> Checkpoint::tensors() const {
+  std::map<std::string, Tensor> tensors;
+  for (const auto& [name, value] : values_)
+    if (const auto* const tensor = std::get_if<Tensor>(&value)) tensors.emplace(name, *tensor);
+  return tensors;
 }
 
 const Checkpoint::Value* Checkpoint::find(const std::string& name) const {

@@ -80,6 +80,13 @@ class Checkpoint {
   Checkpoint part(const std::string& name) const;
 
   const std::map<std::string, Value>& values() const { return values_; }
+  /// What was saved as io::named(name, ...), as if it had been saved alone: a training checkpoint's
+  /// `Checkpoint::read(path).part("model")` restores the model and leaves the optimizer out. Tensors are
+  /// shared. Throws if there is no such part.
+  Checkpoint part(const std::string& name) const;
+  /// The tensors alone, by name: for nn::load, which takes some of them, under other names and of other
+  /// dtypes.
+  std::map<std::string, Tensor> tensors() const;
   /// Null if there is none.
   const Value* find(const std::string& name) const;
   /// One value. Throws if there is none or it is of another type.

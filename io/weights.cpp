@@ -153,6 +153,14 @@ Tensor WeightSource::load_rows(const std::string& name, int64_t begin, int64_t e
   return load(name).slice(0, begin, end);
 }
 
+std::map<std::string, Tensor> load_weights(const std::string& path, Device device) {
+  const WeightSource source(path);
+  std::map<std::string, Tensor> tensors;
+  for (const WeightEntry& entry : source.entries())
+    tensors.emplace(entry.name, on_device(source.load(entry.name), device));
+  return tensors;
+}
+
 void check_no_adapter(const std::string& folder) {
   check(!exists(folder + "/adapter_config.json"), "weights: ", folder,
         " holds an adapter of peft (adapter_config.json), which is not read; merge it into its base model "

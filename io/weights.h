@@ -59,6 +59,9 @@ class WeightSource {
   std::map<std::string, Place> index_;
 };
 
+/// All tensors of WeightSource(path), by name, on the device. Host memory of all of them.
+std::map<std::string, Tensor> load_weights(const std::string& path, Device device = Device::cpu());
+
 /// Throws if the folder has an adapter_config.json, as peft writes it: without the adapter, which is not
 /// read, the model would be another one.
 void check_no_adapter(const std::string& folder);

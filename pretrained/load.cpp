@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "pretrained/narrowed.h"
+#include "nn/load.h"
+#include "nn/narrowed.h"
 #include "pretrained/shares.h"
 #include "pretrained/sparse_file.h"
 #include "tensor/equal.h"
@@ -59,7 +60,7 @@ Matched match_names(const NameTable& table, const io::WeightSource& source, bool
   for (const NameRule& rule : table.rules)
     for (const NameRule::Part& part : rule.parts) wanted.emplace(part.theirs, &part);
   Matched matched;
-  std::vector<std::string> wrong;
+  nn::Misfits wrong;
   for (const io::WeightEntry& entry : source.entries()) {
     const std::string name = modern(entry.name);
     const auto is_tied = [&](const std::string& tied) { return name == tied; };
@@ -67,13 +68,13 @@ Matched match_names(const NameTable& table, const io::WeightSource& source, bool
         wanted.contains(name) || any_of(table.tied, is_tied) ? name : table.prefix + name;
     if (wanted.contains(full) || any_of(table.tied, is_tied)) {
       if (!matched.names.emplace(full, entry.name).second)
-        wrong.push_back("twice       " + shown(full) + ": as '" + shown(matched.names.at(full)) + "' and '" +
-                        shown(entry.name) + "'");
+        wrong.add("twice", shown(full) + ": as '" + shown(matched.names.at(full)) + "' and '" +
+                               shown(entry.name) + "'");
     } else if (any_of(table.buffers, [&](const std::string& end) { return full.ends_with(end); }) ||
                !name_of_other(table, entry.name).empty()) {
       matched.report.ignored.push_back(entry.name);
     } else {
-      wrong.push_back("unexpected  " + shown(entry.name) + " " + text_of(entry.shape));
+      wrong.add("unexpected", shown(entry.name) + " " + text_of(entry.shape));
     }
   }
   for (const NameRule& rule : table.rules) {
@@ -88,31 +89,20 @@ Matched match_names(const NameTable& table, const io::WeightSource& source, bool
           continue;
         }
         if (entry.shape != part.shape)
-          wrong.push_back("mis-shaped  " + shown(entry.name) + " " + text_of(entry.shape) + ", expected " +
-                          text_of(part.shape));
+          wrong.add("mis-shaped",
+                    shown(entry.name) + " " + text_of(entry.shape) + ", expected " + text_of(part.shape));
         if (!is_floating(entry.dtype))
-          wrong.push_back("mis-typed   " + shown(entry.name) + " " + name_of(entry.dtype) +
-                          ", expected a floating dtype");
+          wrong.add("mis-typed",
+                    shown(entry.name) + " " + name_of(entry.dtype) + ", expected a floating dtype");
       } else if (rule.is_head && fresh_head) {
         matched.report.fresh.push_back(rule.ours);
       } else {
-        wrong.push_back("missing     " + part.theirs + " " + text_of(part.shape));
+        wrong.add("missing", part.theirs + " " + text_of(part.shape));
       }
     }
   }
   if (wrong.empty()) return matched;
-  // Some of each kind: names that all begin in another way are missing and unexpected, and only both tell
-  // why.
-  constexpr size_t kMost = 10, kWidth = 12;  // lines of a kind, characters of its name
-  std::sort(wrong.begin(), wrong.end());
-  std::string list;
-  for (size_t i = 0, end = 0; i < wrong.size(); i = end) {
-    const std::string kind = wrong[i].substr(0, kWidth);
-    for (end = i; end < wrong.size() && wrong[end].starts_with(kind); ++end)
-      if (end - i < kMost) list += "\n  " + wrong[end];
-    if (end - i > kMost) list += "\n  " + kind + "and " + std::to_string(end - i - kMost) + " more";
-  }
-  fail_at(Site::here(), "weights: ", source.path(), " does not fit the model of config.json:", list);
+  fail_at(Site::here(), "weights: ", source.path(), " does not fit the model of config.json:", wrong.lines());
 }
 
 void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameTable& table,
@@ -129,8 +119,8 @@ void copy_weights(const std::vector<nn::NamedParameter>& parameters, const NameT
       const auto theirs = matched.names.find(part.theirs);
       if (theirs == matched.names.end()) return;
       const Tensor tensor = source.load(theirs->second);
-      copy_narrowed(parameter.detach().slice(0, row, end), rule.transposed ? tensor.transpose(0, 1) : tensor,
-                    theirs->second);
+      nn::copy_narrowed(parameter.detach().slice(0, row, end),
+                        rule.transposed ? tensor.transpose(0, 1) : tensor, theirs->second);
     });
     check(end == parameter.size(0), "weights: '", name, "' is ", describe(parameter), ", but the table has ",
           end, " rows");

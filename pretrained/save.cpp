@@ -2,10 +2,10 @@
 #include <nlohmann/json.hpp>
 
 #include "nn/low_rank.h"
+#include "nn/narrowed.h"
 #include "nn/weights24.h"
 #include "pretrained/companions_internal.h"
 #include "pretrained/load.h"
-#include "pretrained/narrowed.h"
 #include "pretrained/sparse_file.h"
 
 namespace tessera::pretrained {
@@ -57,7 +57,7 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
     for_each_part(rule, [&](const NameRule::Part& part, int64_t row, int64_t rows) {
       weights.push_back(
           {{part.theirs, config.dtype, part.shape}, [=, ours = found->second, dtype = config.dtype] {
-             return narrowed(part_of(ours(), rule, row, rows), dtype, part.theirs);
+             return nn::narrowed(part_of(ours(), rule, row, rows), dtype, part.theirs);
            }});
     });
   }
@@ -111,8 +111,9 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
   const auto add = [&](const std::string& theirs, const std::string& in_file) {
     const io::WeightEntry& entry = source.entry(in_file);
     const DType dtype = options.dtype && is_floating(entry.dtype) ? *options.dtype : entry.dtype;
-    weights.push_back({{theirs, dtype, entry.shape},
-                       [&source, in_file, dtype] { return narrowed(source.load(in_file), dtype, in_file); }});
+    weights.push_back({{theirs, dtype, entry.shape}, [&source, in_file, dtype] {
+                         return nn::narrowed(source.load(in_file), dtype, in_file);
+                       }});
     done.tensors += 1;
     done.bytes += uint64_t(entry.shape.count()) * size_of(dtype);
   };

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "pretrained/narrowed.h"
+#include "nn/narrowed.h"
 #include "tensor/equal.h"
 
 namespace tessera::pretrained {
@@ -81,8 +81,8 @@ void copy_shares(const models::Llama& model, const NameTable& table, const Match
                      const auto theirs = matched.names.find(part.theirs);
                      if (theirs == matched.names.end()) return;
                      const Tensor rows = source.load_rows(theirs->second, first, first + count);
-                     copy_narrowed(parameter.detach().slice(0, target, target + count),
-                                   columns_of(rows, share), theirs->second);
+                     nn::copy_narrowed(parameter.detach().slice(0, target, target + count),
+                                       columns_of(rows, share), theirs->second);
                    });
   }
   const ParameterShare of_token = share_of("token.weight", model.config, rank, ranks);

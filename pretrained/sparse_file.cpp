@@ -6,10 +6,10 @@
 
 #include "io/checksum.h"
 #include "io/weights.h"
+#include "nn/narrowed.h"
 #include "pretrained/companions_internal.h"
 #include "pretrained/fingerprint.h"
 #include "pretrained/load.h"
-#include "pretrained/narrowed.h"
 #include "runtime/interrupt.h"
 
 namespace tessera::pretrained {
@@ -203,14 +203,14 @@ class Compressor {
   Compressor(ops::SparseFormat format, DType dtype) : format_(format) { done.dtype = dtype; }
 
   void add_dense(const std::string& name, const Tensor& tensor) {
-    const Tensor kept = narrowed(tensor, done.dtype, name);
+    const Tensor kept = nn::narrowed(tensor, done.dtype, name);
     done.bytes += kept.bytes(), done.dense_bytes += kept.bytes();
     add(name, kept);
   }
   /// matrix: [out, in]
   void add_layer(const std::string& name, const Tensor& matrix) {
     check_interrupt();
-    const Tensor clean = cleaned(narrowed(matrix, done.dtype, name), name, done.negative_zeros);
+    const Tensor clean = cleaned(nn::narrowed(matrix, done.dtype, name), name, done.negative_zeros);
     add_to_fingerprint(fingerprint_, name, clean);
     ops::SparseWeight weight = ops::compress(clean, format_);
     done.layers.push_back({{name, format_, weight.out, weight.in, weight.stored, weight.most},

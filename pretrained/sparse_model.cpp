@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "nn/form.h"
+#include "nn/narrowed.h"
 #include "ops/variant.h"
 #include "pretrained/check_gates.h"
 #include "pretrained/fingerprint.h"
-#include "pretrained/narrowed.h"
 #include "runtime/text.h"
 
 namespace tessera::pretrained {
@@ -45,11 +45,11 @@ class Filler {
       for_each_part(rule, [&, &parameter = parameter](const NameRule::Part& part, int64_t row, int64_t rows) {
         const Tensor to = parameter.detach().slice(0, row, row + rows);
         if (is_compressed_rule(rule)) {
-          copy_narrowed(to, ops::to_dense(file_.load(file_.layers().at(module_of(part)))), part.theirs);
+          nn::copy_narrowed(to, ops::to_dense(file_.load(file_.layers().at(module_of(part)))), part.theirs);
           return;
         }
         const Tensor tensor = file_.load(part.theirs);
-        copy_narrowed(to, rule.transposed ? tensor.transpose(0, 1) : tensor, part.theirs);
+        nn::copy_narrowed(to, rule.transposed ? tensor.transpose(0, 1) : tensor, part.theirs);
       });
     }
   }

@@ -5,11 +5,11 @@
 #include <set>
 
 #include "io/file.h"
+#include "nn/narrowed.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "pretrained/fingerprint.h"
 #include "pretrained/load.h"
-#include "pretrained/narrowed.h"
 #include "runtime/interrupt.h"
 #include "sparsity/allocation.h"
 #include "sparsity/gate_aware.h"
@@ -42,7 +42,7 @@ void round_parameters(const Model& model, DType dtype) {
   for (const auto& [name, parameter] : nn::parameters(model)) {
     check_interrupt();
     const Tensor values = parameter.detach();
-    values.copy_from(pretrained::narrowed(values, dtype, name));
+    values.copy_from(nn::narrowed(values, dtype, name));
   }
 }
 

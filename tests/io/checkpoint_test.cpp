@@ -95,6 +95,28 @@ TEST(Checkpoint, RoundTripsAModel) {
   EXPECT_TRUE(same(load_safetensors(folder / "file").at("heads.1.weight"), model.heads[1].weight));
 }
 
+TEST(Checkpoint, APartIsRestoredAlone) {
+  const TemporaryFolder folder;
+  Model model = make_model(1), other = make_model(100);
+  other.mode = Mode::train;
+  save(folder / "file", named("model", model), named("model2", make_model(7)), named("step", int64_t{3}));
+  const Checkpoint all = Checkpoint::read(folder / "file");
+  all.part("model").restore(other);
+  EXPECT_EQ(bits_of_all(model), bits_of_all(other));
+  EXPECT_EQ(other.mode, Mode::evaluate);
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : all.part("model").tensors()) names.push_back(name);
+  EXPECT_EQ(names, (std::vector<std::string>{"heads.0.bias", "heads.0.weight", "heads.1.weight", "table"}));
+  EXPECT_TRUE(same(all.part("model.heads").tensors().at("1.weight"), model.heads[1].weight));
+  int64_t step = 0;
+  all.part("step").restore(step);
+  EXPECT_EQ(step, 3);
+  expect_error([&] { all.part("modle"); },
+               {"file has no part 'modle' among model, model2, step; did you mean model?"});
+  other = make_model(100);
+  expect_error([&] { all.part("model2").restore(step); }, {"file does not fit"});
+}
+
 struct Written {
   int64_t step = 0;
   Tensor a = Tensor::zeros({2}, DType::f32, kCpu), b = Tensor::zeros({3}, DType::f32, kCpu),

@@ -135,6 +135,19 @@ TEST_F(Weights, OfTorchAreReadByContentWhateverTheirName) {
   EXPECT_EQ(WeightSource(folder / "pytorch_model.bin.index.json").load("x").shape(), (Shape{2, 3}));
 }
 
+TEST_F(Weights, AreLoadedWholeFromAFileOrAFolder) {
+  save_safetensors(folder / "model.safetensors", NamedTensors{{"b", x}, {"a", x.to(DType::bf16)}});
+  for (const std::string& path : {folder.path(), folder / "model.safetensors"}) {
+    const std::map<std::string, Tensor> all = load_weights(path);
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_EQ(all.at("a").dtype(), DType::bf16);
+    EXPECT_EQ(all.at("b").to_vector<float>(), (std::vector<float>{1, 2, 3}));
+  }
+  if (!has_torch_files()) return;
+  put("model.pt", torch_bytes(pickle::program({{"x", pickle::matrix()}})));
+  EXPECT_EQ(load_weights(folder / "model.pt").at("x").shape(), (Shape{2, 3}));
+}
+
 TEST_F(Weights, OfSafetensorsAreToldFromThoseOfTorchForEveryLengthOfTheirHeader) {
   // The length is the first eight bytes: some begin as a zip archive or as a pickle does.
   for (int i = 0; i < 256; i += 8) {

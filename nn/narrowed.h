@@ -4,7 +4,7 @@
 
 #include "tensor/tensor.h"
 
-namespace tessera::pretrained {
+namespace tessera::nn {
 
 /// The weights `name` in another floating dtype. Throws, with the number of them and the largest, if finite
 /// values would become infinite.
@@ -14,4 +14,4 @@ Tensor narrowed(const Tensor& tensor, DType dtype, const std::string& name);
 /// narrowed does.
 void copy_narrowed(const Tensor& to, const Tensor& from, const std::string& name);
 
-}  // namespace tessera::pretrained
+}  // namespace tessera::nn

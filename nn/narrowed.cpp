@@ -1,4 +1,4 @@
-#include "pretrained/narrowed.h"
+#include "nn/narrowed.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 
-namespace tessera::pretrained {
+namespace tessera::nn {
 namespace {
 
 /// The least magnitude that the dtype rounds to infinity; infinite where none does.
@@ -60,4 +60,4 @@ void copy_narrowed(const Tensor& to, const Tensor& from, const std::string& name
   check_rounded(to, from, name);
 }
 
-}  // namespace tessera::pretrained
+}  // namespace tessera::nn
