@@ -157,6 +157,7 @@
 #include "plan/ranks.h"
 
 #include "optim/bundled.h"
+#include "optim/clip.h"
 #include "optim/ema.h"
 #include "optim/gradient_ring.h"
 #include "optim/loss_scale.h"

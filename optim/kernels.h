@@ -70,6 +70,16 @@ void measure_cpu(DType compute, const StepArgs& args, double* partials, const Pr
 void measure_cuda(Device device, const StepArgs& args, double* partials, const PrepareOptions& options,
                   Measure part = Measure::whole);
 
+/// The same on that device.
+inline void measure(Device device, DType compute, const StepArgs& args, double* partials,
+                    const PrepareOptions& options, Measure part = Measure::whole) {
+  if (device.is_cpu()) {
+    measure_cpu(compute, args, partials, options, part);
+  } else {
+    if constexpr (kCuda) measure_cuda(device, args, partials, options, part);
+  }
+}
+
 /// prepare_parameter() for every place, after the measurement.
 void prepare_parameters_cpu(const StepArgs& args, const PrepareOptions& options);
 void prepare_parameters_cuda(Device device, const StepArgs& args, const PrepareOptions& options);

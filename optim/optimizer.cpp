@@ -265,12 +265,7 @@ void Optimizer::measure(const StepArgs& args, const PrepareOptions& prepare) con
   const Buffers& buffers = *state_->buffers;
   double* const partials = buffers.partials.data<double>();
   const auto run = [&](Measure part) {
-    const Device device = buffers.packing.device();
-    if (device.is_cpu()) {
-      measure_cpu(buffers.packing.compute_dtype(), args, partials, prepare, part);
-    } else {
-      if constexpr (kCuda) measure_cuda(device, args, partials, prepare, part);
-    }
+    optim::measure(buffers.packing.device(), buffers.packing.compute_dtype(), args, partials, prepare, part);
   };
   if (!state_->sharded) {
     run(Measure::whole);

@@ -84,12 +84,14 @@ class Packing {
   Tensor view(const Tensor& arena, size_t parameter, int64_t first = 0) const;
   Tensor master_view(const Tensor& masters, size_t parameter) const;
 
-  /// A table's bytes on the device, as u8.
+  /// A table's bytes on the device, as u8. The host does not wait for the copy.
   template <class T>
   static Tensor table_on(Device device, const std::vector<T>& table) {
-    std::vector<uint8_t> bytes(table.size() * sizeof(T));
-    if (!table.empty()) std::memcpy(bytes.data(), table.data(), bytes.size());
-    return Tensor::from(bytes, {int64_t(bytes.size())}, device);
+    const Tensor host = Tensor::empty_pinned({int64_t(table.size() * sizeof(T))}, DType::u8);
+    if (!table.empty()) std::memcpy(host.raw(), table.data(), host.bytes());
+    const Tensor bytes = Tensor::empty(host.shape(), DType::u8, device);
+    bytes.copy_from(host);
+    return bytes;
   }
   /// Copies the tables to the device, once the places are final.
   void upload();
