@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "io/file_integer_internal.h"
 #include "io/safetensors_internal.h"
 
 namespace tessera::io {
@@ -30,6 +31,7 @@ constexpr std::array<DescrName, 7> kDescrs = {{{"<f8", DType::f64},
 
 struct Header {
   DType dtype;
+  const FileInteger* integer;  // what the elements are in the file if they are not of that dtype, else null
   bool fortran;
   Shape shape;
 };
@@ -71,7 +73,7 @@ class HeaderParser {
           !dtype     ? "descr"
           : !fortran ? "fortran_order"
                      : "shape");
-    return {*dtype, *fortran, *shape};
+    return {*dtype, integer_, *fortran, *shape};
   }
 
  private:
@@ -116,9 +118,11 @@ class HeaderParser {
                              : descr.find('V') != std::string::npos
                                  ? ": raw bytes, as NumPy writes bfloat16 and float8; save it as "
                                    "float32, or as safetensors"
-                                 : "; expected <f8, <f4, <f2, <i8, <i4, |u1 or |b1";
-    check(found != kDescrs.end(), "npy: ", path_, ": elements of type '", descr, "' are not supported", hint);
-    return found->dtype;
+                                 : "; expected <f8, <f4, <f2, <i8, <i4, <i2, |i1, <u8, <u4, <u2, |u1 or |b1";
+    integer_ = found == kDescrs.end() ? find_file_integer(&FileInteger::npy, descr) : nullptr;
+    check(integer_ || found != kDescrs.end(), "npy: ", path_, ": elements of type '", descr,
+          "' are not supported", hint);
+    return integer_ ? integer_->dtype : found->dtype;
   }
 
   bool truth() {
@@ -168,6 +172,7 @@ class HeaderParser {
   const std::string& path_;
   std::string_view text_;
   size_t at_ = 0;
+  const FileInteger* integer_ = nullptr;
 };
 
 }  // namespace
@@ -228,14 +233,19 @@ Tensor load_npy(const InputFile& file, Device device) {
   const Header header = HeaderParser(path, text).parse();
 
   uint64_t bytes = 0;
-  const bool overflow =
-      __builtin_mul_overflow(uint64_t(header.shape.count()), uint64_t(size_of(header.dtype)), &bytes);
+  const uint64_t each = header.integer ? header.integer->bytes : size_of(header.dtype);
+  const bool overflow = __builtin_mul_overflow(uint64_t(header.shape.count()), each, &bytes);
   const uint64_t data_at = header_at + length, rest = file.size() - data_at;
   check(!overflow && bytes == rest, "npy: ", path, " has ", rest, " bytes of elements, expected ",
         overflow ? std::string("more than 2^64") : std::to_string(bytes), " for ", header.dtype, header.shape,
         rest < bytes || overflow ? ": the file is cut short" : ": something follows the array");
-  const Tensor host = Tensor::empty_packed(header.shape, header.dtype, Device::cpu());
-  file.read(data_at, host.raw(), size_t(bytes));
+  Tensor host;
+  if (header.integer) {
+    host = read_file_integers(file, data_at, *header.integer, header.shape, "array");
+  } else {
+    host = Tensor::empty_packed(header.shape, header.dtype);
+    file.read(data_at, host.raw(), size_t(bytes));
+  }
   check_bools(host, path, "array");
   if (!header.fortran) return on_device(host, device);
   Layout columns = host.layout();

@@ -7,9 +7,10 @@
 
 /// NumPy's .npy format (numpy/lib/format.py, versions 1.0, 2.0 and 3.0): one array per file, little-endian.
 ///
-/// f64 f32 f16 i64 i32 u8 bool are '<f8' '<f4' '<f2' '<i8' '<i4' '|u1' '|b1'. bf16 and f8e4m3 have no name in
-/// NumPy: writing them throws (convert with to(DType::f32), or use safetensors). Writing gives the bytes that
-/// numpy.save writes.
+/// f64 f32 f16 i64 i32 u8 bool are '<f8' '<f4' '<f2' '<i8' '<i4' '|u1' '|b1'. Other integers are read into a
+/// wider dtype: '|i1', '<i2' and '<u2' as i32, '<u4' and '<u8' as i64; a '<u8' beyond that throws. bf16 and
+/// f8e4m3 have no name in NumPy: writing them throws (convert with to(DType::f32), or use safetensors).
+/// Writing gives the bytes that numpy.save writes.
 
 namespace tessera::io {
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "io/file_integer_internal.h"
 #include "io/safetensors_internal.h"
 #include "runtime/text.h"
 
@@ -151,6 +152,7 @@ void check_bools(const Tensor& tensor, const std::string& path, const std::strin
 }
 
 Tensor read_entry(const InputFile& file, const SafetensorsEntry& entry) {
+  if (entry.integer) return read_file_integers(file, entry.offset, *entry.integer, entry.shape, entry.name);
   const Tensor host = Tensor::empty_packed(entry.shape, entry.dtype, Device::cpu());
   file.read(entry.offset, host.raw(), size_t(entry.bytes));
   return host;

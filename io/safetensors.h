@@ -20,9 +20,10 @@
 /// multiple of 8.
 ///
 /// Reading accepts nothing that the reference library refuses, and refuses more: duplicate names (of tensors,
-/// metadata and parts of an entry), unknown parts of an entry, dtypes without a counterpart here, more than
-/// eight dimensions, BOOL bytes other than 0 and 1. Every number in the header is checked against the file's
-/// size before anything is allocated.
+/// metadata and parts of an entry), unknown parts of an entry, dtypes that are not read, more than eight
+/// dimensions, BOOL bytes other than 0 and 1. Integers that no dtype here has are read into a wider one: I8,
+/// I16 and U16 as i32, U32 and U64 as i64; a U64 beyond that throws. Every number in the header is checked
+/// against the file's size before anything is allocated.
 
 namespace tessera::io {
 
@@ -43,13 +44,17 @@ void save_safetensors(const std::string& path, const Tensors& tensors, const Met
 /// All tensors of the file, by name, on the device.
 std::map<std::string, Tensor> load_safetensors(const std::string& path, Device device = Device::cpu());
 
+struct FileInteger;  // io/file_integer_internal.h
+
 /// One tensor as the header describes it.
 struct SafetensorsEntry {
   std::string name;
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  // of the tensor that is read
   Shape shape;
   uint64_t offset = 0;  // of the first byte, from the start of the file
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;   // in the file
+  /// What the elements are in the file if they are not of that dtype, else null.
+  const FileInteger* integer = nullptr;
 };
 
 /// A file whose header has been read and checked; tensors are read when asked for.

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "io/file_integer_internal.h"
 #include "io/safetensors_internal.h"
 
 // The header is parsed by events, not into a tree: duplicate keys are seen, depth is a state (object, entry,
@@ -78,10 +79,12 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
     } else if (state_ == State::dtype) {
       const auto* const found = std::find_if(kDTypeNames.begin(), kDTypeNames.end(),
                                              [&](const DTypeName& known) { return text == known.name; });
-      check(found != kDTypeNames.end(), "safetensors: ", path_, ": tensor '", shown(name_), "' has dtype ",
-            shown(text),
-            ", which is not supported; expected F64, F32, BF16, F16, F8_E4M3, I64, I32, U8 or BOOL");
-      dtype_ = found->dtype;
+      integer_ = found == kDTypeNames.end() ? find_file_integer(&FileInteger::safetensors, text) : nullptr;
+      check(integer_ || found != kDTypeNames.end(), "safetensors: ", path_, ": tensor '", shown(name_),
+            "' has dtype ", shown(text),
+            ", which is not supported; expected F64, F32, BF16, F16, F8_E4M3, I64, I32, I16, I8, U64, U32, "
+            "U16, U8 or BOOL");
+      dtype_ = integer_ ? integer_->dtype : found->dtype;
       state_ = State::entry;
     } else {
       unexpected("a string");
@@ -187,7 +190,7 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
           " before it begins at ", begin);
     // The product is checked here, zero sizes not excusing the others; Shape would check it too, without the
     // names.
-    uint64_t bytes = size_of(*dtype_), largest = bytes;
+    uint64_t bytes = integer_ ? integer_->bytes : size_of(*dtype_), largest = bytes;
     bool overflow = false;
     for (const int64_t size : *sizes_) {
       overflow |= __builtin_mul_overflow(largest, std::max<uint64_t>(uint64_t(size), 1), &largest);
@@ -197,7 +200,7 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
     check(!overflow, "safetensors: ", path_, ": the shape of tensor '", shown(name_), "' overflows");
     check(bytes == end - begin, "safetensors: ", path_, ": tensor '", shown(name_), "' has ", end - begin,
           " bytes, expected ", bytes, " from its dtype and shape");
-    entries_.push_back({name_, *dtype_, Shape(std::span<const int64_t>(*sizes_)), begin, bytes});
+    entries_.push_back({name_, *dtype_, Shape(std::span<const int64_t>(*sizes_)), begin, bytes, integer_});
   }
 
   const std::string& path_;
@@ -208,6 +211,7 @@ class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
   std::string name_, metadata_key_;
   bool is_metadata_ = false;
   std::optional<DType> dtype_;
+  const FileInteger* integer_ = nullptr;  // what dtype_ is read from, if it is not in the file itself
   std::optional<std::vector<int64_t>> sizes_;
   std::optional<std::vector<uint64_t>> offsets_;
 };

@@ -78,6 +78,32 @@ TEST(Npy, ReadsFortranOrder) {
   EXPECT_EQ(load_npy(InputFile("memory", none)).shape(), (Shape{0, 3}));
 }
 
+TEST(Npy, ReadsOtherIntegersIntoAWiderDtype) {
+  const auto loaded = [](const std::string& descr, const std::string& data,
+                         const std::string& order = "False") {
+    const std::string bytes =
+        npy_bytes(1, "{'descr': '" + descr + "', 'fortran_order': " + order + ", 'shape': (2, 1), }", data);
+    return load_npy(InputFile("memory", bytes));
+  };
+  for (const char* const order : {"False", "True"}) {
+    const Tensor x = loaded("<i2", std::string("\xFE\xFF\x00\x80", 4), order);
+    EXPECT_EQ(x.dtype(), DType::i32);
+    EXPECT_EQ(x.shape(), (Shape{2, 1}));
+    EXPECT_EQ(x.to_vector<int32_t>(), (std::vector<int32_t>{-2, -32768}));
+  }
+  EXPECT_EQ(loaded("|i1", "\x80\x7F").to_vector<int32_t>(), (std::vector<int32_t>{-128, 127}));
+  EXPECT_EQ(loaded("<u2", std::string("\xFF\xFF\1\0", 4)).to_vector<int32_t>(),
+            (std::vector<int32_t>{65535, 1}));
+  const Tensor wide = loaded("<u4", std::string("\xFF\xFF\xFF\xFF\1\0\0\0", 8));
+  EXPECT_EQ(wide.dtype(), DType::i64);
+  EXPECT_EQ(wide.to_vector<int64_t>(), (std::vector<int64_t>{0xFFFFFFFF, 1}));
+  const std::string most("\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F", 8), more("\0\0\0\0\0\0\0\x80", 8);
+  EXPECT_EQ(loaded("<u8", most + most).to_vector<int64_t>()[1], std::numeric_limits<int64_t>::max());
+  EXPECT_TRUE(throws([&] { loaded("<u8", most + more); },
+                     "element 1 of 'array' is 9223372036854775808, more than an i64 holds"));
+  EXPECT_TRUE(throws([&] { loaded("<i2", "\1\2\3"); }, "has 3 bytes of elements, expected 4"));
+}
+
 TEST(Npy, RefusesToWriteWhatNumpyHasNoNameFor) {
   const TemporaryFolder folder;
   for (const DType dtype : {DType::bf16, DType::f8e4m3})
@@ -139,7 +165,7 @@ TEST(Npy, RefusesMalformedFilesByName) {
       {"text", with("'<U4'", "False", "(2,)"), "elements of type '<U4' are not supported; expected <f8"},
       {"complex", with("'<c8'", "False", "(2,)"), "elements of type '<c8' are not supported"},
       {"dates", with("'<M8[ns]'", "False", "(2,)"), "elements of type '<M8[ns]' are not supported"},
-      {"u2", with("'<u2'", "False", "(1,)"), "elements of type '<u2' are not supported"},
+      {"name in safetensors", with("'I16'", "False", "(1,)"), "elements of type 'I16' are not supported"},
       {"native order", with("'=f4'", "False", "(1,)"), "elements of type '=f4' are not supported"},
       {"case", with("'<F4'", "False", "(1,)"), "elements of type '<F4' are not supported"},
       {"no type", with("''", "False", "(2,)"), "elements of type '' are not supported"},

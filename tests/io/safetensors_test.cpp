@@ -103,6 +103,28 @@ TEST(Safetensors, ReadsWhatOtherWritersMayWrite) {
   }
 }
 
+TEST(Safetensors, ReadsOtherIntegersIntoAWiderDtype) {
+  const std::string bytes = safetensors_bytes(
+      R"({"a":{"dtype":"U64","shape":[2],"data_offsets":[0,16]},"b":{"dtype":"U32","shape":[1],)"
+      R"("data_offsets":[16,20]},"c":{"dtype":"I16","shape":[3,1],"data_offsets":[20,26]},)"
+      R"("d":{"dtype":"U16","shape":[1],"data_offsets":[26,28]},"e":{"dtype":"I8","shape":[2],)"
+      R"("data_offsets":[28,30]}})",
+      std::string("\7\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x80", 16) + "\xFF\xFF\xFF\xFF" +
+          std::string("\xFE\xFF\1\0\2\0", 6) + "\xFF\xFF" + "\x80\x7F");
+  const SafetensorsFile file(InputFile("memory", bytes));
+  EXPECT_EQ(file.load("b").dtype(), DType::i64);
+  EXPECT_EQ(file.load("b").item<int64_t>(), 0xFFFFFFFF);
+  EXPECT_EQ(file.entry("c").dtype, DType::i32);
+  EXPECT_EQ(file.load("c").shape(), (Shape{3, 1}));
+  EXPECT_EQ(file.load("c").to_vector<int32_t>(), (std::vector<int32_t>{-2, 1, 2}));
+  EXPECT_EQ(file.load_rows("c", 1, 3).to_vector<int32_t>(), (std::vector<int32_t>{1, 2}));
+  EXPECT_EQ(file.load("d").item<int32_t>(), 65535);
+  EXPECT_EQ(file.load("e").to_vector<int32_t>(), (std::vector<int32_t>{-128, 127}));
+  EXPECT_TRUE(throws([&] { file.load("a"); },
+                     "memory: element 1 of 'a' is 9223372036854775808, more than an i64 holds"));
+  EXPECT_EQ(file.load_rows("a", 0, 1).to_vector<int64_t>(), std::vector<int64_t>{7});
+}
+
 TEST(Safetensors, RefusesToWriteWhatItCouldNotRead) {
   const TemporaryFolder folder;
   const Tensor x = Tensor::zeros({2}, DType::f32, Device::cpu());
