@@ -60,7 +60,7 @@ std::vector<Part> parts() {
   optional("SentencePiece", tokenizers.sentencepiece,
            "no tokenizers from .model files: install libsentencepiece-dev and build again");
   optional("libzip", io::has_torch_files(),
-           "no weights of torch.save (.bin, .pt): install libzip-dev and build again");
+           "no weights of torch.save (.bin, .pt), no .npz: install libzip-dev and build again");
   const bool charts = *report::kChartJs;
   found.push_back(
       {"Chart.js", charts ? "inlined" : "no",

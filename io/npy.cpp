@@ -8,6 +8,7 @@
 
 #include "io/file_integer_internal.h"
 #include "io/safetensors_internal.h"
+#include "io/zip_internal.h"
 
 namespace tessera::io {
 namespace {
@@ -216,7 +217,7 @@ Tensor load_npy(const InputFile& file, Device device) {
   file.read(0, start.data(), size_t(given));
   check(given >= 10 && std::memcmp(start.data(), kMagic.data(), kMagic.size()) == 0, "npy: ", path,
         " does not begin like an .npy file",
-        start[0] == 'P' && start[1] == 'K' ? " (a zip archive: an .npz? unpack it first)" : "");
+        start[0] == 'P' && start[1] == 'K' ? " (a zip archive: an .npz? read it with load_npz)" : "");
   const int major = start[6], minor = start[7];
   check(major >= 1 && major <= 3 && minor == 0, "npy: ", path, " is of version ", major, ".", minor,
         "; expected 1.0, 2.0 or 3.0");
@@ -255,6 +256,21 @@ Tensor load_npy(const InputFile& file, Device device) {
     stride *= columns.shape[dim];
   }
   return Tensor::view_of(host.storage(), columns, header.dtype).clone().to(device);
+}
+
+std::map<std::string, Tensor> load_npz(const std::string& path, Device device) {
+  constexpr std::string_view kEnd = ".npy";
+  const ZipArchive archive(InputFile(path), ZipArchive::Entries::stored_or_deflated);
+  std::map<std::string, Tensor> arrays;
+  for (const ZipArchive::Entry& entry : archive.entries()) {
+    check(entry.name.ends_with(kEnd), "npz: ", path, ": its entry '", shown(entry.name),
+          "' is no .npy file; not an archive of numpy.savez");
+    std::string bytes(size_t(entry.bytes), '\0');
+    archive.read(entry, bytes.data());
+    arrays.emplace(entry.name.substr(0, entry.name.size() - kEnd.size()),
+                   load_npy(InputFile(path + ": " + shown(entry.name), bytes), device));
+  }
+  return arrays;
 }
 
 }  // namespace tessera::io

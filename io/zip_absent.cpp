@@ -1,15 +1,15 @@
 #include "io/torch_file.h"
 #include "io/zip_internal.h"
 
-/// Compiled where libzip is not: files of torch.save cannot be read.
+/// Compiled where libzip is not: files of torch.save and .npz archives cannot be read.
 
 namespace tessera::io {
 
 struct ZipArchive::Handle {};
 
-ZipArchive::ZipArchive(InputFile file) : handle_(nullptr) {
+ZipArchive::ZipArchive(InputFile file, Entries) : handle_(nullptr) {
   fail_at(Site::here(), "read: ", file.path(),
-          " is a file of torch.save, which this build cannot read: it was made without libzip");
+          " is a zip archive (torch.save, .npz), which this build cannot read: it was made without libzip");
 }
 ZipArchive::~ZipArchive() = default;
 const std::string& ZipArchive::path() const {

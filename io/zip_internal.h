@@ -6,8 +6,8 @@
 
 #include "io/file.h"
 
-/// Reading zip archives, as far as io/torch_file.h needs it. Either zip_libzip.cpp or zip_absent.cpp is
-/// compiled.
+/// Reading zip archives, as far as io/torch_file.h and io/npy.h need it. Either zip_libzip.cpp or
+/// zip_absent.cpp is compiled.
 
 namespace tessera::io {
 
@@ -18,9 +18,10 @@ class ZipArchive {
     uint64_t bytes = 0;
   };
 
-  /// Throws, naming the file, for anything that is not a whole archive of distinct names, all of them stored
-  /// as they are: not compressed, not encrypted.
-  explicit ZipArchive(InputFile file);
+  enum class Entries : uint8_t { stored, stored_or_deflated };
+  /// Throws, naming the file, for anything that is not a whole archive of distinct names, all of them not
+  /// encrypted and stored as they are or, where that is allowed, deflated.
+  explicit ZipArchive(InputFile file, Entries allowed = Entries::stored);
   ~ZipArchive();
   ZipArchive(const ZipArchive&) = delete;
 

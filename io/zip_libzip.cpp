@@ -132,7 +132,7 @@ struct ZipArchive::Handle {
   zip_t* zip = nullptr;
 };
 
-ZipArchive::ZipArchive(InputFile file) : handle_(nullptr) {
+ZipArchive::ZipArchive(InputFile file, Entries allowed) : handle_(nullptr) {
   check_directory(file);
   auto handle = std::make_unique<Handle>(std::move(file));
   zip_error_t error;
@@ -161,8 +161,17 @@ ZipArchive::ZipArchive(InputFile file) : handle_(nullptr) {
     const std::string what = "entry '" + shown(name) + "' of its zip archive";
     if ((stat.valid & kNeeded) != kNeeded || name.empty()) handle->fail(what, "is incomplete");
     if (stat.encryption_method != ZIP_EM_NONE) handle->fail(what, "is encrypted");
-    if (stat.comp_method != ZIP_CM_STORE || stat.comp_size != stat.size) handle->fail(what, "is compressed");
-    if (stat.size > handle->file.size()) handle->fail(what, "is larger than the file");
+    if (stat.comp_method == ZIP_CM_DEFLATE && allowed == Entries::stored_or_deflated) {
+      // The most that deflate can make of them (zlib, "Technical details"): more bytes are no proper size,
+      // and must not be allocated.
+      constexpr uint64_t kMostRatio = 1032;
+      if (stat.comp_size > handle->file.size() || stat.size / kMostRatio > stat.comp_size)
+        handle->fail(what, "is larger than its compressed bytes can be");
+    } else {
+      if (stat.comp_method != ZIP_CM_STORE || stat.comp_size != stat.size)
+        handle->fail(what, "is compressed");
+      if (stat.size > handle->file.size()) handle->fail(what, "is larger than the file");
+    }
     if (!index_.emplace(name, entries_.size()).second) handle->fail(what, "occurs twice");
     entries_.push_back({name, stat.size});
   }

@@ -6,6 +6,7 @@
 #include "io/checkpoint.h"
 #include "io/events.h"
 #include "io/npy.h"
+#include "io/torch_file.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
 
@@ -213,7 +214,9 @@ for path in glob.glob(sys.argv[1] + "/*.ours"):
         with open(base + "v%d" % version, "wb") as f: format.write_array(f, x, (version, 0))
     with open(base + "fortran", "wb") as f: numpy.save(f, numpy.asarray(x, order="F"))
     with open(base + "big", "wb") as f: numpy.save(f, x.astype(x.dtype.newbyteorder(">")))
-numpy.savez(sys.argv[1] + "/archive.npz", x=numpy.zeros(2))
+arrays = {"x": numpy.arange(3, dtype=numpy.int16), "y/z": numpy.full((50, 50), 0.5, dtype=numpy.float32)}
+numpy.savez(sys.argv[1] + "/archive.npz", **arrays)
+numpy.savez_compressed(sys.argv[1] + "/compressed.npz", **arrays)
 numpy.save(sys.argv[1] + "/objects.npy", numpy.array([None, {}], dtype=object), allow_pickle=True)
 numpy.save(sys.argv[1] + "/records.npy", numpy.zeros(2, dtype=[("a", "<f4")]))
 )",
@@ -226,7 +229,14 @@ numpy.save(sys.argv[1] + "/records.npy", numpy.zeros(2, dtype=[("a", "<f4")]))
     if (size_of(tensor.dtype()) == 1) continue;  // no byte order
     EXPECT_TRUE(throws([&] { load_npy(folder / (name + ".big")); }, "big-endian")) << name;
   }
-  EXPECT_TRUE(throws([&] { load_npy(folder / "archive.npz"); }, "an .npz? unpack it first"));
+  EXPECT_TRUE(throws([&] { load_npy(folder / "archive.npz"); }, "an .npz? read it with load_npz"));
+  for (const char* const name : {"archive.npz", "compressed.npz"}) {
+    if (!has_torch_files()) break;
+    const std::map<std::string, Tensor> arrays = load_npz(folder / name);
+    ASSERT_EQ(arrays.size(), 2u) << name;
+    EXPECT_EQ(arrays.at("x").to_vector<int32_t>(), (std::vector<int32_t>{0, 1, 2})) << name;
+    EXPECT_TRUE(same(arrays.at("y/z"), Tensor::full({50, 50}, 0.5))) << name;
+  }
   EXPECT_TRUE(throws([&] { load_npy(folder / "objects.npy"); }, "Python objects (a pickle)"));
   EXPECT_TRUE(throws([&] { load_npy(folder / "records.npy"); }, "a structured array"));
 }

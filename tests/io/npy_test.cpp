@@ -1,7 +1,9 @@
 #include "io/npy.h"
 
+#include "io/torch_file.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
+#include "tests/io/torch_bytes.h"
 
 namespace tessera::io::test {
 namespace {
@@ -104,6 +106,38 @@ TEST(Npy, ReadsOtherIntegersIntoAWiderDtype) {
   EXPECT_TRUE(throws([&] { loaded("<i2", "\1\2\3"); }, "has 3 bytes of elements, expected 4"));
 }
 
+TEST(Npz, HoldsArraysByName) {
+  if (!has_torch_files()) GTEST_SKIP() << "skipped: this build has no libzip";
+  const TemporaryFolder folder;
+  const std::string header = "{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }\n";
+  const std::string first = npy_bytes(1, header, "\1\2"), second = npy_bytes(1, header, "\3\4");
+  // A deflated entry whose one block is stored.
+  const auto length = uint16_t(second.size());
+  ZipPart deflated{"b.npy", second, 8};
+  deflated.bytes = "\1" + raw(length) + raw(uint16_t(~length)) + second;
+  deflated.packed_size = uint32_t(deflated.bytes.size());
+  put(folder / "file.npz", zip_bytes({{"a.npy", first}, deflated}));
+  const std::map<std::string, Tensor> arrays = load_npz(folder / "file.npz");
+  ASSERT_EQ(arrays.size(), 2u);
+  EXPECT_EQ(arrays.at("a").to_vector<uint8_t>(), (std::vector<uint8_t>{1, 2}));
+  EXPECT_EQ(arrays.at("b").to_vector<uint8_t>(), (std::vector<uint8_t>{3, 4}));
+
+  ZipPart bomb = deflated, damaged = deflated;
+  bomb.size = 0x7FFFFFFF;
+  damaged.crc += 1;
+  const std::vector<Malformed> files = {
+      {"no .npy", zip_bytes({{"a.txt", first}}), "file.npz: its entry 'a.txt' is no .npy file"},
+      {"no array", zip_bytes({{"a.npy", "text"}}), "file.npz: a.npy does not begin like an .npy file"},
+      {"a size beyond deflate", zip_bytes({bomb}), "entry 'b.npy' of its zip archive: is larger than"},
+      {"damaged", zip_bytes({damaged}), "entry 'b.npy' of its zip archive: CRC error"},
+      {"no archive", first, "the end record of its zip archive is missing"},
+  };
+  for (const Malformed& file : files) {
+    put(folder / "file.npz", file.bytes);
+    EXPECT_TRUE(throws([&] { load_npz(folder / "file.npz"); }, file.error)) << file.what;
+  }
+}
+
 TEST(Npy, RefusesToWriteWhatNumpyHasNoNameFor) {
   const TemporaryFolder folder;
   for (const DType dtype : {DType::bf16, DType::f8e4m3})
@@ -127,7 +161,7 @@ TEST(Npy, RefusesMalformedFilesByName) {
   const std::vector<Malformed> files = {
       {"one byte", "\x93", "does not begin like an .npy file"},
       {"other magic", std::string("\x93NUMPZ\1\0\6\0{}    ", 16), "does not begin like an .npy file"},
-      {"zip", std::string("PK\3\4\0\0\0\0\0\0\0\0", 12), "a zip archive: an .npz? unpack it first"},
+      {"zip", std::string("PK\3\4\0\0\0\0\0\0\0\0", 12), "a zip archive: an .npz? read it with load_npz"},
       {"version 0", npy_bytes(0, good, "\1\2"), "is of version 0.0"},
       {"version 4", npy_bytes(4, good, "\1\2"), "is of version 4.0; expected 1.0, 2.0 or 3.0"},
       {"version 1.1", npy_bytes(1, good, "\1\2").replace(7, 1, "\1"), "is of version 1.1"},
