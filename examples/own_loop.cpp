@@ -103,7 +103,7 @@ int main() {
       same &= ours[i].tensor.detach().to_vector<float>() == theirs[i].tensor.detach().to_vector<float>();
 
     // The model alone: the rest of the file is left.
-    io::Checkpoint::read(path).part("model").restore(io::named("model", second.model));
+    io::Checkpoint::read(path).part("model").restore(second.model);
 
     std::printf("%s: cross entropy %.4f; saved and continued: %s\n", dtype == DType::bf16 ? "bf16" : "f16",
                 loss, same ? "the same bits" : "differs");

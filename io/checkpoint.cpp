@@ -225,16 +225,6 @@ Checkpoint Checkpoint::read(InputFile input, bool keep) {
   return checkpoint;
 }
 
-Checkpoint Checkpoint::part(const std::string& name) const {
-  Checkpoint part;
-  part.path_ = path_;
-  for (const auto& [of, value] : values_)
-    if (of == name || of.starts_with(name + ".")) part.values_.emplace(of, value);
-  check(!part.values_.empty(), "checkpoint: ", path_.empty() ? "the one in memory" : path_,
-        " has nothing under the name '", name, "'");
-  return part;
-}
-
 void Checkpoint::refuse(std::vector<Mismatch> mismatches) const {
   constexpr size_t kMost = 200;
   std::sort(mismatches.begin(), mismatches.end(),
@@ -255,7 +245,7 @@ void Checkpoint::refuse(std::vector<Mismatch> mismatches) const {
        << "; nothing was changed. Build the same things with the same options as when it was saved.";
   if (std::ranges::all_of(mismatches, [](const Mismatch& m) { return m.wanted == kUnexpected; }))
     text << " To load a part of it alone: "
-            "io::Checkpoint::read(path).part(\"model\").restore(io::named(\"model\", model)).";
+            "io::Checkpoint::read(path).part(\"model\").restore(model).";
   row("name", "in the file", "wanted");
   for (size_t i = 0; i < std::min(mismatches.size(), kMost); ++i)
     row(mismatches[i].name, mismatches[i].stored, mismatches[i].wanted);

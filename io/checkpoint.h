@@ -75,10 +75,6 @@ class Checkpoint {
   /// each.
   class Restoring;
 
-  /// The values that were saved under this name, with the same names: for the model of a training checkpoint,
-  /// Checkpoint::read(path).part("model").restore(named("model", model)). Throws if there are none.
-  Checkpoint part(const std::string& name) const;
-
   const std::map<std::string, Value>& values() const { return values_; }
   /// What was saved as io::named(name, ...), as if it had been saved alone: a training checkpoint's
   /// `Checkpoint::read(path).part("model")` restores the model and leaves the optimizer out. Tensors are

@@ -44,6 +44,9 @@ struct Storage {
   bool is_scratch = false;
 };
 
+template <class... Numbers>
+inline constexpr bool kAllIntegral = (std::is_integral_v<Numbers> && ...);
+
 /// A handle to a strided view of a Storage: cheap to copy, and copies share the elements. A default tensor is
 /// undefined.
 ///
@@ -227,8 +230,6 @@ class Tensor {
     return *storage_;
   }
   [[noreturn]] static void fail_undefined(const char* what);
-  template <class... Numbers>
-  static constexpr bool kAllIntegral = (std::is_integral_v<Numbers> && ...);
   static Tensor from_bools(const std::vector<bool>& values, const Shape& shape, Device device);
   static Tensor range_of_integers(int64_t begin, int64_t end, int64_t step, DType dtype, Device device);
   static Tensor range_of_numbers(double begin, double end, double step, DType dtype, Device device);
