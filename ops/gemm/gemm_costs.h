@@ -128,7 +128,7 @@ struct CublasCosts {
   double single_bytes;      // f32: bytes per second
 };
 
-/// GEMMs that cuBLASLt takes as they are, next to tiles: which of them it is faster at, beside those whose k
+/// GEMMs that cuBLASLt takes as they are, next to tiles: which of them it is faster at, besides those whose k
 /// tiles would split.
 struct AlignedCosts {
   double factor;     // of the tiles' time that it takes for these; 0: not measured
