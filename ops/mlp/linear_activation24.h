@@ -16,7 +16,9 @@ struct LinearActivation24 {
 /// four features of a token (naive); `columns`, i32 [n] without repetition or undefined, names the columns
 /// that are kept as they are. They must be known before the GEMM ends: those of the largest counts of an
 /// earlier call are, which is why mlp_sparse24 takes its `previous`. Rounding and counts as of
-/// linear_activation. No gradient is recorded. Throws where sizes, dtypes or devices disagree.
+/// linear_activation. No gradient is recorded. Throws where sizes, dtypes or devices disagree, and on the CPU
+/// for a column outside [0, F) or named twice; on a GPU, where the host would have to wait, a column outside
+/// is skipped, and what `dense` holds for it is undefined.
 ///
 /// Variants on a GPU, to the same bits where the GEMMs' sums agree:
 ///   epilogue  compute capability 9.0, bf16 and f16, operands that TMA can read: one GEMM, whose epilogue

@@ -3,7 +3,8 @@
 #include "tensor/tensor.h"
 
 /// Some columns of a matrix (or, of transposed views, rows): x [R, C] and part [R, N] of one floating dtype,
-/// any strides; indices i32 [N], packed, on their device, each column at most once. Internal to ops/mlp.
+/// any strides; indices i32 [N], packed, on their device, each column at most once and, on the
+/// CPU, all of them columns of x; a GPU skips one that is not. Internal to ops/mlp.
 
 namespace tessera::ops {
 

@@ -14,14 +14,16 @@ constexpr int kFast = 32, kSlow = 8;
 template <class T, Move kHow, bool kRowsFirst>
 __global__ void __launch_bounds__(kFast* kSlow)
     move_kernel(T* x, int64_t x_down, int64_t x_across, T* part, int64_t down, int64_t across,
-                const int* indices, int64_t rows, int64_t columns) {
+                const int* indices, int64_t rows, int64_t columns, int64_t x_columns) {
   const int64_t fast = int64_t(blockIdx.x) * kFast + threadIdx.x % kFast;
   const int64_t fast_end = kRowsFirst ? rows : columns, slow_end = kRowsFirst ? columns : rows;
   if (fast >= fast_end) return;
   for (int64_t slow = int64_t(blockIdx.y) * kSlow + threadIdx.x / kFast; slow < slow_end;
        slow += int64_t(gridDim.y) * kSlow) {
     const int64_t row = kRowsFirst ? fast : slow, i = kRowsFirst ? slow : fast;
-    T& there = x[row * x_down + int64_t(indices[i]) * x_across];
+    const int64_t index = indices[i];
+    if (index < 0 || index >= x_columns) continue;
+    T& there = x[row * x_down + index * x_across];
     T& here = part[row * down + i * across];
     if constexpr (kHow == Move::add) {
       there = T(float(there) + float(here));
@@ -42,7 +44,7 @@ void launch(const Tensor& x, const Tensor& part, const Tensor& indices) {
                .block = dim3(kFast * kSlow)},
               move_kernel<T, kHow, kRowsFirst>, x.data<T>(), x.layout().stride(0), x.layout().stride(1),
               part.data<T>(), part.layout().stride(0), part.layout().stride(1), indices.data<int32_t>(), rows,
-              columns);
+              columns, x.size(1));
 }
 
 template <class T, Move kHow>

@@ -172,6 +172,19 @@ TEST(LinearActivation24, SaysWhatIsWrong) {
                                   Tensor::zeros({5}, DType::i32, x.device()));
             }),
             "linear_activation24: columns are i32[5] on cpu; expected at most 4 indices, i32 on cpu");
+  const auto message = [&](std::vector<int32_t> columns) {
+    const Tensor given = Tensor::from(columns, {int64_t(columns.size())});
+    return message_of([&] { linear_activation24(x, weight, Activation::relu, {}, given); });
+  };
+  for (const int32_t outside : {4, -1, 2'000'000'000, -2'000'000'000})
+    EXPECT_EQ(
+        message({0, outside}),
+        "linear_activation24: column " + std::to_string(outside) +
+            " at position 1 of columns is outside the matrix; expected columns 0 to 3, each at most once");
+  EXPECT_EQ(message({3, 1, 3}),
+            "linear_activation24: column 3 at position 2 of columns is named twice; expected columns 0 to 3, "
+            "each at most once");
+  EXPECT_EQ(message({3, 1}), "");
 }
 
 /// Where the first layer's sums are exact, all of the network before its other GEMMs is too.
