@@ -291,13 +291,15 @@ void check_inputs(const OpSpec& op, const std::vector<Tensor>& inputs) {
 }
 
 void derive_inputs(const OpSpec& op, std::vector<Tensor>& inputs, const Attrs& attrs) {
-  if (!lacks_derived(op, inputs)) return;
+  const bool are_made = lacks_derived(op, inputs);
+  if (!are_made && !op.check_given) return;
   std::vector<Tensor> sources;
   Device device = Device::cpu();
   for (const Tensor& input : inputs) {
     if (input.defined()) device = input.device();
     sources.push_back(input.defined() ? input.detach().to(Device::cpu()) : Tensor());
   }
+  if (!are_made) return op.check_given(sources, attrs);
   const std::vector<Tensor> made = op.derive(sources, attrs);
   check(std::ptrdiff_t(made.size()) == std::ranges::count_if(op.inputs, &InputSpec::is_derived), op.name,
         ": OpSpec::derive made ", made.size(), " inputs; expected one for each that names others");

@@ -154,6 +154,9 @@ struct OpSpec {
   /// It is called with tensors on the CPU in the case's dtype, which all runs share: those on a GPU and the
   /// oracle's are copies of its results. They lie in memory as it made them.
   std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs, const Attrs& attrs)> derive = {};
+  /// Throws unless inputs with InputSpec::from, given instead of made, are such as derive() could have made.
+  /// For operators that could otherwise read outside them. Called with all inputs on the CPU.
+  std::function<void(const std::vector<Tensor>& inputs, const Attrs& attrs)> check_given = {};
   /// The integer attribute that seeds the operator's random numbers (SeededRng); empty: it draws none.
   std::string seed = {};
   std::function<Problem(const Dims& dims, const Attrs& attrs)> problem;
@@ -199,7 +202,8 @@ bool takes_floating(const OpSpec& op);
 /// that can be made from others are given together, or left out together where what they are made from is
 /// given.
 void check_inputs(const OpSpec& op, const std::vector<Tensor>& inputs);
-/// Makes the inputs that can be made from others, if they are left out, on the device of those.
+/// Makes the inputs that can be made from others, if they are left out, on the device of those; checks them
+/// if they are given.
 void derive_inputs(const OpSpec& op, std::vector<Tensor>& inputs, const Attrs& attrs);
 /// Throws unless a run gave what `op` declares: the number of outputs and their dtypes.
 void check_outputs(const OpSpec& op, const std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);

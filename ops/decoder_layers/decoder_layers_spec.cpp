@@ -129,7 +129,7 @@ enum SparseInput : size_t {
 constexpr const char* kMatrixNames[] = {"q", "k", "v", "out", "gate", "up", "down"};
 constexpr size_t kMatrixCount = std::size(kMatrixNames), kArrays = 4, kFirstArray = kMatrices + kMatrixCount;
 
-std::vector<Tensor> run_sparse(const std::vector<Tensor>& in, const Attrs& attrs) {
+std::vector<SparseWeight> weights_of(const std::vector<Tensor>& in) {
   std::vector<SparseWeight> weights;
   for (size_t i = 0; i < kMatrixCount; ++i) {
     const Tensor* const arrays = &in[kFirstArray + i * kArrays];
@@ -141,6 +141,17 @@ std::vector<Tensor> run_sparse(const std::vector<Tensor>& in, const Attrs& attrs
                        .offsets = arrays[2],
                        .info = arrays[3]});
   }
+  return weights;
+}
+
+void check_weights(const std::vector<Tensor>& in, const Attrs&) {
+  const std::vector<SparseWeight> weights = weights_of(in);
+  for (size_t i = 0; i < kMatrixCount; ++i)
+    validate_arrays(weights[i], std::string("sparse_decoder_layers: ") + kMatrixNames[i]);
+}
+
+std::vector<Tensor> run_sparse(const std::vector<Tensor>& in, const Attrs& attrs) {
+  const std::vector<SparseWeight> weights = weights_of(in);
   const SparseDecoderLayer layer{.norm1 = in[kNorm1].detach(),
                                  .qkv = {weights[0], weights[1], weights[2]},
                                  .qkv_bias = detached(in[kBias]),
@@ -227,6 +238,7 @@ OpSpec sparse_decoder_spec() {
     }
     return arrays;
   };
+  spec.check_given = check_weights;
   spec.problem = sparse_problem;
   const auto dims = decoder_layers_dims;
   spec.cases = {

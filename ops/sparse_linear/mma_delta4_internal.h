@@ -13,7 +13,7 @@ namespace tessera::ops {
 void compress_mma_delta4(SparseWeight& made, const Tensor& dense);
 
 /// validate() of one.
-void validate_mma_delta4(const SparseWeight& weight, const std::string& name);
+SparseCounts validate_mma_delta4(const SparseWeight& weight, const std::string& name);
 
 /// Throws unless the array is there, of that dtype and so long.
 void check_array(const std::string& name, const char* what, const Tensor& array, DType dtype, int64_t count);

@@ -36,6 +36,12 @@ SparseWeight weight_of(const std::vector<Tensor>& in, size_t first, int64_t out,
   return weight;
 }
 
+/// Throws unless the arrays from input `first` on are those of a weight [out, in].
+void check_weight(const char* name, const std::vector<Tensor>& in, size_t first, int64_t out,
+                  const Attrs& attrs) {
+  validate_arrays(weight_of(in, first, out, attrs), name);
+}
+
 Gate gate_of(const Tensor& scales, const Attrs& attrs) {
   const std::string& kind = attrs.word("gate");
   Gate gate{.scales = scales.defined() ? scales.packed() : Tensor()};
@@ -151,8 +157,15 @@ const AttrSpec kFormatAttr{"format",
 /// Inputs x, weight, and the arrays of gate and of up.
 constexpr size_t kGateArrays = 2, kUpArrays = 7;
 
+int64_t swiglu_width(const std::vector<Tensor>& in) {
+  const Tensor& weight = in[kWeight];
+  check(weight.rank() == 2 && weight.size(0) % 2 == 0, "sparse_linear_swiglu: weight is ", describe(weight),
+        "; expected [2F, in], the rows of gate and then as many of up");
+  return weight.size(0) / 2;
+}
+
 std::vector<Tensor> run_swiglu(const std::vector<Tensor>& in, const Attrs& attrs) {
-  const int64_t width = in[kWeight].size(0) / 2;
+  const int64_t width = swiglu_width(in);
   const Gate gate = gate_of({}, attrs);
   Gate other = gate;
   other.threshold *= 1.5;
@@ -161,7 +174,7 @@ std::vector<Tensor> run_swiglu(const std::vector<Tensor>& in, const Attrs& attrs
 }
 
 std::vector<Tensor> derive_swiglu(const std::vector<Tensor>& in, const Attrs& attrs) {
-  const int64_t width = in[kWeight].size(0) / 2;
+  const int64_t width = swiglu_width(in);
   std::vector<Tensor> arrays;
   for (const int64_t first : {int64_t{0}, width}) {
     const Tensor rows = in[kWeight].detach().slice(0, first, first + width);
@@ -169,6 +182,12 @@ std::vector<Tensor> derive_swiglu(const std::vector<Tensor>& in, const Attrs& at
       arrays.push_back(array);
   }
   return arrays;
+}
+
+void check_swiglu(const std::vector<Tensor>& in, const Attrs& attrs) {
+  const int64_t width = swiglu_width(in);
+  check_weight("sparse_linear_swiglu: gate", in, kGateArrays, width, attrs);
+  check_weight("sparse_linear_swiglu: up", in, kUpArrays, width, attrs);
 }
 
 Problem swiglu_problem(const Dims& d, const Attrs& attrs) {
@@ -197,6 +216,7 @@ OpSpec swiglu_spec() {
             .cuda_dtypes = {DType::bf16, DType::f16},
             .run = run_swiglu,
             .derive = derive_swiglu,
+            .check_given = check_swiglu,
             .problem = swiglu_problem};
   for (const char* const name : {"gate", "up"}) {
     const std::string of(name);
@@ -291,6 +311,10 @@ std::vector<OpSpec> sparse_linear_specs() {
       .derive =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
             return arrays_of(compress(in[kWeight], parse_sparse_format(attrs.word("format"))));
+          },
+      .check_given =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            check_weight("sparse_linear: the weight", in, kValues, in[kWeight].size(0), attrs);
           },
       .problem = sparse_linear_problem,
       .cases = sparse_linear_cases(),

@@ -399,7 +399,7 @@ uint64_t allowed_bits(const SparseWeight& weight, int64_t group, int64_t bitmap)
 }
 
 /// The slices of sell_delta4 are what the kernel may read: rows once each, elements inside their part.
-void validate_slices(const SparseWeight& weight, const std::string& name) {
+SparseCounts validate_slices(const SparseWeight& weight, const std::string& name) {
   const int64_t groups = weight.groups(), parts = weight.group_columns(), slices = groups * kSlices;
   check_chunks(weight, name, "slice", slices);
   check_array(name, "info", weight.info, DType::i32, weight.group_rows() * kGroupRows / 4);
@@ -428,12 +428,11 @@ void validate_slices(const SparseWeight& weight, const std::string& name) {
       });
     });
   }
-  check(weight.stored == stored && weight.most == 0, name, ": says ", weight.stored,
-        " stored elements, at most ", weight.most, " of a group; expected ", stored, " and 0");
+  return {stored, 0};
 }
 
 template <class Order>
-void validate_groups(const SparseWeight& weight, const std::string& name) {
+SparseCounts validate_groups(const SparseWeight& weight, const std::string& name) {
   const int64_t groups = weight.groups(), per_group = info_of_group(weight.format);
   check_array(name, "bitmaps", weight.bitmaps, DType::i64, groups * Order::kBitmaps);
   check_array(name, "offsets", weight.offsets, DType::i32, groups + 1);
@@ -463,13 +462,18 @@ void validate_groups(const SparseWeight& weight, const std::string& name) {
     stored += values;
     if (weight.format == SparseFormat::tca_bme) most = std::max(most, round_up(values, tca_bme::kMostStep));
   }
-  check(weight.stored == stored && weight.most == most, name, ": says ", weight.stored,
-        " stored elements, at most ", weight.most, " of a group; the bitmaps have ", stored, " and ", most);
+  return {stored, most};
 }
 
 }  // namespace
 
 void validate(const SparseWeight& weight, const std::string& name) {
+  const auto [stored, most] = validate_arrays(weight, name);
+  check(weight.stored == stored && weight.most == most, name, ": says ", weight.stored,
+        " stored elements, at most ", weight.most, " of a group; the arrays have ", stored, " and ", most);
+}
+
+SparseCounts validate_arrays(const SparseWeight& weight, const std::string& name) {
   check_sizes(name, weight.out, weight.in);
   check(weight.values.defined(), name, ": the array 'values' is missing");
   const DType dtype = weight.dtype();
@@ -478,13 +482,13 @@ void validate(const SparseWeight& weight, const std::string& name) {
   if (weight.format != SparseFormat::dense_columns) {
     if (weight.format == SparseFormat::sell_delta4) return validate_slices(weight, name);
     if (weight.format == SparseFormat::mma_delta4) return validate_mma_delta4(weight, name);
-    with_bitmaps(weight.format, [&](auto order) { validate_groups<decltype(order)>(weight, name); });
-    return;
+    SparseCounts counts;
+    with_bitmaps(weight.format, [&](auto order) { counts = validate_groups<decltype(order)>(weight, name); });
+    return counts;
   }
   check(weight.values.shape() == Shape{weight.in, weight.out}, name, ": values are ", describe(weight.values),
         "; expected [", weight.in, ", ", weight.out, "]");
-  check(weight.stored == weight.out * weight.in && weight.most == 0, name, ": says ", weight.stored,
-        " stored elements; dense columns have ", weight.out * weight.in);
+  return {weight.out * weight.in, 0};
 }
 
 }  // namespace tessera::ops

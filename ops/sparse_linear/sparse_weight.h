@@ -179,6 +179,13 @@ Tensor to_dense(const SparseWeight& weight);
 /// `name` begins the message. Arrays on the CPU.
 void validate(const SparseWeight& weight, const std::string& name);
 
+/// SparseWeight::stored and most, as compress() sets them.
+struct SparseCounts {
+  int64_t stored = 0, most = 0;
+};
+/// Checks the arrays as validate() does, whatever `stored` and `most` say, and returns these counts.
+SparseCounts validate_arrays(const SparseWeight& weight, const std::string& name);
+
 /// f32 [in] on the CPU: the Euclidean norm of each column (WINA's c_j, arXiv:2505.19427), summed in f64 in
 /// the order of the rows.
 Tensor column_norms(const SparseWeight& weight);

@@ -217,6 +217,46 @@ TEST(OpSpecs, CheckingInputsSaysWhatIsMissingAndWhichDTypesFit) {
   EXPECT_TRUE(said.ends_with("expected i32")) << said;
 }
 
+TEST(OpSpecs, DerivingChecksWhatIsGiven) {
+  for (const auto& [name, format] : {std::pair("sparse_linear", "dense-columns"),
+                                     {"sparse_linear", "tiled-cbc"},
+                                     {"sparse_linear", "tca-bme"},
+                                     {"sparse_linear", "sell-delta4"},
+                                     {"sparse_linear", "mma-delta4"},
+                                     {"sparse_linear_swiglu", "tiled-cbc"},
+                                     {"sparse_linear_swiglu", "sell-delta4"},
+                                     {"sparse_decoder_layers", ""}}) {
+    const OpSpec& op = find_op(name);
+    const Dims dims =
+        *format ? Dims{{"T", 2}, {"out", 130}, {"F", 130}, {"in", 70}, {"density", 50}} : op.cases.at(0).dims;
+    const Attrs attrs = complete(op, *format ? Attrs{{"format", std::string(format)}} : Attrs());
+    std::vector<Tensor> given = made(op, {.dims = dims, .attrs = attrs}, DType::f32);
+    EXPECT_EQ(message_of([&] { derive_inputs(op, given, attrs); }), "");
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (!op.inputs[i].is_derived() || given[i].count() == 0) continue;
+      std::vector<Tensor> broken = given;
+      broken[i] = given[i].slice(0, 0, given[i].size(0) - 1);
+      const std::string shorter = message_of([&] { derive_inputs(op, broken, attrs); });
+      EXPECT_TRUE(shorter.starts_with(op.name)) << op.inputs[i].name << ": " << shorter;
+      if (op.inputs[i].name.find("offsets") == std::string::npos) continue;
+      for (const int32_t far : {1 << 28, -(1 << 28)}) {
+        broken[i] = given[i].clone();
+        broken[i].data<int32_t>()[broken[i].count() - 1] = far;
+        EXPECT_NE(message_of([&] { derive_inputs(op, broken, attrs); }), "")
+            << op.inputs[i].name << " " << far;
+      }
+    }
+  }
+  const OpSpec& swiglu = find_op("sparse_linear_swiglu");
+  std::vector<Tensor> odd(swiglu.inputs.size());
+  odd[0] = Tensor::zeros({1, 8}, DType::f32, Device::cpu());
+  odd[1] = Tensor::zeros({5, 8}, DType::f32, Device::cpu());
+  EXPECT_EQ(
+      message_of([&] { derive_inputs(swiglu, odd, complete(swiglu, {})); }),
+      "sparse_linear_swiglu: weight is f32[5, 8] on cpu; expected [2F, in], the rows of gate and then as "
+      "many of up");
+}
+
 TEST(OpSpecs, SizesThatAreFlagsAreOffAt0) {
   constexpr std::pair<const char*, const char*> kFlags[] = {
       {"linear", "residual"},   {"mlp", "residual"},        {"multiply24", "residual"},
