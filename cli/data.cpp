@@ -35,8 +35,7 @@ struct TokenizeArgs {
 int run_tokenize(const TokenizeArgs& args) {
   const io::Tokenizer tokenizer = io::Tokenizer::load(args.tokenizer);
   const InterruptGuard interrupts(kGivingUp);
-  datasets::check_no_shards(args.out);
-  io::AtomicFolder files(args.out, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder files(args.out, io::AtomicFolder::Existing::merge, datasets::check_no_shards);
   const datasets::Tokenized done = datasets::tokenize_files(args.text, tokenizer, files.path(), args.options);
   // The tokenizer stays with its tokens: training on them needs it for decoding.
   train::copy_tokenizer(args.tokenizer, files.path());

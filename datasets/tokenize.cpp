@@ -68,8 +68,7 @@ void check_no_shards(const std::string& folder) {
 Tokenized tokenize_files(const std::vector<std::string>& paths, const io::Tokenizer& tokenizer,
                          const std::string& folder, const TokenizeOptions& options) {
   const std::optional<int32_t> end = tokenizer.special().eos;
-  check_no_shards(folder);
-  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge, check_no_shards);
   PartWriter train("train", files.path(), options.shard_tokens, tokenizer, end ? *end : -1),
       validation("validation", files.path(), options.shard_tokens, tokenizer, end ? *end : -1);
   Tokenized done;

@@ -42,8 +42,11 @@ std::vector<std::string> publishing_order(const std::string& folder) {
 
 }  // namespace
 
-AtomicFolder::AtomicFolder(const std::string& path, Existing existing) : path_(path) {
+AtomicFolder::AtomicFolder(const std::string& path, Existing existing,
+                           std::function<void(const std::string& folder)> refuse)
+    : path_(path), existing_(existing), refuse_(std::move(refuse)) {
   check(!path.empty(), "write: the folder to write to has no name");  // "" + "/name" would be in the root
+  if (refuse_) refuse_(path_);
   // "models/" names what "models" names, and "." by itself has no sibling.
   target_ = fs::absolute(path).lexically_normal().string();
   while (target_.size() > 1 && target_.ends_with('/')) target_.pop_back();
@@ -101,8 +104,8 @@ void AtomicFolder::publish() {
   try {
     const int flushed = flush_folder(staging_);
     if (flushed != 0) fail("cannot flush to the disk", flushed);
-    if (merges_)
-      publish_files();
+    if (existing_ == Existing::merge)
+      publish_merged();
     else
       publish_folder();
   } catch (...) {
@@ -144,6 +147,28 @@ void AtomicFolder::publish_folder() {
   }
   if (lock >= 0) ::close(lock);
   if (error != 0) fail("cannot rename the new folder", error);
+}
+
+void AtomicFolder::publish_merged() {
+  struct stat now {};
+  if (::stat(target_.c_str(), &now) != 0) {
+    // Fails if a folder with files has appeared since.
+    if (rename_of(staging_, target_) == 0) return staging_.clear();
+    if (errno != ENOTEMPTY && errno != EEXIST) fail("cannot rename the new folder", errno);
+  }
+  merges_ = true;
+  // One writer at a time. One whose folder was renamed holds the lock of that folder until it is done.
+  const int lock = ::open(target_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock < 0) fail("cannot open the folder", errno);
+  retry([&] { return ::flock(lock, LOCK_EX); });
+  try {
+    if (refuse_) refuse_(path_);
+    publish_files();
+  } catch (...) {
+    ::close(lock);
+    throw;
+  }
+  ::close(lock);
 }
 
 void AtomicFolder::publish_files() {

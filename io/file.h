@@ -124,11 +124,14 @@ class AtomicFolder {
   /// What happens to an existing folder of that name. `replace`: the new one takes its place, files that
   /// only the old one had are gone; readers find the old one or the new one. `merge`: the new files are moved
   /// into it, JSON files last, in place of those of the same names; if one cannot be moved, those before it
-  /// are moved back.
+  /// are moved back. A folder that appears meanwhile is merged into, too.
   enum class Existing : uint8_t { replace, merge };
   /// Makes the parents. Throws, naming the path, if it is a file, no folder can be made there, or this user
-  /// may not write to the folder that would be replaced.
-  AtomicFolder(const std::string& path, Existing existing);
+  /// may not write to the folder that would be replaced. `refuse`, of a merge: throws if the files may not be
+  /// put into the folder as it is; it is called here, and by publish() right before it moves them, so that of
+  /// two writers to one folder the second throws.
+  AtomicFolder(const std::string& path, Existing existing,
+               std::function<void(const std::string& folder)> refuse = {});
   ~AtomicFolder();
   AtomicFolder(const AtomicFolder&) = delete;
 
@@ -139,11 +142,14 @@ class AtomicFolder {
 
  private:
   void publish_folder();
+  void publish_merged();
   void publish_files();
   void discard() noexcept;
   [[noreturn]] void fail(const char* what, int error) const;
   std::string path_, target_, staging_;
   std::vector<std::string> made_;  // parents that were not there
+  Existing existing_;
+  std::function<void(const std::string& folder)> refuse_;
   bool merges_ = false;
   int lock_ = -1;
 };

@@ -176,8 +176,7 @@ void check_no_weights(const std::string& folder) {
 void save_weights(const std::string& folder, const std::vector<WeightToWrite>& weights,
                   uint64_t shard_bytes) {
   check(shard_bytes > 0, "save_weights: shards of 0 bytes");
-  check_no_weights(folder);
-  AtomicFolder files(folder, AtomicFolder::Existing::merge);
+  AtomicFolder files(folder, AtomicFolder::Existing::merge, check_no_weights);
   std::vector<std::vector<const WeightToWrite*>> shards(1);
   uint64_t in_shard = 0, total = 0;
   for (const WeightToWrite& weight : weights) {

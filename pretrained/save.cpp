@@ -61,8 +61,7 @@ void save_model(const Model& model, const std::string& folder, const SaveOptions
            }});
     });
   }
-  io::check_no_weights(folder);
-  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge, io::check_no_weights);
   io::save_weights(files.path(), weights, options.shard_bytes);
   check(!cola || options.companions.empty(),
         "save: a model of cola layers has a config.json of its own; it cannot be that of ",
@@ -103,8 +102,6 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
                    const ConfigOptions& config_options) {
   check(!is_sparse_folder(from), "convert: ", from,
         " is compressed; --format dense makes a dense model of it");
-  check(!is_sparse_folder(to), "convert: ", to, " has weights already, in ", kSparseFile,
-        "; name another folder");
   const io::WeightSource source(from);
   Conversion done;
   std::vector<io::WeightToWrite> weights;
@@ -135,8 +132,7 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
     for (const io::WeightEntry& entry : source.entries()) add(entry.name, entry.name);
   }
   done.ignored.insert(done.ignored.end(), source.others().begin(), source.others().end());
-  io::check_no_weights(to);
-  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge, check_no_model);
   io::save_weights(files.path(), weights, options.shard_bytes);
   copy_companions(from, files.path(), options.dtype, config_options.ignored_fields);
   files.publish();

@@ -64,6 +64,12 @@ bool is_sparse_folder(const std::string& folder) {
   return is_file(folder + "/" + kSparseFile);
 }
 
+void check_no_model(const std::string& folder) {
+  check(!is_sparse_folder(folder), "convert: ", folder, " has weights already, in ", kSparseFile,
+        "; name another folder");
+  io::check_no_weights(folder);
+}
+
 // ---- reading ----
 
 namespace {
@@ -262,8 +268,6 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
                                 const std::string& fingerprint) {
   check(!is_sparse_folder(from), "convert: the weights of ", from,
         " are compressed already; --format dense makes a dense model of them");
-  check(!is_sparse_folder(to), "convert: ", to, " has weights already, in ", kSparseFile,
-        "; name another folder");
   const Config config = read_config(from, config_options);
   check(!std::holds_alternative<models::BertConfig>(config.model), "convert: ", from, " holds a ",
         config.type,
@@ -272,8 +276,7 @@ SparseConversion convert_sparse(const std::string& from, const std::string& to, 
   const io::WeightSource source(from);
   const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
   const Matched matched = match_names(table, source, false);
-  io::check_no_weights(to);
-  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge, check_no_model);
   Compressor compressor(format, dtype.value_or(stored_dtype(source)));
   io::Xxh3 found;
   for (const NameRule& rule : table.rules)
@@ -303,8 +306,6 @@ Conversion convert_dense(const std::string& from, const std::string& to, uint64_
                          const ConfigOptions& config_options) {
   check(is_sparse_folder(from), "convert: --format dense: ", from, " has no ", kSparseFile,
         ", so nothing in it is compressed");
-  check(!is_sparse_folder(to), "convert: ", to, " has weights already, in ", kSparseFile,
-        "; name another folder");
   const Config config = read_config(from, config_options);
   const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
   const SparseFile file(from);
@@ -324,8 +325,7 @@ Conversion convert_dense(const std::string& from, const std::string& to, uint64_
       done.tensors += 1;
       done.bytes += uint64_t(part.shape.count()) * size_of(dtype);
     }
-  io::check_no_weights(to);
-  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge, check_no_model);
   io::save_weights(files.path(), weights, shard_bytes);
   copy_companions(from, files.path(), {}, config_options.ignored_fields);
   files.publish();

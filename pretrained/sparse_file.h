@@ -29,6 +29,8 @@ inline constexpr const char* kSparseFile = "sparse.safetensors";
 
 /// Whether the folder is such a directory.
 bool is_sparse_folder(const std::string& folder);
+/// Throws if the folder has weights, compressed or not.
+void check_no_model(const std::string& folder);
 
 /// A linear module of a directory's file.
 struct SparseLayer {

@@ -53,10 +53,7 @@ pretrained::SparseConversion convert(const std::string& from, const std::string&
   }
   if (!calibration)
     return pretrained::convert_sparse(from, to, format, options.dtype, options.config, expected);
-  check(!pretrained::is_sparse_folder(to), "convert: ", to, " has weights already, in ",
-        pretrained::kSparseFile, "; name another folder");
-  io::check_no_weights(to);
-  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder files(to, io::AtomicFolder::Existing::merge, pretrained::check_no_model);
   pretrained::SparseConversion done =
       pretrained::convert_sparse(from, files.path(), format, options.dtype, options.config, expected);
   calibration->fingerprint = done.fingerprint;

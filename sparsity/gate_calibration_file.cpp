@@ -137,13 +137,16 @@ bool is_consistent(const Calibration& calibration) {
   return true;
 }
 
-}  // namespace
-
-void save_calibration(const Calibration& calibration, const std::string& folder) {
+void check_no_calibration(const std::string& folder) {
   std::error_code ignored;
   check(!fs::exists(file_of(folder), ignored), "calibrate: ", folder, " has a ", kCalibrationFile,
         " already; name another folder");
-  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
+}
+
+}  // namespace
+
+void save_calibration(const Calibration& calibration, const std::string& folder) {
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge, check_no_calibration);
   for (size_t block = 0; block < calibration.greedy.size(); ++block) {
     const std::string layer = fmt::format("{}/layer-{}", files.path(), block);
     io::make_folder(layer);

@@ -233,8 +233,7 @@ class Pruner {
 template <class Model>
 void save_model(const Model& model, const Pruned& pruned, const std::string& report,
                 const std::string& folder, const pretrained::SaveOptions& options) {
-  io::check_no_weights(folder);
-  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge, io::check_no_weights);
   pretrained::save(model, files.path(), options);
   save_masks(files.path() + "/" + kMasksFile, pruned.masks);
   InputNorms norms;

@@ -1,7 +1,6 @@
 #include "sparsity/sparsify.h"
 
 #include <algorithm>
-#include <filesystem>
 
 #include "io/file.h"
 #include "io/weights.h"
@@ -16,8 +15,6 @@
 namespace tessera::sparsity {
 namespace {
 
-namespace fs = std::filesystem;
-
 ops::SparseFormat usual_format(const Split& split) {
   return split.weights == 0       ? ops::SparseFormat::dense_columns
          : split.activations == 0 ? ops::SparseFormat::sell_delta4
@@ -29,6 +26,12 @@ void check_format(const Split& split) {
         "sparsify: ", ops::name_of(split.format),
         " reads all inputs, so gates save nothing there; take tiled-cbc, or a weight ",
         "sparsity that is the total one");
+}
+
+void check_no_result(const std::string& folder) {
+  io::check_no_weights(folder);
+  check(!pretrained::is_sparse_folder(folder) && !is_calibration(folder), "sparsify: ", folder,
+        " has weights or a calibration already; name another folder");
 }
 
 template <class Model>
@@ -56,7 +59,7 @@ class Sparsifier {
     samples_ = choose_samples(how_.calibration, how_.samples);
     measure_dense();
     for (const SplitResult& candidate : candidates) {
-      io::AtomicFolder files(out_, io::AtomicFolder::Existing::merge);
+      io::AtomicFolder files(out_, io::AtomicFolder::Existing::merge, check_no_result);
       build(candidate, files.path());
       if (!options_.most_perplexity || keeps_bound(result_.perplexity)) {
         files.publish();
@@ -231,12 +234,7 @@ Sparsified sparsify(const SparsifyOptions& options, const std::string& out) {
         options.most_perplexity.value_or(1), " times that of the dense model; expected 1 or more");
   check(!pretrained::is_sparse_folder(how.model), "sparsify: the model of ", how.model,
         " is compressed already; name the dense one");
-  std::error_code ignored;
-  if (fs::is_directory(out, ignored)) {
-    io::check_no_weights(out);
-    check(!pretrained::is_sparse_folder(out) && !is_calibration(out), "sparsify: ", out,
-          " has weights or a calibration already; name another folder");
-  }
+  check_no_result(out);
   if (starts_from_llama(how)) return Sparsifier<models::Llama>(options, out).run();
   return Sparsifier<models::Gpt>(options, out).run();
 }

@@ -72,6 +72,48 @@ TEST_F(AtomicFolders, TakeThePlaceOfTheOldOneOrAreMergedIntoIt) {
       (Content{{"b", "(folder)"}, {"b/c", "(folder)"}, {"b/c/x", "1"}, {"b/d", "(folder)"}, {"b/d/x", "1"}}));
 }
 
+/// Also one that appears between the look and the call that gives the name.
+TEST_F(AtomicFolders, AreMergedIntoAFolderThatAppearsMeanwhile) {
+  const std::string late = root / "late";
+  const auto appear = [&] {
+    fs::create_directory(late);
+    put(late + "/notes", "mine");
+  };
+  for (const bool at_the_last : {false, true}) {
+    AtomicFolder atomic(late, Existing::merge);
+    for (const auto& [name, text] : kNew) write_file(atomic.path() + "/" + name, text);
+    if (!at_the_last) appear();
+    file_calls().rename = [&](const char* from, const char* to) {
+      if (std::string(to) == late && !fs::exists(late)) appear();
+      return std::rename(from, to);
+    };
+    atomic.publish();
+    file_calls() = FileCalls::system();
+    Content expected = kNew;
+    expected["notes"] = "mine";
+    EXPECT_EQ(content_of(late), expected) << at_the_last;
+    fs::remove_all(late);
+    EXPECT_EQ(content_of(root.path()), before);
+  }
+}
+
+TEST_F(AtomicFolders, OfTwoWritersTheSecondIsRefused) {
+  const std::string folder = root / "weights";
+  for (const bool is_there : {false, true}) {
+    if (is_there) fs::create_directory(folder);
+    AtomicFolder first(folder, Existing::merge, check_no_weights),
+        second(folder, Existing::merge, check_no_weights);
+    write_file(first.path() + "/model.safetensors", "first");
+    write_file(second.path() + "/model.safetensors", "second");
+    first.publish();
+    EXPECT_TRUE(throws([&] { second.publish(); }, "has model.safetensors already"));
+    EXPECT_TRUE(throws([&] { AtomicFolder(folder, Existing::merge, check_no_weights); }, "already"));
+    EXPECT_EQ(content_of(folder), (Content{{"model.safetensors", "first"}}));
+    fs::remove_all(folder);
+    EXPECT_EQ(content_of(root.path()), before);
+  }
+}
+
 TEST_F(AtomicFolders, KeepALinkAndThePermissions) {
   fs::create_directory_symlink("model", root / "link");
   fs::permissions(model, fs::perms::owner_all);
