@@ -136,7 +136,9 @@ void add_launch(CLI::App& app, Action& action) {
       ->add_option("--restarts", options->restarts,
                    "Number of times to restart all ranks after a failure, from the newest checkpoint")
       ->check(whole(0, 1000000));
-  command->add_option("--logs", options->logs, "Directory for rank-<N>.log, the full output of each rank");
+  command->add_option(
+      "--logs", options->logs,
+      "Directory for rank-<N>.log, the full output of each rank; a launch adds to logs that are there");
   command->add_option("command", *words, "After --: train ..., or a program of your own with its path")
       ->check(kMayBeEmpty);
   command->footer(

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -133,7 +134,7 @@ struct Process {
   File lifeline;   // the end of a pipe that closes when this process dies (kLauncherVariable)
   std::unique_ptr<StatusPage> page;
   std::array<Stream, 2> streams;
-  File log;
+  int log = -1;
   bool waited_for = false, ended = false, killed_by_us = false;
   std::optional<Deadline> leftover;  // for what its script left in the group when a signal ended it
   int status = 0;                    // of waitpid
@@ -167,15 +168,61 @@ Address parse_master(const std::string& text) {
   return address;
 }
 
+int rank_of(const LaunchOptions& options, int local) {
+  return options.node * options.ranks + local;
+}
+
+std::string log_of(const LaunchOptions& options, int rank) {
+  return options.logs + "/rank-" + std::to_string(rank) + ".log";
+}
+
+/// The logs of this machine's ranks, in the order of their local numbers, each locked for as long as the
+/// launch lives: several machines may share the directory, two jobs may not.
+std::vector<File> open_logs(const LaunchOptions& options) {
+  std::error_code error;
+  std::filesystem::create_directories(options.logs, error);
+  check(!error, "launch: --logs ", options.logs, ": ", error.message());
+  std::vector<File> logs;
+  for (int local = 0; local < options.ranks; ++local) {
+    const std::string path = log_of(options, rank_of(options, local));
+    File log(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    check(log.open(), "launch: ", path, ": ", std::strerror(errno));
+    // Where there are no locks, nothing tells.
+    check(::flock(log.number(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, "launch: another launch is ",
+          "writing ", path, "; give this one a directory of its own with --logs");
+    logs.push_back(std::move(log));
+  }
+  return logs;
+}
+
+void write_all(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(file, bytes.data(), bytes.size());
+    if (put < 0 && errno != EINTR) return;  // a full disk: what the rank said is still shown
+    bytes.remove_prefix(put > 0 ? size_t(put) : 0);
+  }
+}
+
+/// A line between what an earlier launch left in the logs and what this one adds.
+void begin_logs(const std::vector<File>& logs, const std::vector<std::string>& command) {
+  std::string line = "\n==== tessera launch --";
+  for (const std::string& word : command) line += " " + word;
+  for (const File& log : logs) {
+    struct stat facts {};
+    if (::fstat(log.number(), &facts) == 0 && facts.st_size > 0) write_all(log.number(), line + " ====\n");
+  }
+}
+
 /// One start of all ranks of this machine, to their end.
 class Job {
  public:
   Job(const LaunchOptions& options, const std::vector<std::string>& command, const Signals& signals,
-      const File& listener, const Address& master, const std::string& token, int attempt)
+      const std::vector<File>& logs, const File& listener, const Address& master, const std::string& token,
+      int attempt)
       : options_(options), signals_(signals) {
     for (int local = 0; local < options.ranks; ++local) {
       const std::map<std::string, std::string> variables = variables_of(local, master, token, attempt);
-      start(local, command, variables, listener, attempt);
+      start(local, command, variables, logs[size_t(local)], listener);
     }
   }
 
@@ -251,7 +298,7 @@ class Job {
     if (const int64_t step = status.step; step >= 0) text << " in step " << step;
     if (status.call[0]) text << (status.in_call ? ", in " : ", after ") << terminated(status.call);
     if (status.error[0]) text << ": " << terminated(status.error);
-    text << "; see " << log_of(p.rank);
+    text << "; see " << log_of(options_, p.rank);
     return text.str();
   }
 
@@ -261,13 +308,10 @@ class Job {
     return std::string(text, ::strnlen(text, N));
   }
 
-  int rank_of(int local) const { return options_.node * options_.ranks + local; }
-  std::string log_of(int rank) const { return options_.logs + "/rank-" + std::to_string(rank) + ".log"; }
-
   std::map<std::string, std::string> variables_of(int local, const Address& master, const std::string& token,
                                                   int attempt) const {
     std::map<std::string, std::string> v = {
-        {"RANK", std::to_string(rank_of(local))},
+        {"RANK", std::to_string(rank_of(options_, local))},
         {"WORLD_SIZE", std::to_string(options_.ranks * options_.nodes)},
         {"LOCAL_RANK", std::to_string(local)},
         {"LOCAL_WORLD_SIZE", std::to_string(options_.ranks)},
@@ -284,14 +328,11 @@ class Job {
   }
 
   void start(int local, const std::vector<std::string>& command,
-             const std::map<std::string, std::string>& variables, const File& listener, int attempt) {
+             const std::map<std::string, std::string>& variables, const File& log, const File& listener) {
     Process process;
-    process.rank = rank_of(local);
+    process.rank = rank_of(options_, local);
     process.page = std::make_unique<StatusPage>();
-    const std::string log = log_of(process.rank);
-    process.log =
-        File(::open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (attempt > 0 ? O_APPEND : O_TRUNC), 0666));
-    check(process.log.open(), "launch: ", log, ": ", std::strerror(errno));
+    process.log = log.number();
     int pipes[2][2];
     for (auto& ends : pipes) check(::pipe2(ends, O_CLOEXEC) == 0, "launch: pipe: ", std::strerror(errno));
     std::vector<char*> arguments;
@@ -360,7 +401,7 @@ class Job {
         while (stream.from.open()) {
           const ssize_t got = ::read(stream.from.number(), bytes.data(), bytes.size());
           if (got > 0) {
-            keep(p, {bytes.data(), size_t(got)});
+            write_all(p.log, {bytes.data(), size_t(got)});
             stream.rest.append(bytes.data(), size_t(got));
             pass_lines(p, stream);
           } else if (got == 0 || (errno != EINTR && errno != EAGAIN)) {
@@ -374,14 +415,6 @@ class Job {
           pass_lines(p, stream);
         }
       }
-  }
-
-  static void keep(const Process& p, std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t put = ::write(p.log.number(), bytes.data(), bytes.size());
-      if (put < 0 && errno != EINTR) return;  // a full disk: what the rank said is still shown
-      bytes.remove_prefix(put > 0 ? size_t(put) : 0);
-    }
   }
 
   void pass_lines(const Process& p, Stream& stream) const {
@@ -510,9 +543,8 @@ LaunchEnd launch(const LaunchOptions& options) {
     listener = comm::listen_on(master.port, !comm::is_loopback(master.host));
     master.port = comm::port_of(listener);
   }
-  std::error_code error;
-  std::filesystem::create_directories(options.logs, error);
-  check(!error, "launch: --logs ", options.logs, ": ", error.message());
+  const std::vector<File> logs = open_logs(options);
+  begin_logs(logs, options.command);
   const std::string token = token_of(options);
   keep_child_status();
   const Signals signals;
@@ -521,7 +553,7 @@ LaunchEnd launch(const LaunchOptions& options) {
   std::vector<std::string> command = options.command;
   std::string error_before;  // Job::error_at_start of the start before
   while (true) {
-    Job job(options, command, signals, listener, master, token, end.restarted);
+    Job job(options, command, signals, logs, listener, master, token, end.restarted);
     job.wait();
     const Process* const failed = job.first_failed();
     end.code = job.code();

@@ -49,8 +49,8 @@ void end_with_launcher();
 /// that have joined the world (World::join).
 ///
 /// Sets the CPU threads of each rank to its share of the cores unless TESSERA_THREADS or OMP_NUM_THREADS is
-/// set; sets NCCL_NVLS_ENABLE=0. Throws if the options contradict each other, or if a process or a log cannot
-/// be created.
+/// set; sets NCCL_NVLS_ENABLE=0. Adds to logs of an earlier launch. Throws if the options contradict each
+/// other, if a process or a log cannot be created, or if another launch that lives writes to one of the logs.
 LaunchEnd launch(const LaunchOptions& options);
 
 }  // namespace tessera::dist

@@ -213,6 +213,31 @@ TEST(Launch, TellsHowRanksEndWhereTheEndsOfProcessesAreIgnored) {
   expect_parts(said.end.cause, {"ended with status 3"});
 }
 
+TEST(Launch, AddsToTheLogsOfAnEarlierOne) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(launched(folder, {.ranks = 1, .command = shell("echo the crash; exit 3")}).end.code, 3);
+  EXPECT_EQ(folder.get("ranks/rank-0.log"), "the crash\n");
+  launched(folder, {.ranks = 1, .command = shell("echo again")});
+  EXPECT_EQ(folder.get("ranks/rank-0.log"),
+            "the crash\n\n==== tessera launch -- /bin/sh -c echo again ====\nagain\n");
+}
+
+TEST(Launch, NextToAnotherNeedsLogsOfItsOwn) {
+  const TemporaryFolder folder;
+  const auto again = [&](int, int) {
+    expect_error([&] { launched(folder, {.ranks = 1, .command = shell("echo other")}); },
+                 {"launch: another launch is writing", "ranks/rank-0.log", "--logs"});
+    // Machines that share the directory write different files.
+    EXPECT_EQ(
+        launched(folder,
+                 {.ranks = 1, .nodes = 2, .node = 1, .master = "127.0.0.1:9", .command = shell("echo other")})
+            .end.code,
+        0);
+  };
+  launched(folder, {.ranks = 1, .command = shell("echo said"), .started = again});
+  EXPECT_EQ(folder.get("ranks/rank-0.log"), "said\n");
+}
+
 TEST(Launch, WhatCannotBeIsRefused) {
   const auto refuses = [](const LaunchOptions& options, std::initializer_list<const char*> parts) {
     const TemporaryFolder folder;
