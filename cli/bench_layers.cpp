@@ -57,6 +57,7 @@ void settle(LayersArgs& args, const train::Given& given) {
 
 int run_layers(LayersArgs args, const train::Given& given) {
   settle(args, given);
+  check_different({{"--csv", args.csv}, {"--trace", args.trace}, {"--json", args.json}});
   if (!args.json.empty()) check_writable(args.json);
   check_not_input(args.json, {args.options.folder, args.options.data});
   for (const std::string* const file : {&args.csv, &args.trace})

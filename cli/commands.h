@@ -137,6 +137,8 @@ void check_folder_writable(const std::string& path);
 void check_not_input(const std::string& out, const std::vector<std::string>& inputs);
 /// The values of these flags, as far as the command has them and they are given.
 std::vector<std::string> values_given(const CLI::App& command, const std::vector<const char*>& flags);
+/// Throws UsageError if two of these files, each with its flag, are one. Empty names are skipped.
+void check_different(const std::vector<std::pair<const char*, std::string>>& outputs);
 /// Throws UsageError "FLAG why" for the first of these flags that is given: it would have no effect.
 void refuse_given(const CLI::App& command, const std::vector<const char*>& flags, const std::string& why);
 /// Throws unless a whole file could be put there, as a new one or in place of a regular one (io::AtomicFile).

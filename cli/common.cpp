@@ -356,6 +356,20 @@ void check_not_input(const std::string& out, const std::vector<std::string>& inp
   }
 }
 
+void check_different(const std::vector<std::pair<const char*, std::string>>& outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i)
+    for (size_t j = 0; j < i; ++j) {
+      const auto& [flag, path] = outputs[i];
+      std::error_code code;
+      const auto place = [&](const std::string& file) {
+        return fs::weakly_canonical(fs::absolute(file), code);
+      };
+      if (!path.empty() && !outputs[j].second.empty() && place(path) == place(outputs[j].second))
+        throw UsageError(
+            fmt::format("{}, {}: both name {}; give each a file of its own", outputs[j].first, flag, path));
+    }
+}
+
 std::vector<std::string> values_given(const CLI::App& command, const std::vector<const char*>& flags) {
   std::vector<std::string> values;
   for (const char* const flag : flags)
