@@ -128,8 +128,12 @@ LayersComparison compare_models(const LayersBenchOptions& options, const Work& w
   const bool both = options.slice.slices();
   PassTimer original(options.device), modified(options.device);
   LayersComparison made;
-  made.original = {
-      .task = work.task, .slice = "", .repeats = {}, .tokens = subject.tokens(), .batch = options.batch};
+  made.original = {.task = work.task,
+                   .slice = "",
+                   .repeats = {},
+                   .tokens = subject.tokens(),
+                   .batch = options.batch,
+                   .config = work.config};
   if (both) made.modified = made.original, made.modified->slice = options.slice.description();
   const auto repeat = [&](bool keep) {
     check_interrupt();
@@ -152,6 +156,14 @@ LayersComparison compare_models(const LayersBenchOptions& options, const Work& w
 }
 
 }  // namespace
+
+models::BertConfig base_model(models::BertFamily family) {
+  models::BertConfig model;
+  model.family = family;
+  if (family == models::BertFamily::roberta)
+    model.vocabulary = 50265, model.positions = 514, model.types = 1, model.pad_token = 1, model.eps = 1e-5;
+  return model;
+}
 
 void LayersBenchOptions::validate() const {
   slice.refuse_auto();

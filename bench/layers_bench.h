@@ -17,6 +17,9 @@
 
 namespace tessera::bench {
 
+/// The published base model.
+models::BertConfig base_model(models::BertFamily family);
+
 struct LayersBenchOptions {
   models::BertConfig model = {};         // of a synthetic batch; its head and dtype are set
   std::string folder = {};               // Hugging Face model directory, in place of `model`
@@ -66,6 +69,7 @@ struct LayersRun {
   std::string slice;  // SliceSettings::description(); "": the original
   std::vector<PassTimes> repeats;
   int64_t tokens = 0, batch = 0;
+  models::BertConfig config = {};
 };
 struct LayersComparison {
   LayersRun original;

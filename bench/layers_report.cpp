@@ -5,6 +5,7 @@
 #include <set>
 
 #include "bench/layers_bench.h"
+#include "bench/step_internal.h"
 #include "report/facts.h"
 
 namespace tessera::bench {
@@ -165,12 +166,22 @@ std::vector<Record> layers_records(const LayersBenchOptions& options,
   std::vector<Record> records;
   const auto add = [&](const LayersRun& run) {
     const std::map<Part, PartTimes> times = part_times(run.repeats);
+    const models::BertConfig& model = run.config;
+    const models::BertConfig usual = base_model(options.model.family);
     for (const Part& part : in_order(times))
       for (const bool backward : {false, true}) {
         Record record;
         record.op = options.model.family == models::BertFamily::bert ? "layers bert" : "layers roberta";
         record.shape = {{"B", run.batch}, {"tokens", run.tokens}};
-        record.attrs = {{"task", run.task}, {"layer", part.layer}, {"kind", part.kind}};
+        add_unusual(record, {{"V", model.vocabulary, usual.vocabulary},
+                             {"d", model.d_model, usual.d_model},
+                             {"d_ff", model.d_ff, usual.d_ff},
+                             {"heads", model.heads, usual.heads},
+                             {"layers", model.layers, usual.layers}});
+        record.attrs = {{"task", run.task},
+                        {"layer", part.layer},
+                        {"kind", part.kind},
+                        {"dropout", fmt::format("{:g}", model.hidden_dropout)}};
         if (!run.slice.empty()) record.attrs["slice"] = run.slice;
         record.does["feed-forward"] = options.unfused ? "layers one by one" : "fused";
         record.dtype = name_of(options.precision);

@@ -20,10 +20,7 @@ constexpr const char* kSizes[] = {"--layers", "--d-model", "--n-head", "--d-ff",
 struct LayersArgs {
   explicit LayersArgs(models::BertFamily family) {
     models::BertConfig& model = options.model;
-    model.family = family;
-    // The published base models.
-    if (family == models::BertFamily::roberta)
-      model.vocabulary = 50265, model.positions = 514, model.types = 1, model.pad_token = 1, model.eps = 1e-5;
+    model = bench::base_model(family);
   }
   bench::LayersBenchOptions options;
   PrecisionFlag precision;

@@ -1,5 +1,7 @@
 #include "bench/layers_bench.h"
 
+#include "bench/compare.h"
+
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -194,6 +196,30 @@ TEST(LayersBench, ARobertaHasTheSameParts) {
   EXPECT_EQ(std::get<std::string>(table.rows.at(0).at(1)), kAllParts);
   EXPECT_TRUE(std::holds_alternative<std::monostate>(table.rows.at(0).at(4))) << "there is no modified model";
   EXPECT_EQ(layers_records(options, all).at(0).op, "layers roberta");
+}
+
+TEST(LayersBench, AnotherModelIsOtherWork) {
+  LayersBenchOptions options = small_options();
+  options.slice.mode = "none", options.slice.rows = "";
+  const auto record = [&] { return layers_records(options, bench_layers(options)).at(0); };
+  const Record small = record();
+  EXPECT_EQ(small.shape.at("d"), 8);
+  EXPECT_EQ(small.shape.at("heads"), 2);
+  EXPECT_EQ(small.attrs.at("dropout"), "0.1");
+  const auto is_other = [&] { return compare({small}, {record()}).empty(); };
+  EXPECT_FALSE(is_other());
+  options.model.layers = 1;
+  EXPECT_TRUE(is_other());
+  options.model.layers = 2, options.model.hidden_dropout = 0;
+  EXPECT_TRUE(is_other());
+  // A record without sizes is of the published model.
+  LayersComparison usual;
+  usual.original = {.task = "sst2", .slice = "", .repeats = {pass_of(kFused, 1)}, .tokens = 9, .batch = 3};
+  for (const models::BertFamily family : {models::BertFamily::bert, models::BertFamily::roberta}) {
+    options.model.family = family, usual.original.config = base_model(family);
+    EXPECT_EQ(layers_records(options, {usual}).at(0).shape,
+              (std::map<std::string, int64_t>{{"B", 3}, {"tokens", 9}}));
+  }
 }
 
 TEST(LayersBench, TheTableHasTheColumnsOfPublishedComparisons) {
