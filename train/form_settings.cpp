@@ -1,5 +1,7 @@
 #include "train/form_settings.h"
 
+#include <fmt/format.h>
+
 #include "runtime/error.h"
 
 namespace tessera::train {
@@ -145,6 +147,11 @@ std::string FormSettings::description() const {
   if (layers != "attention")
     text += (layers == "all" ? " " : " of rank ") + std::to_string(rank_of(false)) + " in the MLPs";
   if (form == "cola") text += ", " + activation + " between the factors";
+  if (form == "sltrain") text += fmt::format(", density {:g}", density);
+  if (form == "lost") {
+    text += fmt::format(", column share {:g}, columns by {}", column_share, columns);
+    if (columns == "residual" && residual_rank > 0) text += fmt::format(" of rank {}", residual_rank);
+  }
   return text;
 }
 

@@ -49,6 +49,17 @@ TEST(StepBench, AnotherModelIsOtherWork) {
   expect_own_work(small, of_gpt([](auto&) {}), of_gpt([](auto& m) { m.heads = 2; }), "heads");
   expect_own_work(small, small, of_gpt([](auto& m) { m.d_ff = 9; }), "d_ff");
   expect_own_work(small, small, of_gpt([](auto& m) { m.tied = false; }), "tied");
+  const auto of_form = [&](const train::FormSettings& form) {
+    LanguageStepOptions options = gpt;
+    options.settings.factors = form;
+    return bench_language_step(options).at(0).attrs.at("form");
+  };
+  EXPECT_EQ(of_form({.form = "low_rank", .rank = 2}), "low_rank of rank 2 in attention and 2 in the MLPs");
+  EXPECT_TRUE(of_form({.form = "sltrain", .rank = 2, .density = 0.25}).ends_with(", density 0.25"));
+  EXPECT_TRUE(of_form({.form = "lost", .rank = 2, .column_share = 0.5, .columns = "random"})
+                  .ends_with(", column share 0.5, columns by random"));
+  EXPECT_TRUE(of_form({.form = "lost", .rank = 2, .column_share = 0.5, .residual_rank = 1})
+                  .ends_with(", column share 0.5, columns by residual of rank 1"));
 
   BertBenchOptions bert;
   bert.device = Device::cpu();
