@@ -84,6 +84,11 @@ class Bench {
     attrs_ = {{"zeros", fmt::format("{:.3f}", measured.zeros())},
               {"dense_share", fmt::format("{:.3f}", how_.splits() ? how_.dense_share : 0)},
               {"dropped", fmt::format("{:.1e}", measured.dropped_both_split)}};
+    // A record without them is of the usual forms.
+    const Gemm24 usual = how_.splits() ? Gemm24::split : Gemm24::sparse;
+    for (const auto& [name, form] : {std::pair("y", how_.y), std::pair("dx", how_.dx),
+                                     std::pair("dup", how_.dup), std::pair("ddown", how_.ddown)})
+      if (form != usual) attrs_[name] = ops::name_of(form);
   }
 
   std::vector<Record> networks() {

@@ -352,6 +352,25 @@ TEST(FfnBench, TimesTheGemmsAndTheNetworks) {
           "--sparsity 0.9,0.99 --json ffn.json");
   expect_success(outcome);
   EXPECT_TRUE(holds_all(outcome.out, "y dense|y sparse|dup sparse|ddown sparse|swiglu|relu2|sparse24"));
+  const auto forms = [&](const std::string& flags) {
+    const std::string file = "forms.json";
+    fs::remove(at / file);
+    expect_success(
+        run(at,
+            "bench ffn --device cpu --precision f32 --shape T=64,D=32,F=128 --seconds 0.001 --no-gemms "
+            "--json forms.json" +
+                flags));
+    std::string found;
+    for (const nlohmann::json& record : json_lines(at.get(file)))
+      if (record["attrs"]["what"] == "sparse24")
+        for (const char* const gemm : {"y", "dx", "dup", "ddown"})
+          if (record["attrs"].contains(gemm))
+            found += std::string(gemm) + "=" + record["attrs"][gemm].get<std::string>() + " ";
+    return found;
+  };
+  EXPECT_EQ(forms(""), "");
+  EXPECT_EQ(forms(" --dense-share 0"), "");
+  EXPECT_EQ(forms(" --sparse24-y dense --sparse24-ddown sparse"), "y=dense ddown=sparse ");
 }
 
 }  // namespace
