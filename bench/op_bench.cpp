@@ -195,6 +195,7 @@ std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& option
           try {
             if (auto record = time_op(op, c, inputs, precision, mode, options.timer)) {
               record->variant = variant;
+              if (!options.timer.cold) record->attrs["L2"] = "warm";
               records.push_back(*record);
             }
           } catch (const Error& error) {

@@ -156,6 +156,8 @@ int bench_op(const OpBenchArgs& args) {
   options.timer.seconds = args.seconds;
   options.timer.cold = !args.hot;
   options.device = device_of(args.device);
+  if (args.hot && options.device.is_cpu())
+    throw UsageError("--hot: only on a GPU is the L2 cache flushed before each repeat; leave it out");
   if (!args.variant.empty() && options.device.is_cpu())
     throw UsageError("--variant: the CPU has no kernel variants; add --device cuda");
   if (!args.json.empty()) check_writable(args.json);
@@ -200,7 +202,7 @@ void add_bench_op(CLI::App& bench, Action& action) {
   command->add_flag("--explain", args->explain, kExplainHelp);
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);
-  command->add_flag("--hot", args->hot, "Keep L2 warm; default: flush L2 before each repeat");
+  command->add_flag("--hot", args->hot, "Keep L2 warm (GPU); default: flush L2 before each repeat");
   add_json(*command, args->json);
   command->callback([&action, args] { action = [args] { return bench_op(*args); }; });
 }

@@ -43,6 +43,17 @@ TEST(OpBench, TimesAndSweepsBytesDerivedInputsAndRandomNumbers) {
     EXPECT_EQ(record.sweep.verdict, "ok");
 }
 
+TEST(OpBench, SaysThatTheCacheWasWarm) {
+  const ops::OpSpec op = ops::example_op();
+  OpBenchOptions options;
+  options.device = Device::cpu();
+  options.timer = kOnce;
+  for (const bool cold : {false, true}) {
+    options.timer.cold = cold;
+    for (const Record& record : bench_op(op, options)) EXPECT_EQ(record.attrs.contains("L2"), !cold);
+  }
+}
+
 TEST(OpBench, AnOperatorWithoutFloatingInputsIsTimedInItsDType) {
   const ops::OpSpec op{.name = "widened_words",
                        .summary = "y = x as i64",

@@ -148,6 +148,7 @@ constexpr BadLine kBadLines[] = {
     {"sparsify m --text t --out s --max-ppl 1.1x --format mma-delta4", "no split is in mma-delta4"},
     {"bench layers bert --csv x --trace x", "--csv, --trace: both name x"},
     {"bench layers bert --csv c --trace x.json --json ./x.json", "--trace, --json: both name ./x.json"},
+    {"bench op relu --hot --device cpu", "--hot: only on a GPU|leave it out"},
     {"bench ffn --dense-share 0 --most-dropped 0.1", "--most-dropped is for GEMMs of the form split"},
     {"sparsify m --text t --out s --total 0.5 --allocation uniform --greedy-samples 2",
      "--greedy-samples is for --allocation greedy"},
