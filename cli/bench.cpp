@@ -116,6 +116,7 @@ int bench_op(const OpBenchArgs& args) {
       shape = &text;
       ops::Case given{.dims = parse_dims(text), .attrs = attrs};
       check_dim_names(*op, given.dims);
+      ops::check_used(*op, attrs);
       // Sizes that are not given are those of the operator's first benchmark, if all given names are its own.
       if (!op->benches.empty()) {
         ops::Dims all = op->benches[0].dims;

@@ -205,6 +205,11 @@ void run_backward(const OpArgs& args, const ops::OpSpec& op, Tape& tape, const s
 int run_op(const OpArgs& args) {
   const ops::OpSpec& op = checked_op(args);
   const ops::Attrs given = parse_attrs(op, args.set);
+  try {
+    ops::check_used(op, given);
+  } catch (const Error& error) {
+    throw UsageError(std::string("--set: ") + error.what());
+  }
   const Device device = Device::parse(args.device);
   check_replaceable(args.out);
   const ops::Attrs attrs = ops::complete(op, given);

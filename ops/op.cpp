@@ -177,6 +177,16 @@ Attrs complete(const OpSpec& op, const Attrs& given) {
   return all;
 }
 
+void check_used(const OpSpec& op, const Attrs& given) {
+  const Attrs all = complete(op, given);
+  for (const AttrSpec& attr : op.attrs) {
+    const auto& [other, value] = attr.only_with;
+    check(!given.has(attr.name) || other.empty() || all.word(other) == value, op.name, ": attribute \"",
+          attr.name, "\" has an effect with ", other, "=", value, " alone, and ", other, " is ",
+          other.empty() ? "" : all.word(other), "; leave it out");
+  }
+}
+
 void check_listed(const char* op, double values) {
   check(values <= double(1 << 28), op, ": these sizes need a list of ", values,
         " values; expected at most 2^28");  // 2 GiB

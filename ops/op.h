@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -73,6 +74,9 @@ struct AttrSpec {
   AttrValue fallback;  // its type is the attribute's type
   std::string help;
   std::vector<std::string> choices = {};  // of a word
+  /// A word attribute and the only one of its values with which this attribute has an effect; "": it always
+  /// has.
+  std::pair<std::string, std::string> only_with = {};
 };
 struct OutputSpec {
   std::string name;
@@ -193,6 +197,8 @@ const OpSpec& find_op(std::string_view name);
 /// not have, a wrong type (an integer is accepted where a number is expected) or a word that is not among the
 /// choices.
 Attrs complete(const OpSpec& op, const Attrs& given);
+/// Throws if an attribute is given that has no effect with the others (AttrSpec::only_with).
+void check_used(const OpSpec& op, const Attrs& given);
 /// Reads "key=value" by the attribute's type; throws with what was expected.
 void set_attr(const OpSpec& op, Attrs& attrs, std::string_view key_value);
 

@@ -64,6 +64,9 @@ OpSpec obs_columns_spec() {
       .cuda_dtypes = {DType::f32},
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            check(!in[3].defined() || (attrs.integer("zeros") == 0 && attrs.integer("group") == 0),
+                  "obs_columns: zeros and group have no effect next to keep; leave them out, or leave keep "
+                  "out");
             const ObsBlock done = obs_columns(in[0], in[2],
                                               {.keep = in[3],
                                                .zeros = attrs.integer("zeros"),

@@ -29,8 +29,11 @@ Selection24 selection_of(const Attrs& attrs, const Tensor& scale, Device device)
     SeededRng seeded(attrs.integer("seed"));
     selection = Selection24::mvue(seeded.rng(), device);
   }
-  if (selection.method == Method24::soft_threshold || selection.method == Method24::soft_dynamic)
-    selection.scale = scale;
+  const bool is_soft =
+      selection.method == Method24::soft_threshold || selection.method == Method24::soft_dynamic;
+  check(is_soft || !scale.defined(), "compress24: scale is given, and method is ", attrs.word("method"),
+        ", which has no use for it; leave it out");
+  if (is_soft) selection.scale = scale;
   return selection;
 }
 

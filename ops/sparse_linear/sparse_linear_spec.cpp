@@ -44,6 +44,8 @@ void check_weight(const char* name, const std::vector<Tensor>& in, size_t first,
 
 Gate gate_of(const Tensor& scales, const Attrs& attrs) {
   const std::string& kind = attrs.word("gate");
+  check(!scales.defined() || kind != "none",
+        "sparse_linear: scales are given, and gate is none, which has no use for them; leave them out");
   Gate gate{.scales = scales.defined() ? scales.packed() : Tensor()};
   if (kind == "threshold") gate.kind = Gate::Kind::threshold, gate.threshold = attrs.number("threshold");
   if (kind == "top_k") gate.kind = Gate::Kind::top_k, gate.keep = attrs.integer("keep");
@@ -147,10 +149,16 @@ const AttrSpec kFormatAttr{"format",
                            "of the weight",
                            {std::begin(kSparseFormats), std::end(kSparseFormats)}},
     kGateAttr{"gate", std::string("none"), "which inputs count", {"none", "threshold", "top_k"}},
-    kThresholdAttr{"threshold", 0.0, "inputs of at most this magnitude, times their scale, do not count"},
-    kKeepAttr{"keep", int64_t{0}, "top_k: inputs of a token that count"},
+    kKeepAttr{.name = "keep",
+              .fallback = int64_t{0},
+              .help = "inputs of a token that count",
+              .only_with = {"gate", "top_k"}},
     kConstantAttr{"constant", false,
                   "kernels may read the weight before the kernels ahead of them have ended"};
+
+AttrSpec threshold_attr(const char* help) {
+  return {.name = "threshold", .fallback = 0.0, .help = help, .only_with = {"gate", "threshold"}};
+}
 
 // ---- sparse_linear_swiglu ----
 
@@ -210,7 +218,9 @@ OpSpec swiglu_spec() {
                        {.name = "weight",
                         .shape = "[2F, in]: only its shape is used; gate's rows, then up's",
                         .differentiable = false}},
-            .attrs = {kFormatAttr, kGateAttr, kThresholdAttr, kKeepAttr, kConstantAttr},
+            .attrs = {kFormatAttr, kGateAttr,
+                      threshold_attr("inputs of at most this magnitude do not count; for up, 1.5 times it"),
+                      kKeepAttr, kConstantAttr},
             .outputs = {{"y", "[T, F]", false}},
             .cpu_dtypes = {DType::f32, DType::bf16, DType::f16},
             .cuda_dtypes = {DType::bf16, DType::f16},
@@ -297,7 +307,7 @@ std::vector<OpSpec> sparse_linear_specs() {
                  array_input("info", "[entries]", {DType::i32})},
       .attrs = {kFormatAttr,
                 kGateAttr,
-                kThresholdAttr,
+                threshold_attr("inputs of at most this magnitude, times their scale, do not count"),
                 kKeepAttr,
                 kConstantAttr,
                 {"parts", int64_t{1}, "times that the weight is used, with thresholds t, 1.5 t, 2 t, ..."}},

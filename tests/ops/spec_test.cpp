@@ -257,6 +257,50 @@ TEST(OpSpecs, DerivingChecksWhatIsGiven) {
       "many of up");
 }
 
+TEST(OpSpecs, WhatHasNoEffectIsRefused) {
+  for (const OpSpec& op : all_ops())
+    for (const AttrSpec& attr : op.attrs) {
+      const auto& [other, value] = attr.only_with;
+      if (other.empty()) continue;
+      const auto found = std::ranges::find(op.attrs, other, &AttrSpec::name);
+      ASSERT_NE(found, op.attrs.end()) << op.name << " " << attr.name;
+      EXPECT_EQ(std::ranges::count(found->choices, value), 1) << op.name << " " << attr.name;
+    }
+  const OpSpec& keep_largest = find_op("keep_largest");
+  EXPECT_EQ(
+      message_of([&] {
+        check_used(keep_largest, {{"group", int64_t{3}}});
+      }),
+      "keep_largest: attribute \"group\" has an effect with within=group alone, and within is row; leave it "
+      "out");
+  EXPECT_EQ(message_of([&] {
+              check_used(keep_largest, {{"group", int64_t{3}}, {"within", std::string("group")}});
+            }),
+            "");
+  const auto message = [](const char* name, const std::vector<Tensor>& inputs, const Attrs& attrs) {
+    const OpSpec& op = find_op(name);
+    std::vector<Tensor> all = inputs;
+    all.resize(op.inputs.size());
+    const Attrs complete_attrs = complete(op, attrs);
+    return message_of([&] {
+      derive_inputs(op, all, complete_attrs);
+      op.run(all, complete_attrs);
+    });
+  };
+  const Tensor x = Tensor::zeros({4, 8}, DType::f32, Device::cpu()),
+               ones = Tensor::full({8}, 1, DType::f32, Device::cpu()),
+               scale = Tensor::full({1}, 1, DType::f32, Device::cpu()),
+               keep = Tensor::zeros({4, 8}, DType::u8, Device::cpu());
+  EXPECT_EQ(message("sparse_linear", {x, x, {}, {}, ones}, {}),
+            "sparse_linear: scales are given, and gate is none, which has no use for them; leave them out");
+  EXPECT_EQ(message("compress24", {x, scale}, {}),
+            "compress24: scale is given, and method is naive, which has no use for it; leave it out");
+  for (const char* const attr : {"zeros", "group"})
+    EXPECT_EQ(message("obs_columns", {x, x, {}, keep}, {{attr, int64_t{2}}}),
+              "obs_columns: zeros and group have no effect next to keep; leave them out, or leave keep out");
+  EXPECT_EQ(message("obs_columns", {x, x, {}, keep}, {}), "");
+}
+
 TEST(OpSpecs, SizesThatAreFlagsAreOffAt0) {
   constexpr std::pair<const char*, const char*> kFlags[] = {
       {"linear", "residual"},   {"mlp", "residual"},        {"multiply24", "residual"},
