@@ -52,7 +52,13 @@ void add_bench_of_device(CLI::App& command, Action& action,
   });
 }
 
+void check_graph(const CLI::App& command, const std::vector<bool>& graph, Device device) {
+  if (device.is_cpu() && std::ranges::count(graph, true) > 0)
+    refuse_given(command, {"--graph"}, "on: only a GPU has CUDA graphs; leave it out, or give off");
+}
+
 void StepFlags::add_to(CLI::App& command) {
+  parsed = &command;
   command.add_option("--precision", precision, kPrecisionsHelp);
   command.add_option("--graph", graph, "Run the step as one captured CUDA graph (GPU): on,off");
   command

@@ -21,6 +21,9 @@ void add_seconds(CLI::App& command, double& seconds);
 /// "": the first GPU, else the CPU.
 Device device_of(const std::string& name);
 
+/// Throws UsageError if the command line asks for CUDA graphs on a CPU.
+void check_graph(const CLI::App& command, const std::vector<bool>& graph, Device device);
+
 /// --device and --json of a benchmark that has no other flags, and what it runs.
 void add_bench_of_device(CLI::App& command, Action& action,
                          const std::function<std::vector<bench::Record>(Device)>& measure);
@@ -31,6 +34,7 @@ struct StepFlags {
   std::string exchange = "auto";
   double seconds = 2, bucket_mb = -1;
   int64_t zero = 0;
+  const CLI::App* parsed = nullptr;
 
   void add_to(CLI::App& command);
   /// Sets what the flags say and runs `measure`, which returns records.
@@ -51,6 +55,7 @@ struct StepFlags {
           "tessera launch -n N -- bench step ..., or leave the flags out");
     world.told([&] {
       options.device = device_of(device, world.place());
+      check_graph(*parsed, options.graph, options.device);
       options.ranks = {.world = &world,
                        .bucket_mb = bucket_mb < 0
                                         ? train::usual_bucket_mb(options.device, world, exchange, zero)

@@ -16,7 +16,7 @@ struct CollectiveArgs {
   double seconds = 0.3;
 };
 
-int bench_collective(const CollectiveArgs& args) {
+int bench_collective(const CLI::App& command, const CollectiveArgs& args) {
   bench::CollectiveOptions options{.least = args.least,
                                    .most = args.most,
                                    .factor = args.factor,
@@ -31,8 +31,9 @@ int bench_collective(const CollectiveArgs& args) {
   if (!args.json.empty()) check_writable(args.json);
   const dist::World world = join_job(args.device);
   try {
-    std::vector<bench::Record> records =
-        bench::bench_collectives(world, device_of(args.device, world.place()), options);
+    const Device device = device_of(args.device, world.place());
+    check_graph(command, options.graph, device);
+    std::vector<bench::Record> records = bench::bench_collectives(world, device, options);
     if (world.leads()) {
       bench::stamp(records);
       fmt::print("{}", bench::format_collectives(records));
@@ -71,7 +72,8 @@ void add_bench_collective(CLI::App& bench, Action& action) {
   command->footer(
       "Sizes and bus GB/s as nccl-tests define them; the times are those of the slowest rank.\n"
       "Example: tessera launch -n 2 -- bench collective --call all_reduce --min 1024 --max 1073741824");
-  command->callback([&action, args] { action = [args] { return bench_collective(*args); }; });
+  command->callback(
+      [&action, args, command] { action = [args, command] { return bench_collective(*command, *args); }; });
 }
 
 }  // namespace tessera::cli

@@ -48,7 +48,7 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
   }
 }
 
-int bench_decode(const DecodeArgs& args) {
+int bench_decode(const CLI::App& command, const DecodeArgs& args) {
   bench::DecodeBenchOptions options{.name = args.model,
                                     .new_tokens = args.new_tokens,
                                     .batch = args.batch,
@@ -88,6 +88,7 @@ int bench_decode(const DecodeArgs& args) {
   options.world = args.parallel.join("bench decode", args.device);
   return options.world.told([&] {
     options.device = device_of(args.device, options.world.place());
+    check_graph(command, options.graph, options.device);
     if (args.dtype.empty() && options.device.is_cpu())
       options.dtype = DType::f32;
     else if (args.dtype.empty() && !args.model.empty())
@@ -157,7 +158,7 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->callback([&action, args, command] {
     action = [args, command] {
       check_sampling(*command, args->sampling);
-      return bench_decode(*args);
+      return bench_decode(*command, *args);
     };
   });
 }

@@ -273,6 +273,8 @@ int run_generate(const CLI::App& command, const GenerateArgs& args) {
                                   .graph = parse_switches(args.graph, "--graph") == std::vector{true}};
   if (args.greedy) options.sampling.temperature = 0;
   check_sampling(command, options.sampling);
+  if (options.sampling.temperature == 0)
+    refuse_given(command, {"--seed"}, "is for sampling, and greedy decoding draws nothing; leave it out");
   if (args.samples > 1 && args.prompts.size() > 1)
     throw UsageError("--samples: expected one prompt; several --prompt give one text each");
   if (!args.json.empty()) {
@@ -314,7 +316,7 @@ void add_generate(CLI::App& app, Action& action) {
   command->add_option("--stop", args->stops, "Stop before this string; may be repeated")
       ->allow_extra_args(false);
   command->add_flag("--ignore-end", args->ignore_end, "Continue after end-of-text tokens");
-  command->add_option("--samples", args->samples, "Number of texts per prompt")
+  command->add_option("--samples", args->samples, "Number of texts to generate from one prompt")
       ->check(kDecimal)
       ->check(CLI::Range(1, 1 << 12));
   command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")

@@ -43,8 +43,8 @@ TEST(Generate, TheSameSeedGivesTheSameTextWhichIsUtf8) {
   // Random bytes are seldom characters: what is cut or wrong comes as U+FFFD, whole in each piece.
   EXPECT_TRUE(is_utf8(first["texts"][0]["text"]));
   EXPECT_NE(first["texts"][0]["text"].get<std::string>().find("\xEF\xBF\xBD"), std::string::npos);
-  const json greedy = made(at, "--prompt abc --greedy --seed 7");
-  EXPECT_EQ(greedy["texts"], made(at, "--prompt abc --temperature 0 --seed 8")["texts"]);
+  const json greedy = made(at, "--prompt abc --greedy");
+  EXPECT_EQ(greedy["texts"], made(at, "--prompt abc --temperature 0")["texts"]);
   EXPECT_EQ(greedy["texts"], made(at, "--prompt abc --top-k 1")["texts"]);
 }
 
