@@ -154,8 +154,6 @@ int bench_op(const OpBenchArgs& args) {
   for (const std::string& mode : options.modes)
     if (mode != "fwd" && mode != "bwd" && mode != "fwd+bwd")
       throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd, or fwd+bwd for both in one");
-    else if (std::ranges::count(options.modes, mode) > 1)
-      throw UsageError("--mode: " + mode + " is given twice");
   if (!args.dtype.empty()) options.precisions = parse_precisions(args.dtype, "--dtype");
   options.all_variants = args.variant == "all";
   if (!options.all_variants) options.variant = args.variant;
@@ -200,8 +198,7 @@ void add_bench_op(CLI::App& bench, Action& action) {
                    "Sizes, NAME=SIZE,...; may be repeated; default: the operator's benchmark shapes")
       ->allow_extra_args(false);
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
-  command->add_option("--dtype", args->dtype,
-                      "f64 (CPU), f32,tf32,bf16,f16; default: bf16 on a GPU (capability 8.0), else f32");
+  command->add_option("--dtype", args->dtype, kOperatorPrecisionsHelp);
   command->add_option("--mode", args->mode, "Passes to time: fwd,bwd; fwd+bwd times both together");
   add_variant(*command, args->variant);
   command->get_option("--variant")

@@ -65,8 +65,6 @@ int bench_sweep(const SweepArgs& args) {
   for (const std::string& mode : options.modes)
     if (mode != "fwd" && mode != "bwd" && mode != "fwd+bwd")
       throw UsageError("--mode: \"" + mode + "\": expected fwd or bwd, or fwd+bwd for both in one");
-    else if (std::ranges::count(options.modes, mode) > 1)
-      throw UsageError("--mode: " + mode + " is given twice");
   std::vector<Precision> precisions;
   if (!args.dtype.empty()) precisions = parse_precisions(args.dtype, "--dtype");
   options.device = device_of(args.device);
@@ -125,7 +123,7 @@ void add_bench_sweep(CLI::App& bench, Action& action) {
   command->add_option("--seed", args->seed, "Random seed of the problems")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
-  command->add_option("--dtype", args->dtype, kPrecisionsHelp);
+  command->add_option("--dtype", args->dtype, kOperatorPrecisionsHelp);
   command->add_option("--mode", args->mode, "Passes to time: fwd,bwd; fwd+bwd times both together");
   add_device(*command, args->device);
   add_json(*command, args->json);
@@ -139,8 +137,9 @@ void add_bench_optim(CLI::App& bench, Action& action) {
   command->add_option("--parameters", args->parameters, "Number of parameters, in matrices of 2048 x 2048")
       ->check(kDecimal)
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 36));
-  command->add_option("--dtype", args->dtype,
-                      "Dtypes of the parameters: f32,bf16,f16; 16-bit ones have f32 master weights");
+  command->add_option(
+      "--dtype", args->dtype,
+      "Dtypes of the parameters: f64 (CPU), f32,bf16,f16; 16-bit ones have f32 master weights");
   command->add_option("--clip", args->clip, "Clip the gradient norm: on,off");
   add_device(*command, args->device);
   add_seconds(*command, args->seconds);

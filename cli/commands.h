@@ -99,7 +99,7 @@ void check_sampling(const CLI::App& command, const ops::Sampling& sampling);
 /// "M=10000,N=1000" to sizes. Throws UsageError on anything else, on a size below 0 and on a name given
 /// twice.
 std::map<std::string, int64_t> parse_dims(const std::string& text);
-/// "a,b,c"; no empty parts.
+/// "a,b,c"; no empty parts, and none twice.
 std::vector<std::string> split_list(const std::string& text, const char* what);
 /// "on,off" to {true, false}.
 std::vector<bool> parse_switches(const std::string& text, const char* what);
@@ -120,6 +120,9 @@ class PrecisionFlag {
 /// Help of the flag of commands that measure several precisions.
 inline constexpr const char* kPrecisionsHelp =
     "f32,tf32,bf16,f16; default: bf16 on a GPU (compute capability 8.0), else f32";
+/// The same of commands that measure operators.
+inline constexpr const char* kOperatorPrecisionsHelp =
+    "f64 (CPU), f32,tf32,bf16,f16; default: bf16 on a GPU (compute capability 8.0), else f32";
 /// "key=value" texts by the operator's attributes. Throws UsageError, also for a key given twice.
 ops::Attrs parse_attrs(const ops::OpSpec& op, const std::vector<std::string>& texts);
 /// Takes from the TOML file the flags of the subcommand that the command line neither gives nor excludes; ""

@@ -179,6 +179,8 @@ std::vector<std::string> split_list(const std::string& text, const char* what) {
     const size_t comma = text.find(',', begin);
     parts.push_back(text.substr(begin, comma == std::string::npos ? comma : comma - begin));
     if (parts.back().empty()) throw UsageError(std::string(what) + ": \"" + text + "\" has an empty part");
+    if (std::ranges::count(parts, parts.back()) > 1)
+      throw UsageError(std::string(what) + ": " + parts.back() + " is given twice");
     if (comma == std::string::npos) return parts;
     begin = comma + 1;
   }
@@ -231,10 +233,9 @@ auto parse_list(const std::string& text, const char* what, Parse&& parse) {
 
 std::vector<DType> parse_dtypes(const std::string& text, const char* what) {
   return parse_list(text, what, [&](const std::string& part) {
-    const DType dtype = parse_dtype(part);
-    if (!is_floating(dtype) || dtype == DType::f8e4m3)
-      throw UsageError(std::string(what) + ": " + part + ": expected f64, f32, bf16 or f16");
-    return dtype;
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+      if (part == name_of(dtype)) return dtype;
+    throw UsageError(std::string(what) + ": \"" + part + "\": expected f64, f32, bf16 or f16");
   });
 }
 

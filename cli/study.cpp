@@ -77,16 +77,9 @@ void print_results(const train::StudyFolder& folder) {
              fs::absolute(page).lexically_normal().string());
 }
 
-std::vector<std::string> parse_gpus(const std::string& text) {
-  std::vector<std::string> gpus = split_list(text, "--gpus");
-  for (const std::string& gpu : gpus)
-    if (std::ranges::count(gpus, gpu) > 1) throw UsageError("--gpus: " + gpu + " is given twice");
-  return gpus;
-}
-
 int run_study_file(const StudyArgs& args) {
   const std::vector<std::string> gpus =
-      args.gpus.empty() ? std::vector<std::string>() : parse_gpus(args.gpus);
+      args.gpus.empty() ? std::vector<std::string>() : split_list(args.gpus, "--gpus");
   const train::StudyPlan plan = read_study(args.file);
   const fs::path out = args.out.empty() ? fs::path("runs") / fs::path(args.file).stem() : fs::path(args.out);
   if (args.list) return list_study(plan, out);
