@@ -58,9 +58,9 @@ void check_bits(const char* name, const char* what, const Tensor& bits) {
         "; expected at most ", kMostRows, " rows of ", kMostWords, " words");
 }
 void check_columns(const char* name, const Tensor& bits, int64_t columns) {
-  check(columns >= 0 && bits.size(1) == bit_words(columns), name, ": bits is ", describe(bits), " for ",
-        columns, " columns; expected ", columns < 0 ? "0 or more columns" : "",
-        columns < 0 ? 0 : bit_words(columns), " words per row");
+  check(columns >= 0, name, ": columns is ", columns, "; expected 0 or more");
+  check(bits.size(1) == bit_words(columns), name, ": bits is ", describe(bits), " for ", columns,
+        " columns; expected ", bit_words(columns), " words per row");
 }
 void check_together(const char* name, const char* first, const Tensor& a, const char* second,
                     const Tensor& b) {
@@ -224,6 +224,8 @@ NearestRows nearest_bits(const Tensor& queries, const Tensor& bits, int64_t k) {
   check_bits("nearest_bits", "queries", queries);
   check_bits("nearest_bits", "bits", bits);
   check_together("nearest_bits", "queries", queries, "bits", bits);
+  check(bits.size(0) > 0, "nearest_bits: bits is ", describe(bits),
+        "; expected at least one row to choose from");
   check(1 <= k && k <= bits.size(0), "nearest_bits: k = ", k, " of ", bits.size(0), " rows; expected 1 to ",
         bits.size(0));
   const Shape shape{queries.size(0), k};

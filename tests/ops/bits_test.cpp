@@ -184,7 +184,7 @@ TEST(Bits, ErrorsSayWhatToDo) {
   expect_error([&] { pack_bits(Tensor::zeros({3}, DType::f32, Device::cpu())); }, {"of rank 2"});
   expect_error([&] { count_bits(floats); }, {"bits is f32[4, 3]", "ops::pack_bits makes them"});
   expect_error([&] { unpack_bits(bits, 97); }, {"for 97 columns", "expected 4 words per row"});
-  expect_error([&] { unpack_bits(bits, -1); }, {"0 or more columns"});
+  expect_error([&] { unpack_bits(bits, -1); }, {"unpack_bits: columns is -1; expected 0 or more"});
   expect_error([&] { unpack_bits(bits, 96, DType::i32); }, {"dtype i32"});
   expect_error([&] { transpose_bits(bits, 64); }, {"for 64 columns", "expected 2 words per row"});
   expect_error([&] { bit_pairs(bits, random_bits(4, 2, 1)); }, {"as many words per row"});
@@ -192,6 +192,8 @@ TEST(Bits, ErrorsSayWhatToDo) {
   expect_error([&] { count_differences(bits, random_bits(5, 3, 1)); }, {"b is i32[5, 3]", "as many rows"});
   expect_error([&] { nearest_bits(bits, bits, 0); }, {"k = 0 of 4 rows", "1 to 4"});
   expect_error([&] { nearest_bits(bits, bits, 5); }, {"k = 5 of 4 rows"});
+  expect_error([&] { nearest_bits(bits, random_bits(0, 3, 1), 1); },
+               {"nearest_bits: bits is i32[0, 3]", "expected at least one row"});
 }
 
 // ---- the choice of a kernel ----
