@@ -10,8 +10,14 @@
 namespace tessera::bench {
 namespace {
 
-std::string work_key(const Record& r) {
-  std::string key = r.op + "|" + r.dtype + "|" + r.mode + "|" + r.device.substr(0, r.device.find(':'));
+/// "cpu" or "cuda".
+std::string kind_of_device(const Record& r) {
+  return r.device.substr(0, r.device.find(':'));
+}
+
+/// Of the work on a kind of device.
+std::string work_key(const Record& r, const std::string& device) {
+  std::string key = r.op + "|" + r.dtype + "|" + r.mode + "|" + device;
   for (const auto& [name, size] : r.shape)
     if (size != 0) key += fmt::format("|{}={}", name, size);
   for (const auto& [name, value] : r.attrs) key += fmt::format("|{}={}", name, value);
@@ -35,7 +41,7 @@ std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<
   std::map<std::string, std::vector<const Record*>> peers;
   for (const Record& record : b)
     if ((record.ms.p50 > 0 || record.required) && std::regex_search(record.implementation, pattern))
-      peers[work_key(record)].push_back(&record);
+      peers[work_key(record, kind_of_device(record))].push_back(&record);
   std::vector<Comparison> comparisons;
   LeftOut counts;
   for (const Record& record : a) {
@@ -43,7 +49,8 @@ std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<
     Comparison comparison{record, {}, {}, 0, 0, ""};
     std::set<std::string> timed, timed_here;                   // in any campaign, and in that of the record
     std::map<std::string, std::string> missing, missing_here;  // reasons, by implementation
-    for (const Record* peer : peers[work_key(record)]) {
+    const auto same_work = peers.find(work_key(record, kind_of_device(record)));
+    for (const Record* peer : same_work == peers.end() ? std::vector<const Record*>() : same_work->second) {
       if (!options.any_gpu && peer->gpu != record.gpu && !peer->gpu.empty() && !record.gpu.empty()) {
         ++counts.other_gpu;
         continue;
@@ -68,6 +75,8 @@ std::vector<Comparison> compare(const std::vector<Record>& a, const std::vector<
         comparison.missing = reason, comparison.b.reset(), comparison.ever.reset();
     if (!comparison.ever && comparison.missing.empty()) {
       ++counts.without_peer;
+      counts.other_device +=
+          peers.contains(work_key(record, kind_of_device(record) == "cpu" ? "cuda" : "cpu"));
       continue;
     }
     if (comparison.b) comparison.ratio = comparison.b->ms.p50 / record.ms.p50;

@@ -26,6 +26,7 @@ struct CompareOptions {
 struct LeftOut {
   int without_peer = 0;  // records of A
   int other_gpu = 0;     // records of B
+  int other_device = 0;  // of those without a peer: records of a CPU where B's are of a GPU, or reverse
 };
 
 /// Every work of A next to B's fastest for it; works of A that B does not have are left out. If B says that a

@@ -66,7 +66,9 @@ int bench_compare(const CompareArgs& args) {
   check(!comparisons.empty(), "bench compare: ", args.a, " and ", args.b,
         " measure no common work (operator, shape, attributes, dtype, mode)",
         args.peer.empty() ? "" : " by an implementation named \"" + args.peer + "\"",
-        left_out.other_gpu > 0 ? " on the same GPU model; --any-gpu compares across models" : "");
+        left_out.other_gpu > 0      ? " on the same GPU model; --any-gpu compares across models"
+        : left_out.other_device > 0 ? " on the same kind of device: one is of a CPU, the other of a GPU"
+                                    : "");
   fmt::print("{}{}", bench::format_comparison(comparisons), bench::format_sweep(comparisons, args.worst));
   if (left_out.without_peer > 0)
     fmt::print("{} measurements of {} have no peer in {}\n", left_out.without_peer, args.a, args.b);

@@ -86,6 +86,19 @@ TEST(Compare, DoesNotCountAnotherGpu) {
   EXPECT_EQ(compare({record("tessera", 2, "new")}, {other}, {.any_gpu = true}).size(), 1u);
 }
 
+TEST(Compare, CountsWhatDiffersInTheDeviceAlone) {
+  Record other = record("tessera", 1, "new");
+  other.device = "cpu";
+  LeftOut left_out;
+  EXPECT_TRUE(compare({record("tessera", 2, "new")}, {other}, {.any_gpu = true}, &left_out).empty());
+  EXPECT_EQ(left_out.other_device, 1);
+  EXPECT_TRUE(compare({other}, {record("tessera", 2, "new")}, {}, &left_out).empty());
+  EXPECT_EQ(left_out.other_device, 1);
+  other.op = "matmul";
+  EXPECT_TRUE(compare({other, record("tessera", 2, "new")}, {}, {}, &left_out).empty());
+  EXPECT_EQ(left_out.other_device, 0);
+}
+
 TEST(Compare, SaysWhatTheSidesDoDifferently) {
   Record ours = record("tessera", 2), theirs = record("torch graph", 3);
   ours.does = {{"weights", "bf16 with f32 masters"}, {"recomputed", "nothing"}, {"host", "waits"}};

@@ -77,6 +77,11 @@ TEST(Compare, NamesTheSecondLineAndTheMissingFileAndWorkThatIsNotCommon) {
   EXPECT_TRUE(holds_all(says("bench compare good.jsonl none.jsonl"), "none.jsonl|no file"));
   EXPECT_TRUE(holds_all(says("bench compare good.jsonl ."), "directory"));
   EXPECT_TRUE(holds_all(says("bench compare good.jsonl other.jsonl"), "other.jsonl|no common work"));
+  const std::string work = std::string(kRecord).substr(1) + "\n";
+  workplace.put("cpu.jsonl", R"({"device":"cpu",)" + work);
+  workplace.put("gpu.jsonl", R"({"device":"cuda:0",)" + work);
+  EXPECT_TRUE(holds_all(says("bench compare cpu.jsonl gpu.jsonl --any-gpu"),
+                        "no common work|on the same kind of device: one is of a CPU, the other of a GPU"));
   EXPECT_TRUE(
       holds_all(says("bench compare good.jsonl good.jsonl --html nowhere/p.html"), "nowhere|no folder"));
 }
