@@ -89,15 +89,17 @@ Tensor move_placed(const Tensor& tensor, Device device) {
 template <class T>
 const T& Attrs::get(const std::string& name) const {
   const auto found = values_.find(name);
-  check(found != values_.end(), "attribute \"", name, "\" is missing");
+  const std::string of = op_.empty() ? "" : op_ + ": ";
+  check(found != values_.end(), of, "attribute \"", name, "\" is missing");
   const T* const value = std::get_if<T>(&found->second);
-  check(value != nullptr, "attribute \"", name, "\" is ", type_name(found->second), ", not ",
+  check(value != nullptr, of, "attribute \"", name, "\" is ", type_name(found->second), ", not ",
         type_name(AttrValue(T{})));
   return *value;
 }
 int Attrs::dimension(const std::string& name) const {
   const int64_t value = integer(name);
-  check(std::in_range<int>(value), "attribute \"", name, "\" is ", value, "; no tensor has such a dimension");
+  check(std::in_range<int>(value), op_, op_.empty() ? "" : ": ", "attribute \"", name, "\" is ", value,
+        "; no tensor has such a dimension");
   return int(value);
 }
 std::vector<int64_t> Attrs::integers(const std::string& name) const {
@@ -109,8 +111,8 @@ std::vector<int64_t> Attrs::integers(const std::string& name) const {
     const auto [end, code] = std::from_chars(rest.data(), rest.data() + comma, value);
     check(code == std::errc{} && end == rest.data() + comma &&
               (comma == rest.size() || comma + 1 < rest.size()),
-          "attribute \"", name, "\" is \"", text,
-          "\"; expected integers with commas between, for example 2,3,-1");
+          op_, op_.empty() ? "" : ": ", "attribute \"", name, "\" is \"", text,
+          "\"; expected integers with commas between and no spaces, for example 2,3,-1");
     values.push_back(value);
     rest.remove_prefix(std::min(comma + 1, rest.size()));
   }
@@ -159,6 +161,7 @@ const AttrSpec& find_attr(const OpSpec& op, const std::string& name) {
 
 Attrs complete(const OpSpec& op, const Attrs& given) {
   Attrs all;
+  all.set_op(op.name);
   for (const AttrSpec& attr : op.attrs) all.set(attr.name, attr.fallback);
   for (const auto& [name, value] : given.values()) {
     const AttrSpec& attr = find_attr(op, name);

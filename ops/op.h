@@ -33,6 +33,8 @@ class Attrs {
   std::vector<int64_t> integers(const std::string& name) const;
   double number(const std::string& name) const { return get<double>(name); }
   const std::string& word(const std::string& name) const { return get<std::string>(name); }
+  /// The operator that messages name.
+  void set_op(std::string name) { op_ = std::move(name); }
   void set(const std::string& name, AttrValue value) { values_.insert_or_assign(name, std::move(value)); }
   bool has(const std::string& name) const { return values_.contains(name); }
   const std::map<std::string, AttrValue>& values() const { return values_; }
@@ -40,6 +42,7 @@ class Attrs {
  private:
   template <class T>
   const T& get(const std::string& name) const;
+  std::string op_;
   std::map<std::string, AttrValue> values_;
 };
 

@@ -99,8 +99,8 @@ OpSpec slice_spec() {
       .summary = "y = x[..., begin:end:step, ...], a view",
       .inputs = {{"x", "[...]"}},
       .attrs = {{"dim", int64_t{0}, "the dimension that is cut"},
-                {"begin", int64_t{0}, "the first element"},
-                {"end", int64_t{1}, "one past the last element"},
+                {"begin", int64_t{0}, "the first element; below 0: from the end"},
+                {"end", int64_t{1}, "one past the last element; below 0: from the end"},
                 {"step", int64_t{1}, "from one element to the next, at least 1"}},
       .outputs = {{"y", "[...]"}},
       .run =

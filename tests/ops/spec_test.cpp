@@ -301,6 +301,22 @@ TEST(OpSpecs, WhatHasNoEffectIsRefused) {
   EXPECT_EQ(message("obs_columns", {x, x, {}, keep}, {}), "");
 }
 
+TEST(OpSpecs, ADimensionThatNoTensorHasIsNamedWithItsOperator) {
+  const Tensor x = Tensor::zeros({4, 8}, DType::f32, Device::cpu());
+  const OpSpec& sum = find_op("sum");
+  EXPECT_EQ(message_of([&] {
+              sum.run({x}, complete(sum, {{"dim", (int64_t{1} << 32) + 1}}));
+            }),
+            "sum: attribute \"dim\" is 4294967297; no tensor has such a dimension");
+  const OpSpec& split = find_op("split");
+  EXPECT_EQ(
+      message_of([&] {
+        split.run({x}, complete(split, {{"sizes", std::string("2, 1, 1")}}));
+      }),
+      "split: attribute \"sizes\" is \"2, 1, 1\"; expected integers with commas between and no spaces, for "
+      "example 2,3,-1");
+}
+
 TEST(OpSpecs, SizesThatAreFlagsAreOffAt0) {
   constexpr std::pair<const char*, const char*> kFlags[] = {
       {"linear", "residual"},   {"mlp", "residual"},        {"multiply24", "residual"},
