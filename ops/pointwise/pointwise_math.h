@@ -70,7 +70,7 @@ TESSERA_HD C apply(C x, const Numbers<C>& numbers) {
 
 /// Backward of the others is scale itself, or hands dy on.
 template <Unary kKind>
-inline constexpr bool kHasGradient = kKind != Unary::scale&& kKind != Unary::shift;
+inline constexpr bool kHasGradient = !(kKind == Unary::scale || kKind == Unary::shift);
 
 /// dx from dy and what was kept: y where keeps_result() says so, x of the others.
 template <Unary kKind, class C>
