@@ -85,7 +85,7 @@ class Subject {
     nn::set_training(model_, true);
     if (options.slice.slices()) slice(), dense();  // throws before anything is timed
   }
-  void slice() { options_.slice.apply(pretrained::linear_modules(model_), &rows_); }
+  void slice() { options_.slice.apply(pretrained::linear_modules(model_), rows_); }
   void dense() {
     pretrained::set_form(pretrained::linear_modules(model_), options_.slice.layers, nn::Dense{});
   }
