@@ -179,7 +179,7 @@ TEST(Module, ACloneKeepsFormsAndTrainingMode) {
   const auto& [first_copy, second_copy, dropout_copy] = copy.layers;
   EXPECT_EQ(first_copy.form, Form(Scaled{2}));
   EXPECT_FALSE(dropout_copy.training);
-  EXPECT_EQ(dropout_copy.rng, &rng);
+  EXPECT_EQ(dropout_copy.rng, rng);
   ASSERT_NE(weights24_of(second_copy), nullptr);
   const Tensor &mask = weights24_of(second_copy)->mask, &original = weights24_of(second)->mask;
   EXPECT_TRUE(same_bits(mask, original));
