@@ -156,19 +156,23 @@ void AtomicFolder::publish_merged() {
     if (rename_of(staging_, target_) == 0) return staging_.clear();
     if (errno != ENOTEMPTY && errno != EEXIST) fail("cannot rename the new folder", errno);
   }
-  merges_ = true;
-  // One writer at a time. One whose folder was renamed holds the lock of that folder until it is done.
-  const int lock = ::open(target_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (lock < 0) fail("cannot open the folder", errno);
-  retry([&] { return ::flock(lock, LOCK_EX); });
+  // Of two that both began without the folder, the second waits until the first is done: its folder was
+  // renamed, and it holds that folder's lock. A folder that was there may be locked by this process, as runs
+  // lock theirs.
+  int lock = -1;
+  if (!std::exchange(merges_, true)) {
+    lock = ::open(target_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock < 0) fail("cannot open the folder", errno);
+    retry([&] { return ::flock(lock, LOCK_EX); });
+  }
   try {
     if (refuse_) refuse_(path_);
     publish_files();
   } catch (...) {
-    ::close(lock);
+    if (lock >= 0) ::close(lock);
     throw;
   }
-  ::close(lock);
+  if (lock >= 0) ::close(lock);
 }
 
 void AtomicFolder::publish_files() {

@@ -1,5 +1,7 @@
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -95,6 +97,15 @@ TEST_F(AtomicFolders, AreMergedIntoAFolderThatAppearsMeanwhile) {
     fs::remove_all(late);
     EXPECT_EQ(content_of(root.path()), before);
   }
+}
+
+/// As a run locks its folder, in which it writes its model at the end.
+TEST_F(AtomicFolders, AreMergedIntoOneThatThisProcessHasLocked) {
+  const int lock = ::open(model.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  publish(model, Existing::merge, kNew);
+  EXPECT_EQ(content_of(root.path()), merged());
+  ::close(lock);
 }
 
 TEST_F(AtomicFolders, OfTwoWritersTheSecondIsRefused) {
