@@ -128,11 +128,11 @@ std::vector<OpSpec> reduce_specs() {
                   {"keep", false, "keep the reduced dimensions with size 1"}},
         .outputs = {{"y", "x without dim, or without dims"}},
         .run =
-            [all_of = all_of, along = along](const std::vector<Tensor>& in, const Attrs& attrs) {
+            [kind = kind, all_of = all_of, along = along](const std::vector<Tensor>& in, const Attrs& attrs) {
               const std::vector<int> dims = dims_of(attrs);
               const bool all = dims.front() == kAll, keep = attrs.flag("keep");
-              check(!all || !keep,
-                    "attribute \"keep\": all dimensions are reduced; say which with dim or dims");
+              check(!all || !keep, name_of(kind),
+                    ": attribute \"keep\": all dimensions are reduced; say which with dim or dims");
               return std::vector{all ? all_of(in[0], Site::here()) : along(in[0], dims, keep, Site::here())};
             },
         .problem =

@@ -167,7 +167,7 @@ constexpr BadFile kBadOperatorFiles[] = {
     {"op rope --in rope_plain.safetensors --out o --set positions=true", "rope|no input \"positions\""},
     {"op rope_to_cache --in cache.safetensors --out o", "rope_to_cache|after 3|capacity of 3|5 positions"},
     {"op sum --set dim=5 --in good.safetensors --out o", "dim|5"},
-    {"op sum --set keep=true --in good.safetensors --out o", "sum|keep|one dimension"},
+    {"op sum --set keep=true --in good.safetensors --out o", "sum|keep|all dimensions"},
     {"bench op embedding --shape V=0,T=4,C=2 --device cpu", "embedding|\"indices\"|at least one"},
     {"bench op cast --set to=f32 --dtype f32 --device cpu --shape R=4,C=4", "cast|nothing to time|input"},
     {"bench op append_to_cache --mode bwd --device cpu", "append_to_cache|no gradient|bwd"},
