@@ -31,6 +31,21 @@ TEST(RandomInputs, HaveTheirDTypesAndMakeOthersFromThem) {
   }
 }
 
+TEST(RandomInputs, SuitEveryOperator) {
+  for (const ops::OpSpec& op : ops::all_ops())
+    for (const ops::Case& c : op.cases) {
+      const ops::Attrs attrs = ops::complete(op, c.attrs);
+      const ops::Problem problem = op.problem(c.dims, attrs);
+      const bool empty = std::ranges::any_of(
+          problem.inputs, [](const ops::InputCase& input) { return input.shape.count() == 0; });
+      if (empty || !c.gradcheck) continue;
+      SCOPED_TRACE(op.name);
+      const auto inputs = random_inputs(op, problem, attrs, op.cpu_dtypes.back(), Device::cpu());
+      ops::check_inputs(op, inputs);
+      EXPECT_NO_THROW(op.run(inputs, attrs));
+    }
+}
+
 TEST(OpBench, TimesAndSweepsBytesDerivedInputsAndRandomNumbers) {
   const ops::OpSpec op = ops::example_op();
   OpBenchOptions options;
