@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from timing import DTYPES
+
 
 @dataclass
 class Way:
@@ -322,6 +324,52 @@ def reduction(run):
     return work
 
 
+def swiglu(b, shape, attrs, paddings):
+    yield Way("eager", lambda gate, up: F.silu(gate) * up, [b.normal(shape["R"], shape["F"]), b.normal(shape["R"], shape["F"])])
+
+
+def swiglu_packed(b, shape, attrs, paddings):
+    def run(x):
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate) * up
+    yield Way("eager", run, [b.normal(shape["R"], 2 * shape["F"])])
+
+
+def rope(b, shape, attrs, paddings):
+    if attrs.get("positions") == "true" or shape["R"] != shape["D"]:
+        return
+    tokens, width, begin = shape["T"], shape["D"], int(attrs.get("offset", 0))
+    table = b.normal(shape["P"], width, grad=False)[begin:begin + tokens]
+    cos, sin = (half[:, None, :].repeat(1, 1, 2) for half in table.chunk(2, -1))
+
+    def run(x):
+        left, right = x.chunk(2, -1)
+        return x * cos + torch.cat((-right, left), -1) * sin
+    yield Way("eager", run, [b.normal(shape["B"], tokens, shape["H"], width)])
+
+
+def cast(b, shape, attrs, paddings):
+    dtype = {"f64": torch.float64, "bool": torch.bool} | {name: d for name, d in DTYPES.items() if name != "tf32"}
+    if attrs.get("to", "f32") in dtype:
+        yield Way("eager", lambda x: x.to(dtype[attrs.get("to", "f32")]), [b.normal(shape["R"], shape["C"])])
+
+
+def concat(b, shape, attrs, paddings):
+    dim, sizes = int(attrs.get("dim", 0)), [shape[name] for name in "XYZ" if shape.get(name)]
+    parts = []
+    for name in "ABC":
+        if shape.get(name):
+            sizes[dim] = shape[name]
+            parts.append(b.normal(*sizes))
+    yield Way("eager", lambda *parts: torch.cat(parts, dim), parts)
+
+
+def stack(b, shape, attrs, paddings):
+    dim, sizes = int(attrs.get("dim", 0)), [shape[name] for name in "XYZ" if shape.get(name)]
+    parts = [b.normal(*sizes) for _ in range(3 if shape.get("three") else 2)]
+    yield Way("eager", lambda *parts: torch.stack(parts, dim), parts)
+
+
 def cross_entropy(b, shape, attrs, paddings):
     targets = b.integers(shape["V"], shape["R"])
     x = b.normal(shape["R"], shape["V"], scale=2)
@@ -479,7 +527,8 @@ WORKS = {
     "add": binary(torch.add), "sub": binary(torch.sub), "mul": binary(torch.mul), "div": binary(torch.div),
     "maximum": binary(torch.maximum), "minimum": binary(torch.minimum), "less": binary(torch.lt),
     "less_equal": binary(torch.le), "greater": binary(torch.gt), "greater_equal": binary(torch.ge),
-    "equal": binary(torch.eq), "where": where,
+    "equal": binary(torch.eq), "where": where, "cast": cast, "concat": concat, "stack": stack, "rope": rope,
+    "swiglu": swiglu, "swiglu_packed": swiglu_packed,
     "sum": reduction(lambda x, dim: x.sum() if dim == -100 else x.sum(dim)),
     "mean": reduction(lambda x, dim: x.mean() if dim == -100 else x.mean(dim)),
     "max": reduction(lambda x, dim: x.max() if dim == -100 else x.max(dim).values),
