@@ -72,7 +72,9 @@ Tensor random_input(const ops::OpSpec& op, size_t number, const ops::InputCase& 
                     Device device, uint64_t seed, Rng& rng) {
   // The generators on the device write floats and integers; other dtypes are converted from those.
   const bool integers = input.fill == ops::Fill::index || dtype == DType::u8;
-  const DType drawn = integers && dtype != DType::i64 ? DType::i32 : dtype == DType::f8e4m3 ? DType::f32 : dtype;
+  const DType drawn = integers && dtype != DType::i64 ? DType::i32
+                      : dtype == DType::f8e4m3        ? DType::f32
+                                                      : dtype;
   Tensor x = Tensor::empty(input.shape, drawn, device);
   if (!input.values.empty()) {
     x.copy_from(Tensor::from(input.values, input.shape));
