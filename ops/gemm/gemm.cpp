@@ -398,6 +398,9 @@ bool multiply(const Tensor& d, const Tensor& a_given, const Tensor& b_given, con
   }
   products.gemm.tf32 = tf32;
   products.gemm.takes_along = options.sums.defined() || residual.defined();
+  if (is_half(a.dtype()))
+    products.gemm.rounds_in_place =
+        rounds_in_place({d, a, b, options, stored(a).transposed, stored(b).transposed, false});
   fold_batch(products.gemm);
   Multiplication call{d, a, b, bias, residual, options, products};
   if (residual.defined() && residual.layout().strides != d.layout().strides) return run_cublas(call);

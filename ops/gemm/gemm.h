@@ -45,6 +45,7 @@ struct Gemm {
   bool owns_d_padding = false;  // D's row padding up to the next 16-byte boundary may be overwritten
   bool takes_along = false;  // sums of rows, or a C elsewhere than D, which "cublas" leaves to other passes
   double copied = 0;         // bytes of operands that variant "cublas padded" would copy to round k up
+  bool rounds_in_place = false;  // it rounds odd extents up without a copy, and without zeros
 };
 
 /// in = out = f64 (plain loops: the oracle) or f32 (the same loops; OpenBLAS where the product is large).

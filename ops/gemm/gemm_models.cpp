@@ -52,10 +52,14 @@ const NarrowChoice& GemmOnGpu::narrow() const {
   return *narrow_;
 }
 
-bool GemmOnGpu::on_vectors() const {
+bool GemmOnGpu::has_odd_extents() const {
   const Gemm& g = gemm_;
-  const int64_t a_row = g.transpose_a ? g.m : g.k, b_row = g.transpose_b ? g.k : g.n;
-  return (a_row | b_row | g.n) % 8 == 0 && gemm_on_vectors(g.a, g.lda, g.stride_a, g.in) &&
+  return ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
+}
+
+bool GemmOnGpu::suits_cublas() const {
+  const Gemm& g = gemm_;
+  return (g.rounds_in_place || !has_odd_extents()) && gemm_on_vectors(g.a, g.lda, g.stride_a, g.in) &&
          gemm_on_vectors(g.b, g.ldb, g.stride_b, g.in) && gemm_on_vectors(g.d, g.ldd, g.stride_d, g.out) &&
          gemm_on_vectors(g.bias, 0, g.stride_bias, g.in);
 }
@@ -63,7 +67,7 @@ bool GemmOnGpu::on_vectors() const {
 bool GemmOnGpu::cublas_beats_tiles() const {
   const Gemm& g = gemm_;
   const AlignedCosts& c = costs().aligned;
-  if (c.factor == 0 || lacks_wgmma() || g.takes_along || g.terms > 1 || !on_vectors()) return false;
+  if (c.factor == 0 || lacks_wgmma() || g.takes_along || g.terms > 1 || !suits_cublas()) return false;
   const GemmChoice& tiles = wgmma();
   if (tiles.tile == kStreamTile || narrow_estimate().compared < wgmma_estimate().compared) return false;
   if (product_is_gradient(!g.transpose_a, g.transpose_b)) return tiles.seconds < c.gradients;
@@ -80,7 +84,7 @@ double GemmOnGpu::cublas_seconds() const {
     return seconds;
   }
   constexpr int64_t kFew = 8, kTerms = 32;
-  const bool odd = ((g.transpose_a ? g.m : g.k) | (g.transpose_b ? g.k : g.n) | g.n) % 8 != 0;
+  const bool odd = has_odd_extents();
   const double flops =
       2 * double(g.batch) * double(round_up(g.m, 64)) * double(round_up(g.n, 64)) * double(g.terms * g.k);
   const int64_t side = std::min(g.m, g.n);
@@ -164,7 +168,8 @@ Key key_of(const Gemm& g, const Gpu& gpu) {
   const int64_t flags = int64_t(g.in) | int64_t(g.out) << 8 | int64_t(g.transpose_a) << 16 |
                         int64_t(g.transpose_b) << 17 | int64_t(g.bias != nullptr) << 18 |
                         int64_t(g.beta == 0) << 19 | int64_t(g.owns_d_padding) << 20 |
-                        int64_t(g.takes_along) << 21 | int64_t(gpu.model) << 24 | int64_t(gpu.major) << 32;
+                        int64_t(g.takes_along) << 21 | int64_t(g.rounds_in_place) << 22 |
+                        int64_t(gpu.model) << 24 | int64_t(gpu.major) << 32;
   const int64_t aligned = alignment(g.a) | alignment(g.b) << 16 | alignment(g.d) << 32 | alignment(g.c) << 48;
   return {g.m,
           g.n,

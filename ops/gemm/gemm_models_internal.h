@@ -36,7 +36,8 @@ class GemmOnGpu {
   const NarrowChoice& narrow() const;
   /// What cuBLASLt is expected to take, with rounded extents or as they are, without a launch for the bias.
   double cublas_seconds() const;
-  /// Whether cuBLASLt is faster than tiles, as measured: of GEMMs that it takes as they are.
+  /// Whether cuBLASLt is faster than tiles, as measured: of GEMMs that it takes as they are, or with extents
+  /// that are rounded up in place.
   bool cublas_beats_tiles() const;
   /// What the variant that runs unforced is expected to take.
   double unforced_seconds() const;
@@ -54,7 +55,10 @@ class GemmOnGpu {
 
  private:
   bool lacks_wgmma() const;
-  bool on_vectors() const;
+  /// Whether a dense row of A, B or D is no multiple of 16 bytes (in 16 bits).
+  bool has_odd_extents() const;
+  /// Whether cuBLASLt can load and store all of it in vectors.
+  bool suits_cublas() const;
   Estimate modelled_cublas() const;
   bool wgmma_pays() const;
 

@@ -233,6 +233,14 @@ bool run_rearranged(const CublasGemm& gemm) {
   return variant.launch != nullptr;
 }
 
+bool rounds_in_place(const CublasGemm& g) {
+  const PaddedGemm p(g);
+  const auto in_place = [](const Operand& x) {
+    return x.way == PaddingMethod::unchanged || x.way == PaddingMethod::pads;
+  };
+  return p.changes() && p.in_place(g) && !p.copies_bias(g) && in_place(p.left(g)) && in_place(p.right(g));
+}
+
 std::string_view cublas_variant(const CublasGemm& gemm, const Gpu& gpu) {
   return choose("gemm", kVariants, gemm, gpu).name;
 }

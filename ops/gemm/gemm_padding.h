@@ -32,7 +32,9 @@ std::string describe_problem(const CublasGemm& gemm);
 /// of shapes, layouts and GPU alone. ForceVariant("gemm", "cublas") leaves every GEMM as it is, "cublas
 /// padded" rounds whatever can be rounded.
 bool run_rearranged(const CublasGemm& gemm);
-/// The name of the choice: "cublas" if that is false.
+/// Whether "cublas padded" has odd extents to round up, and neither copies nor zeroes anything for that.
+bool rounds_in_place(const CublasGemm& gemm);
+/// The name of the choice of run_rearranged: "cublas" if that returns false.
 std::string_view cublas_variant(const CublasGemm& gemm, const Gpu& gpu);
 
 /// For sum_i a[i] b[i] over one leading dimension or more, with a [..., m, k] and b [..., k, n] of the same

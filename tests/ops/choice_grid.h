@@ -105,6 +105,7 @@ void for_each_gemm(Body&& body) {
                 g.stride_b = g.ldb * (g.transpose_b ? n : k), g.stride_d = g.ldd * m;
               }
               if (draw(53, 8) == 0 && g.in != DType::f32) g.copied = double(m * k) * 2;
+              g.rounds_in_place = draw(55, 3) == 0 && g.in != DType::f32 && g.copied == 0;
               body(kind.str(), g);
             }
       }
