@@ -16,6 +16,12 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+/// sqrt.approx.f32 ("sqrt"): a relative error of at most 2^-23; NaN below 0.
+__device__ __forceinline__ float sqrt_approx(float x) {
+  float y;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 /// tanh.approx.f32 ("tanh"), sm_75: a relative error of at most 2^-11.
 __device__ __forceinline__ float tanh_approx(float x) {
   float y;

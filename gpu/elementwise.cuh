@@ -14,12 +14,13 @@
 /// Both process packs: kPack neighbouring elements of one row, 16 bytes of the output's type, read and
 /// written as words where every operand's rows are aligned for it, else (ragged ends, other layouts) one by
 /// one.
-///   aligned_rows  floats (or a plain copy) whose layouts merge into rows of one stride each, the usual
-///                 case: packed tensors are one row, pitched ones many. A thread makes several packs and
-///                 all their loads are in flight before the first is used; where a pack lies costs one
-///                multiplication by an inverse for its row, and one multiplication per operand. A ragged end
-///                 is read as 16 bytes like any other pack. Rows whose pads are shorter than a pack are one
-///                 row, row padding included, where that of the result may be overwritten.
+///   aligned_rows  floats and bools (or a plain copy) whose rows are dense, or a single element that
+///                 broadcasts along the row: the usual case. Packed tensors are one row, pitched ones many.
+///                 A thread makes several packs and all their loads are in flight before the first is
+///                 used; where a pack lies costs one multiplication by an inverse for its row, another for
+///                 each dimension beyond two that broadcasting leaves, and one multiplication per operand. A
+///                 ragged end is read as 16 bytes like any other pack. Rows whose pads are shorter than a
+///                 pack are one row, row padding included, where that of the result may be overwritten.
 ///   any_layout    the rest: a thread makes one pack after the other and splits its number along all
 ///                 dimensions.
 /// Divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
@@ -112,14 +113,36 @@ __global__ void __launch_bounds__(256, 4) any_layout(ElementwiseArgs<Out, In...>
     elementwise_pack<kPack>(args, f, pack, std::index_sequence_for<In...>{});
 }
 
+constexpr int kMostOuter = 3;  // dimensions that number the rows of aligned_rows
+
 template <class Out, class... In>
 struct AlignedRows {
+  static constexpr int kOperands = 1 + int(sizeof...(In));
   Out* out;
   std::tuple<const In*...> in;
-  int64_t strides[1 + sizeof...(In)];  // between rows
+  int64_t strides[kOperands][kMostOuter];  // along the outer dimensions, outermost first
+  bool repeats[kOperands];                 // the row is one element
+  int outer;                               // number of those dimensions; with none there is one row
   int64_t width;
   uint32_t packs, packs_per_row;
-  Divider by_packs_per_row;
+  Divider by_packs_per_row, by_size[kMostOuter];
+
+  /// Where the row lies in each operand. kDeep: there may be more than one outer dimension.
+  template <bool kDeep>
+  __device__ __forceinline__ void offsets(uint32_t row, int64_t (&to)[kOperands]) const {
+#pragma unroll
+    for (int n = 0; n < kOperands; ++n) to[n] = 0;
+#pragma unroll
+    for (int dim = kMostOuter - 1; dim > 0; --dim) {
+      if (!kDeep || dim >= outer) continue;
+      const uint32_t rest = by_size[dim].divide(row), index = row - rest * by_size[dim].divisor;
+#pragma unroll
+      for (int n = 0; n < kOperands; ++n) to[n] += int64_t(index) * strides[n][dim];
+      row = rest;
+    }
+#pragma unroll
+    for (int n = 0; n < kOperands; ++n) to[n] += int64_t(row) * strides[n][0];
+  }
 };
 
 /// kPack elements as they are in memory, in as few registers as possible: an array of 16-bit numbers would
@@ -140,6 +163,63 @@ struct alignas(sizeof(T) * kPack < 16 ? sizeof(T) * kPack : 16) PackedWords {
     }
   }
 };
+
+/// The elements of a pack as words.
+template <int kPack, class T>
+__device__ __forceinline__ PackedWords<T, kPack> packed(const T (&values)[kPack]) {
+  using Words = PackedWords<T, kPack>;
+  Words to;
+  if constexpr (Words::kPerWord == 1) {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) to.word[i] = std::bit_cast<typename Words::Word>(values[i]);
+  } else {
+    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>;
+    constexpr int kPerWord = Words::kPerWord;
+#pragma unroll
+    for (int w = 0; w < kPack / kPerWord; ++w) {
+      to.word[w] = 0;
+#pragma unroll
+      for (int i = 0; i < kPerWord; ++i)
+        to.word[w] |= uint32_t(std::bit_cast<Bits>(values[w * kPerWord + i])) << (i * 32 / kPerWord);
+    }
+  }
+  return to;
+}
+
+/// One store for all words. The compiler would store them one by one next to the element-wise stores of
+/// ragged ends, at a quarter of the speed.
+template <int kPack, class T>
+__device__ __forceinline__ void store_whole(T* to, const PackedWords<T, kPack>& from) {
+  if constexpr (sizeof(from) == 16) {
+    const uint4 all = std::bit_cast<uint4>(from);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(all.x), "r"(all.y), "r"(all.z),
+                 "r"(all.w)
+                 : "memory");
+  } else if constexpr (sizeof(from) == 8) {
+    const uint2 all = std::bit_cast<uint2>(from);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(all.x), "r"(all.y) : "memory");
+  } else {
+    *reinterpret_cast<PackedWords<T, kPack>*>(to) = from;
+  }
+}
+
+/// The element as often as a pack has elements.
+template <int kPack, class T>
+__device__ __forceinline__ PackedWords<T, kPack> repeated(T value) {
+  using Words = PackedWords<T, kPack>;
+  typename Words::Word word;
+  if constexpr (Words::kPerWord == 1) {
+    word = std::bit_cast<typename Words::Word>(value);
+  } else if constexpr (sizeof(T) == 2) {
+    word = std::bit_cast<uint16_t>(value) * 0x10001u;
+  } else {
+    word = std::bit_cast<uint8_t>(value) * 0x1010101u;
+  }
+  Words to;
+#pragma unroll
+  for (auto& each : to.word) each = word;
+  return to;
+}
 
 /// Loads the pack at `from`, of which `left` elements are inside the row: every 16-byte word that begins
 /// inside the row. Its elements past the row's end are read but not used: they lie inside the storage, whose
@@ -163,65 +243,91 @@ __device__ __forceinline__ PackedWords<T, kPack> load_partial_pack(const T* from
   return to;
 }
 
-/// Packs per thread: as many as keep up to 64 bytes of loads in flight.
-template <int kPack, class... In>
-constexpr int packs_per_thread() {
-  constexpr int bytes = (0 + ... + (int(sizeof(In)) * kPack));
-  return bytes <= 16 ? 4 : bytes <= 48 ? 2 : 1;
+/// Whether the function says that its code is long (kLong): each copy of it in a kernel is fetched from
+/// memory before a small tensor is done.
+template <class F>
+constexpr bool is_long() {
+  if constexpr (requires { F::kLong; }) return F::kLong;
+  return false;
 }
 
-template <int kPack, class F, class Out, class... In, size_t... K>
+/// Packs per thread: as many as keep up to 64 bytes of loads in flight.
+template <int kPack, class F, class... In>
+constexpr int packs_per_thread() {
+  constexpr int bytes = (0 + ... + (int(sizeof(In)) * kPack));
+  return is_long<F>() ? 1 : bytes <= 16 ? 4 : bytes <= 48 ? 2 : 1;
+}
+
+template <bool kDeep, int kPack, class F, class Out, class... In, size_t... K>
 __device__ __forceinline__ void aligned_rows_body(const AlignedRows<Out, In...>& args, F f,
                                                   std::index_sequence<K...>) {
-  constexpr int kPacks = packs_per_thread<kPack, In...>();
+  constexpr int kPacks = packs_per_thread<kPack, F, In...>(), kOperands = 1 + int(sizeof...(In));
   std::tuple<PackedWords<In, kPack>...> values[kPacks];
-  uint32_t row[kPacks], column[kPacks];
+  int64_t at[kPacks][kOperands];
   int left[kPacks];  // elements of the pack that are inside the row
 #pragma unroll
   for (int n = 0; n < kPacks; ++n) {
     const uint32_t pack = (blockIdx.x * kPacks + n) * blockDim.x + threadIdx.x;
-    row[n] = args.by_packs_per_row.divide(pack);
-    column[n] = pack - row[n] * args.packs_per_row;
-    const int64_t inside = pack < args.packs ? args.width - int64_t(column[n]) * kPack : 0;
+    const uint32_t row = args.by_packs_per_row.divide(pack);
+    const int64_t column = int64_t(pack - row * args.packs_per_row) * kPack;
+    const int64_t inside = pack < args.packs ? args.width - column : 0;
     left[n] = inside < kPack ? int(inside) : kPack;
-    ((std::get<K>(values[n]) = load_partial_pack<kPack>(
-          std::get<K>(args.in) + int64_t(row[n]) * args.strides[K + 1] + int64_t(column[n]) * kPack,
-          left[n])),
+    args.template offsets<kDeep>(row, at[n]);
+    at[n][0] += column;
+    (([&] {
+       const In* const from = std::get<K>(args.in) + at[n][K + 1];
+       if (!kDeep || !args.repeats[K + 1])
+         std::get<K>(values[n]) = load_partial_pack<kPack>(from + column, left[n]);
+       else if (left[n] > 0)
+         std::get<K>(values[n]) = repeated<kPack>(*from);
+     }()),
      ...);
   }
 #pragma unroll
   for (int n = 0; n < kPacks; ++n) {
     if (left[n] == 0) continue;
-    Out* const out = args.out + int64_t(row[n]) * args.strides[0] + int64_t(column[n]) * kPack;
-    Pack<Out, kPack> result;
+    Out* const out = args.out + at[n][0];
+    Out results[kPack];
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) result.at[i] = f(std::get<K>(values[n])[i]...);
+    for (int i = 0; i < kPack; ++i) results[i] = f(std::get<K>(values[n])[i]...);
+    const auto words = packed<kPack>(results);
     if (left[n] == kPack) {
-      store_pack<kPack>(out, result);
+      store_whole(out, words);
     } else {
 #pragma unroll
       for (int i = 0; i < kPack; ++i)
-        if (i < left[n]) out[i] = result.at[i];
+        if (i < left[n]) out[i] = words[i];
     }
   }
 }
 
-template <int kPack, class F, class Out, class... In>
+/// kDeep: rows have several outer dimensions, or an operand repeats. A kernel of its own, since what that
+/// takes would cost the others some 5 %.
+template <bool kDeep, int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args, F f) {
   wait_and_launch_dependents();
-  aligned_rows_body<kPack>(args, f, std::index_sequence_for<In...>{});
+  aligned_rows_body<kDeep, kPack>(args, f, std::index_sequence_for<In...>{});
 }
 
 template <class T>
-inline constexpr bool kIsFloat =
-    std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+inline constexpr bool kInAlignedRows =
+    std::is_same_v<T, float> || std::is_same_v<T, bf16> || std::is_same_v<T, f16> || std::is_same_v<T, bool>;
+
+/// Elements of a pack: 16 bytes of the output or, where that is bools, of the widest input.
+template <class Out, class... In>
+constexpr int pack_of() {
+  if constexpr (sizeof...(In) > 0 && std::is_same_v<Out, bool>)
+    return 16 / int(std::max({sizeof(In)...}));
+  else
+    return kPackOf<Out>;
+}
 
 /// y = f(x...): `f` takes the inputs' element types and returns the output's. Inputs broadcast to y's shape;
 /// all tensors are on y's device. y may be one of the inputs.
 template <class Out, class... In, class F, class... Inputs>
 void elementwise(const Tensor& y, F f, const Inputs&... x) {
   static_assert(sizeof...(In) == sizeof...(Inputs));
-  constexpr int kPack = kPackOf<Out>;
+  constexpr int kPack = pack_of<Out, In...>();
   ElementwiseArgs<Out, In...> args;
   args.loop = make_loop(y.shape(), y, x...);
   if (args.loop.count == 0) return;
@@ -245,40 +351,45 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   args.packs_per_row = ceil_div(loop.sizes[inner], singly ? 1 : kPack);
   args.packs = loop.count / loop.sizes[inner] * args.packs_per_row;
   args.small = args.packs < (int64_t(1) << 31);
-  if constexpr ((kIsFloat<Out> && ... && kIsFloat<In>) ||
+  if constexpr ((kInAlignedRows<Out> && ... && kInAlignedRows<In>) ||
                 (sizeof...(In) == 1 && (std::is_same_v<Out, In> && ...))) {
-    constexpr int kPacks = packs_per_thread<kPack, In...>();
-    bool dense = args.aligned;
-    for (size_t operand = 1; operand <= sizeof...(In); ++operand)
-      dense = dense && loop.strides[operand][inner] == 1;
-    if (dense && args.packs < (int64_t(1) << 31) - 256 * kPacks && loop.rank <= 2) {
-      AlignedRows<Out, In...> rows{args.out,
-                                   args.in,
-                                   {},
-                                   loop.sizes[inner],
-                                   uint32_t(args.packs),
-                                   uint32_t(args.packs_per_row),
-                                   Divider(uint32_t(args.packs_per_row))};
-      for (size_t operand = 0; operand <= sizeof...(In); ++operand)
-        rows.strides[operand] = inner == 1 ? loop.strides[operand][0] : 0;
+    constexpr int kPacks = packs_per_thread<kPack, F, In...>();
+    if (args.aligned && args.packs < (int64_t(1) << 31) - 256 * kPacks && inner <= kMostOuter) {
+      AlignedRows<Out, In...> rows{.out = args.out,
+                                   .in = args.in,
+                                   .outer = inner,
+                                   .width = loop.sizes[inner],
+                                   .packs = uint32_t(args.packs),
+                                   .packs_per_row = uint32_t(args.packs_per_row),
+                                   .by_packs_per_row = Divider(uint32_t(args.packs_per_row))};
+      for (size_t operand = 0; operand <= sizeof...(In); ++operand) {
+        std::copy_n(loop.strides[operand], inner, rows.strides[operand]);
+        rows.repeats[operand] = operand > 0 && loop.strides[operand][inner] == 0;
+      }
+      for (int dim = 0; dim < inner; ++dim) rows.by_size[dim] = Divider(uint32_t(loop.sizes[dim]));
       const int64_t pitch = args.packs_per_row * kPack;
       bool one_row = inner == 1 && owns_row_padding(y, pitch);
       size_t operand = 0;
       for (const size_t size : {sizeof(Out), sizeof(In)...}) {
         const int64_t unit =
             std::min<int64_t>(kPack, 16 / int64_t(size));  // read whole if it begins inside the row
-        one_row = one_row && rows.strides[operand++] == pitch && ceil_div(rows.width, unit) * unit == pitch;
+        one_row = one_row && !rows.repeats[operand] && rows.strides[operand++][0] == pitch &&
+                  ceil_div(rows.width, unit) * unit == pitch;
       }
       if (one_row) {
+        rows.outer = 0;
         rows.width = args.packs * kPack;
         rows.packs_per_row = rows.packs;
         rows.by_packs_per_row = Divider(rows.packs);
       }
+      const bool deep = rows.outer > 1 || std::ranges::find(rows.repeats, true) != std::end(rows.repeats);
       // Small tensors are spread over all SMs.
       const int64_t threads = ceil_div(args.packs, kPacks);
       const int block = threads >= int64_t(y.device().multiprocessors()) * 1024 ? 256 : 64;
-      launch_dependent(y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
-                       aligned_rows<kPack, F, Out, In...>, rows, f);
+      launch_dependent(
+          y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},
+          deep ? aligned_rows<true, kPack, F, Out, In...> : aligned_rows<false, kPack, F, Out, In...>, rows,
+          f);
       return;
     }
   }

@@ -3,6 +3,7 @@
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/reduce/reduce.h"
+#include "ops/reduce/reduce_kernels.h"
 #include "ops/sum_dtype.h"
 #include "runtime/has_cuda.h"
 
@@ -81,6 +82,17 @@ Tensor gradient_of(const Shape& shape, const Tensor& dy, Write&& write) {
   return whole ? d : sum_to(d, shape);
 }
 
+/// dy times `other`, for an operand of that shape.
+Tensor product_gradient(const Shape& shape, const Tensor& dy, const Tensor& other) {
+  if constexpr (kCuda) {
+    if (dy.device().is_cuda() && shape != dy.shape() && other.shape() == dy.shape()) {
+      const Tensor sums = Tensor::empty(shape, DType::f32, dy.device());
+      if (sum_products_cuda(sums, dy, other)) return sums;
+    }
+  }
+  return gradient_of(shape, dy, [&](const Tensor& d) { run_binary(d, dy, other, Binary::mul); });
+}
+
 void record_sum(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
   const double sign = kind == Binary::sub ? -1 : 1;
   tape.record(name_of(kind), {&a, &b}, {&y},
@@ -103,17 +115,16 @@ void record_product(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Bin
               [a_shape = a.shape(), b_shape = b.shape(), a = Saved(to_b ? a : Tensor()),
                b = Saved(to_a || kind == Binary::div ? b : Tensor()), kind](Backward& back) {
                 const Tensor dy = back.grad();
-                if (back.needs(0))  // of a product dy b, of a quotient dy / b
-                  back.give(0, gradient_of(a_shape, dy,
-                                           [&](const Tensor& da) { run_binary(da, dy, b.get(), kind); }));
+                if (back.needs(0))
+                  back.give(0, kind == Binary::mul ? product_gradient(a_shape, dy, b.get())
+                                                   : gradient_of(a_shape, dy, [&](const Tensor& da) {
+                                                       run_binary(da, dy, b.get(), Binary::div);
+                                                     }));
                 if (back.needs(1))
-                  back.give(1, gradient_of(b_shape, dy, [&](const Tensor& db) {
-                              if (kind == Binary::div) {
-                                run_operand_gradient(db, dy, b.get(), a.get(), kind);
-                              } else {
-                                run_binary(db, dy, a.get(), Binary::mul);
-                              }
-                            }));
+                  back.give(1, kind == Binary::mul ? product_gradient(b_shape, dy, a.get())
+                                                   : gradient_of(b_shape, dy, [&](const Tensor& db) {
+                                                       run_operand_gradient(db, dy, b.get(), a.get(), kind);
+                                                     }));
               });
 }
 
@@ -269,6 +280,7 @@ Tensor reciprocal(const Tensor& x, double dividend, Site site) {
   return unary(x, Unary::reciprocal, site, {dividend});
 }
 Tensor pow(const Tensor& x, double exponent, Site site) {
+  if (exponent == 2 && x.defined()) return unary(x, Unary::square, site);
   return unary(x, Unary::pow, site, {exponent});
 }
 Tensor clamp(const Tensor& x, double low, double high, Site site) {

@@ -1,5 +1,8 @@
+#include <math_constants.h>
+
 #include <type_traits>
 
+#include "gpu/approx.cuh"
 #include "gpu/elementwise.cuh"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/pointwise/pointwise_math.h"
@@ -28,16 +31,52 @@ template <class T>
 struct Choose {
   __device__ T operator()(bool first, T a, T b) const { return first ? a : b; }
 };
+
+/// x^a by the approximate instructions: within |a log2 x| 2^-22 of it, which does not show in 16 bits.
+__device__ float short_pow(float x, float a) {
+  if (a == 0) return 1;
+  const float size = gpu::exp2_approx(a * __log2f(fabsf(x)));
+  const bool whole = truncf(a) == a, odd = whole && fabsf(a) < 16777216.0f && (int(a) & 1) != 0;
+  return !signbit(x) ? size : odd ? -size : whole || x == 0 || isinf(x) ? size : x != x ? x : CUDART_NAN_F;
+}
+
+/// apply and unary_gradient with what a GPU has instructions for; kFast: for results of 16 bits.
+template <Unary kKind, bool kFast>
+__device__ float value_of(float x, const Numbers<float>& numbers) {
+  if constexpr (kKind == Unary::rsqrt) return rsqrtf(x);
+  if constexpr (kFast && kKind == Unary::sqrt) return gpu::sqrt_approx(x);
+  if constexpr (kFast && kKind == Unary::sigmoid) return logistic<true>(x);
+  if constexpr (kFast && kKind == Unary::pow) return short_pow(x, numbers.a);
+  return apply<kKind>(x, numbers);
+}
+template <Unary kKind, bool kFast>
+__device__ float slope_of(float dy, float kept, const Numbers<float>& numbers) {
+  if constexpr (kKind == Unary::rsqrt) {
+    const float root = rsqrtf(kept);
+    return -0.5f * dy * root * (root * root);
+  }
+  if constexpr (kFast && kKind == Unary::sqrt) return quotient<true>(0.5f * dy, kept);
+  if constexpr (kFast && kKind == Unary::softplus) return dy * logistic<true>(kept);
+  if constexpr (kFast && kKind == Unary::pow)
+    return numbers.a == 0 ? 0.0f : dy * (numbers.a * short_pow(kept, numbers.a - 1.0f));
+  return unary_gradient<kKind>(dy, kept, numbers);
+}
+
+template <Unary kKind>
+inline constexpr bool kCallsLibrary = kKind == Unary::sin || kKind == Unary::cos ||
+                                      kKind == Unary::softplus || kKind == Unary::pow || kKind == Unary::log;
 template <Unary kKind, class T>
 struct ApplyOne {
+  static constexpr bool kLong = kCallsLibrary<kKind>;
   Numbers<float> numbers;
-  __device__ T operator()(T x) const { return T(apply<kKind>(float(x), numbers)); }
+  __device__ T operator()(T x) const { return T(value_of<kKind, sizeof(T) == 2>(float(x), numbers)); }
 };
 template <Unary kKind, class T>
 struct Gradient {
+  static constexpr bool kLong = kCallsLibrary<kKind>;
   Numbers<float> numbers;
   __device__ T operator()(T dy, T kept) const {
-    return T(unary_gradient<kKind>(float(dy), float(kept), numbers));
+    return T(slope_of<kKind, sizeof(T) == 2>(float(dy), float(kept), numbers));
   }
 };
 

@@ -80,16 +80,9 @@ Tensor with_dims(const Tensor& y, const Shape& x, const Reduced& dims) {
 }
 
 void max_backward(Backward& b, const Tensor& x, const Tensor& y, const Reduced& dims) {
-  const auto run = [](const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& y, int dim) {
-    if (x.device().is_cpu()) {
-      max_backward_cpu(dx, dy, x, y, dim);
-    } else if constexpr (kCuda) {
-      max_backward_cuda(dx, dy, x, y, dim);
-    }
-  };
   if (dims.is_one()) {
     Tensor dx = Tensor::empty_like(x);
-    run(dx, b.grad(), x, y.packed(), dims.first());
+    max_backward_cpu(dx, b.grad(), x, y.packed(), dims.first());
     return b.give(0, std::move(dx));
   }
   // Over several, "first" is in row-major order: as the one last dimension of a packed tensor.
@@ -97,16 +90,50 @@ void max_backward(Backward& b, const Tensor& x, const Tensor& y, const Reduced& 
               rows = outputs.inserted(outputs.rank(), dims.length(x.shape()));
   const Tensor from = x.permute(dims.order());
   Tensor dx = Tensor::empty_packed(from.shape(), x.dtype(), x.device());
-  run(dx.reshape(rows), b.grad().reshaped(outputs), from.packed().reshape(rows), y.packed().reshape(outputs),
-      -1);
+  max_backward_cpu(dx.reshape(rows), b.grad().reshaped(outputs), from.packed().reshape(rows),
+                   y.packed().reshape(outputs), -1);
   b.give(0, dx.permute(dims.inverse_order()));
+}
+
+bool chooses(ReduceKind kind) {
+  return kind == ReduceKind::max || kind == ReduceKind::min;
+}
+
+void check_choice(const char* name, const Tensor& x, const Reduced& dims) {
+  check(dims.length(x.shape()) > 0, name, ": ", describe(x),
+        " has no element to choose from; reduce over a dimension that is not empty");
+}
+
+/// max and min on a GPU, which keep the indices for backward.
+Tensor choose_on_gpu(Tape& tape, const Tensor& x, ReduceKind kind, const Reduced& dims, bool keep) {
+  check_choice(name_of(kind), x, dims);
+  Tensor y = Tensor::empty(dims.result(x.shape(), keep), x.dtype(), x.device());
+  const Tensor index = Tensor::empty_packed({y.count()}, DType::i64, x.device());
+  if constexpr (kCuda) {
+    Tensor from = x.detach(), to = with_dims(y.detach(), x.shape(), dims);
+    if (!choose_takes(plan_to(from.layout(), to.layout()))) {  // in row-major order of the reduced dimensions
+      const Shape outputs = dims.result(x.shape(), false);
+      from = from.permute(dims.order())
+                 .packed()
+                 .reshape(outputs.inserted(outputs.rank(), dims.length(x.shape())));
+      to = to.reshape(outputs.inserted(outputs.rank(), 1));
+    }
+    if (y.count() > 0)
+      choose_cuda(to, index, from, plan_to(from.layout(), to.layout()), kind == ReduceKind::max);
+    tape.record(name_of(kind), {&x}, {&y}, [index, shape = x.shape(), dims](Backward& b) {
+      const Tensor dy = with_dims(b.grad(), shape, dims);
+      Tensor dx = Tensor::empty(shape, dy.dtype(), dy.device());
+      choose_backward_cuda(dx, dy, index, plan_to(dx.layout(), dy.layout()));
+      b.give(0, std::move(dx));
+    });
+  }
+  return y;
 }
 
 /// Not recorded.
 Tensor reduced(const char* name, const Tensor& x, ReduceKind kind, const Reduced& dims, bool keep) {
   const int64_t length = dims.length(x.shape());
-  check((kind != ReduceKind::max && kind != ReduceKind::min) || length > 0, name, ": ", describe(x),
-        " has no element to choose from; reduce over a dimension that is not empty");
+  if (chooses(kind)) check_choice(name, x, dims);
   Tensor y = Tensor::empty(dims.result(x.shape(), keep), x.dtype(), x.device());
   if (length == 0) {
     y.fill(kind == ReduceKind::mean ? std::numeric_limits<double>::quiet_NaN() : 0.0);
@@ -122,8 +149,9 @@ Tensor reduced(const char* name, const Tensor& x, ReduceKind kind, const Reduced
 }
 
 Tensor reduce(const Tensor& x, ReduceKind kind, const Reduced& dims, bool keep) {
-  Tensor y = reduced(name_of(kind), x, kind, dims, keep);
   Tape* const tape = Tape::recording(x);
+  if (tape && chooses(kind) && x.device().is_cuda()) return choose_on_gpu(*tape, x, kind, dims, keep);
+  Tensor y = reduced(name_of(kind), x, kind, dims, keep);
   if (!tape) return y;
   if (kind == ReduceKind::sum || kind == ReduceKind::mean) {
     const int64_t divisor = kind == ReduceKind::mean ? dims.length(x.shape()) : 1;
@@ -170,12 +198,13 @@ Tensor find_first(const char* name, const Tensor& x, ReduceKind kind, int dim, b
   const CallScope call(site);
   check(x.defined(), name, ": x is undefined");
   const Reduced dims(name, x, std::span(&dim, 1));
-  const Tensor y = reduced(name, x.detach(), kind, dims, false);
-  const Tensor index = Tensor::empty_packed(y.shape(), DType::i64, x.device());
+  check_choice(name, x, dims);
+  const Tensor index = Tensor::empty_packed(dims.result(x.shape(), false), DType::i64, x.device());
   if (x.device().is_cpu()) {
-    find_first_cpu(index, x, y.packed(), dim);
+    find_first_cpu(index, x, reduced(name, x.detach(), kind, dims, false).packed(), dim);
   } else if constexpr (kCuda) {
-    find_first_cuda(index, x, y.packed(), dim);
+    if (index.count() > 0)
+      choose_cuda({}, index, x, plan_dim(x.layout(), dim, index.layout()), kind == ReduceKind::max);
   }
   return keep ? index.reshape(dims.result(x.shape(), true)) : index;
 }

@@ -3,10 +3,10 @@
 #include "ops/swiglu/swiglu_math.h"
 
 /// Bound by memory. Forward reads two elements and writes one. Backward reads three and writes two in one
-/// kernel where all five operands are rows of whole packs on 16-byte boundaries; other layouts take a generic
-/// element-wise pass for each gradient, five reads and two writes. The library's exponential and IEEE
-/// division would take longer than the memory does, so 16-bit dtypes use the approximate instructions, as the
-/// activations do.
+/// kernel where all five operands are rows on 16-byte boundaries, of whole packs or with row padding of the
+/// gradients' own; other layouts take a generic element-wise pass for each gradient, five reads and two
+/// writes. The library's exponential and IEEE division would take longer than the memory does, so 16-bit
+/// dtypes use the approximate instructions, as the activations do.
 
 namespace tessera::ops {
 namespace {
@@ -70,7 +70,11 @@ bool backward_in_rows(const Tensor& dgate, const Tensor& dup, const Tensor& dy, 
   constexpr int kPack = gpu::kPackOf<T>;
   const auto loop = make_loop(dy.shape(), dgate, dup, dy, gate, up);
   const int inner = loop.rank - 1;
-  if (loop.count == 0 || loop.rank > 2 || loop.sizes[inner] % kPack != 0) return false;
+  if (loop.count == 0 || loop.rank > 2) return false;
+  const int64_t packs_per_row = gpu::ceil_div(loop.sizes[inner], kPack), whole = packs_per_row * kPack;
+  // What a ragged row's last pack adds is row padding.
+  if (loop.sizes[inner] != whole && !(owns_row_padding(dgate, whole) && owns_row_padding(dup, whole)))
+    return false;
   if (loop.count / kPack > (int64_t(1) << 31) - kThreads) return false;
   BackwardRows<T> args{dgate.data<T>(), dup.data<T>(), dy.data<T>(), gate.data<T>(), up.data<T>()};
   const void* const bases[] = {args.dgate, args.dup, args.dy, args.gate, args.up};
@@ -81,8 +85,8 @@ bool backward_in_rows(const Tensor& dgate, const Tensor& dup, const Tensor& dy, 
       return false;
     args.strides[operand] = stride;
   }
-  args.packs = uint32_t(loop.count / kPack);
-  args.packs_per_row = uint32_t(loop.sizes[inner] / kPack);
+  args.packs = uint32_t(loop.count / loop.sizes[inner] * packs_per_row);
+  args.packs_per_row = uint32_t(packs_per_row);
   args.by_packs_per_row = gpu::Divider(args.packs_per_row);
   gpu::launch_dependent(dy.device(), {dim3(unsigned(gpu::ceil_div(args.packs, kThreads))), kThreads},
                         backward_rows<T>, args);
