@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "autograd/tape.h"
+#include "ops/reduce/logsumexp_kernels.h"
 #include "ops/reduce/reduce_kernels.h"
+#include "ops/sum_dtype.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {
@@ -182,6 +184,48 @@ Tensor reduce(const Tensor& x, ReduceKind kind, const Reduced& dims, bool keep) 
   return y;
 }
 
+void record_logsumexp(Tape& tape, const Tensor& x, Tensor& y, const Tensor& largest, const Tensor& sum,
+                      const Reduced& dims) {
+  tape.record(
+      "logsumexp", {&x}, {&y}, [x = Saved(x), largest = Saved(largest), sum = Saved(sum), dims](Backward& b) {
+        Tensor dx = Tensor::empty_like(x.get());
+        if (dx.count() == 0) return b.give(0, std::move(dx));
+        const Tensor dy = with_dims(b.grad(), dx.shape(), dims), shares = Tensor::empty_like(sum.get());
+        if (dx.device().is_cpu()) {
+          shares_cpu(shares, dy, sum.get());
+          share_out_cpu(dx, shares, x.get(), largest.get());
+        } else if constexpr (kCuda) {
+          shares_cuda(shares, dy, sum.get());
+          share_out_cuda(dx, shares, x.get(), largest.get());
+        }
+        b.give(0, std::move(dx));
+      });
+}
+
+Tensor log_sum(const Tensor& x, const Reduced& dims, bool keep) {
+  check(is_floating(x.dtype()) && x.dtype() != DType::f8e4m3, "logsumexp: dtype ", x.dtype(),
+        " is not supported; expected f64, f32, bf16 or f16");
+  Tensor y = Tensor::empty(dims.result(x.shape(), keep), x.dtype(), x.device()), largest, sum;
+  if (x.count() == 0) {
+    y.fill(-std::numeric_limits<double>::infinity());
+  } else {
+    largest = reduced("logsumexp", x.detach(), ReduceKind::max, dims, true);
+    const Tensor e = Tensor::empty(x.shape(), sum_dtype(x.dtype()), x.device());
+    const Tensor whole = y.reshape(largest.shape());
+    if (x.device().is_cpu()) {
+      exponentials_cpu(e, x.detach(), largest);
+      sum = sum_to(e, largest.shape());
+      logarithms_cpu(whole, largest, sum);
+    } else if constexpr (kCuda) {
+      exponentials_cuda(e, x.detach(), largest);
+      sum = sum_to(e, largest.shape());
+      logarithms_cuda(whole, largest, sum);
+    }
+  }
+  if (Tape* const tape = Tape::recording(x)) record_logsumexp(*tape, x, y, largest, sum, dims);
+  return y;
+}
+
 Tensor reduce_all(const Tensor& x, ReduceKind kind, Site site) {
   const CallScope call(site);
   check(x.defined(), name_of(kind), ": x is undefined");
@@ -255,6 +299,21 @@ Tensor norm(const Tensor& x, int dim, bool keep, Site site) {
 }
 Tensor norm(const Tensor& x, const std::vector<int>& dims, bool keep, Site site) {
   return reduce_dims(x, ReduceKind::norm, dims, keep, site);
+}
+Tensor logsumexp(const Tensor& x, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "logsumexp: x is undefined");
+  return log_sum(x, Reduced::all(x), false);
+}
+Tensor logsumexp(const Tensor& x, int dim, bool keep, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "logsumexp: x is undefined");
+  return log_sum(x, Reduced("logsumexp", x, std::span(&dim, 1)), keep);
+}
+Tensor logsumexp(const Tensor& x, const std::vector<int>& dims, bool keep, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "logsumexp: x is undefined");
+  return log_sum(x, Reduced("logsumexp", x, dims), keep);
 }
 
 Tensor argmax(const Tensor& x, int dim, bool keep, Site site) {

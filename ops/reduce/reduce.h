@@ -14,11 +14,15 @@ namespace tessera::ops {
 ///                                          first NaN if the maximum is NaN), 0 for the others
 ///   min    the same for the smallest       as for max
 ///   norm   sqrt(sum of x_i^2), L2          dx_i = dy x_i / y, and 0 where y is 0
-/// Over nothing: sum and norm give 0, mean gives NaN, max and min throw. "First" is in row-major order.
+///   logsumexp  ln(sum of e^x_i)            dx_i = dy e^(x_i - y), and 0 where y is -inf
+/// Over nothing: sum and norm give 0, mean gives NaN, logsumexp gives -inf, max and min throw. "First" is in
+/// row-major order.
 ///
 /// Rounding: accumulated in f64 on the CPU and in f32 on a GPU (many short partial sums, combined in a fixed
 /// order, so runs repeat bit for bit), rounded once to x's dtype. Norm squares without scaling: elements
-/// beyond 1.8e19 overflow on a GPU. Backward of max, min and norm keeps x and y, of sum and mean nothing.
+/// beyond 1.8e19 overflow on a GPU. logsumexp subtracts the largest x_i first, so nothing overflows, and
+/// rounds exponentials to f32 (f64 for f64). Backward of max, min and norm keeps x and y, that of logsumexp
+/// x, its maximum and the sum, of sum and mean nothing.
 Tensor sum(const Tensor& x, Site site = Site::here());
 Tensor sum(const Tensor& x, int dim, bool keep = false, Site site = Site::here());
 Tensor sum(const Tensor& x, const std::vector<int>& dims, bool keep = false, Site site = Site::here());
@@ -34,6 +38,9 @@ Tensor min(const Tensor& x, const std::vector<int>& dims, bool keep = false, Sit
 Tensor norm(const Tensor& x, Site site = Site::here());
 Tensor norm(const Tensor& x, int dim, bool keep = false, Site site = Site::here());
 Tensor norm(const Tensor& x, const std::vector<int>& dims, bool keep = false, Site site = Site::here());
+Tensor logsumexp(const Tensor& x, Site site = Site::here());
+Tensor logsumexp(const Tensor& x, int dim, bool keep = false, Site site = Site::here());
+Tensor logsumexp(const Tensor& x, const std::vector<int>& dims, bool keep = false, Site site = Site::here());
 
 /// Index along `dim` of the element that max or min takes, i64: the first of several, and the first NaN if
 /// there is one. No gradient.

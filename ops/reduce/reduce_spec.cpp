@@ -1,5 +1,5 @@
 #include "ops/op.h"
-#include "ops/reduce/reduce_kernels.h"
+#include "ops/reduce/reduce.h"
 
 namespace tessera::ops {
 namespace {
@@ -13,7 +13,8 @@ std::vector<int> dims_of(const Attrs& attrs) {
   return {listed.begin(), listed.end()};
 }
 
-std::vector<Case> reduce_cases(ReduceKind kind) {
+/// `of_nothing`: with those over no element at all.
+std::vector<Case> reduce_cases(bool of_nothing) {
   const Attrs all{{"dim", int64_t{kAll}}}, first{{"dim", int64_t{0}}}, middle{{"dim", int64_t{1}}},
       last{{"dim", int64_t{-1}}}, first_keep{{"dim", int64_t{0}}, {"keep", true}},
       last_keep{{"dim", int64_t{2}}, {"keep", true}};
@@ -47,7 +48,7 @@ std::vector<Case> reduce_cases(ReduceKind kind) {
                    .gradcheck = false});
   cases.push_back({.dims = {{"A", 0}, {"B", 3}, {"C", 5}}, .attrs = middle});
   cases.push_back({.dims = {{"A", 3}, {"B", 4}, {"C", 0}}, .attrs = first});
-  if (kind != ReduceKind::max && kind != ReduceKind::min) {
+  if (of_nothing) {
     cases.push_back({.dims = {{"A", 2}, {"B", 0}, {"C", 5}}, .attrs = middle});
     cases.push_back({.dims = {{"A", 2}, {"B", 5}, {"C", 0}}, .attrs = last});
     cases.push_back({.dims = {{"A", 0}, {"B", 0}, {"C", 0}}, .attrs = all});
@@ -100,56 +101,59 @@ OpSpec index_spec(const char* name, const char* formula, Tensor (*run)(const Ten
 
 std::vector<OpSpec> reduce_specs() {
   struct Family {
-    ReduceKind kind;
+    const char* name;
     Tensor (*all_of)(const Tensor&, Site);
     Tensor (*along)(const Tensor&, const std::vector<int>& dims, bool keep, Site);
     const char* formula;
     double forward_flops, backward_flops, backward_reads;  // an element
+    bool of_nothing = true;                                // reduces nothing to something
+    Fill fill = Fill::normal;
+    double scale = 1;
   };
-  const Family families[] = {{ReduceKind::sum, sum, sum, "y = sum of x", 1, 0, 0},
-                             {ReduceKind::mean, mean, mean, "y = sum of x / n", 1, 0, 0},
-                             {ReduceKind::max, max, max, "y = largest x", 1, 1, 1},
-                             {ReduceKind::min, min, min, "y = smallest x", 1, 1, 1},
-                             {ReduceKind::norm, norm, norm, "y = sqrt(sum of x^2)", 2, 2, 1}};
+  // Sums of positive numbers are well conditioned, so that the computed tolerance measures the kernel and not
+  // cancellation (tests/ops/reduce_test.cpp adds numbers of both signs exactly); small ones stay in f16's
+  // range. The length of a short vector near 0 bends too much for central differences.
+  const Family families[] = {
+      {"sum", sum, sum, "y = sum of x", 1, 0, 0, true, Fill::positive, 0.25},
+      {"mean", mean, mean, "y = sum of x / n", 1, 0, 0, true, Fill::positive, 0.25},
+      {"max", max, max, "y = largest x", 1, 1, 1, false},
+      {"min", min, min, "y = smallest x", 1, 1, 1, false},
+      {"norm", norm, norm, "y = sqrt(sum of x^2)", 2, 2, 1, true, Fill::away_from_0, 4},
+      {"logsumexp", logsumexp, logsumexp, "y = ln(sum of e^x)", 4, 3, 1}};
   std::vector<OpSpec> specs;
-  for (const auto& [kind, all_of, along, formula, forward_flops, backward_flops, backward_reads] : families) {
-    // Sums of positive numbers are well conditioned, so that the computed tolerance measures the kernel and
-    // not cancellation (tests/ops/reduce_test.cpp adds numbers of both signs exactly); small ones stay in
-    // f16's range. The length of a short vector near 0 bends too much for central differences.
-    const bool adds = kind == ReduceKind::sum || kind == ReduceKind::mean, bends = kind == ReduceKind::norm;
-    const Fill fill = adds ? Fill::positive : bends ? Fill::away_from_0 : Fill::normal;
-    const double scale = adds ? 0.25 : bends ? 4.0 : 1.0;
+  for (const Family& family : families) {
     specs.push_back({
-        .name = name_of(kind),
-        .summary = formula,
+        .name = family.name,
+        .summary = family.formula,
         .inputs = {{"x", "[...]"}},
         .attrs = {{"dim", int64_t{kAll}, "dimension to reduce; -100: all elements"},
                   {"dims", std::string(), "dimensions to reduce instead, with commas between: 0,2"},
                   {"keep", false, "keep the reduced dimensions with size 1"}},
         .outputs = {{"y", "x without dim, or without dims"}},
         .run =
-            [kind = kind, all_of = all_of, along = along](const std::vector<Tensor>& in, const Attrs& attrs) {
+            [family](const std::vector<Tensor>& in, const Attrs& attrs) {
               const std::vector<int> dims = dims_of(attrs);
               const bool all = dims.front() == kAll, keep = attrs.flag("keep");
-              check(!all || !keep, name_of(kind),
+              check(!all || !keep, family.name,
                     ": attribute \"keep\": all dimensions are reduced; say which with dim or dims");
-              return std::vector{all ? all_of(in[0], Site::here()) : along(in[0], dims, keep, Site::here())};
+              return std::vector{all ? family.all_of(in[0], Site::here())
+                                     : family.along(in[0], dims, keep, Site::here())};
             },
         .problem =
-            [=, forward_flops = forward_flops, backward_flops = backward_flops,
-             backward_reads = backward_reads](const Dims& d, const Attrs& attrs) {
+            [family](const Dims& d, const Attrs& attrs) {
               const Shape shape{d.at("A"), d.at("B"), d.at("C")};
               const double n = double(shape.count());
               Shape kept = shape;
               for (const int dim : dims_of(attrs)) kept = dim == kAll ? Shape() : kept.with(dim, 1);
               const double outputs = double(kept.count());
-              return Problem{.inputs = {{.shape = shape, .fill = fill, .scale = scale}},
-                             .forward_flops = forward_flops * n,
-                             .backward_flops = backward_flops * n,
+              return Problem{.inputs = {{.shape = shape, .fill = family.fill, .scale = family.scale}},
+                             .forward_flops = family.forward_flops * n,
+                             .backward_flops = family.backward_flops * n,
                              .forward_elements = n + outputs,
-                             .backward_elements = (1 + backward_reads) * n + (1 + backward_reads) * outputs};
+                             .backward_elements =
+                                 (1 + family.backward_reads) * n + (1 + family.backward_reads) * outputs};
             },
-        .cases = reduce_cases(kind),
+        .cases = reduce_cases(family.of_nothing),
         .benches = {{.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{kAll}}}},
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{0}}}},
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{-1}}}},

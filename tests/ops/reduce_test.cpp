@@ -137,6 +137,42 @@ TEST(Reduce, ArgmaxIsTheFirstLargestAndANaNIsTheLargest) {
   EXPECT_EQ(tape.size(), 0u);
 }
 
+TEST(Reduce, LogsumexpOverflowsNowhereAndKeepsInfinities) {
+  const Tensor x = Tensor::from(
+      std::vector<double>{1000, 1000, -1000, -1000 + std::log(3), kInf, 0, -kInf, 5, -kInf, -kInf, NAN, 1},
+      {6, 2});
+  const auto y = logsumexp(x, 1).to_vector<double>();
+  EXPECT_DOUBLE_EQ(y[0], 1000 + std::log(2));
+  EXPECT_DOUBLE_EQ(y[1], -1000 + std::log(4));
+  EXPECT_EQ(y[2], kInf);
+  EXPECT_EQ(y[3], 5);
+  EXPECT_EQ(y[4], -kInf);
+  EXPECT_TRUE(std::isnan(y[5]));
+  EXPECT_EQ(logsumexp(x.slice(0, 0, 2)).item(), logsumexp(x.slice(0, 0, 2), {0, 1}).item());
+  EXPECT_EQ(logsumexp(x, 0, true).shape(), (Shape{1, 2}));
+  EXPECT_EQ(logsumexp(Tensor::zeros({2, 0}, DType::f32, kCpu), 1).to_vector<double>(),
+            (std::vector<double>{-kInf, -kInf}));
+  EXPECT_EQ(logsumexp(Tensor::zeros({0, 2}, DType::f32, kCpu), 1).shape(), Shape{0});
+  const auto dx = gradient(x.slice(0, 1, 2), [](const Tensor& v) { return logsumexp(v); });
+  EXPECT_NEAR(dx[0], 0.25, 1e-12);  // x itself is rounded to 1e-13
+  EXPECT_NEAR(dx[1], 0.75, 1e-12);
+  EXPECT_EQ(gradient(x.slice(0, 3, 5), [](const Tensor& v) { return logsumexp(v, 1); }),
+            (std::vector<double>{0, 1, 0, 0}));
+  EXPECT_EQ(
+      gradient(Tensor::zeros({2, 0}, DType::f64, kCpu), [](const Tensor& v) { return logsumexp(v, 1); }),
+      std::vector<double>{});
+}
+
+TEST(Reduce, GradientOfLogsumexpInSixteenBitsDoesNotHaveTheRoundingOfY) {
+  // y is 200.69, rounded to 201 in bf16: e^(x - y) would be 0.37 instead of a half.
+  for (const Device device : devices()) {
+    const Tensor dx =
+        gradient_of(Tensor::full({2}, 200, DType::bf16, device), Tensor::ones({}, DType::bf16, device),
+                    [](const Tensor& v) { return logsumexp(v); });
+    EXPECT_EQ(dx.to_vector<double>(), (std::vector<double>{0.5, 0.5}));
+  }
+}
+
 TEST(Reduce, GradientOfNormAtZeroIsZero) {
   EXPECT_EQ(gradient(Tensor::zeros({3}, DType::f64, kCpu), [](const Tensor& v) { return norm(v); }),
             (std::vector<double>(3, 0.0)));
@@ -259,7 +295,8 @@ TEST(Reduce, SumToAnyShapeThatBroadcasts) {
 
 TEST(Reduce, ErrorsNameTheTensor) {
   const Tensor x = two_rows();
-  for (const Reduce f : {Reduce(sum), Reduce(mean), Reduce(max), Reduce(min), Reduce(norm)}) {
+  for (const Reduce f :
+       {Reduce(sum), Reduce(mean), Reduce(max), Reduce(min), Reduce(norm), Reduce(logsumexp)}) {
     expect_error([&] { f(x, 2, false, Site::here()); }, {"dimension 2", "f64[2, 3] on cpu"});
     expect_error([&] { f(x, -3, false, Site::here()); }, {"dimension -3"});
     expect_error([&] { f(x.to(DType::i64), 0, false, Site::here()); }, {"i64", "not supported"});
