@@ -7,6 +7,7 @@ namespace tessera::ops {
 std::vector<OpSpec> activation_specs();
 std::vector<OpSpec> pointwise_specs();
 std::vector<OpSpec> reduce_specs();
+std::vector<OpSpec> cumsum_specs();
 std::vector<OpSpec> cast_specs();
 std::vector<OpSpec> dropout_specs();
 std::vector<OpSpec> softmax_specs();
@@ -51,6 +52,7 @@ constexpr Specs kFolders[] = {
     activation_specs,
     pointwise_specs,
     reduce_specs,
+    cumsum_specs,
     cast_specs,
     dropout_specs,
     softmax_specs,
