@@ -116,6 +116,7 @@
 #include "ops/sparse_linear/sparse_weight.h"
 #include "ops/sum_dtype.h"
 #include "ops/swiglu/swiglu.h"
+#include "ops/take_along/take_along.h"
 #include "ops/variant.h"
 
 #include "nn/activation.h"

@@ -27,6 +27,7 @@ std::vector<OpSpec> compressed24_specs();
 std::vector<OpSpec> grouped_mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
+std::vector<OpSpec> take_along_specs();
 std::vector<OpSpec> select_specs();
 std::vector<OpSpec> bits_specs();
 std::vector<OpSpec> keep_largest_specs();
@@ -72,6 +73,7 @@ constexpr Specs kFolders[] = {
     grouped_mlp_specs,
     gmm_nll_specs,
     gather_specs,
+    take_along_specs,
     select_specs,
     bits_specs,
     keep_largest_specs,
