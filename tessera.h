@@ -117,6 +117,7 @@
 #include "ops/sum_dtype.h"
 #include "ops/swiglu/swiglu.h"
 #include "ops/take_along/take_along.h"
+#include "ops/topk/topk.h"
 #include "ops/variant.h"
 
 #include "nn/activation.h"

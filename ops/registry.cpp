@@ -28,6 +28,7 @@ std::vector<OpSpec> grouped_mlp_specs();
 std::vector<OpSpec> gmm_nll_specs();
 std::vector<OpSpec> gather_specs();
 std::vector<OpSpec> take_along_specs();
+std::vector<OpSpec> topk_specs();
 std::vector<OpSpec> select_specs();
 std::vector<OpSpec> bits_specs();
 std::vector<OpSpec> keep_largest_specs();
@@ -74,6 +75,7 @@ constexpr Specs kFolders[] = {
     gmm_nll_specs,
     gather_specs,
     take_along_specs,
+    topk_specs,
     select_specs,
     bits_specs,
     keep_largest_specs,
