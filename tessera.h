@@ -118,6 +118,7 @@
 #include "ops/swiglu/swiglu.h"
 #include "ops/take_along/take_along.h"
 #include "ops/topk/topk.h"
+#include "ops/triangle/triangle.h"
 #include "ops/variant.h"
 
 #include "nn/activation.h"

@@ -36,6 +36,7 @@ std::vector<OpSpec> factor_specs();
 std::vector<OpSpec> inverse_factor_specs();
 std::vector<OpSpec> obs_columns_specs();
 std::vector<OpSpec> shape_specs();
+std::vector<OpSpec> triangle_specs();
 std::vector<OpSpec> cross_entropy_specs();
 std::vector<OpSpec> linear_cross_entropy_specs();
 std::vector<OpSpec> embedding_specs();
@@ -83,6 +84,7 @@ constexpr Specs kFolders[] = {
     inverse_factor_specs,
     obs_columns_specs,
     shape_specs,
+    triangle_specs,
     cross_entropy_specs,
     linear_cross_entropy_specs,
     embedding_specs,
