@@ -1,7 +1,9 @@
 #include "ops/random/random.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "ops/random/random_kernels.h"
 #include "runtime/has_cuda.h"
@@ -87,6 +89,27 @@ void fill_integers(const Tensor& tensor, int64_t high, Rng& rng) {
         ") has numbers that an i32 does not hold");
   check(high >= 1, "fill_integers: [0, ", high, ") is empty");
   fill(tensor, {.kind = RandomFill::Kind::integer, .stream = rng.reserve(tensor.device()), .high = high});
+}
+
+Tensor permutation(int64_t n, Rng& rng, Device device) {
+  check(n >= 0, "permutation: of ", n, " numbers; expected 0 or more");
+  const Tensor keys = Tensor::empty_packed({n}, DType::i64, device);
+  fill_integers(keys, std::numeric_limits<int64_t>::max(), rng);
+  Tensor order = Tensor::empty_packed({n}, DType::i64, device);
+  if (n == 0) return order;
+  if (device.is_cpu()) {
+    order_of_keys_cpu(order, keys);
+  } else if constexpr (kCuda) {
+    order_of_keys_cuda(order, keys);
+  }
+  return order;
+}
+
+void order_of_keys_cpu(const Tensor& order, const Tensor& keys) {
+  int64_t* const first = order.data<int64_t>();
+  std::iota(first, first + order.count(), int64_t{0});
+  std::stable_sort(first, first + order.count(),
+                   [at = keys.data<int64_t>()](int64_t a, int64_t b) { return at[a] < at[b]; });
 }
 
 void random_fill_cpu(const Tensor& tensor, const RandomFill& fill) {

@@ -16,4 +16,10 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng);
 /// Integers in [0, high) in an i64 or i32 tensor, which holds high - 1; high >= 1.
 void fill_integers(const Tensor& tensor, int64_t high, Rng& rng);
 
+/// The numbers 0 ... n - 1 in a random order, i64 [n]: the same on the CPU and on a GPU. It is the order of n
+/// random numbers of 63 bits from one stream, so that up to some millions all orders are equally likely
+/// within the chance that two of them are equal (n^2 2^-64). ops::gather_rows(x, permutation(x.size(0), rng))
+/// shuffles rows. Throws if n is negative.
+Tensor permutation(int64_t n, Rng& rng, Device device = Device::cpu());
+
 }  // namespace tessera::ops

@@ -38,4 +38,9 @@ TESSERA_HD T random_element(const RandomFill& fill, uint64_t index) {
 void random_fill_cpu(const Tensor& tensor, const RandomFill& fill);
 void random_fill_cuda(const Tensor& tensor, const RandomFill& fill);
 
+/// order = the places of the keys, which are not negative, in ascending order of these; of equal ones the
+/// first place first. Both i64 [n], packed, n >= 1.
+void order_of_keys_cpu(const Tensor& order, const Tensor& keys);
+void order_of_keys_cuda(const Tensor& order, const Tensor& keys);
+
 }  // namespace tessera::ops

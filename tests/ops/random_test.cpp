@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "tensor/finite.h"
 #include "tests/errors.h"
+#include "tests/ops/expect.h"
 #include "tests/tensors.h"
 
 namespace tessera::ops {
@@ -85,6 +87,31 @@ TEST(RandomFills, RefuseWhatIsNotFinite) {
   expect_error([&] { fill_normal(half, 0, 1e6, rng); }, {"not finite in f16[3]"});
   fill_uniform(half, -65504, 65504, rng);
   EXPECT_FALSE(find_nonfinite(half));
+}
+
+TEST(Permutation, HasEveryNumberOnceAndIsThatOfItsStream) {
+  for (const Device device : devices())
+    for (const int64_t n : {0, 1, 2, 1000, 40001}) {
+      Rng rng(7), again(7);
+      const Tensor order = permutation(n, rng, device);
+      EXPECT_EQ(order.dtype(), DType::i64);
+      EXPECT_EQ(order.to_vector<int64_t>(), permutation(n, again).to_vector<int64_t>());  // that of the CPU
+      if (n > 2) EXPECT_NE(order.to_vector<int64_t>(), permutation(n, rng, device).to_vector<int64_t>());
+      std::vector<int64_t> sorted = order.to_vector<int64_t>();
+      std::sort(sorted.begin(), sorted.end());
+      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(sorted[size_t(i)], i);
+    }
+  Rng rng(1);
+  expect_error([&] { permutation(-1, rng); }, {"permutation", "-1"});
+}
+
+TEST(Permutation, AllOrdersOfThreeAreEquallyLikely) {
+  Rng rng(3);
+  std::map<std::vector<int64_t>, int> counts;
+  constexpr int kDraws = 6000;
+  for (int draw = 0; draw < kDraws; ++draw) ++counts[permutation(3, rng).to_vector<int64_t>()];
+  EXPECT_EQ(counts.size(), 6u);
+  for (const auto& [order, count] : counts) EXPECT_NEAR(count, kDraws / 6, 150);  // 5 deviations of 29
 }
 
 }  // namespace
