@@ -1,5 +1,8 @@
 #include "ops/pointwise/pointwise.h"
 
+#include <cmath>
+#include <limits>
+
 #include "autograd/tape.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/reduce/reduce.h"
@@ -26,12 +29,38 @@ const char* name_of(Unary kind) {
 
 namespace {
 
+/// Whether x holds whole numbers that arithmetic takes.
+bool is_integer(const Tensor& x) {
+  return x.dtype() == DType::i64 || x.dtype() == DType::i32;
+}
+
 void run_binary(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
+  const bool whole = is_integer(a) || a.dtype() == DType::boolean;
   if (y.device().is_cpu()) {
-    binary_cpu(y, a, b, kind);
+    whole ? integer_binary_cpu(y, a, b, kind) : binary_cpu(y, a, b, kind);
   } else if constexpr (kCuda) {
-    binary_cuda(y, a, b, kind);
+    whole ? integer_binary_cuda(y, a, b, kind) : binary_cuda(y, a, b, kind);
   }
+}
+
+/// Throws if numbers of that dtype have no such result, or more than one.
+void check_operands(DType dtype, Binary kind) {
+  const bool chooses = kind == Binary::maximum || kind == Binary::minimum;
+  check(dtype != DType::boolean || chooses, name_of(kind),
+        ": dtype bool is not supported; ops::maximum is or, ops::minimum is and, ops::equal compares, and "
+        "ops::cast makes numbers");
+  check((dtype != DType::i64 && dtype != DType::i32) || kind != Binary::div, name_of(kind), ": dtype ", dtype,
+        " is not supported: a quotient of whole numbers is none; convert them with ops::cast");
+}
+
+/// The number as one of x's dtype, which is i64 or i32.
+int64_t whole_number(const char* name, const Tensor& x, double number) {
+  constexpr double kEnd = 9223372036854775808.0;  // 2^63
+  const bool narrow = x.dtype() == DType::i32;
+  const double least = narrow ? -2147483648.0 : -kEnd, end = narrow ? 2147483648.0 : kEnd;
+  check(number >= least && number < end && std::trunc(number) == number, name, ": x is ", describe(x),
+        " and ", number, " is no number of that dtype; convert x with ops::cast");
+  return int64_t(number);
 }
 
 void run_operand_gradient(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
@@ -43,9 +72,25 @@ void run_operand_gradient(const Tensor& d, const Tensor& dy, const Tensor& mine,
   }
 }
 
-Tensor run_unary(const Tensor& x, Unary kind, Numbers<double> numbers = {}) {
+/// The functions whose results of whole numbers are whole.
+bool of_integers(Unary kind) {
+  return kind == Unary::scale || kind == Unary::shift || kind == Unary::abs || kind == Unary::square ||
+         kind == Unary::clamp;
+}
+
+Tensor run_unary(const Tensor& x, Unary kind, Numbers<double> numbers, const char* name) {
+  const bool whole_numbers = is_integer(x) && of_integers(kind);
+  check(whole_numbers || (is_floating(x.dtype()) && x.dtype() != DType::f8e4m3), name, ": dtype ", x.dtype(),
+        " is not supported; expected f64, f32, bf16", of_integers(kind) ? ", f16, i64 or i32" : " or f16");
   Tensor y = Tensor::empty_like(x);
-  if (x.device().is_cpu()) {
+  if (whole_numbers) {
+    const Numbers<int64_t> whole{whole_number(name, x, numbers.a), whole_number(name, x, numbers.b)};
+    if (x.device().is_cpu()) {
+      integer_unary_cpu(y, x, kind, whole);
+    } else if constexpr (kCuda) {
+      integer_unary_cuda(y, x, kind, whole);
+    }
+  } else if (x.device().is_cpu()) {
     unary_cpu(y, x, kind, numbers);
   } else if constexpr (kCuda) {
     unary_cuda(y, x, kind, numbers);
@@ -53,8 +98,8 @@ Tensor run_unary(const Tensor& x, Unary kind, Numbers<double> numbers = {}) {
   return y;
 }
 
-Tensor scaled(const Tensor& x, double factor) {
-  return run_unary(x, Unary::scale, {factor});
+Tensor scaled(const Tensor& x, double factor, const char* name = "scale") {
+  return run_unary(x, Unary::scale, {factor}, name);
 }
 
 Tensor run_where(const Shape& shape, const Tensor& mask, const Tensor& a, const Tensor& b) {
@@ -151,7 +196,9 @@ Shape shape_of_pair(const Tensor& a, const Tensor& b, const char* name) {
 
 Tensor binary(const Tensor& a, const Tensor& b, Binary kind, Site site) {
   const CallScope call(site);
-  Tensor y = Tensor::empty(shape_of_pair(a, b, name_of(kind)), a.dtype(), a.device());
+  const Shape shape = shape_of_pair(a, b, name_of(kind));
+  check_operands(a.dtype(), kind);
+  Tensor y = Tensor::empty(shape, a.dtype(), a.device());
   run_binary(y, a, b, kind);
   if (Tape* tape = Tape::recording(a, b)) {
     if (kind == Binary::add || kind == Binary::sub) {
@@ -176,11 +223,21 @@ Tensor comparison(const Tensor& a, const Tensor& b, Comparison kind, Site site) 
   return y;
 }
 
+Tensor comparison(const Tensor& x, double number, Comparison kind, Site site) {
+  const CallScope call(site);
+  const char* const name = name_of(kind);
+  check(x.defined(), name, ": x is undefined");
+  if (is_integer(x)) whole_number(name, x, number);
+  check(x.dtype() != DType::boolean || number == 0 || number == 1, name, ": x is ", describe(x), " and ",
+        number, " is no bool; expected 0 or 1");
+  return comparison(x.detach(), Tensor::full({}, number, x.dtype(), x.device()), kind, site);
+}
+
 Tensor unary(const Tensor& x, Unary kind, Site site, Numbers<double> numbers = {}) {
   const CallScope call(site);
   const char* const name = name_of(kind);
   check(x.defined(), name, ": x is undefined");
-  Tensor y = run_unary(x, kind, numbers);
+  Tensor y = run_unary(x, kind, numbers, name);
   if (Tape* tape = Tape::recording(x)) {
     tape->record(name, {&x}, {&y}, [kept = Saved(keeps_result(kind) ? y : x), kind, numbers](Backward& b) {
       const Tensor dy = b.grad();
@@ -200,7 +257,7 @@ Tensor unary(const Tensor& x, Unary kind, Site site, Numbers<double> numbers = {
 Tensor multiple(const char* name, const Tensor& x, double factor, Site site) {
   const CallScope call(site);
   check(x.defined(), name, ": x is undefined");
-  Tensor y = scaled(x, factor);
+  Tensor y = scaled(x, factor, name);
   if (Tape* tape = Tape::recording(x))
     tape->record(name, {&x}, {&y}, [factor](Backward& b) { b.give(0, scaled(b.grad(), factor)); });
   return y;
@@ -230,17 +287,32 @@ Tensor minimum(const Tensor& a, const Tensor& b, Site site) {
 Tensor less(const Tensor& a, const Tensor& b, Site site) {
   return comparison(a, b, Comparison::less, site);
 }
+Tensor less(const Tensor& x, double number, Site site) {
+  return comparison(x, number, Comparison::less, site);
+}
 Tensor less_equal(const Tensor& a, const Tensor& b, Site site) {
   return comparison(a, b, Comparison::less_equal, site);
+}
+Tensor less_equal(const Tensor& x, double number, Site site) {
+  return comparison(x, number, Comparison::less_equal, site);
 }
 Tensor greater(const Tensor& a, const Tensor& b, Site site) {
   return comparison(a, b, Comparison::greater, site);
 }
+Tensor greater(const Tensor& x, double number, Site site) {
+  return comparison(x, number, Comparison::greater, site);
+}
 Tensor greater_equal(const Tensor& a, const Tensor& b, Site site) {
   return comparison(a, b, Comparison::greater_equal, site);
 }
+Tensor greater_equal(const Tensor& x, double number, Site site) {
+  return comparison(x, number, Comparison::greater_equal, site);
+}
 Tensor equal(const Tensor& a, const Tensor& b, Site site) {
   return comparison(a, b, Comparison::equal, site);
+}
+Tensor equal(const Tensor& x, double number, Site site) {
+  return comparison(x, number, Comparison::equal, site);
 }
 
 Tensor where(const Tensor& mask, const Tensor& a, const Tensor& b, Site site) {
@@ -272,7 +344,7 @@ Tensor neg(const Tensor& x, Site site) {
 Tensor shift(const Tensor& x, double offset, Site site) {
   const CallScope call(site);
   check(x.defined(), "shift: x is undefined");
-  Tensor y = run_unary(x, Unary::shift, {offset});
+  Tensor y = run_unary(x, Unary::shift, {offset}, "shift");
   if (Tape* tape = Tape::recording(x)) tape->record("shift", {&x}, {&y}, [](Backward& b) { b.pass(0, {0}); });
   return y;
 }

@@ -4,8 +4,8 @@
 
 namespace tessera::ops {
 
-/// Arithmetic element by element; all operands floating, of any layout. Expressions such as `2 * a + b` call
-/// these functions (ops/pointwise/operators.h).
+/// Arithmetic element by element, of operands of any layout; floating ones, and of some functions whole
+/// numbers (below). Expressions such as `2 * a + b` call these functions (ops/pointwise/operators.h).
 ///
 ///   add(a, b)      a + b              da = dy      db = dy
 ///   sub(a, b)      a - b              da = dy      db = -dy
@@ -42,6 +42,11 @@ namespace tessera::ops {
 /// dtype. Backward keeps what its formula names, and of that only what a wanted gradient needs; y is kept as
 /// it was rounded. Gradients that are summed for broadcasting are not rounded before the sum and are f32 (f64
 /// for f64).
+///
+/// Whole numbers, i64 or i32, have add, sub, mul, maximum, minimum, scale, shift, neg, abs, square and clamp,
+/// without gradients: they are exact, and wrap around at the ends of their dtype. Factors, offsets and bounds
+/// must be numbers of that dtype: `counts * 2` is, `counts / 2` throws, as div does. Of bools maximum is or,
+/// and minimum is and.
 Tensor add(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor sub(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor mul(const Tensor& a, const Tensor& b, Site site = Site::here());
@@ -67,14 +72,20 @@ Tensor sigmoid(const Tensor& x, Site site = Site::here());
 Tensor softplus(const Tensor& x, Site site = Site::here());
 Tensor clamp(const Tensor& x, double low, double high, Site site = Site::here());
 
-/// Comparisons of floating, i64 or i32 operands, which broadcast as above: bool tensors, without a gradient.
-/// Any comparison with NaN is false. To count or average the result, cast it: ops::mean(ops::cast(ops::equal(
-/// a, b), DType::f32)).
+/// Comparisons of floating, i64, i32 or bool operands, which broadcast as above: bool tensors, without a
+/// gradient. Any comparison with NaN is false; not is equal(mask, 0). A number is rounded to x's dtype first,
+/// and throws where x is whole and the number is none of its dtype. ops::sum counts the result, ops::max is
+/// any and ops::min all; to average it, cast it: ops::mean(ops::cast(ops::equal(a, b), DType::f32)).
 Tensor less(const Tensor& a, const Tensor& b, Site site = Site::here());
+Tensor less(const Tensor& x, double number, Site site = Site::here());
 Tensor less_equal(const Tensor& a, const Tensor& b, Site site = Site::here());
+Tensor less_equal(const Tensor& x, double number, Site site = Site::here());
 Tensor greater(const Tensor& a, const Tensor& b, Site site = Site::here());
+Tensor greater(const Tensor& x, double number, Site site = Site::here());
 Tensor greater_equal(const Tensor& a, const Tensor& b, Site site = Site::here());
+Tensor greater_equal(const Tensor& x, double number, Site site = Site::here());
 Tensor equal(const Tensor& a, const Tensor& b, Site site = Site::here());
+Tensor equal(const Tensor& x, double number, Site site = Site::here());
 
 /// a where the bool mask is true, else b; the three broadcast. da = dy where the mask is true, else 0, and db
 /// the other way round, summed as above. What is not chosen does not matter, NaN included. Keeps the mask.

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "ops/pointwise/exp_log_internal.h"
+#include "ops/pointwise/integers_math.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/pointwise/pointwise_math.h"
 #include "tensor/elementwise.h"
@@ -51,6 +52,27 @@ void binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind) 
     dispatch_binary(kind, [&]<Binary kKind>() {
       run<T>(
           y, [](Compute<T> u, Compute<T> v) { return apply<kKind>(u, v); }, a, b);
+    });
+  });
+}
+
+void integer_binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
+  dispatch_integers(a.dtype(), [&]<class T>() {
+    dispatch_binary(kind, [&]<Binary kKind>() {
+      if constexpr (kOfIntegers<kKind, T>)
+        mixed<T, T, T>(
+            y, [](T u, T v) { return apply_to_integers<kKind>(u, v); }, a, b);
+    });
+  });
+}
+
+void integer_unary_cpu(const Tensor& y, const Tensor& x, Unary kind, Numbers<int64_t> numbers) {
+  dispatch_index(x.dtype(), name_of(kind), [&]<class T>() {
+    dispatch_unary(kind, [&]<Unary kKind>() {
+      if constexpr (kOfInteger<kKind>)
+        mixed<T, T>(
+            y, [n = Numbers<T>{T(numbers.a), T(numbers.b)}](T v) { return apply_to_integer<kKind>(v, n); },
+            x);
     });
   });
 }

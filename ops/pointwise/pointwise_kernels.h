@@ -39,6 +39,10 @@ struct Numbers {
 void binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
 void binary_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
 
+/// The same of i64 and i32, and maximum and minimum of bool.
+void integer_binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
+void integer_binary_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
+
 /// The gradient of the operand `mine` of a quotient (its divisor), maximum or minimum, at dy's shape; d's
 /// dtype as y's above.
 void operand_gradient_cpu(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
@@ -56,6 +60,10 @@ void where_cuda(const Tensor& y, const Tensor& mask, const Tensor& a, const Tens
 
 void unary_cpu(const Tensor& y, const Tensor& x, Unary kind, Numbers<double> numbers = {});
 void unary_cuda(const Tensor& y, const Tensor& x, Unary kind, Numbers<double> numbers = {});
+
+/// scale, shift, abs, square and clamp of i64 and i32, which hold the numbers.
+void integer_unary_cpu(const Tensor& y, const Tensor& x, Unary kind, Numbers<int64_t> numbers);
+void integer_unary_cuda(const Tensor& y, const Tensor& x, Unary kind, Numbers<int64_t> numbers);
 
 /// What backward needs of a function: its result, or else x.
 inline bool keeps_result(Unary kind) {

@@ -119,16 +119,16 @@ template <class T>
 using Compared = std::conditional_t<std::is_integral_v<T>, T, Compute<T>>;
 template <class F>
 void dispatch_compared(DType dtype, const char* what, F&& f) {
-  dispatch_among<double, float, bf16, f16, int64_t, int32_t>(dtype, f, [&] {
+  dispatch_among<double, float, bf16, f16, int64_t, int32_t, bool>(dtype, f, [&] {
     fail_at(Site::here(), what, ": dtype ", dtype,
-            " is not supported; expected f64, f32, bf16, f16, i64 or i32");
+            " is not supported; expected f64, f32, bf16, f16, i64, i32 or bool");
   });
 }
 template <class F>
 void dispatch_compared_cuda(DType dtype, const char* what, F&& f) {
-  dispatch_among<float, bf16, f16, int64_t, int32_t>(dtype, f, [&] {
+  dispatch_among<float, bf16, f16, int64_t, int32_t, bool>(dtype, f, [&] {
     fail_at(Site::here(), what, ": dtype ", dtype,
-            " is not supported on device cuda; expected f32, bf16, f16, i64 or i32");
+            " is not supported on device cuda; expected f32, bf16, f16, i64, i32 or bool");
   });
 }
 

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "autograd/tape.h"
+#include "ops/pointwise/pointwise.h"
 #include "ops/reduce/logsumexp_kernels.h"
+#include "ops/reduce/reduce_integers.h"
 #include "ops/reduce/reduce_kernels.h"
 #include "ops/sum_dtype.h"
 #include "runtime/has_cuda.h"
@@ -136,15 +138,23 @@ Tensor choose_on_gpu(Tape& tape, const Tensor& x, ReduceKind kind, const Reduced
 Tensor reduced(const char* name, const Tensor& x, ReduceKind kind, const Reduced& dims, bool keep) {
   const int64_t length = dims.length(x.shape());
   if (chooses(kind)) check_choice(name, x, dims);
-  Tensor y = Tensor::empty(dims.result(x.shape(), keep), x.dtype(), x.device());
+  const bool whole = x.dtype() == DType::i64 || x.dtype() == DType::i32 || x.dtype() == DType::boolean;
+  check(!whole || (kind != ReduceKind::mean && kind != ReduceKind::norm), name, ": dtype ", x.dtype(),
+        " is not supported, as its ", name, " is no whole number; convert x with ops::cast");
+  if (x.dtype() == DType::boolean && kind != ReduceKind::sum) {  // any: the count is not 0; all: it is all
+    const Tensor count = reduced(name, x, ReduceKind::sum, dims, keep);
+    return kind == ReduceKind::max ? greater(count, 0) : equal(count, double(length));
+  }
+  const bool sums = whole && kind == ReduceKind::sum;
+  Tensor y = Tensor::empty(dims.result(x.shape(), keep), sums ? DType::i64 : x.dtype(), x.device());
   if (length == 0) {
     y.fill(kind == ReduceKind::mean ? std::numeric_limits<double>::quiet_NaN() : 0.0);
   } else if (y.count() > 0) {
     const ReducePlan plan = plan_to(x.layout(), with_dims(y, x.shape(), dims).layout());
     if (x.device().is_cpu()) {
-      reduce_cpu(y, x, plan, kind);
+      whole ? reduce_integers_cpu(y, x, plan, kind) : reduce_cpu(y, x, plan, kind);
     } else if constexpr (kCuda) {
-      reduce_cuda(y, x, plan, kind);
+      whole ? reduce_integers_cuda(y, x, plan, kind) : reduce_cuda(y, x, plan, kind);
     }
   }
   return y;
@@ -242,6 +252,8 @@ Tensor find_first(const char* name, const Tensor& x, ReduceKind kind, int dim, b
   const CallScope call(site);
   check(x.defined(), name, ": x is undefined");
   const Reduced dims(name, x, std::span(&dim, 1));
+  check(is_floating(x.dtype()), name, ": dtype ", x.dtype(),
+        " is not supported; expected f64, f32, bf16 or f16");
   check_choice(name, x, dims);
   const Tensor index = Tensor::empty_packed(dims.result(x.shape(), false), DType::i64, x.device());
   if (x.device().is_cpu()) {

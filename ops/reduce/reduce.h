@@ -6,7 +6,7 @@
 
 namespace tessera::ops {
 
-/// Reductions of a floating x of any layout: over all elements, to a tensor of rank 0, or over one dimension
+/// Reductions of x, of any layout: over all elements, to a tensor of rank 0, or over one dimension
 /// or several (negative: from the end), which go away or, with `keep`, stay with size 1.
 ///   sum    sum of x_i                      dx_i = dy
 ///   mean   sum / n                         dx_i = dy / n
@@ -17,6 +17,9 @@ namespace tessera::ops {
 ///   logsumexp  ln(sum of e^x_i)            dx_i = dy e^(x_i - y), and 0 where y is -inf
 /// Over nothing: sum and norm give 0, mean gives NaN, logsumexp gives -inf, max and min throw. "First" is in
 /// row-major order.
+///
+/// x is floating or, for sum, max and min, i64, i32 or bool, without a gradient: sums are i64 (they wrap
+/// around at 2^63), so that of a bool is a count; max and min have x's dtype, of bools any and all.
 ///
 /// Rounding: accumulated in f64 on the CPU and in f32 on a GPU (many short partial sums, combined in a fixed
 /// order, so runs repeat bit for bit), rounded once to x's dtype. Norm squares without scaling: elements

@@ -9,6 +9,7 @@
 #include "ops/cast/cast.h"
 #include "ops/pointwise/operators.h"
 #include "ops/reduce/reduce.h"
+#include "tests/ops/expect.h"
 #include "tests/ops/tensors.h"
 namespace tessera::ops {
 namespace {
@@ -217,6 +218,72 @@ TEST(Pointwise, ComparisonsBroadcastAndAreFalseForNaN) {
   EXPECT_EQ(tape.size(), 0u);
 }
 
+TEST(Pointwise, WholeNumbersAreExactAndWrapAround) {
+  for (const Device device : devices()) {
+    const int64_t big = (int64_t(1) << 62) + 1;
+    const Tensor a = Tensor::from(std::vector<int64_t>{big, -3, 7}, {3}, device), b = labels({2}, device);
+    EXPECT_EQ(add(a, b).to_vector<int64_t>(), (std::vector<int64_t>{big + 2, -1, 9}));
+    EXPECT_EQ(sub(b, a).to_vector<int64_t>(), (std::vector<int64_t>{2 - big, 5, -5}));
+    EXPECT_EQ(mul(a, b).to_vector<int64_t>(), (std::vector<int64_t>{INT64_MIN + 2, -6, 14}));
+    EXPECT_EQ(maximum(a, b).to_vector<int64_t>(), (std::vector<int64_t>{big, 2, 7}));
+    EXPECT_EQ(minimum(a, b).to_vector<int64_t>(), (std::vector<int64_t>{2, -3, 2}));
+    EXPECT_EQ((1 - 2 * a.slice(0, 1, 3)).to_vector<int64_t>(), (std::vector<int64_t>{7, -13}));
+    EXPECT_EQ(abs(a).to_vector<int64_t>(), (std::vector<int64_t>{big, 3, 7}));
+    EXPECT_EQ(square(a.slice(0, 1, 3)).to_vector<int64_t>(), (std::vector<int64_t>{9, 49}));
+    EXPECT_EQ(clamp(a, -1, 6).to_vector<int64_t>(), (std::vector<int64_t>{6, -1, 6}));
+    const Tensor narrow = Tensor::from(std::vector<int32_t>{2147483647, -5}, {2, 1}, device);
+    EXPECT_EQ(add(narrow, narrow).to_vector<int32_t>(), (std::vector<int32_t>{-2, -10}));
+    EXPECT_EQ(shift(narrow, 1).to_vector<int32_t>(), (std::vector<int32_t>{-2147483647 - 1, -4}));
+    EXPECT_EQ(mul(narrow, Tensor::from(std::vector<int32_t>{1, 2, 3}, {3}, device)).shape(), (Shape{2, 3}));
+    EXPECT_EQ(add(a, Tensor::zeros({0, 1}, DType::i64, device)).shape(), (Shape{0, 3}));
+    const Tensor p = Tensor::from(std::vector<bool>{true, true, false, false}, {4}, device),
+                 q = Tensor::from(std::vector<bool>{true, false, true, false}, {4}, device);
+    EXPECT_EQ(maximum(p, q).to_vector<double>(), (std::vector<double>{1, 1, 1, 0}));
+    EXPECT_EQ(minimum(p, q).to_vector<double>(), (std::vector<double>{1, 0, 0, 0}));
+    EXPECT_EQ(minimum(p, q).dtype(), DType::boolean);
+    EXPECT_EQ(equal(p, q).to_vector<double>(), (std::vector<double>{1, 0, 0, 1}));
+  }
+}
+
+TEST(Pointwise, WhatHasNoWholeResultIsRefused) {
+  const Tensor a = labels({1, 2}), mask = a.to(DType::boolean);
+  expect_error([&] { div(a, a); }, {"div", "i64", "ops::cast"});
+  expect_error([&] { a / 2; }, {"scale", "i64[2] on cpu", "0.5", "ops::cast"});
+  expect_error([&] { a + 0.5; }, {"shift", "0.5"});
+  expect_error([&] { shift(a.to(DType::i32), 3e9); }, {"shift", "3e+09", "i32[2] on cpu"});
+  expect_error([&] { scale(a, NAN); }, {"scale", "nan"});
+  expect_error([&] { clamp(a, 0, 1e30); }, {"clamp", "1e+30"});
+  expect_error([&] { add(mask, mask); }, {"add", "bool", "ops::maximum is or", "ops::cast"});
+  expect_error([&] { neg(mask); }, {"neg", "bool", "not supported"});
+  expect_error([&] { exp(a); }, {"exp", "i64", "not supported"});
+  expect_error([&] { add(a, a.to(DType::i32)); }, {"add", "different dtypes"});
+  expect_error([&] { add(a.to(DType::u8), a.to(DType::u8)); }, {"add", "u8", "not supported"});
+}
+
+TEST(Pointwise, ComparisonsWithANumber) {
+  for (const Device device : devices()) {
+    const Tensor x = Tensor::from(std::vector<float>{1, 2, 3, kNanF}, {4}, device);
+    EXPECT_EQ(less(x, 2).to_vector<double>(), (std::vector<double>{1, 0, 0, 0}));
+    EXPECT_EQ(less_equal(x, 2).to_vector<double>(), (std::vector<double>{1, 1, 0, 0}));
+    EXPECT_EQ(greater(x, 2.5).to_vector<double>(), (std::vector<double>{0, 0, 1, 0}));
+    EXPECT_EQ(greater_equal(x, 2).to_vector<double>(), (std::vector<double>{0, 1, 1, 0}));
+    EXPECT_EQ(equal(x, 0.1 + 2.9).to_vector<double>(), (std::vector<double>{0, 0, 1, 0}));
+    EXPECT_EQ(equal(Tensor::full({1}, 0.1, DType::f32, device), 0.1).item(), 1);  // both rounded
+    EXPECT_EQ(less(labels({-1, 4}, device), 0).to_vector<double>(), (std::vector<double>{1, 0}));
+    EXPECT_EQ(equal(Tensor::from(std::vector<bool>{true, false}, {2}, device), 0).to_vector<double>(),
+              (std::vector<double>{0, 1}));
+  }
+  Tensor leaf = row({1, 2});
+  require_grad(leaf);
+  Tape tape;
+  EXPECT_FALSE(requires_grad(less(leaf, 1)));
+  EXPECT_FALSE(requires_grad(less(mul(leaf, leaf), 1)));
+  expect_error([] { less(labels({1}), 0.5); }, {"less", "i64[1] on cpu", "0.5"});
+  expect_error([] { equal(labels({1}).to(DType::boolean), 2); },
+               {"equal", "bool[1] on cpu", "expected 0 or 1"});
+  expect_error([] { less(Tensor(), 1); }, {"less", "undefined"});
+}
+
 TEST(Pointwise, TheShareOfCorrectPredictionsIsAMeanOfACast) {
   const Tensor scores = Tensor::from(std::vector<float>{1, 2, 0, 3, 1, 1, 0, 0, 9, 5, 6, 7}, {4, 3});
   const Tensor correct = equal(argmax(scores, 1), labels({1, 0, 2, 0}));
@@ -301,7 +368,7 @@ TEST(Pointwise, ErrorsNameTheOperands) {
   expect_error([&] { clamp(a, 2, 1); }, {"clamp", "low is 2 and high is 1"});
   expect_error([&] { clamp(a, kNan, 1); }, {"clamp", "nan"});
   expect_error([&] { less(a, Tensor::zeros({4}, DType::f32, kCpu)); }, {"less", "3 against 4"});
-  expect_error([&] { equal(a.to(DType::u8), a.to(DType::u8)); }, {"equal", "u8", "i64 or i32"});
+  expect_error([&] { equal(a.to(DType::u8), a.to(DType::u8)); }, {"equal", "u8", "i64, i32 or bool"});
 }
 
 }  // namespace
