@@ -406,6 +406,31 @@ def scatter_rows(b, shape, attrs, paddings):
     yield Way("eager", lambda x: x.new_zeros(count, shape["B"]).index_add(0, indices, x), [b.normal(shape["N"], shape["B"])])
 
 
+def take_along(b, shape, attrs, paddings):
+    dim, sizes = int(attrs.get("dim", -1)), [shape["A"], shape["B"], shape["C"]]
+    chosen = list(sizes)
+    chosen[dim] = shape["N"]
+    indices = b.integers(sizes[dim], *chosen)
+    yield Way("eager", lambda x: x.gather(dim, indices), [b.normal(*sizes)])
+
+
+def one_hot(b, shape, attrs, paddings):
+    classes, dtype = int(attrs["classes"]), b.normal(1, grad=False).dtype
+    indices = b.integers(classes, shape["R"], shape["C"])
+    yield Way("eager", lambda: F.one_hot(indices, classes).to(dtype), [])
+
+
+def triangle(run):
+    def work(b, shape, attrs, paddings):
+        yield Way("eager", lambda x: run(x, int(attrs.get("diagonal", 0))), [b.normal(shape["B"], shape["R"], shape["C"])])
+    return work
+
+
+def topk(b, shape, attrs, paddings):
+    yield Way("eager", lambda x: x.topk(int(attrs["k"]), int(attrs.get("dim", -1))).values,
+              [b.normal(shape["A"], shape["B"], shape["C"])])
+
+
 def pruned24(x):
     """Two of four neighbours along the last dimension, of largest magnitude."""
     groups = x.unflatten(-1, (-1, 4))
@@ -534,6 +559,9 @@ WORKS = {
     "max": reduction(lambda x, dim: x.max() if dim == -100 else x.max(dim).values),
     "min": reduction(lambda x, dim: x.min() if dim == -100 else x.min(dim).values),
     "argmax": reduction(lambda x, dim: x.argmax(dim)), "argmin": reduction(lambda x, dim: x.argmin(dim)),
+    "logsumexp": reduction(lambda x, dim: x.flatten().logsumexp(0) if dim == -100 else x.logsumexp(dim)),
+    "cumsum": reduction(lambda x, dim: x.cumsum(-1 if dim == -100 else dim)),
+    "take_along": take_along, "one_hot": one_hot, "topk": topk, "tril": triangle(torch.tril), "triu": triangle(torch.triu),
     "norm": reduction(lambda x, dim: torch.linalg.vector_norm(x) if dim == -100 else torch.linalg.vector_norm(x, dim=dim)),
 }
 # What torch.compile can make better: every pointwise operator and reduction, and products with something around them.

@@ -155,6 +155,37 @@ reduction("norm", SELF, lambda x: torch.linalg.vector_norm(x),
           lambda x, dim, keep: torch.linalg.vector_norm(x, dim=dim, keepdim=keep))
 
 
+reduction("logsumexp", SELF, lambda x: x.reshape(-1).logsumexp(0), lambda x, dim, keep: x.logsumexp(dim, keep))
+
+
+def cumsum_cases(g):
+    for number in range(40):
+        rank = 1 + number % 4
+        yield {"x": g.normal(*g.shape(rank))}, {"dim": g.integer(-rank, rank)}
+    yield {"x": g.normal(3, 20_011)}, {"dim": 1}
+    yield {"x": g.normal(20_011, 3)}, {"dim": 0}
+    yield {"x": np.where(g.normal(9, 9) > 1, np.nan, g.normal(9, 9))}, {"dim": 1}
+
+
+operator("cumsum", cumsum_cases)(lambda t, a: {"y": t["x"].cumsum(a["dim"])})
+
+
+def topk_cases(g):
+    for number in range(40):
+        rank = 1 + number % 3
+        shape = g.shape(rank, least=1)
+        dim = g.integer(-rank, rank)
+        yield {"x": g.normal(*shape)}, {"dim": dim, "k": g.integer(0, shape[dim] + 1)}
+    yield {"x": g.normal(2, 5003)}, {"dim": 1, "k": 1025}
+    yield {"x": np.where(g.normal(9, 9) > 1, np.inf, g.normal(9, 9))}, {"dim": 1, "k": 9}
+
+
+@operator("topk", topk_cases, SELF)
+def topk(t, a):
+    values, indices = t["x"].sort(dim=a["dim"], descending=True, stable=True)  # torch.topk breaks ties in any way
+    return {"values": values.narrow(a["dim"], 0, a["k"]), "indices": indices.narrow(a["dim"], 0, a["k"])}
+
+
 def index_cases(g):
     for number in range(40):
         rank = 1 + number % 4
@@ -224,6 +255,40 @@ def gather_cases(g):
 
 
 operator("gather_rows", gather_cases)(lambda t, a: {"y": t["x"][t["indices"].long()]})
+
+
+def take_along_cases(g):
+    for number in range(40):
+        rank = 1 + number % 4
+        shape = g.shape(rank, 3000, least=1)
+        dim = g.integer(-rank, rank)
+        chosen = list(shape)
+        chosen[dim] = g.size(257)
+        yield {"x": g.normal(*shape), "indices": g.index(shape[dim], *chosen, wide=bool(number & 1))}, {"dim": dim}
+
+
+operator("take_along", take_along_cases)(lambda t, a: {"y": t["x"].gather(a["dim"], t["indices"].long())})
+
+
+def one_hot_cases(g):
+    for number, dtype in enumerate(DTYPES):
+        classes = g.size(129, least=1)
+        yield ({"indices": g.index(classes, *g.shape(number % 4, 1000), wide=bool(number & 1))},
+               {"classes": classes, "dtype": dtype})
+
+
+operator("one_hot", one_hot_cases, SELF)(
+    lambda t, a: {"y": F.one_hot(t["indices"].long(), a["classes"]).to(DTYPES[a["dtype"]])})
+
+
+def triangle_cases(g):
+    for number in range(40):
+        yield {"x": g.normal(*g.shape(2 + number % 3))}, {"diagonal": g.integer(-9, 9)}
+    yield {"x": np.where(g.normal(9, 9) > 1, np.nan, g.normal(9, 9))}, {"diagonal": 0}
+
+
+for kind, f in (("tril", torch.tril), ("triu", torch.triu)):
+    operator(kind, triangle_cases, SELF)(lambda t, a, f=f: {"y": f(t["x"], a["diagonal"])})
 
 
 def scatter_cases(g):
