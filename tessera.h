@@ -122,6 +122,7 @@
 #include "ops/variant.h"
 
 #include "nn/activation.h"
+#include "nn/any_layer.h"
 #include "nn/attention.h"
 #include "nn/cross_attention.h"
 #include "nn/decoder_layers.h"

@@ -43,7 +43,7 @@ Summary summary(const Model& model, int64_t tokens = 1) {
         detail::add_tensor(detail::owner(rows, name), node);
     } else if constexpr (HasFields<Node>) {
       SummaryRow row{.name = name};
-      if constexpr (requires { Node::kKind; }) row.kind = Node::kKind;
+      if constexpr (requires { node.kKind; }) row.kind = node.kKind;
       if constexpr (requires { node.flops(tokens); }) row.flops = node.flops(tokens);
       rows.push_back(std::move(row));
     }

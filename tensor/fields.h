@@ -97,6 +97,12 @@ concept Leaf = std::is_same_v<T, Tensor> || std::is_same_v<T, Rng> || std::is_sa
 
 namespace fields_detail {
 
+/// Whether a visitor takes structs of that type whole: their parts are not visited.
+template <class Visitor, class Node>
+concept TakesWhole = requires {
+  requires Visitor::template kTakesWhole<Node>;
+};
+
 /// Depth first, parents before their parts; `name` grows and shrinks in place. With a const object the
 /// visitor gets const parts: fields() itself only lists, so calling it on a const object changes nothing.
 template <class T, class Visitor>
@@ -126,12 +132,13 @@ void walk(std::string& name, T& node, Visitor& visitor) {
     std::apply([&](auto&... parts) { (step(std::to_string(index++), parts), ...); }, node);
   } else if constexpr (HasFields<Plain>) {
     visitor(std::as_const(name), node);
-    const_cast<Plain&>(node).fields([&](std::string_view part, auto& child) {
-      if constexpr (std::is_const_v<T>)
-        step(part, std::as_const(child));
-      else
-        step(part, child);
-    });
+    if constexpr (!TakesWhole<Visitor, Plain>)
+      const_cast<Plain&>(node).fields([&](std::string_view part, auto& child) {
+        if constexpr (std::is_const_v<T>)
+          step(part, std::as_const(child));
+        else
+          step(part, child);
+      });
   } else if constexpr (std::is_same_v<Plain, std::monostate>) {
     return;
   } else {
