@@ -164,6 +164,7 @@
 
 #include "optim/bundled.h"
 #include "optim/clip.h"
+#include "optim/coverage.h"
 #include "optim/ema.h"
 #include "optim/gradient_ring.h"
 #include "optim/loss_scale.h"

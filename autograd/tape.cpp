@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <set>
 
 #include "autograd/checkpoint.h"
 #include "autograd/on_record.h"
@@ -185,6 +186,19 @@ void Tape::pop(Entry& entry, bool run_hooks) {
     fill_gaps(*leaf);
     for (const auto& hook : leaf->hooks) hook(leaf->grad);
   }
+}
+
+std::vector<Tape::UsedLeaf> Tape::used_leaves() const {
+  std::vector<UsedLeaf> leaves;
+  std::set<const GradState*> known;
+  size_t at = 0;
+  for (const Entry& entry : entries_) {
+    for (const auto& state : std::span(states_).subspan(at, entry.inputs))
+      if (state && state->tape == 0 && known.insert(state.get()).second)
+        leaves.push_back({state, entry.name, entry.call});
+    at += entry.inputs + entry.outputs;
+  }
+  return leaves;
 }
 
 /// A pass knows by these counts when a leaf's last gradient has arrived. A tape that runs no pass is not

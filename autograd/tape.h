@@ -100,6 +100,14 @@ class Tape {
   void backward(std::span<const Tensor> results, std::span<const Tensor> grads, Site site = Site::here());
 
   size_t size() const { return entries_.size(); }
+  /// A leaf that the tape will send a gradient to, and the entry that used it first.
+  struct UsedLeaf {
+    std::shared_ptr<GradState> state;
+    const char* op;
+    CallSite call;
+  };
+  /// Those of the entries so far, each once, in the order in which they were used first.
+  std::vector<UsedLeaf> used_leaves() const;
   /// Called after each entry of the backward pass with the operator's name and its index. For analysis.
   void on_entry(std::function<void(const char* name, size_t index)> hook) { entry_hook_ = std::move(hook); }
 
