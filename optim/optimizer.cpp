@@ -344,7 +344,9 @@ void Optimizer::step(Site site) {
 
   StepArgs args = state_->args;
   PrepareOptions prepare = state_->prepare;
-  prepare.nothing = skips && !arrived;
+  // Nothing to step by. Not if ranks decide together, or if a graph's replays may have what is missing now.
+  const bool alone = !state_->on_gradients && !state_->sharded && !captured;
+  prepare.nothing = !arrived && (skips || (alone && !state_->complete));
   if (state_->scale.defined()) {
     args.scaling = {state_->scale.data<float>(), state_->scale_counts.data<int64_t>()};
     prepare.loss_scale = state_->scale_options;

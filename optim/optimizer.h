@@ -29,7 +29,7 @@ struct Group {
   bool fits(const nn::NamedParameter& parameter) const;
 };
 
-/// How a step treats a parameter that received no gradient since zero_grad().
+/// How a step treats a parameter that received no gradient since zero_grad(), while others did.
 enum class MissingGrad : uint8_t {
   zero,  // the gradient counts as zero: moments decay, and weights do
   skip   // weight, moments and the parameter's own step count stay as they are, as in PyTorch
@@ -82,8 +82,10 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 /// or mixes them: {{std::make_shared<MyRule>(), optim::is_hidden_matrix}, {optim::adamw_rule()}}.
 /// A step
 ///   1. takes gradients that did not arrive since zero_grad() as zero (moments still decay, weights still
-///   do); or with MissingGrad::skip leaves those parameters alone, and counts a step in which none arrived as
-///   skipped;
+///   do), or with MissingGrad::skip leaves those parameters alone. A step in which none arrived at all, nor
+///   was completed, counts a skip and changes nothing else: a loop that forgot its backward pass does not
+///   decay the weights. (Not with MissingGrad::zero in a captured graph, whose replays may have them, and on
+///   several ranks, of which each knows its own only.)
 ///   2. measures the norm of all gradients in f64, in a fixed order, and divides it by the LossScale, if
 ///      any;
 ///   3. if the norm is not finite, counts a skip, lowers the loss scale and changes nothing else: weights,

@@ -103,17 +103,34 @@ TEST_P(MissingGradients, AsZeroStillDecay) {
 
 TEST_P(MissingGradients, OfAllParametersSkipTheStep) {
   const auto [name, dtype] = GetParam();
+  for (const MissingGrad missing : {MissingGrad::skip, MissingGrad::zero}) {
+    const Tensor a = parameter_of(1, dtype);
+    Optimizer optimizer = make_optimizer(name, {{"a.weight", a}}, options_of(missing));
+    run_step(optimizer, {a}, 0);
+    const std::vector<float> before = values_of(a);
+    run_step(optimizer, {}, 1);
+    EXPECT_EQ(values_of(a), before);
+    EXPECT_EQ(optimizer.steps(), 1);
+    EXPECT_EQ(optimizer.skipped(), 1);
+    run_step(optimizer, {a}, 2);
+    EXPECT_EQ(optimizer.steps(), 2);
+    EXPECT_NE(values_of(a), before);
+  }
+}
+
+/// What a program calls complete is its gradient, if it is zero, too.
+TEST_P(MissingGradients, ThatAreCompletedAreNoneMissing) {
+  const auto [name, dtype] = GetParam();
   const Tensor a = parameter_of(1, dtype);
-  Optimizer optimizer = make_optimizer(name, {{"a.weight", a}}, options_of(MissingGrad::skip));
-  run_step(optimizer, {a}, 0);
+  Optimizer optimizer = make_optimizer(name, {{"a.weight", a}}, options_of(MissingGrad::zero));
   const std::vector<float> before = values_of(a);
-  run_step(optimizer, {}, 1);
-  EXPECT_EQ(values_of(a), before);
+  optimizer.complete_gradients();
+  optimizer.step();
+  EXPECT_NE(values_of(a), before);  // decayed
   EXPECT_EQ(optimizer.steps(), 1);
+  optimizer.zero_grad();
+  optimizer.step();
   EXPECT_EQ(optimizer.skipped(), 1);
-  run_step(optimizer, {a}, 2);
-  EXPECT_EQ(optimizer.steps(), 2);
-  EXPECT_NE(values_of(a), before);
 }
 
 /// Of three micro-batches the gradient arrives in one alone: that is an arrival.

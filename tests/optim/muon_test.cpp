@@ -334,6 +334,7 @@ TEST(Muon, AGradientOfZeroLeavesOnlyDecay) {
   Tensor weight = Tensor::full({4, 6}, 1, DType::f64, Device::cpu());
   nn::make_parameter(weight);
   Muon optimizer({{"up.weight", weight}}, {.lr = 0.5, .weight_decay = 0.25});
+  optimizer.complete_gradients();
   optimizer.step();
   for (const double value : weight.to_vector<double>()) EXPECT_EQ(value, 1 - 0.125);
 }

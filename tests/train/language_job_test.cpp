@@ -380,7 +380,7 @@ TEST(LanguageJob, RestoresOnlyItsOwnJob) {
 }
 
 TEST(LanguageJob, DecaysMatricesAlone) {
-  // Without a gradient all that a step changes is what decays.
+  // With gradients of zero all that a step changes is what decays.
   LanguageSettings job = small_job(true);
   job.lr = 0.1, job.weight_decay = 0.5;
   LanguageJob session(job, Device::cpu());
@@ -388,6 +388,7 @@ TEST(LanguageJob, DecaysMatricesAlone) {
   for (const auto& [name, tensor] : session.optimizer().parameters())
     before[name] = tensor.detach().to_vector<float>();
   session.optimizer().zero_grad();
+  session.optimizer().complete_gradients();
   session.optimizer().step();
   for (const auto& [name, tensor] : session.optimizer().parameters()) {
     const bool fixed = name == "token.weight" || name.find("norm") != std::string::npos;
