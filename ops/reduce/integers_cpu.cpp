@@ -27,7 +27,7 @@ void run(Y* y, const T* x, const ReducePlan& plan) {
                    Y totals[kTile];
                    std::fill_n(totals, width, kIntegerIdentity<kKind, Y>);
                    for (int64_t outer = 0; outer < plan.length / size; ++outer) {
-                     const T* const row = x + x_offset + plan_offset(plan, outer * size);
+                     const T* const row = x + x_offset + plan.reduced_offset(outer * size);
                      for (int64_t i = 0; i < size; ++i)
                        for (int64_t j = 0; j < width; ++j)
                          totals[j] = combine_integers<kKind>(totals[j], Y(row[i * stride + j * column_x]));

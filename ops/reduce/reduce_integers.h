@@ -21,17 +21,6 @@ TESSERA_HD T combine_integers(T a, T b) {
   if constexpr (kKind == ReduceKind::sum) return T(uint64_t(a) + uint64_t(b));
 }
 
-/// Where element `index` of an output lies in x, from the output's first one.
-TESSERA_HD int64_t plan_offset(const ReducePlan& plan, int64_t index) {
-  int64_t offset = 0;
-  for (int dim = plan.reduced_rank - 1; dim > 0; --dim) {
-    const int64_t rest = index / plan.reduced_sizes[dim];
-    offset += (index - rest * plan.reduced_sizes[dim]) * plan.reduced_x[dim];
-    index = rest;
-  }
-  return offset + index * plan.reduced_x[0];
-}
-
 /// y = the sum (i64 of i64, i32 and bool), or the largest or smallest element (of i64 and i32, in their
 /// dtype) of x, as reduce_cpu does it.
 void reduce_integers_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind);

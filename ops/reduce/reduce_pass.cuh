@@ -304,7 +304,7 @@ template <class From, class Out, class Op>
 void reduce_pass(Device device, const ReducePlan& plan, const From& from, Out* y, const Op& op, Finish how,
                  bool alike = true, bool whole = false) {
   using T = typename From::Element;
-  constexpr int kPack = gpu::kPackOf<T>;
+  constexpr int kPack = std::min(gpu::kPackOf<T>, 8);  // accumulators of a thread
   const int last = plan.kept_rank - 1, inner = plan.reduced_rank - 1;
   const int64_t stride = plan.reduced_x[inner];
   const bool by_rows = plan.kept_rank == 0 || (plan.reduced_sizes[inner] > 1 && stride < plan.kept_x[last]);
