@@ -15,8 +15,7 @@ struct Problem {
   /// Draws a batch and returns the model's mean squared error on it.
   Tensor loss() {
     ops::fill_normal(x, 0, 1, rng);  // fresh numbers in every replay
-    const Tensor difference = ops::sub(model(x), ops::sum(x, 1, true));
-    return ops::mean(ops::mul(difference, difference));
+    return ops::mse_loss(model(x), ops::sum(x, 1, true));
   }
 
   Rng rng{7};
@@ -58,7 +57,7 @@ double accumulated(Device device, int micro_batches) {
   Captured micro_step(device, [&] {
     Tape tape;
     loss = problem.loss();
-    tape.backward(ops::scale(loss, 1.0 / micro_batches));
+    tape.backward(loss / micro_batches);
   });
   for (int i = 1; i <= kSteps; ++i) {
     for (int micro = 0; micro < micro_batches; ++micro) micro_step();

@@ -13,21 +13,21 @@ Tensor bump(const Tensor& x, const Tensor& s, Site site = Site::here()) {
   const CallScope call(site);  // errors name the caller's line
   check(s.count() == 1, "bump: s is ", describe(s), "; expected one element");
   // Off the tape: what is computed here is not recorded step by step.
-  const Tensor xs = x.detach(), square = ops::mul(xs, xs);
-  const Tensor bell = ops::exp(ops::scale(ops::mul(square, s.detach()), -1));
-  Tensor y = ops::mul(xs, bell);
+  const Tensor xs = x.detach(), square = xs * xs;
+  const Tensor bell = ops::exp(-(square * s.detach()));
+  Tensor y = xs * bell;
   if (Tape* const tape = Tape::recording(x, s)) {  // there is a tape, and x or s needs a gradient
     // Saved notices if the tensor is overwritten before it is used. No one else has `bell`.
     tape->record("bump", {&x, &s}, {&y}, [x = Saved(x), s = Saved(s), bell](Backward& b) {
-      const Tensor square = ops::mul(x.get(), x.get());
-      const Tensor slope = ops::mul(b.grad(), bell);  // dy exp(-s x^2)
-      if (b.needs(0)) {                               // dx = dy (1 - 2 s x^2) exp(-s x^2)
-        const Tensor bend = ops::mul(slope, ops::scale(ops::mul(square, s.get()), 2));
-        b.give(0, ops::sub(slope, bend));  // new memory; accumulate() only reads its tensor
+      const Tensor square = x.get() * x.get();
+      const Tensor slope = b.grad() * bell;  // dy exp(-s x^2)
+      if (b.needs(0)) {                      // dx = dy (1 - 2 s x^2) exp(-s x^2)
+        const Tensor bend = slope * (2 * square * s.get());
+        b.give(0, slope - bend);  // new memory; accumulate() only reads its tensor
       }
       if (b.needs(1)) {  // ds = -sum of dy x^3 exp(-s x^2)
-        const Tensor sum = ops::sum(ops::mul(slope, ops::mul(square, x.get())));
-        b.give(1, ops::scale(ops::reshape(sum, s.get().shape()), -1));
+        const Tensor sum = ops::sum(slope * square * x.get());
+        b.give(1, -ops::reshape(sum, s.get().shape()));
       }
     });
   }

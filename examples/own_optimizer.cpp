@@ -20,11 +20,11 @@ class NormalizedMomentum : public optim::Rule {
   }
   void step() override {
     take_gradients(gradient_);
-    commit(average_, ops::add(ops::scale(average_, 0.9), ops::scale(gradient_, 0.1)));
+    commit(average_, 0.9 * average_ + 0.1 * gradient_);
     for (size_t i = 0; i < parameters().size(); ++i) {
-      const Tensor average = view(average_, i).clone(), square = ops::mul(average, average);
+      const Tensor average = view(average_, i).clone(), square = average * average;
       const Tensor norm = ops::sqrt(ops::sum(square.packed().reshape({square.count()}), 0, true));
-      view(direction_, i).copy_from(ops::div(average, ops::add(norm, tiny_)));
+      view(direction_, i).copy_from(average / (norm + tiny_));
     }
     descend(direction_);  // weight -= lr (direction + weight_decay weight); not in a skipped step
   }
@@ -48,10 +48,9 @@ int main() {
   double error = 1;
   for (int step = 0; step < 1000; ++step) {
     ops::fill_uniform(x, -1, 1, rng);
-    const Tensor y = ops::exp(ops::scale(ops::sum(ops::mul(x, x), 1, true), -3));
+    const Tensor y = ops::exp(-3 * ops::sum(x * x, 1, true));
     Tape tape;
-    const Tensor difference = ops::sub(model(x), y);
-    const Tensor loss = ops::mean(ops::mul(difference, difference));
+    const Tensor loss = ops::mse_loss(model(x), y);
     tape.backward(loss);
     optimizer.set_lr(schedule.at(step));
     optimizer.step();

@@ -18,8 +18,8 @@ struct Momentum {
   void step() {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Tensor weight = parameters[i].tensor.detach();
-      averages[i].copy_from(ops::add(ops::scale(averages[i], 0.9), grad(parameters[i].tensor)));
-      weight.copy_from(ops::sub(weight, ops::scale(averages[i], lr)));
+      averages[i].copy_from(0.9 * averages[i] + grad(parameters[i].tensor));
+      weight.copy_from(weight - lr * averages[i]);
     }
   }
   void zero_grad() {
@@ -51,9 +51,8 @@ class Fit : public train::Job {
     ops::fill_uniform(x_, -1, 1, rng);
   }
   Tensor loss() override {
-    const Tensor y = ops::exp(ops::scale(ops::sum(ops::mul(x_, x_), 1, true), -3));
-    const Tensor difference = ops::sub(model_(x_), y);
-    return ops::mean(ops::mul(difference, difference));
+    const Tensor y = ops::exp(-3 * ops::sum(x_ * x_, 1, true));
+    return ops::mse_loss(model_(x_), y);
   }
   train::Values evaluate() override {
     batch(~uint64_t{0});  // one that training never meets

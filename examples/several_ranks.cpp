@@ -18,10 +18,9 @@ int main() {
   double error = 1;
   for (int step = 1; step <= 1000; ++step) {
     ops::fill_uniform(x, -1, 1, points);
-    const Tensor y = ops::exp(ops::scale(ops::sum(ops::mul(x, x), 1, true), -3));
+    const Tensor y = ops::exp(-3 * ops::sum(x * x, 1, true));
     Tape tape;
-    const Tensor difference = ops::sub(model(x), y);
-    const Tensor loss = ops::mean(ops::mul(difference, difference));
+    const Tensor loss = ops::mse_loss(model(x), y);
     tape.backward(loss);
     optimizer.step();
     optimizer.zero_grad();

@@ -18,8 +18,7 @@ int main() {
     nn::sparse24_of(mlp)->active = step >= 20;  // the schedule
     ops::fill_uniform(x, -1, 1, rng);
     Tape tape;
-    const Tensor difference = ops::sub(mlp(x), ops::mul(x, x));
-    const Tensor mean = ops::mean(ops::mul(difference, difference));
+    const Tensor mean = ops::mse_loss(mlp(x), x * x);
     tape.backward(mean);
     optimizer.step();
     optimizer.zero_grad();

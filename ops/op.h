@@ -15,7 +15,7 @@
 /// One declaration of an operator serves all uses: `tessera op` runs it on tensors from a file, the tests
 /// check every case of it against the f64 reference and central differences, `tessera bench op` times it,
 /// and `tessera bench sweep` checks and times random problems of it. An operator's directory defines
-/// `const OpSpec& <name>_spec()`; ops/registry.cpp lists them.
+/// `std::vector<OpSpec> <folder>_specs()`; ops/registry.cpp lists them.
 
 namespace tessera::ops {
 
