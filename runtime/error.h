@@ -8,11 +8,9 @@
 
 /// Errors. The caller erred: `check(cond, "matmul: ", a, " does not match ", b)` throws `tessera::Error` with
 /// the file and line of the check. We erred: `assert`. The machine erred: `check(cudaError_t)` in
-/// runtime/cuda.h. The library does not print, exit or abort; commands do. Exceptions, where nothing could be
-/// thrown to the caller: warnings about the environment's settings, the notice of a signal, messages of rank
-/// 0 about ranks that it waits for, errors of NCCL in a destructor; and the end of a process at a second
-/// signal, of one whose job has failed and which cannot be ended otherwise, and of one that destroys a tape
-/// on a foreign thread.
+/// runtime/cuda.h. The library does not print, exit or abort; commands do. Exceptions: warnings about the
+/// environment's settings, the end of a process whose job has failed and which cannot be ended
+/// otherwise, and of one that destroys a tape on a foreign thread.
 
 namespace tessera {
 
