@@ -85,10 +85,6 @@ constexpr Variant<Call> kVariants[] = {{"epilogue wide", wide_lacks, estimate_wi
                                        {"epilogue", epilogue_lacks, is_preferred<Call>, run_epilogue<false>},
                                        {"separate", lacks_nothing<Call>, is_otherwise<Call>, run_separate}};
 
-Tensor as_rows(const Tensor& x) {
-  return x.rank() >= 2 ? flatten_leading(x, 1) : x.detach().reshape({1, x.count()});
-}
-
 }  // namespace
 
 void linear_activation_forward(const Tensor& y, const Tensor& counts, const Tensor& x, const Tensor& weight,
@@ -114,7 +110,7 @@ Tensor column_counts(const Tensor& x, Site site) {
   check(x.defined() && is_floating(x.dtype()), "column_counts: x is ", describe(x),
         "; expected a floating tensor [..., C]");
   check(x.rank() >= 1, "column_counts: x is a scalar; expected [..., C]");
-  const Tensor rows = as_rows(x);
+  const Tensor rows = flatten_leading(x, 1);
   check(rows.size(0) <= kMostRows, "column_counts: x ", x.shape(), " has ", rows.size(0), " rows; at most ",
         kMostRows, " can be counted");
   const Tensor counts = Tensor::empty_packed({rows.size(1)}, DType::i32, x.device());
@@ -128,12 +124,12 @@ ActivatedLinear linear_activation(const Tensor& x, const Tensor& weight, Activat
   check(kind == Activation::none || kind == Activation::relu || kind == Activation::relu_squared,
         "linear_activation: the activation is ", name_of(kind), "; expected none, relu or relu_squared");
   const Shape shape = check_linear_call("linear_activation", x, weight, bias, {});
-  const Tensor rows = as_rows(x);
+  const Tensor rows = flatten_leading(x, 1);
   check(rows.size(0) <= kMostRows, "linear_activation: x ", x.shape(), " has ", rows.size(0),
         " rows; at most ", kMostRows, " can be counted");
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   const Tensor counts = Tensor::empty_packed({weight.size(0)}, DType::i32, x.device());
-  linear_activation_forward(as_rows(y), counts, rows, weight.detach(), bias.detach(), kind);
+  linear_activation_forward(flatten_leading(y, 1), counts, rows, weight.detach(), bias.detach(), kind);
   if (Tape* tape = Tape::recording(x, weight, bias)) {
     const Saved kept_x = requires_grad(weight) ? Saved(x) : Saved();
     const Saved kept_y = kind == Activation::none ? Saved() : Saved(y);

@@ -222,7 +222,7 @@ std::string_view linear_cross_entropy_variant(const Head& head, const Gpu& gpu) 
 
 Head::Head(const Tensor& x_given, const Tensor& weight_given, const Tensor& bias_given,
            const Tensor& targets_given, const LinearCrossEntropyOptions& given)
-    : x(x_given.rank() >= 2 ? flatten_leading(x_given, 1) : x_given.detach().reshape({1, x_given.count()})),
+    : x(flatten_leading(x_given, 1)),
       weight(weight_given.detach()),
       bias(bias_given.defined() ? bias_given.detach() : Tensor()),
       targets(targets_given.packed().reshape({targets_given.count()})),

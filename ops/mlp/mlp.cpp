@@ -36,11 +36,6 @@ void slope_hidden(const Tensor& da, const Tensor& h, Activation kind) {
   }
 }
 
-/// x as a matrix with the tokens along the rows, off the tape.
-Tensor by_token(const Tensor& x) {
-  return x.rank() >= 2 ? flatten_leading(x, 1) : x.detach().reshape({1, x.count()});
-}
-
 struct Hidden {
   Tensor h, a;
 };
@@ -110,7 +105,7 @@ void record_dense(Tape& tape, Tensor& y, const Call& call) {
       "mlp", {&call.x, &call.up, &call.down, &call.up_bias, &call.down_bias, &call.residual}, {&y},
       [x = Saved(call.x), up = Saved(call.up), down = Saved(call.down), saved_h = Saved(call.hidden.h),
        kept = requires_grad(call.down) ? Saved(call.hidden.a) : Saved(), kind = call.kind](Backward& b) {
-        const Tensor dy = by_token(b.grad());
+        const Tensor dy = flatten_leading(b.grad(), 1);
         const PassVariant pass("mlp", dy);
         const bool further = b.needs(0) || b.needs(1) || b.needs(3);
         const bool makes_a = b.needs(2) && !kept.defined();
@@ -121,7 +116,7 @@ void record_dense(Tape& tape, Tensor& y, const Call& call) {
         else if (makes_a)
           hidden.a = activate_hidden(h, kind, false);
         if (!makes_a) hidden.a = kept.get();
-        const bool together = weight_gradients(b, {1, up.get(), hidden.dh, by_token(x.get())},
+        const bool together = weight_gradients(b, {1, up.get(), hidden.dh, flatten_leading(x.get(), 1)},
                                                {2, down.get(), dy, hidden.a}, true);
         if (!together) linear_parameter_gradients(b, 2, 4, down.get(), hidden.a, dy);
         // Before dx, which is added to dy where x is the residual, and after everything that reads dy.
@@ -130,7 +125,7 @@ void record_dense(Tape& tape, Tensor& y, const Call& call) {
         hidden.a = Tensor();
         const Shape& shape = x.get().shape();
         linear_input_gradient(b, 0, shape, hidden.dh.reshape(shape.with(-1, up.get().size(0))), up.get());
-        if (!together) linear_parameter_gradients(b, 1, 3, up.get(), by_token(x.get()), hidden.dh);
+        if (!together) linear_parameter_gradients(b, 1, 3, up.get(), flatten_leading(x.get(), 1), hidden.dh);
       });
 }
 
@@ -145,7 +140,7 @@ struct SlicedPass {
   WeightGrad weight_grad;
 
   void operator()(Backward& b) {
-    const Tensor dy = by_token(b.grad());
+    const Tensor dy = flatten_leading(b.grad(), 1);
     const PassVariant pass("mlp", dy);
     const bool full = a.defined(), wants_down = b.needs(2) && weight_grad == WeightGrad::slice;
     const bool wants_up = b.needs(1) && x.defined();
@@ -193,7 +188,8 @@ void record_sliced(Tape& tape, Tensor& y, const Call& call, const Slice& slice) 
   const bool trains = slice.weight_grad != WeightGrad::none;
   const bool keeps_x = trains && requires_grad(call.up);
   const bool keeps_a = slice.weight_grad == WeightGrad::full && requires_grad(call.down);
-  const Saved x = keeps_x ? Saved(rows.keep(by_token(call.x))) : Saved(), h = Saved(rows.keep(call.hidden.h));
+  const Saved x = keeps_x ? Saved(rows.keep(flatten_leading(call.x, 1))) : Saved(),
+              h = Saved(rows.keep(call.hidden.h));
   tape.record("mlp", {&call.x, &call.up, &call.down, &call.up_bias, &call.down_bias, &call.residual}, {&y},
               SlicedPass{.rows = std::move(rows),
                          .up = Saved(call.up),
@@ -218,9 +214,9 @@ Tensor run_mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation
   const PassVariant pass("mlp", x);
   Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias, residual);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
-  const Tensor added = residual.defined() ? by_token(residual) : residual;
-  const Hidden hidden = forward(by_token(y), by_token(x), up.detach(), down.detach(), up_bias, down_bias,
-                                added, kind, tape != nullptr);
+  const Tensor added = residual.defined() ? flatten_leading(residual, 1) : residual;
+  const Hidden hidden = forward(flatten_leading(y, 1), flatten_leading(x, 1), up.detach(), down.detach(),
+                                up_bias, down_bias, added, kind, tape != nullptr);
   const Call call{x, up, down, up_bias, down_bias, residual, hidden, kind};
   if (tape && slice) record_sliced(*tape, y, call, *slice);
   if (tape && !slice) record_dense(*tape, y, call);

@@ -61,11 +61,6 @@ class ForceParts {
   std::optional<ForceVariant> parts_[2];
 };
 
-/// x as a matrix with the tokens along the rows, off the tape.
-Tensor by_token(const Tensor& x) {
-  return x.rank() >= 2 ? flatten_leading(x, 1) : x.detach().reshape({1, x.count()});
-}
-
 Tensor scratch(int64_t rows, int64_t columns, const Tensor& like) {
   return as_scratch(Tensor::empty({rows, columns}, like.dtype(), like.device()));
 }
@@ -231,7 +226,7 @@ void Pass::input_gradient(Backward& b, const Tensor& act, const Tensor& dh, cons
   Multiply24Options options;
   if (how.dx == Gemm24::split)
     options.residual = linear_input_gradient(dh_dense, rows_of(weight, columns.get()));
-  multiply_required(how, "dx", by_token(dx), compress24_like(operand, pattern), weight, options);
+  multiply_required(how, "dx", flatten_leading(dx, 1), compress24_like(operand, pattern), weight, options);
   b.give(0, std::move(dx));
 }
 
@@ -253,7 +248,7 @@ Tensor empty_part(int64_t rows, int64_t columns, const Tensor& like) {
 
 void Pass::weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, const Tensor& dh,
                             const Tensor& dh_sparse, const Tensor& dh_dense) const {
-  const Tensor rows = b.needs(1) ? by_token(x.get()) : Tensor();
+  const Tensor rows = b.needs(1) ? flatten_leading(x.get(), 1) : Tensor();
   const auto ordered = [&](const Tensor& matrix) { return in_order(how, matrix); };
   // S(a) of the columns that the form takes, compressed along the tokens.
   const auto by_tokens = [&](Gemm24 form) {
@@ -345,7 +340,7 @@ void Pass::run_compressed(Backward& b, const Tensor& dy) const {
   hidden_parts.act_by_tokens = {};
   if (b.needs(1))
     give_weight_gradient(b, 1, up.get(), [&](const Tensor& d, bool accumulate) {
-      const Tensor rows = by_token(x.get());
+      const Tensor rows = flatten_leading(x.get(), 1);
       multiply_required(how, "dup", d, hidden_parts.dh_by_tokens, in_order(how, rows),
                         {.accumulate = accumulate});
       if (!splits) return;
@@ -359,14 +354,14 @@ void Pass::run_compressed(Backward& b, const Tensor& dy) const {
   Tensor dx = Tensor::empty(shape, dy.dtype(), dy.device());
   Multiply24Options options;
   if (splits) options.residual = linear_input_gradient(dh_dense, rows_of(up.get(), columns.get()));
-  multiply_required(how, "dx", by_token(dx), hidden_parts.dh, up.get(), options);
+  multiply_required(how, "dx", flatten_leading(dx, 1), hidden_parts.dh, up.get(), options);
   b.give(0, std::move(dx));
 }
 
 void Pass::operator()(Backward& b) {
   // y itself may be unused, where only l1 is part of a loss.
   const Tensor dy =
-      b.has_grad() ? by_token(b.grad())
+      b.has_grad() ? flatten_leading(b.grad(), 1)
                    : Tensor::zeros({tokens, down.get().size(0)}, down.get().dtype(), down.get().device());
   const ForceParts force(dy.device());
   if (stays_compressed(b)) return run_compressed(b, dy);
@@ -449,7 +444,7 @@ void check_call(const Tensor& x, const Tensor& up, const MlpSparse24& how) {
           x.device().name());
   };
   check_ints("previous", how.previous, hidden, "a count per column of up");
-  check_ints("order", how.order, by_token(x).size(0), "a place per token");
+  check_ints("order", how.order, flatten_leading(x, 1).size(0), "a place per token");
 }
 
 }  // namespace
@@ -547,16 +542,17 @@ MlpSparse24Result mlp_sparse24(const Tensor& x, const Tensor& up, const Tensor& 
   const PassVariant pass("mlp_sparse24", x);
   const ForceParts force(x.device());
   if (force.fused()) {
-    const std::string lacks = fused_lacks(how, by_token(x), up.detach());
+    const std::string lacks = fused_lacks(how, flatten_leading(x, 1), up.detach());
     check(lacks.empty(), "mlp_sparse24: variant fused needs ", lacks);
   }
   Tape* const tape = Tape::recording(x, up, down, up_bias, down_bias, residual);
   MlpSparse24Result result{Tensor::empty(shape, x.dtype(), x.device()), {}};
-  const Tensor added = residual.defined() ? by_token(residual) : residual;
-  const Hidden hidden = forward(by_token(result.y), by_token(x), up.detach(), down.detach(), up_bias.detach(),
-                                down_bias.detach(), added, how, tape != nullptr);
+  const Tensor added = residual.defined() ? flatten_leading(residual, 1) : residual;
+  const Hidden hidden =
+      forward(flatten_leading(result.y, 1), flatten_leading(x, 1), up.detach(), down.detach(),
+              up_bias.detach(), down_bias.detach(), added, how, tape != nullptr);
   result.counts = hidden.counts;
-  if (how.l1) result.l1 = hidden.mean_magnitude(by_token(x).size(0) * up.size(0));
+  if (how.l1) result.l1 = hidden.mean_magnitude(flatten_leading(x, 1).size(0) * up.size(0));
   if (!tape) return result;
   Pass saved{.how = how,
              .x = requires_grad(up) ? Saved(x) : Saved(),
@@ -568,7 +564,7 @@ MlpSparse24Result mlp_sparse24(const Tensor& x, const Tensor& up, const Tensor& 
              .slope_values = Saved(hidden.slopes.values),
              .columns = Saved(hidden.columns),
              .dense = Saved(hidden.dense),
-             .tokens = by_token(x).size(0),
+             .tokens = flatten_leading(x, 1).size(0),
              .hidden = up.size(0),
              .shape = x.shape(),
              .token_selection = {.method = how.token_method},
