@@ -48,7 +48,7 @@ void check_sizes(const train::GlueStart& start, const train::Given& given) {
 void check_training(const train::GlueStart& start, const train::Given& given) {
   train::GlueSettings settings = start.settings;
   if (!given.contains("--steps")) settings.steps = train::GlueSettings::kLargest;
-  settings.check_training("training", start.precision.value_or(Precision()).dtype, {});
+  settings.check_training("training", start.precision.value_or(Precision()).dtype);
   start.settings.factors.check_given(given);
   start.settings.check_optimizer_flags(given);
   train::check_optimizer_form(start.settings.optimizer, start.settings.factors);

@@ -69,8 +69,6 @@ void FormSettings::add_to(SettingList& list) {
 
 nn::FactorOptions FormSettings::options(bool of_attention, bool has_weights) const {
   nn::FactorOptions made{.kind = nn::parse_factor_kind(form)};
-  check(layers == "all" || layers == "attention" || layers == "mlp",
-        "form: the layers (--form-layers) are \"", layers, "\"; expected all, attention or mlp");
   if (!factorizes(of_attention)) made.kind = nn::FactorKind::dense;
   if (made.kind == nn::FactorKind::dense) return made;
   made.rank = rank_of(of_attention);

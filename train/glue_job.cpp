@@ -78,7 +78,7 @@ SettingList GlueSettings::list() {
       .named("--batch-size")
       .formerly("--batch")
       .range(int64_t{1}, kLargest);
-  list.add_hidden("batches", batches);
+  list.add_hidden("batches", batches).one_of({"packed", "padded"});
   list.group("Model");
   list.add("model", model,
            "Hugging Face model directory with config.json, weights and tokenizer, or run folder of a "
@@ -108,17 +108,13 @@ SettingList GlueSettings::list() {
 void GlueSettings::validate() const {
   const datasets::GlueInfo& info = datasets::parse_glue_task(task);
   bert.validate();
-  check_training("bert", bert.dtype,
-                 {{"batch (--batch-size)", batch},
-                  {"max_length (--max-length)", max_length},
-                  {"accumulate (--accumulate)", accumulate}});
+  check_values(GlueSettings(*this).list(), "bert");
+  check_training("bert", bert.dtype);
   const pretrained::ConfigOptions wanted = head_options(info.task);
   check(bert.head == wanted.head && bert.labels == wanted.labels, "bert: the head of ", bert.labels,
         " labels is not that of ", info.folder);
   check(max_length <= bert.longest(), "bert: max_length (--max-length) is ", max_length,
         "; the model has positions for ", bert.longest());
-  check(batches == "packed" || batches == "padded", "bert: batches is \"", batches,
-        "\"; expected packed or padded");
   check(warmup <= steps, "bert: warmup is ", warmup, " of ", steps, " steps");
   slice.validate();
   check_bert_forms(factors, bert, !model.empty());
@@ -132,8 +128,6 @@ void GlueSettings::validate() const {
   check(!drop.drops() || optimizer != "galore",
         "bert: --dropbp with --optimizer galore; a branch that is dropped where gradients are decomposed "
         "(--galore-every) has none, and would train in an arbitrary subspace, so leave one of them out");
-  check(trained == "all" || trained == "biases" || trained == "head", "bert: trained (--train) is \"",
-        trained, "\"; expected all, biases or head");
   check(trained == "all" || !(slice.slices() || drop.drops() || factors.factorizes()), "bert: --train ",
         trained,
         " with --slice, --dropbp or --form, which are of weights that it does not train; leave one of them "
@@ -143,8 +137,6 @@ void GlueSettings::validate() const {
       " with --optimizer ", optimizer,
       ", which updates the hidden matrices that it does not train; take --optimizer adamw, which updates the "
       "rest");
-  check(missing_grad == "zero" || missing_grad == "skip", "bert: missing_grad (--missing-grad) is \"",
-        missing_grad, "\"; expected zero or skip");
   check(missing_grad == "zero" || ((optimizer == "adamw" || optimizer == "sgd") && momentum_reset == 0),
         "bert: --missing-grad skip needs --optimizer adamw or sgd without --momentum-reset; leave one out");
 }

@@ -1,7 +1,6 @@
 #include "train/language_job.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "autograd/gradient.h"
@@ -66,6 +65,7 @@ SettingList LanguageSettings::list() {
            "Tokens between the starts of sequences; default: 1 if the run reads the text more than once, "
            "else --length")
       .range(int64_t{1}, kLargest)
+      .unset_is(0)
       .shown_as("");
   list.add("documents", documents, "End sequences at document boundaries, packed without padding");
   list.add_hidden("fingerprint", fingerprint);
@@ -86,7 +86,7 @@ SettingList LanguageSettings::list() {
   add_ranks(list);
   add_data_order(list);
   list.add("final_lr", final_lr, "Final learning rate, as a share of the peak").range(0.0, 1.0);
-  list.add("beta2", beta2, "Decay of AdamW's second moment (beta2)").range(0.0, 0.9999999);
+  list.add("beta2", beta2, "Decay of AdamW's second moment (beta2)").range(1e-7, 0.9999999);
   add_averages(list);
   list.add("keep_zeros", keep_zeros,
            "Keep the zero weights of the blocks of a pruned --model at 0 (tessera prune)")
@@ -124,18 +124,11 @@ void LanguageSettings::validate() const {
               config.positions, " positions");
       },
       model);
-  check_training(family(), dtype(),
-                 {{"length (--length)", length},
-                  {"batch (--batch-size)", batch},
-                  {"accumulate (--accumulate)", accumulate}});
+  check_values(LanguageSettings(*this).list(), family());
+  check_training(family(), dtype());
   check(batch * length <= kLargest, family(), ": ", batch, " sequences of ", length,
         " tokens; a micro-batch has at most ", kLargest);
-  check(accumulate <= 1 << 20, family(), ": accumulate is ", accumulate);
-  check(stride >= 0 && stride <= length, family(), ": stride is ", stride, "; the length is ", length);
-  check(final_lr >= 0 && final_lr <= 1, family(), ": final_lr is ", final_lr, "; expected 0 to 1");
-  check(beta2 > 0 && beta2 < 1, family(), ": beta2 is ", beta2, "; expected more than 0 and less than 1");
-  check(dropout >= 0 && dropout < 1 && ema >= 0 && ema < 1, family(), ": dropout is ", dropout, " and ema ",
-        ema, "; expected 0 to less than 1");
+  check(stride <= length, family(), ": stride is ", stride, "; the length is ", length);
   check(!keep_zeros || !start.empty(), family(),
         ": keep_zeros keeps the zeros of a pruned model; name its directory (--model)");
   check(!keep_zeros || (optimizer != "muon" && optimizer != "galore"), family(),
@@ -151,8 +144,6 @@ void LanguageSettings::validate() const {
     check(dropout == 0 || dropout == gpt->residual_dropout, family(), ": dropout is ", dropout,
           "; the model's config.json has ", gpt->residual_dropout, " (resid_pdrop), by which it is made");
   std::visit([](const auto& config) { ops::applied_dropout(config.attention_dropout); }, model);  // or throws
-  check(activation_l1 >= 0 && std::isfinite(activation_l1), family(), ": activation_l1 (--activation-l1) is ",
-        activation_l1, "; expected a finite number of at least 0");
   check(activation_l1 == 0 || !factors.factorizes(), family(), ": --activation-l1 with --form ", factors.form,
         "; the penalty needs dense weights, so leave one of them out");
   if (activation_l1 > 0) check_activations("activation_l1 (--activation-l1)");
@@ -172,7 +163,6 @@ std::vector<std::string> LanguageSettings::penalties() const {
 }
 
 void LanguageSettings::check_weights24() const {
-  weights24.validate(family());
   if (!weights24.on()) return;
   const std::string flag = "--weights-24 " + weights24.layers;
   check(!factors.factorizes(), family(), ": ", flag, " with --form ", factors.form,

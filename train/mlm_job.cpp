@@ -28,8 +28,8 @@ SettingList MlmSettings::list() {
   list.add_hidden("task", task);
   list.add_hidden("data", data);
   list.add_hidden("fingerprint", fingerprint);
-  list.add_hidden("max_length", max_length);
-  list.add_hidden("batch", batch);
+  list.add_hidden("max_length", max_length).range(int64_t{3}, kLargest);  // [CLS], [SEP] and a token of text
+  list.add_hidden("batch", batch).range(int64_t{1}, kLargest);
   list.add("mask", mask, "--task mlm: share of the tokens to mask and predict").range(0.0001, 0.9);
   list.group("Model");
   list.add_hidden("model", model);
@@ -52,15 +52,11 @@ SettingList MlmSettings::list() {
 void MlmSettings::validate() const {
   check(task == "mlm", "mlm: task is \"", task, "\"; expected mlm");
   bert.validate();
-  check_training("mlm", bert.dtype,
-                 {{"batch (--batch-size)", batch},
-                  {"max_length (--max-length)", max_length},
-                  {"accumulate (--accumulate)", accumulate}});
+  check_values(MlmSettings(*this).list(), "mlm");
+  check_training("mlm", bert.dtype);
   check(bert.head == models::BertHead::masked_lm, "mlm: the model has no masked language head");
-  check(max_length >= 3, "mlm: --max-length is ", max_length, "; [CLS], [SEP] and a token of text need 3");
   check(max_length <= bert.longest(), "mlm: --max-length is ", max_length, "; the model has positions for ",
         bert.longest());
-  check(mask > 0 && mask < 1, "mlm: --mask is ", mask, "; expected a share between 0 and 1");
   check_bert_forms(factors, bert, !model.empty());
   check_optimizer_form(optimizer, factors);
   check(warmup <= steps, "mlm: warmup is ", warmup, " of ", steps, " steps");

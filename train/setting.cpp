@@ -1,5 +1,7 @@
 #include "train/setting.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -78,15 +80,8 @@ json Setting::json() const {
 
 bool Setting::take(const nlohmann::json& stored) {
   if (const auto* const own = std::get_if<JsonValue>(&value)) return own->set(stored), true;
-  if (!choices.empty() &&
-      std::ranges::none_of(choices, [&](const std::string& choice) { return stored == choice; }))
-    return false;
+  if (!fits(stored)) return false;
   if (on_off) return *std::get<bool*>(value) = stored == "on", true;
-  if (kept == Kept::option && stored.is_number()) {
-    const auto number = stored.get<double>();
-    if (!(number >= least && number <= most)) return false;
-    if (power_of_two && !std::has_single_bit(uint64_t(number))) return false;
-  }
   return std::visit(
       [&](auto& held) {
         if constexpr (std::is_pointer_v<std::remove_cvref_t<decltype(held)>>)
@@ -95,6 +90,28 @@ bool Setting::take(const nlohmann::json& stored) {
           return false;
       },
       value);
+}
+
+bool Setting::fits(const nlohmann::json& stored) const {
+  for (const nlohmann::json& other : {absent, unset})
+    if (!other.is_null() && stored == other) return true;
+  if (!choices.empty())
+    return std::ranges::any_of(choices, [&](const std::string& choice) { return stored == choice; });
+  if (std::isinf(most) || !stored.is_number()) return true;
+  if (std::holds_alternative<double*>(value))
+    return stored.get<double>() >= least && stored.get<double>() <= most;
+  const bool is_huge = stored.is_number_unsigned() && stored.get<uint64_t>() > uint64_t(INT64_MAX);
+  if (is_huge || stored.get<int64_t>() < whole_least || stored.get<int64_t>() > whole_most) return false;
+  return !power_of_two || std::has_single_bit(stored.get<uint64_t>());
+}
+
+std::string Setting::limits() const {
+  std::string all;
+  for (size_t i = 0; i < choices.size(); ++i)
+    all += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i];
+  if (!choices.empty()) return all;
+  if (std::holds_alternative<double*>(value)) return fmt::format("{} to {}", least, most);
+  return fmt::format("{} to {}{}", whole_least, whole_most, power_of_two ? ", a power of two" : "");
 }
 
 std::string SettingList::flag_of(const std::string& key) {
@@ -122,6 +139,16 @@ json to_json(const SettingList& list, Kept kept) {
   return out;
 }
 
+void check_values(const SettingList& list, const std::string& what) {
+  for (const Setting& setting : list.all()) {
+    const json value = setting.json();
+    if (setting.fits(value)) continue;
+    fail_at(Site::here(), what, ": ", setting.key, setting.flag.empty() ? "" : " (" + setting.flag + ")",
+            " is ", value.is_number_float() ? fmt::format("{}", value.get<double>()) : value.dump(),
+            "; expected ", setting.limits());
+  }
+}
+
 void take_job(SettingList& list, const json& in, const std::string& what) {
   check(in.is_object(), what, ": expected an object of settings");
   std::set<std::string> known;
@@ -132,7 +159,7 @@ void take_job(SettingList& list, const json& in, const std::string& what) {
     check(found != in.end() || !setting.absent.is_null(), what, ": \"", setting.key, "\" is missing");
     const json& stored = found != in.end() ? *found : setting.absent;
     check(setting.take(stored), what, ": \"", setting.key, "\" is ", stored.dump(),
-          ", which is of another type or out of range");
+          setting.fits(stored) ? ", which is of another type" : "; expected " + setting.limits());
   }
   for (const auto& [name, value] : in.items())
     check(known.contains(name), what, ": \"", name, "\" is not a setting");

@@ -56,6 +56,7 @@ struct Setting {
   bool changeable = false;                // of a job: may be given with --resume
   bool power_of_two = false, may_be_empty = false, on_off = false;
   nlohmann::json absent = {};  // a value that is not written but assumed where the key is missing; null: none
+  nlohmann::json unset = {};   // a value outside the limits that says that none was given; null: none
 
   Setting& named(std::string other_flag) { return flag = std::move(other_flag), *this; }
   Setting& formerly(std::string old) { return old_flags.push_back(std::move(old)), *this; }
@@ -74,11 +75,16 @@ struct Setting {
   Setting& as_on_off() { return on_off = true, choices = {"on", "off"}, *this; }
   /// For a setting that came later than runs that are still read.
   Setting& absent_means(nlohmann::json usual) { return absent = std::move(usual), *this; }
+  Setting& unset_is(nlohmann::json none) { return unset = std::move(none), *this; }
 
   nlohmann::json json() const;
-  /// Takes a value that json() could have written. Returns false, changing nothing, for another type; for
-  /// options also for a value out of range, which no check of a job sees.
+  /// Takes a value that json() could have written. Returns false, changing nothing, for another type or a
+  /// value outside the limits.
   bool take(const nlohmann::json& stored);
+  /// Whether a value as json() gives it is within the limits. The values of `absent` and `unset` are.
+  bool fits(const nlohmann::json& stored) const;
+  /// The limits: "1 to 64", "cosine or linear".
+  std::string limits() const;
 };
 
 /// Settings in the order in which they are shown.
@@ -118,8 +124,11 @@ using Given = std::set<std::string>;
 
 /// The settings of one kind, as run.json has them.
 nlohmann::json to_json(const SettingList& list, Kept kept);
+/// Throws, beginning with `what` and naming the setting, for the first value outside the limits that its
+/// setting declares. What settings need of each other, their owner's validate() checks.
+void check_values(const SettingList& list, const std::string& what);
 /// Takes the settings of a job. Throws, beginning with `what` and naming the key that is missing, unknown or
-/// of a wrong type.
+/// of a wrong type, or whose value is outside its limits.
 void take_job(SettingList& list, const nlohmann::json& in, const std::string& what);
 /// A new job's settings by what to_json() gave of others.
 template <class Settings>

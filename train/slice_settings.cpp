@@ -97,9 +97,6 @@ void SliceSettings::validate() const {
         "slice: auto (--rows) bounds the noise of gradients that arrive; with --weight-grad none they do "
         "not: give "
         "slice or full");
-  check(variance > 0, "slice: variance (--variance) is ", variance, "; expected a number above 0");
-  check(estimate_every >= 1, "slice: estimate_every (--estimate-every) is ", estimate_every,
-        "; expected 1 or more steps");
 }
 
 void SliceSettings::check_given(const Given& given) const {

@@ -87,8 +87,6 @@ void Sparse24Settings::validate() const {
   if (!on()) return;
   Rng rng(0);
   nn::Sparse24 made = form(ops::Activation::relu_squared, 0, rng);
-  check(made.order == "none" || made.order == "random" || made.order == "stride", "sparse24: --permute is \"",
-        made.order, "\"; expected none, random or stride");
   made.how.scale = Tensor::full({1}, 1, DType::f32, Device::cpu());  // fitted to the weights of each network
   made.how.dynamic = &made.dynamic;
   made.how.validate("sparse24 (--sparse24)");

@@ -31,7 +31,7 @@ void TnpSettings::add_sizes(SettingList& list) {
       .named("--batch-size")
       .range(int64_t{1}, kLargest);
   const auto size = [&](const char* key, int64_t& value, const char* help) -> Setting& {
-    return list.add(std::string("model.") + key, value, help).range(int64_t{1}, kLargest);
+    return list.add(std::string("model.") + key, value, help).range(int64_t{1}, kWidest);
   };
   size("features", model.features,
        "Features per input x; default: 10 for the prior linear, 1 for the Gaussian processes")
@@ -70,23 +70,11 @@ plan::Memory TnpSettings::planned(Device device) const {
 
 void TnpSettings::validate() const {
   model.validate();
-  check_training("tnp", model.dtype,
-                 {{"context (--m)", context},
-                  {"targets (--n)", targets},
-                  {"batch (--batch-size)", batch},
-                  {"accumulate (--accumulate)", accumulate}});
-  check(accumulate <= 1 << 20, "tnp: accumulate is ", accumulate);
+  check_values(TnpSettings(*this).list(), "tnp");
+  check_training("tnp", model.dtype);
   check(optimizer != "loro",
         "tnp: the optimizer is loro, which updates weights made of two factors alone, and a TNP has none; "
         "give another --optimizer");
-  const Size widths[] = {{"features (--features)", model.features},
-                         {"d_model (--d-model)", model.d_model},
-                         {"d_ff (--d-ff)", model.d_ff},
-                         {"layers (--layers)", model.layers},
-                         {"components (--components)", model.components},
-                         {"embed_hidden (--emb-hidden)", model.embed_hidden}};
-  for (const auto& [name, size] : widths)
-    check(size <= kWidest, "tnp: ", name, " is ", size, "; it must be at most ", kWidest);
   check(prior == "linear" || model.features == 1, "tnp: the prior ", prior,
         " is one-dimensional; features is ", model.features, ", expected 1");
   check(task_stream >= 1 && task_stream <= datasets::kTaskStream, "tnp: \"task_stream\" is ", task_stream,

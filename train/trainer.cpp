@@ -399,10 +399,12 @@ SettingList TrainerOptions::list() {
   list.add("loss_scale", loss_scale,
            "Initial loss scale in f16, a power of two; a step that overflows halves it")
       .range(int64_t{1}, kMost)
+      .unset_is(0)
       .of_powers_of_two();
   list.add("loss_scale_interval", loss_scale_interval,
            "Consecutive steps without overflow after which the f16 loss scale doubles")
-      .range(int64_t{1}, kMost);
+      .range(int64_t{1}, kMost)
+      .unset_is(0);
   list.add("bucket_mb", bucket_mb,
            "MiB per all-reduce during the backward pass; 0: one after it, the default with NCCL")
       .range(0.0, 65536.0)
@@ -424,11 +426,10 @@ SettingList TrainerOptions::list() {
 }
 
 void TrainerOptions::validate() const {
+  check_values(TrainerOptions(*this).list(), "train");
+  // Those that a program sets, and no flag.
   const std::tuple<const char*, int64_t, int64_t> all[] = {
-      {"steps", steps, 0},           {"log_every", log_every, 1},
-      {"eval_every", eval_every, 0}, {"sample_every", sample_every, 0},
-      {"save_every", save_every, 0}, {"keep", keep, 1},
-      {"most_skips", most_skips, 1}};
+      {"steps", steps, 0}, {"sample_every", sample_every, 0}, {"most_skips", most_skips, 1}};
   for (const auto& [name, value, least] : all)
     check(value >= least, "train: ", name, " is ", value, "; expected ", least, " or more");
 }

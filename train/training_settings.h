@@ -88,9 +88,9 @@ struct TrainingSettings {
 
   /// A size with its name for messages, "batch (--batch-size)".
   using Size = std::pair<const char*, int64_t>;
-  /// Throws, beginning with `family` and naming the setting, for sizes that are not from 1 to kLargest and
-  /// for values that no training can have with a model in `dtype`.
-  void check_training(const char* family, DType dtype, const std::vector<Size>& sizes) const;
+  /// Throws, beginning with `family` and naming the setting, for settings that do not go together, or not
+  /// with a model in `dtype`. Each value by itself is for check_values().
+  void check_training(const char* family, DType dtype) const;
 };
 
 /// Takes --steps from `asked` if it is given: of a job's settings a resumed run may change it alone. Throws

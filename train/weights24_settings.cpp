@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 #include "ops/sparse24/sparse24.h"
 #include "runtime/error.h"
 
@@ -27,14 +25,6 @@ void Weights24Settings::add_to(SettingList& list) {
       .named("--weights-24-decay")
       .range(0.0, 1e6)
       .absent_means(usual.decay);
-}
-
-void Weights24Settings::validate(const char* family) const {
-  check(!on() || in_attention() || in_mlp(), family, ": weights24 (--weights-24) is \"", layers,
-        "\"; expected none, attn, mlp or attn,mlp");
-  check(every >= 1, family, ": weights24_every (--weights-24-every) is ", every, "; expected at least 1");
-  check(decay >= 0 && std::isfinite(decay), family, ": weights24_decay (--weights-24-decay) is ", decay,
-        "; expected a finite number of at least 0");
 }
 
 void Weights24Settings::check_given(const Given& given) const {

@@ -21,8 +21,6 @@ struct Weights24Settings {
   bool in_mlp() const { return layers == "mlp" || layers == "attn,mlp"; }
   /// Whether masks are made before step `step` (from 0), the first sparse one being `first`.
   bool refreshes_at(int64_t step, int64_t first) const { return step == first || step % every == 0; }
-  /// Throws, beginning with `family` and naming the flag, for values that mean nothing.
-  void validate(const char* family) const;
   /// Throws for flags that have no effect without --weights-24.
   void check_given(const Given& given) const;
   /// "2:4 in attn,mlp: masks every 40 steps, decay 6e-05"; for a header.

@@ -251,7 +251,7 @@ constexpr BadLine kBadLines[] = {
     {"train tnp --loss-scale-interval 0 --precision f16", "--loss-scale-interval|0 not in range"},
     {"train tnp --save-every -1", "--save-every|-1 not in range"},
     {"train tnp --eval-tasks 3000000000", "--eval-tasks|not in range"},
-    {"train tnp --d-model 1000000000 --n-head 8", "d_model|1000000000|at most"},
+    {"train tnp --d-model 1000000000 --n-head 8", "--d-model|1000000000|not in range 1 to 262144"},
     {"plan tnp --memory 4GiB", "--memory|4GiB is not a number"},
     {"plan tnp --memory 1e300", "--memory|1e300 not in range"},
     {"plan tnp --memory nan", "--memory|nan is not finite"},

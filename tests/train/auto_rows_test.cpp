@@ -313,12 +313,8 @@ TEST(AutoRows, SaysWhatIsWrong) {
   EXPECT_NE(refused(slice).find("--rows"), std::string::npos);
   slice = good, slice.weight_grad = "none";
   EXPECT_NE(refused(slice).find("--weight-grad none"), std::string::npos);
-  slice = good, slice.variance = 0;
-  EXPECT_NE(refused(slice).find("--variance"), std::string::npos);
-  slice = good, slice.estimate_every = 0;
-  EXPECT_NE(refused(slice).find("--estimate-every"), std::string::npos);
   EXPECT_NE(message_of([&] { good.refuse_auto(); }).find("--rows auto"), std::string::npos);
-  slice.rows = "10%";
+  slice = good, slice.rows = "10%";
   for (const char* flag : {"--variance", "--estimate-every"})
     EXPECT_NE(message_of([&] { slice.check_given({flag}); }).find("--rows auto"), std::string::npos) << flag;
   EXPECT_EQ(message_of([&] { good.check_given({"--variance", "--estimate-every", "--rows"}); }), "");
@@ -326,6 +322,10 @@ TEST(AutoRows, SaysWhatIsWrong) {
   GlueSettings settings = made.job();
   settings.drop.share = 0.5;
   EXPECT_NE(message_of([&] { settings.validate(); }).find("--dropbp"), std::string::npos);
+  settings = made.job(), settings.slice.variance = 0;
+  EXPECT_NE(message_of([&] { settings.validate(); }).find("--variance"), std::string::npos);
+  settings = made.job(), settings.slice.estimate_every = 0;
+  EXPECT_NE(message_of([&] { settings.validate(); }).find("--estimate-every"), std::string::npos);
   settings = made.job();
   GlueJob job(settings, Device::cpu(), &made.examples);
   const TemporaryFolder root;

@@ -72,7 +72,7 @@ datasets::TokenBatch batch_of(const LanguageData& data, std::vector<int64_t> win
 TEST(LanguageSettings, ComesBackFromJsonExactly) {
   for (const bool llama : {false, true}) {
     LanguageSettings job = small_job(llama);
-    job.lr = 0.1, job.seed = (uint64_t(1) << 63) + 1, job.documents = true, job.beta2 = 0.987654321;
+    job.lr = 0.1, job.seed = (uint64_t(1) << 62) + 1, job.documents = true, job.beta2 = 0.987654321;
     std::visit([](auto& model) { model.dtype = DType::bf16; }, job.model);
     const json out = json::parse(to_json(job).dump());
     const LanguageSettings back = language_settings_from_json(out);
@@ -117,12 +117,14 @@ TEST(LanguageSettings, SaysWhatDoesNotFit) {
   refuses([](LanguageSettings& job) { job.batch = 0; }, "batch");
   refuses([](LanguageSettings& job) { job.accumulate = 0; }, "accumulate");
   refuses([](LanguageSettings& job) { job.lr = 0; }, "lr");
+  refuses([](LanguageSettings& job) { job.galore_scale = 0; },
+          "galore_scale (--galore-scale) is 0; expected 1e-06 to");
   refuses([](LanguageSettings& job) { job.final_lr = 2; }, "final_lr");
   refuses([](LanguageSettings& job) { job.beta2 = 1; }, "beta2");
   refuses([](LanguageSettings& job) { job.schedule = "spiral"; }, "spiral");
-  refuses([](LanguageSettings& job) { job.ema = 1; }, "ema 1");
-  refuses([](LanguageSettings& job) { job.ema = -0.5; }, "ema -0.5");
-  refuses([](LanguageSettings& job) { job.dropout = 1; }, "dropout is 1");
+  refuses([](LanguageSettings& job) { job.ema = 1; }, "ema (--ema) is 1");
+  refuses([](LanguageSettings& job) { job.ema = -0.5; }, "ema (--ema) is -0.5");
+  refuses([](LanguageSettings& job) { job.dropout = 1; }, "dropout (--dropout) is 1");
   EXPECT_EQ(message_of([] { small_job().validate(); }), "");
 }
 

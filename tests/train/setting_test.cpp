@@ -13,7 +13,7 @@ using nlohmann::json;
 /// A setting of each kind.
 struct Some {
   bool packed = false, graph = true;
-  int64_t batch = 16, later = 7;
+  int64_t batch = 16, later = 7, width = 0;
   uint64_t seed = 0;
   double lr = 0.5;
   std::string schedule = "cosine";
@@ -30,7 +30,8 @@ struct Some {
     list.add("schedule", schedule, "").one_of({"cosine", "linear"});
     list.add_hidden("dtype", dtype);
     list.add_hidden("f32_math", math).absent_means("ieee");
-    list.add_hidden("later", later).absent_means(7);
+    list.add_hidden("later", later).absent_means(7).range(int64_t{8}, int64_t{9});
+    list.add("width", width, "").range(int64_t{1}, int64_t{8}).of_powers_of_two().unset_is(0);
     return list;
   }
 };
@@ -49,7 +50,8 @@ TEST(Setting, IsDeclaredOnceForFlagAndFile) {
                            {"seed", 0},
                            {"model.lr_peak", 0.5},
                            {"schedule", "cosine"},
-                           {"dtype", "f32"}}));
+                           {"dtype", "f32"},
+                           {"width", 0}}));
   EXPECT_EQ(to_json(list, Kept::option), json::object());
 }
 
@@ -58,7 +60,7 @@ TEST(Setting, ComesBackExactlyAndWhatCameLaterMayBeAbsent) {
   some.packed = true, some.graph = false, some.batch = 3, some.seed = (uint64_t(1) << 63) + 1, some.lr = 0.1;
   some.schedule = "linear", some.dtype = DType::bf16, some.math = F32Math::tf32, some.later = 8;
   const json written = json::parse(to_json(some.list(), Kept::job).dump());
-  EXPECT_EQ(written.size(), 9u);
+  EXPECT_EQ(written.size(), 10u);
   Some back;
   SettingList list = back.list();
   take_job(list, written, "job");
@@ -117,6 +119,34 @@ TEST(Setting, OfAnOptionIsTakenUnlessItIsGivenAgainAndMustFitItsFlag) {
     EXPECT_NE(error.find("which is not a valid value of --"), std::string::npos) << bad << error;
   }
   EXPECT_EQ(some.batch, 32);
+}
+
+/// The values of a program, which no flag has checked, and those of a file meet the same limits.
+TEST(Setting, IsWithinTheLimitsThatItDeclares) {
+  const auto refused = [](auto&& change) {
+    Some some;
+    change(some);
+    const std::string of_values = message_of([&] { check_values(some.list(), "job"); });
+    const json stored = json::parse(to_json(some.list(), Kept::job).dump());
+    EXPECT_EQ(message_of([&] {
+                Some back;
+                SettingList list = back.list();
+                take_job(list, stored, "job");
+              }).empty(),
+              of_values.empty());
+    return of_values;
+  };
+  EXPECT_EQ(refused([](Some&) {}), "");
+  EXPECT_EQ(refused([](Some& s) { s.batch = 64, s.width = 8, s.lr = 1, s.later = 9; }), "");
+  EXPECT_EQ(refused([](Some& s) { s.batch = 65; }), "job: batch (--batch-size) is 65; expected 1 to 64");
+  EXPECT_EQ(refused([](Some& s) { s.batch = -1; }), "job: batch (--batch-size) is -1; expected 1 to 64");
+  EXPECT_EQ(refused([](Some& s) { s.lr = 1.5; }), "job: model.lr_peak (--lr-peak) is 1.5; expected 0 to 1");
+  EXPECT_EQ(refused([](Some& s) { s.schedule = "step"; }),
+            "job: schedule (--schedule) is \"step\"; expected cosine or linear");
+  EXPECT_EQ(refused([](Some& s) { s.later = 10; }), "job: later is 10; expected 8 to 9");
+  EXPECT_EQ(refused([](Some& s) { s.width = 6; }),
+            "job: width (--width) is 6; expected 1 to 8, a power of two");
+  EXPECT_EQ(refused([](Some& s) { s.seed = ~uint64_t{0}; }), "");  // declares no limits
 }
 
 TEST(Setting, OfALossScaleIsAPowerOfTwo) {

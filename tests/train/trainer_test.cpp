@@ -52,10 +52,11 @@ TEST(Trainer, OptionsOutOfRangeAreRefused) {
     return error;
   };
   EXPECT_EQ(said([](TrainerOptions& o) { o.steps = -1; }), "train: steps is -1; expected 0 or more");
-  EXPECT_EQ(said([](TrainerOptions& o) { o.log_every = 0; }), "train: log_every is 0; expected 1 or more");
+  EXPECT_EQ(said([](TrainerOptions& o) { o.log_every = 0; }),
+            "train: log_every (--log-every) is 0; expected 1 to 1073741824");
   EXPECT_EQ(said([](TrainerOptions& o) { o.save_every = -5; }),
-            "train: save_every is -5; expected 0 or more");
-  EXPECT_EQ(said([](TrainerOptions& o) { o.keep = 0; }), "train: keep is 0; expected 1 or more");
+            "train: save_every (--save-every) is -5; expected 0 to 1073741824");
+  EXPECT_EQ(said([](TrainerOptions& o) { o.keep = 0; }), "train: keep (--keep) is 0; expected 1 to 1048576");
 }
 
 TEST(Trainer, AccumulatedMicroBatchesAreOneLargeBatch) {
