@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "autograd/tape.h"
-#include "ops/activation/activation_kernels.h"
+#include "ops/activation/activation_internal.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_padding.h"
 #include "ops/grouped_linear/grouped_linear_kernels.h"
@@ -39,16 +39,6 @@ Tensor hidden_rows(const Tensor& x, const Tensor& up) {
   return h;
 }
 
-void activate(const Tensor& a, const Tensor& h, Activation kind) {
-  if (kind == Activation::none) {
-    if (!a.shares_storage(h)) a.copy_from(h);
-  } else if (h.device().is_cpu()) {
-    activation_forward_cpu(a, h, kind);
-  } else if constexpr (kCuda) {
-    activation_forward_cuda(a, h, kind);
-  }
-}
-
 /// up with rows of zeros up to `wide`.
 Tensor lengthened(const Tensor& up, int64_t wide) {
   if (up.size(1) == wide) return up;
@@ -73,16 +63,6 @@ Tensor joined_weight(const Tensor& up) {
 bool may_have_epilogues(const Tensor& x, const Tensor& up, Activation kind) {
   return x.device().is_cuda() && Gpu(x.device()).major == 9 && size_of(x.dtype()) == 2 &&
          kind != Activation::none && x.count() > 0 && up.count() > 0;
-}
-
-/// dh = da f'(h), over da
-void hidden_gradient(const Tensor& da, const Tensor& h, Activation kind) {
-  if (kind == Activation::none) return;
-  if (h.device().is_cpu()) {
-    activation_backward_cpu(da, da, h, kind);
-  } else if constexpr (kCuda) {
-    activation_backward_cuda(da, da, h, kind);
-  }
 }
 
 /// Operands of grouped_mlp, x as rows.
@@ -164,13 +144,13 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
   const Tensor h = hidden_rows(x, up);
   if (b.needs(2)) {
     const Tensor a = as_scratch(Tensor::empty_like(h));
-    activate(a, h, kind);
+    activation_forward(a, h, kind);
     multiply_gradient(b, 2, down, GradientDType::f32, dy.transpose(1, 2), by_group(a, false));
   }
   if (!b.needs(0) && !b.needs(1)) return;
   const Tensor da = as_scratch(Tensor::empty_like(h));
   multiply(by_group(da, false), dy, down);
-  hidden_gradient(da, h, kind);
+  activation_backward(da, da, h, kind);
   if (b.needs(0)) b.give(0, grouped_input_gradient(x.shape(), by_group(da, false), up, true));
   if (b.needs(1)) up_gradient(b, da, x, up);
 }
@@ -196,7 +176,7 @@ void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& d
   Tensor a = activated_in_epilogue(rows, up, kind);
   if (!a.defined()) {
     a = hidden_rows(x, up);
-    activate(a, a, kind);
+    activation_forward(a, a, kind);
   }
   multiply(by_group(y, false), by_group(a, false), down.transpose(1, 2));
 }

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "autograd/tape.h"
-#include "ops/activation/activation_kernels.h"
+#include "ops/activation/activation_internal.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_fused_internal.h"
 #include "ops/linear/linear_activation_kernels.h"
@@ -65,13 +65,7 @@ void run_epilogue(const Call& call) {
 
 void run_separate(const Call& call) {
   linear_forward(call.y, call.x, call.weight, call.bias);
-  if (call.kind != Activation::none) {
-    if (call.y.device().is_cpu()) {
-      activation_forward_cpu(call.y, call.y, call.kind);
-    } else if constexpr (kCuda) {
-      activation_forward_cuda(call.y, call.y, call.kind);
-    }
-  }
+  activation_forward(call.y, call.y, call.kind);
   if (call.counts.defined()) count_columns(call.counts, call.y);
 }
 

@@ -3,12 +3,11 @@
 #include <algorithm>
 
 #include "autograd/tape.h"
-#include "ops/activation/activation_kernels.h"
+#include "ops/activation/activation_internal.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"
 #include "ops/mlp/mlp_kernels.h"
-#include "runtime/has_cuda.h"
 #include "tensor/pads.h"
 
 namespace tessera::ops {
@@ -18,22 +17,8 @@ namespace {
 Tensor activate_hidden(const Tensor& h, Activation kind, bool in_place) {
   if (kind == Activation::none) return h;
   const Tensor a = in_place ? h : as_scratch(Tensor::empty_like(h));
-  if (h.device().is_cpu()) {
-    activation_forward_cpu(a, h, kind);
-  } else if constexpr (kCuda) {
-    activation_forward_cuda(a, h, kind);
-  }
+  activation_forward(a, h, kind);
   return a;
-}
-
-/// dh = da f'(h), over da
-void slope_hidden(const Tensor& da, const Tensor& h, Activation kind) {
-  if (kind == Activation::none) return;
-  if (h.device().is_cpu()) {
-    activation_backward_cpu(da, da, h, kind);
-  } else if constexpr (kCuda) {
-    activation_backward_cuda(da, da, h, kind);
-  }
 }
 
 struct Hidden {
@@ -72,7 +57,7 @@ HiddenGradients hidden_gradients(const Tensor& dy, const Tensor& h, const Tensor
   }
   if (wants_a) hidden.a = activate_hidden(h, kind, false);
   hidden.dh = as_scratch(linear_input_gradient(dy, down));
-  slope_hidden(hidden.dh, h, kind);
+  activation_backward(hidden.dh, hidden.dh, h, kind);
   return hidden;
 }
 
