@@ -110,13 +110,9 @@ double measure(Model& model, const sparsity::Calibration& calibration, const std
   options.gates->fingerprint.clear();  // they are this model's, whose weights are in columns by now
   options.whole_texts = true;
   pretrained::make_sparse(model, options, folder);
-  const auto progress = [](const train::Perplexity&) {
-    check_interrupt();
-    return true;
-  };
   if (counted)
     *counted = sparsity::counted_sparsity(model, windows.subspan(0, std::min<size_t>(4, windows.size())));
-  return train::measure_perplexity(model, windows, model.token.weight.device(), batch, progress).perplexity();
+  return train::measure_perplexity(model, windows, model.token.weight.device(), batch).perplexity();
 }
 
 void print_thresholds(const sparsity::Calibration& calibration, double share, bool greedy) {

@@ -2,7 +2,6 @@
 
 #include "cli/commands.h"
 #include "cli/language_tokens.h"
-#include "runtime/interrupt.h"
 
 namespace tessera::cli {
 
@@ -57,13 +56,9 @@ CalibrationFlags::Texts CalibrationFlags::read(const char* command, const Langua
 
 double perplexity_of(const LanguageFolder& language, std::span<const train::PerplexityWindow> windows,
                      Device device, int64_t batch) {
-  const auto progress = [](const train::Perplexity&) {
-    check_interrupt();
-    return true;
-  };
   return std::visit(
       [&](const auto& model) {
-        return train::measure_perplexity(model, windows, device, batch, progress).perplexity();
+        return train::measure_perplexity(model, windows, device, batch).perplexity();
       },
       language.model);
 }

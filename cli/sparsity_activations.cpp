@@ -46,10 +46,7 @@ Measured measure(const ActivationsArgs& args, const std::string& folder, Device 
   return std::visit(
       [&](const auto& model) {
         const train::ActivationMeter meter(model, args.dense_share);
-        train::measure_perplexity(model, windows, device, args.windows, [](const train::Perplexity&) {
-          check_interrupt();
-          return true;
-        });
+        train::measure_perplexity(model, windows, device, args.windows);
         return Measured{folder, meter.names(), meter.networks()};
       },
       language.model);

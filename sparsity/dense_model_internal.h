@@ -4,7 +4,6 @@
 #include <variant>
 
 #include "pretrained/load.h"
-#include "runtime/interrupt.h"
 #include "sparsity/split_sweep.h"
 #include "train/perplexity.h"
 
@@ -24,15 +23,6 @@ Model load_dense(const SweepOptions& options, Rng& rng) {
     return pretrained::load_llama(options.model, rng, options.device, load);
   else
     return pretrained::load_gpt(options.model, rng, options.device, load);
-}
-
-template <class Model>
-double perplexity_of(const Model& model, std::span<const train::PerplexityWindow> windows, Device device) {
-  const auto progress = [](const train::Perplexity&) {
-    check_interrupt();
-    return true;
-  };
-  return train::measure_perplexity(model, windows, device, 1, progress).perplexity();
 }
 
 /// Medians and 90th percentiles of the times.

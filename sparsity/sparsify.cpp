@@ -118,7 +118,9 @@ class Sparsifier {
     return within;
   }
 
-  double perplexity(const Model& model) const { return perplexity_of(model, windows_, how_.device); }
+  double perplexity(const Model& model) const {
+    return train::measure_perplexity(model, windows_, how_.device, 1).perplexity();
+  }
 
   void measure_dense() {
     Rng rng(0);

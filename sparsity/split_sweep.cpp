@@ -274,7 +274,9 @@ class Sweeper {
   void tell(const std::string& line) const {
     if (options_.tell) options_.tell(line);
   }
-  double perplexity(const Model& model) const { return perplexity_of(model, windows_, options_.device); }
+  double perplexity(const Model& model) const {
+    return train::measure_perplexity(model, windows_, options_.device, 1).perplexity();
+  }
 
   void measure_dense(Model& model, SweepResult& result) {
     result.dense_perplexity = perplexity(model);

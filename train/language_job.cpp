@@ -510,12 +510,8 @@ auto LanguageJob::as_used(F&& f) {
 }
 
 Perplexity LanguageJob::measure(std::span<const PerplexityWindow> windows) {
-  const auto progress = [](const Perplexity&) {
-    check_interrupt();
-    return true;
-  };
   return as_used(
-      [&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch, progress); });
+      [&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch); });
 }
 
 /// Of the first windows of the evaluation: zeros of what is sparse, and the energy that 2:4 drops of it.

@@ -8,6 +8,7 @@
 
 #include "autograd/tape.h"
 #include "nn/attention.h"
+#include "runtime/interrupt.h"
 #include "tensor/tensor.h"
 
 namespace tessera::train {
@@ -54,7 +55,7 @@ void check_finite(const char* name, double measured);
 
 /// Model: Gpt, Llama, or what has their loss(tokens, targets, sequences). `batch`: windows at a time. Losses
 /// of batches are averaged in f64. `progress` is called after each batch with the windows done; false ends
-/// the work there.
+/// the work there. Without it a signal ends the work (check_interrupt).
 template <class Model>
 Perplexity measure_perplexity(const Model& model, std::span<const PerplexityWindow> windows, Device device,
                               int64_t batch, const std::function<bool(const Perplexity&)>& progress = {}) {
@@ -82,7 +83,10 @@ Perplexity measure_perplexity(const Model& model, std::span<const PerplexityWind
     result.windows += int64_t(group.size());
     result.predicted += predicted;
     result.nats = sum / double(result.predicted);
-    if (progress && !progress(result)) break;
+    if (!progress)
+      check_interrupt();
+    else if (!progress(result))
+      break;
   }
   return result;
 }

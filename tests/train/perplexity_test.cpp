@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <numeric>
 
 #include "models/gpt.h"
+#include "runtime/interrupt.h"
 #include "tests/tensors.h"
 
 namespace tessera::train {
@@ -63,6 +65,15 @@ TEST(Perplexity, EndsWhenItIsTold) {
                                                [](const Perplexity& p) { return p.windows < 2; });
   EXPECT_EQ(result.windows, 2);
   EXPECT_EQ(perplexity_windows(tokens, {.length = 8, .most_windows = 3}).size(), 3u);
+}
+
+TEST(Perplexity, EndsAtASignal) {
+  Rng rng(3);
+  const models::Gpt model = small_gpt(rng);
+  const std::vector<int64_t> tokens(40, 2);
+  const InterruptGuard guard;
+  std::raise(SIGINT);
+  EXPECT_THROW(measure_perplexity(model, perplexity_windows(tokens, {.length = 8}), kCpu, 1), Interrupted);
 }
 
 TEST(Perplexity, RefusesWhatHasNoWindow) {
