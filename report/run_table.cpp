@@ -2,15 +2,9 @@
 
 #include "report/database.h"
 #include "report/facts.h"
+#include "report/table.h"
 
 namespace tessera::report {
-namespace {
-
-TableCell cell_of(const std::optional<double>& number) {
-  return number ? TableCell(*number) : TableCell();
-}
-
-}  // namespace
 
 bool has_database() {
 #if defined(TESSERA_WITH_SQLITE)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
@@ -33,6 +34,25 @@ std::string csv_line(const Cells& cells, Text&& text) {
 }
 
 }  // namespace
+
+double number_in(const TableCell& cell) {
+  if (const auto* const whole = std::get_if<int64_t>(&cell)) return double(*whole);
+  const auto* const number = std::get_if<double>(&cell);
+  return number ? *number : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::string text_in(const TableCell& cell) {
+  const auto* const text = std::get_if<std::string>(&cell);
+  return text ? *text : "";
+}
+
+int64_t integer_in(const TableCell& cell) {
+  return std::get<int64_t>(cell);
+}
+
+TableCell cell_of(const std::optional<double>& number) {
+  return number ? TableCell(*number) : TableCell();
+}
 
 std::string csv_text(const Table& table) {
   std::string text = csv_line(table.columns, [](const std::string& name) { return csv_cell(name); });

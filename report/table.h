@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -14,6 +15,12 @@ namespace tessera::report {
 /// Nothing, a number or a text (UTF-8). A NaN is written as nothing, which SQLite makes of it; an infinity as
 /// inf or -inf, but as null in JSON.
 using TableCell = std::variant<std::monostate, int64_t, double, std::string>;
+
+/// The number of a cell, NaN if it has none; its text, "" if it has none; the whole number that it must have.
+double number_in(const TableCell& cell);
+std::string text_in(const TableCell& cell);
+int64_t integer_in(const TableCell& cell);
+TableCell cell_of(const std::optional<double>& number);
 
 struct Table {
   std::string name;  // of the table in a database

@@ -63,20 +63,9 @@ struct Spy {
 };
 report::Image spy_image(const MatrixBits& bits, const Spy& spy);
 
-// ---- cells of the tables; a number that is missing is NaN ----
-
-inline double number_in(const report::TableCell& cell) {
-  if (const auto* integer = std::get_if<int64_t>(&cell)) return double(*integer);
-  const auto* const number = std::get_if<double>(&cell);
-  return number ? *number : std::numeric_limits<double>::quiet_NaN();
-}
-inline int64_t integer_in(const report::TableCell& cell) {
-  return std::get<int64_t>(cell);
-}
-inline std::string text_in(const report::TableCell& cell) {
-  const auto* const text = std::get_if<std::string>(&cell);
-  return text ? *text : "";
-}
+using report::integer_in;
+using report::number_in;
+using report::text_in;
 
 // ---- Hamming distances ----
 

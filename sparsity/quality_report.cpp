@@ -15,8 +15,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using report::cell_of;
 using report::Table;
 using report::TableCell;
+using report::text_in;
 
 constexpr const char* kQualityTables[] = {
     "CREATE TABLE study (title TEXT, baseline TEXT)",
@@ -35,9 +37,6 @@ constexpr const char* kQualityTables[] = {
     "CREATE TABLE missing (model TEXT, what TEXT)",
 };
 
-TableCell cell_of(const std::optional<double>& value) {
-  return value ? TableCell(*value) : TableCell();
-}
 TableCell half_of(const std::optional<train::Interval>& interval) {
   return interval && has_interval(*interval) ? TableCell(interval->half) : TableCell();
 }
@@ -178,11 +177,6 @@ void add_bars(report::Page& page, const Quality& quality, const std::vector<Qual
               {accuracy_halves});
 }
 
-std::string text_of(const TableCell& cell) {
-  const auto* const value = std::get_if<std::string>(&cell);
-  return value ? *value : "";
-}
-
 }  // namespace
 
 std::string quality_markdown(const Quality& quality) {
@@ -247,11 +241,11 @@ Quality quality_of(report::Database& database) {
   const Table study = database.run("SELECT title, baseline FROM study");
   check(study.rows.size() == 1,
         "quality: the database holds no study; make it again with tessera sparsity quality");
-  quality.title = text_of(study.rows[0][0]), quality.baseline = text_of(study.rows[0][1]);
+  quality.title = text_in(study.rows[0][0]), quality.baseline = text_in(study.rows[0][1]);
   for (const auto& row : database.run("SELECT model FROM models ORDER BY rowid").rows)
-    quality.models.push_back(text_of(row[0]));
+    quality.models.push_back(text_in(row[0]));
   for (const auto& row : database.run("SELECT name, value FROM settings ORDER BY rowid").rows)
-    quality.settings.emplace_back(text_of(row[0]), text_of(row[1]));
+    quality.settings.emplace_back(text_in(row[0]), text_in(row[1]));
   for (const auto& row :
        database
            .run("SELECT model, task, arm, calibration_seed, weights, inputs, counted, nats, accuracy FROM "
@@ -261,9 +255,9 @@ Quality quality_of(report::Database& database) {
       const auto* const value = std::get_if<double>(&row[i]);
       return value ? std::optional(*value) : std::nullopt;
     };
-    QualityCell& cell = quality.cells.emplace_back(QualityCell{.model = text_of(row[0]),
-                                                               .task = text_of(row[1]),
-                                                               .arm = text_of(row[2]),
+    QualityCell& cell = quality.cells.emplace_back(QualityCell{.model = text_in(row[0]),
+                                                               .task = text_in(row[1]),
+                                                               .arm = text_in(row[2]),
                                                                .counted = number(6),
                                                                .accuracy = number(8)});
     cell.calibration_seed = std::get<int64_t>(row[3]);
@@ -273,10 +267,10 @@ Quality quality_of(report::Database& database) {
   for (const auto& row :
        database.run("SELECT claim, task, lower, than, alike FROM claims ORDER BY rowid").rows)
     quality.claims.push_back(
-        {text_of(row[0]), text_of(row[1]), json::parse(text_of(row[2])).get<std::vector<std::string>>(),
-         json::parse(text_of(row[3])).get<std::vector<std::string>>(), std::get<int64_t>(row[4]) != 0});
+        {text_in(row[0]), text_in(row[1]), json::parse(text_in(row[2])).get<std::vector<std::string>>(),
+         json::parse(text_in(row[3])).get<std::vector<std::string>>(), std::get<int64_t>(row[4]) != 0});
   for (const auto& row : database.run("SELECT model, what FROM missing ORDER BY rowid").rows)
-    quality.missing.emplace_back(text_of(row[0]), text_of(row[1]));
+    quality.missing.emplace_back(text_in(row[0]), text_in(row[1]));
   return quality;
 }
 

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <limits>
 #include <map>
 #include <set>
 
@@ -11,24 +10,15 @@
 namespace tessera::sparsity {
 namespace {
 
+using report::number_in;
 using report::Series;
 using report::TableCell;
-
-double number(const TableCell& cell) {
-  if (const auto* integer = std::get_if<int64_t>(&cell)) return double(*integer);
-  if (const auto* value = std::get_if<double>(&cell)) return *value;
-  return std::numeric_limits<double>::quiet_NaN();
-}
-
-std::string text(const TableCell& cell) {
-  const auto* value = std::get_if<std::string>(&cell);
-  return value ? *value : "";
-}
+using report::text_in;
 
 std::string shown(const TableCell& cell) {
   if (const auto* value = std::get_if<double>(&cell)) return fmt::format("{:.5g}", *value);
   if (const auto* integer = std::get_if<int64_t>(&cell)) return std::to_string(*integer);
-  return text(cell);
+  return text_in(cell);
 }
 
 std::string line_name(const Split& split) {
@@ -53,12 +43,12 @@ std::vector<SplitResult> splits_in(report::Database& database) {
       "splits ORDER BY weights, pruning, total, format");
   std::vector<SplitResult> splits;
   for (const auto& row : rows.rows) {
-    SplitResult one{.split = {number(row[0]), number(row[1]), number(row[2]),
-                              ops::parse_sparse_format(text(row[3])), is_gate_aware(text(row[8]))},
+    SplitResult one{.split = {number_in(row[0]), number_in(row[1]), number_in(row[2]),
+                              ops::parse_sparse_format(text_in(row[3])), is_gate_aware(text_in(row[8]))},
                     .uniform_perplexity = kept_perplexity(row[4]),
                     .greedy_perplexity = {}};
-    if (std::isfinite(number(row[5]))) one.greedy_perplexity = number(row[5]);
-    one.tpot_ms = number(row[6]), one.bytes = uint64_t(number(row[7]));
+    if (std::isfinite(number_in(row[5]))) one.greedy_perplexity = number_in(row[5]);
+    one.tpot_ms = number_in(row[6]), one.bytes = uint64_t(number_in(row[7]));
     splits.push_back(one);
   }
   return splits;
@@ -123,7 +113,7 @@ void add_histograms(report::Page& page, report::Database& database) {
   std::map<std::string, int64_t> blocks;
   std::vector<std::string> names;
   for (const auto& row : inputs.rows) {
-    names.push_back(text(row[0]));
+    names.push_back(text_in(row[0]));
     const std::string rest = names.back().substr(names.back().find('.') + 1);
     ++blocks[rest.substr(0, rest.find('.'))];
   }
@@ -137,7 +127,7 @@ void add_histograms(report::Page& page, report::Database& database) {
     Series line{.name = name, .points = {}};
     for (const auto& row :
          database.run("SELECT x, share FROM histograms WHERE input = ?1 ORDER BY bar", {name}).rows)
-      line.points.emplace_back(number(row[0]), number(row[1]));
+      line.points.emplace_back(number_in(row[0]), number_in(row[1]));
     page.chart(name, "input", "share", {line});
   }
   add_table(page,
@@ -157,15 +147,15 @@ void add_greedy(report::Page& page, report::Database& database) {
   page.heading("Greedy allocation");
   page.paragraph(
       "Share of the inputs that each projection leaves out, over the share of the block's weights.");
-  const int64_t last = int64_t(number(all.rows.back()[0]));
+  const int64_t last = int64_t(number_in(all.rows.back()[0]));
   for (const int64_t block : std::set<int64_t>{0, last / 2, last}) {
     std::vector<Series> lines;
     std::map<std::string, size_t> places;
     for (const auto& row : all.rows) {
-      if (int64_t(number(row[0])) != block) continue;
-      const auto [found, is_new] = places.try_emplace(text(row[1]), lines.size());
-      if (is_new) lines.push_back({.name = text(row[1]), .points = {}});
-      lines[found->second].points.emplace_back(number(row[2]), number(row[3]));
+      if (int64_t(number_in(row[0])) != block) continue;
+      const auto [found, is_new] = places.try_emplace(text_in(row[1]), lines.size());
+      if (is_new) lines.push_back({.name = text_in(row[1]), .points = {}});
+      lines[found->second].points.emplace_back(number_in(row[2]), number_in(row[3]));
     }
     page.chart(fmt::format("Block {}", block), "sparsity of the block", "share of the inputs", lines);
   }
@@ -188,7 +178,7 @@ void add_layer_times(report::Page& page, report::Database& database) {
   std::vector<double> ms;
   constexpr size_t kMost = 64;
   for (size_t i = 0; i < std::min(kMost, rows.rows.size()); ++i)
-    labels.push_back(text(rows.rows[i][0])), ms.push_back(number(rows.rows[i][1]));
+    labels.push_back(text_in(rows.rows[i][0])), ms.push_back(number_in(rows.rows[i][1]));
   page.bars("Milliseconds per linear layer", "ms", labels, {{"ms", ms}});
 }
 
@@ -200,7 +190,7 @@ std::string sweep_page(report::Database& database) {
   const std::vector<SplitResult> splits = splits_in(database);
   const report::Table dense = database.run("SELECT perplexity, tpot_ms, bytes FROM dense");
   const bool has_dense = !dense.rows.empty();
-  const auto of_dense = [&](size_t i) { return has_dense ? number(dense.rows[0][i]) : 0; };
+  const auto of_dense = [&](size_t i) { return has_dense ? number_in(dense.rows[0][i]) : 0; };
   page.paragraph(
       "A share s1 of the weights is pruned, gates leave out a share s2 of the inputs, and the total is 1 - "
       "(1 - "
