@@ -1,12 +1,12 @@
 #include "bench/step_ranks.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <nlohmann/json.hpp>
+
+#include "comm/socket.h"
 
 namespace tessera::bench {
 namespace {
@@ -14,9 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::string own_name(const dist::World& world, Device device) {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return fmt::format("rank {} on {} ({})", world.rank(), host.data(), device.name());
+  return fmt::format("rank {} on {} ({})", world.rank(), comm::host_name(), device.name());
 }
 
 /// Milliseconds of each of `times` steps on this rank.

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
-#include <array>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -13,6 +11,7 @@
 #include "bench/record.h"
 #include "cli/train_run.h"
 #include "comm/nccl.h"
+#include "comm/socket.h"
 #include "runtime/allocator.h"
 #include "runtime/text.h"
 
@@ -51,11 +50,6 @@ json shared_memory() {
   if (::statvfs("/dev/shm", &found) != 0) return {};
   return {{"bytes", uint64_t(found.f_blocks) * found.f_frsize},
           {"free", uint64_t(found.f_bavail) * found.f_frsize}};
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
 json machine() {
@@ -129,7 +123,7 @@ json links_json() {
   const dist::World world = join_job("");
   return world.told([&]() -> json {
     const dist::Place& place = world.place();
-    json own = {{"rank", world.rank()}, {"host", host_name()}, {"variables", variables()}};
+    json own = {{"rank", world.rank()}, {"host", comm::host_name()}, {"variables", variables()}};
     if (world.size() > 1) own["device"] = dist::device_at(place).name();
     if (place.local_rank == 0) own["machine"] = machine();
     if (world.size() == 1) return {{"ranks", json::array({own})}, {"multicast", false}};

@@ -25,13 +25,6 @@ constexpr size_t kLongestLine = 1 << 20;
 constexpr size_t kMostColumns = 64;
 constexpr uint64_t kLargestFile = uint64_t{1} << 31;
 
-std::string shown(std::string_view text) {
-  std::string safe(text.substr(0, 60));
-  for (char& c : safe)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  return text.size() > 60 ? safe + "..." : safe;
-}
-
 }  // namespace
 
 /// Named, as GlueReader has members of them.
@@ -239,12 +232,12 @@ class GlueReader {
     const bool is_number = code == std::errc{} && end == text.data() + text.size() && std::isfinite(value);
     if (info_.labels.empty()) {
       if (!is_number || value < 0 || value > 5)
-        refuse("has the score \"" + shown(text) + "\", expected a number from 0 to 5");
+        refuse("has the score \"" + shown(std::string(text)) + "\", expected a number from 0 to 5");
       return value;
     }
     for (size_t i = 0; i < info_.labels.size(); ++i)
       if (text == info_.labels[i] || (is_number && value == double(i))) return double(i);
-    refuse("has the label \"" + shown(text) + "\", expected one of " + joined(info_.labels) +
+    refuse("has the label \"" + shown(std::string(text)) + "\", expected one of " + joined(info_.labels) +
            " or its number");
   }
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -128,6 +129,11 @@ void InputFile::read(uint64_t offset, void* to, size_t bytes) const {
           " when it was opened; another process is changing it");
     done += size_t(got);
   }
+}
+
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
 }
 
 std::string read_file(const std::string& path, uint64_t limit) {

@@ -69,6 +69,8 @@ class InputFile {
 
 /// The whole of a regular file. Throws as InputFile does, and if it is larger than `limit` bytes.
 std::string read_file(const std::string& path, uint64_t limit);
+/// False also if that cannot be told.
+bool is_folder(const std::string& path);
 
 /// The path that writing to `path` would change: symbolic links are followed, even if the target does not
 /// exist yet. Throws on a cycle of links.

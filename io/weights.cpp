@@ -19,11 +19,6 @@ constexpr std::array kNames = {"model.safetensors", "model.safetensors.index.jso
                                "pytorch_model.bin.index.json"};
 constexpr uint64_t kLargestIndex = uint64_t{16} << 20;  // 70,000 tensors of 200 bytes: far beyond any model
 
-bool is_folder(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_directory(path, ignored);
-}
-
 bool exists(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::exists(std::filesystem::symlink_status(path, ignored));

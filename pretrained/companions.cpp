@@ -41,11 +41,6 @@ std::string adapted(const std::string& config, std::optional<DType> dtype,
 
 }  // namespace
 
-bool is_folder(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::is_directory(path, ignored);
-}
-
 bool is_file(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::is_regular_file(path, ignored);
@@ -55,7 +50,7 @@ void copy_companions(const std::string& from, const std::string& to, std::option
                      const std::set<std::string>& ignored) {
   constexpr uint64_t kMost = uint64_t{256} << 20;  // of a tokenizer
   for (const char* const name : kCompanions) {
-    if (!is_folder(from) || !is_file(from + "/" + name)) continue;
+    if (!io::is_folder(from) || !is_file(from + "/" + name)) continue;
     const std::string text = io::read_file(from + "/" + name, kMost);
     const bool other = std::string_view(name) == "config.json" && (dtype || !ignored.empty());
     io::write_file(to + "/" + name, other ? adapted(text, dtype, ignored) : text);

@@ -10,7 +10,6 @@
 
 namespace tessera::pretrained {
 
-bool is_folder(const std::string& path);
 bool is_file(const std::string& path);
 
 /// Copies what folder `from` holds besides weights that its user needs (config.json, the tokenizer's files),

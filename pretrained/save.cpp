@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "io/file.h"
 #include "nn/low_rank.h"
 #include "nn/narrowed.h"
 #include "nn/weights24.h"
@@ -114,7 +115,7 @@ Conversion convert(const std::string& from, const std::string& to, const SaveOpt
     done.tensors += 1;
     done.bytes += uint64_t(entry.shape.count()) * size_of(dtype);
   };
-  if (is_folder(from) && is_file(from + "/config.json")) {
+  if (io::is_folder(from) && is_file(from + "/config.json")) {
     const Config config = read_config(from, config_options);
     const NameTable table = std::visit([](const auto& model) { return name_table(model); }, config.model);
     const Matched matched = match_names(table, source, true);

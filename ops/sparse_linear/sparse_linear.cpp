@@ -63,12 +63,9 @@ Reason lacks_mma(const SparseProblem& p, int64_t windows, const Gpu& gpu) {
   return lacks.empty() ? sparse::plan_mma(windows, p.in, p.tokens, gpu.multiprocessors).lacks : lacks;
 }
 
-/// The kernels that take all parts in one launch: a token of a 7B model takes 0.86 to 0.88 of the time with
-/// them (one H100; docs/ops/sparse_linear.md).
-template <class Problem>
-Estimate joint_estimate(const Problem&, const Gpu&) {
-  return Estimate::preferred();
-}
+// The kernels that take all parts in one launch are preferred: a token of a 7B model takes 0.86 to 0.88 of
+// the time with them (one H100; docs/ops/sparse_linear.md).
+
 /// With more tokens than these the loads of x bound "sell_joint", and tensor cores are faster, unless next to
 /// nothing is stored (docs/ops/sparse_linear.md).
 constexpr int64_t kFewTokens = 4;
@@ -92,7 +89,7 @@ void run_gemm(const SparseCall& call);
 constexpr Variant<SparseProblem, void(const SparseCall&)> kVariants[] = {
     {"columns_joint",
      [](const SparseProblem& p, const Gpu& gpu) { return lacks_columns_plan(p, gpu, false); },
-     joint_estimate<SparseProblem>,
+     is_preferred<SparseProblem>,
      [](const SparseCall& call) {
        if constexpr (kCuda) sparse_columns_joint_cuda(call);
      }},
@@ -356,7 +353,7 @@ constexpr Variant<SwigluCall, Tensor(const SwigluCall&)> kSwigluVariants[] = {
        Reason lacks = one_format(call);
        return lacks.empty() ? lacks_columns_plan(call.problem, gpu, true) : lacks;
      },
-     joint_estimate<SwigluCall>,
+     is_preferred<SwigluCall>,
      [](const SwigluCall& call) {
        return run_together(call, [](const SparseCall& one) {
          if constexpr (kCuda) sparse_columns_swiglu_cuda(one);
@@ -378,7 +375,7 @@ constexpr Variant<SwigluCall, Tensor(const SwigluCall&)> kSwigluVariants[] = {
        const Reason lacks = one_format(call);
        return lacks.empty() ? lacks_wgmma(call.problem, 2 * call.problem.tiles, gpu) : lacks;
      },
-     joint_estimate<SwigluCall>,
+     is_preferred<SwigluCall>,
      [](const SwigluCall& call) {
        return run_together(call, [](const SparseCall& one) {
          if constexpr (kCuda) sparse_sell_wgmma_swiglu_cuda(one);
@@ -389,7 +386,7 @@ constexpr Variant<SwigluCall, Tensor(const SwigluCall&)> kSwigluVariants[] = {
        const Reason lacks = one_format(call);
        return lacks.empty() ? lacks_mma(call.problem, 2 * call.problem.tiles, gpu) : lacks;
      },
-     joint_estimate<SwigluCall>,
+     is_preferred<SwigluCall>,
      [](const SwigluCall& call) {
        return run_together(call, [](const SparseCall& one) {
          if constexpr (kCuda) sparse_mma_swiglu_cuda(one);
