@@ -16,6 +16,7 @@
 #include "runtime/profile.h"
 #include "runtime/replay.h"
 #include "runtime/rng.h"
+#include "runtime/statistics.h"
 #include "runtime/stream_scope.h"
 #include "runtime/text.h"
 #include "runtime/wait.h"

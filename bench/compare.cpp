@@ -7,6 +7,8 @@
 #include <regex>
 #include <set>
 
+#include "runtime/statistics.h"
+
 namespace tessera::bench {
 namespace {
 
@@ -26,11 +28,6 @@ std::string work_key(const Record& r, const std::string& device) {
 
 bool of_sweep(const Comparison& c) {
   return c.a.sweep.number >= 0;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 }  // namespace

@@ -83,10 +83,6 @@ double accuracy(std::span<const double> predictions, std::span<const double> lab
 double f1(std::span<const double> predictions, std::span<const double> labels);
 /// Of two classes; 0 if a row or column of the table is empty, as scikit-learn has it.
 double matthews(std::span<const double> predictions, std::span<const double> labels);
-/// NaN also if one side is constant, or a label is NaN.
-double pearson(std::span<const double> predictions, std::span<const double> labels);
-/// Pearson of the ranks; equal values share the mean of theirs. NaN likewise.
-double spearman(std::span<const double> predictions, std::span<const double> labels);
 
 /// The task's metrics by name, and last "score", their mean: what the benchmark averages.
 std::vector<std::pair<std::string, double>> glue_metrics(GlueTask task, std::span<const double> predictions,

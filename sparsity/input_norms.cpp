@@ -1,11 +1,9 @@
 #include "sparsity/input_norms.h"
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
 
 #include "ops/bits/bits.h"
+#include "runtime/statistics.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -19,20 +17,6 @@ io::Metadata metadata_of(const MaskInfo& info) {
           {"pattern", info.pattern},
           {"sparsity", info.sparsity},
           {"seed", info.seed}};
-}
-
-std::vector<double> ranks_of(std::span<const double> values) {
-  std::vector<size_t> order(values.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return values[a] < values[b]; });
-  std::vector<double> ranks(values.size());
-  for (size_t first = 0; first < order.size();) {
-    size_t last = first + 1;
-    while (last < order.size() && values[order[last]] == values[order[first]]) ++last;
-    for (size_t i = first; i < last; ++i) ranks[order[i]] = double(first + last - 1) / 2;
-    first = last;
-  }
-  return ranks;
 }
 
 }  // namespace
@@ -70,27 +54,6 @@ InputNorms load_input_norms(const std::string& path, const Masks& masks) {
     norms[entry.name] = values;
   }
   return norms;
-}
-
-double pearson(std::span<const double> x, std::span<const double> y) {
-  check(x.size() == y.size(), "pearson: ", x.size(), " and ", y.size(), " values; expected as many");
-  if (x.size() < 2) return std::numeric_limits<double>::quiet_NaN();
-  const double mean_x = summarise(x).mean, mean_y = summarise(y).mean;
-  double both = 0, of_x = 0, of_y = 0;
-  for (size_t i = 0; i < x.size(); ++i) {
-    const double a = x[i] - mean_x, b = y[i] - mean_y;
-    both += a * b, of_x += a * a, of_y += b * b;
-  }
-  // Compared by value: the rounded mean of equal values may differ from them, and 0 / 0 would become 1.
-  const auto is_constant = [](std::span<const double> values) {
-    return std::ranges::all_of(values, [&](double value) { return value == values[0]; });
-  };
-  if (is_constant(x) || is_constant(y)) return std::numeric_limits<double>::quiet_NaN();
-  return std::clamp(both / std::sqrt(of_x * of_y), -1.0, 1.0);
-}
-
-double spearman(std::span<const double> x, std::span<const double> y) {
-  return pearson(ranks_of(x), ranks_of(y));
 }
 
 std::vector<int64_t> column_counts(const Features& features, Axis axis) {

@@ -31,11 +31,6 @@ void save_input_norms(const std::string& path, const InputNorms& norms, const Ma
 /// the masks, a tensor is not f32 [columns], or a norm is negative or not finite.
 InputNorms load_input_norms(const std::string& path, const Masks& masks);
 
-/// Correlation of two lists of one length; NaN if one of them is constant or has fewer than two values.
-double pearson(std::span<const double> x, std::span<const double> y);
-/// That of their ranks; equal values share the mean of their ranks.
-double spearman(std::span<const double> x, std::span<const double> y);
-
 /// How many weights of each column a mask keeps, from its features along the axis.
 std::vector<int64_t> column_counts(const Features& features, Axis axis);
 /// "input_norm_pearson" and "input_norm_spearman": of norms and column_counts.

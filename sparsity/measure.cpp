@@ -89,13 +89,6 @@ DecodeTimes time_generation(const Model& model, std::span<const int64_t> prompt,
   return times;
 }
 
-double median_of(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ptrdiff_t((values.size() - 1) / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 template <class Model>
 std::vector<std::pair<std::string, double>> time_layers(Model& model, std::span<const int64_t> prompt,
                                                         int64_t steps) {

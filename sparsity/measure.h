@@ -39,9 +39,6 @@ template <class Model>
 DecodeTimes time_generation(const Model& model, std::span<const int64_t> prompt,
                             const TimingOptions& options);
 
-/// The middle of several numbers; at an even count the lower of the two.
-double median_of(std::vector<double> values);
-
 /// Milliseconds of a step of generation per linear layer, by our names: from the end of the layer before (of
 /// the step's begin) to its own, the device synchronised at each, which is how the sum exceeds a step's time.
 template <class Model>

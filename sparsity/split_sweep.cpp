@@ -11,6 +11,7 @@
 #include "io/file.h"
 #include "pretrained/fingerprint.h"
 #include "runtime/interrupt.h"
+#include "runtime/statistics.h"
 #include "sparsity/chain.h"
 #include "sparsity/dense_model_internal.h"
 #include "sparsity/prune.h"
@@ -129,9 +130,9 @@ class Store {
     database_.run(
         "INSERT INTO splits VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
         {r.split.total, r.split.weights, r.split.activations, format, r.uniform_perplexity,
-         r.greedy_perplexity ? TableCell(*r.greedy_perplexity) : TableCell(), r.ttft_ms, r.ttft_p90,
-         r.tpot_ms, r.tpot_p90, int64_t(r.bytes), total_sparsity(r.counted_weights, r.counted_activations),
-         r.counted_weights, r.counted_activations, pruning});
+         report::cell_of(r.greedy_perplexity), r.ttft_ms, r.ttft_p90, r.tpot_ms, r.tpot_p90, int64_t(r.bytes),
+         total_sparsity(r.counted_weights, r.counted_activations), r.counted_weights, r.counted_activations,
+         pruning});
     std::vector<std::vector<TableCell>> repeats, ms;
     for (size_t i = 0; i < times.ttft_ms.size(); ++i)
       repeats.push_back(
@@ -386,7 +387,7 @@ class Sweeper {
 }  // namespace
 
 void take(SplitResult& result, const DecodeTimes& times) {
-  result.ttft_ms = median_of(times.ttft_ms), result.tpot_ms = median_of(times.tpot_ms);
+  result.ttft_ms = median(times.ttft_ms), result.tpot_ms = median(times.tpot_ms);
   result.ttft_p90 = percentile(times.ttft_ms, 0.9), result.tpot_p90 = percentile(times.tpot_ms, 0.9);
 }
 

@@ -3,15 +3,10 @@
 #include <algorithm>
 
 #include "runtime/allocator.h"
+#include "runtime/statistics.h"
 
 namespace tessera::train {
 namespace {
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::nth_element(values.begin(), values.begin() + ptrdiff_t(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 constexpr double kGib = double(1 << 30);
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
+#include "runtime/statistics.h"
 
 namespace tessera::train {
 namespace {
@@ -67,8 +68,7 @@ StepTime step_time(const StudyFolder& folder, const std::vector<CellResult>& cel
     time.own_run = !paces.empty();
   }
   if (paces.empty()) return time;
-  std::ranges::sort(paces);
-  time.ms = (paces[(paces.size() - 1) / 2] + paces[paces.size() / 2]) / 2;
+  time.ms = median(paces);
   time.intervals = int64_t(paces.size());
   return time;
 }

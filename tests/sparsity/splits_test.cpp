@@ -101,7 +101,6 @@ TEST(Splits, LayersKeepTheirWeightsInEveryFormat) {
       time_generation(small.model, std::vector<int64_t>{1, 2, 3}, {.new_tokens = 4, .repeats = 3});
   EXPECT_EQ(times.ttft_ms.size(), 3u);
   EXPECT_EQ(times.tpot_ms.size(), 3u);
-  EXPECT_EQ(median_of({4, 1, 3, 2}), 2);
   const auto layers = time_layers(small.model, std::vector<int64_t>{1, 2, 3}, 2);
   ASSERT_EQ(layers.size(), 9u);  // with the LM head
   EXPECT_EQ(layers[0].first, "blocks.0.attention.qkv");
