@@ -20,8 +20,6 @@ struct GenerateOptions {
   Sampling sampling = {};
   uint64_t seed = 0;                      // random seed; choice i uses the i-th random number
   std::vector<int64_t> stop_tokens = {};  // end a text; included in it
-  /// Called with each new token; false ends the text.
-  std::function<bool(int64_t token)> on_token = {};
   /// On a GPU: each step is the replay of one graph. The tokens are the same with and without.
   bool graph = true;
 };
@@ -75,8 +73,8 @@ class Generator {
   /// Called with each new token in the order of the texts; false ends that text.
   using OnToken = std::function<bool(int64_t text, int64_t token)>;
   /// `prompts`: one for each text, or one for all. Returns the new tokens of each; text b draws with the
-  /// numbers choice_number(seed, i, b). options.on_token is not called. Throws for an empty prompt, one that
-  /// is too long, and a logit that is NaN; a text ends early where its own tokens fill the capacity.
+  /// numbers choice_number(seed, i, b). Throws for an empty prompt, one that is too long, and a logit that is
+  /// NaN; a text ends early where its own tokens fill the capacity.
   Texts operator()(const Texts& prompts, const GenerateOptions& options, const OnToken& on_token = {});
 
   /// Whether the last call replayed a graph.
@@ -89,11 +87,13 @@ class Generator {
   std::unique_ptr<State> state_;
 };
 
-/// New tokens after one prompt. Model: Gpt, Llama, or what has their functions. Throws for an empty prompt;
-/// the text ends early where the model has no more positions.
+/// New tokens after one prompt. Model: Gpt, Llama, or what has their functions. `on_token` is called with
+/// each new token; false ends the text. Throws for an empty prompt; the text ends early where the model has
+/// no more positions.
 template <class Model>
 std::vector<int64_t> generate(const Model& model, std::span<const int64_t> prompt,
-                              const GenerateOptions& options) {
+                              const GenerateOptions& options,
+                              const std::function<bool(int64_t token)>& on_token = {}) {
   options.sampling.validate();
   check(!prompt.empty(), "generate: the prompt has no tokens; begin with the model's first token");
   check(options.most_tokens >= 0, "generate: most_tokens is ", options.most_tokens);
@@ -104,7 +104,7 @@ std::vector<int64_t> generate(const Model& model, std::span<const int64_t> promp
   const int64_t room = std::min(options.most_tokens, model.longest() - given + 1);
   Generator generator(model, 1, given + room - 1);
   return generator({{prompt.begin(), prompt.end()}}, options,
-                   [&](int64_t, int64_t token) { return !options.on_token || options.on_token(token); })[0];
+                   [&](int64_t, int64_t token) { return !on_token || on_token(token); })[0];
 }
 
 }  // namespace tessera::models

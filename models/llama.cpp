@@ -135,8 +135,7 @@ Residual LlamaBlock::attend(const Residual& x, const nn::AttentionPass& pass, in
 Residual LlamaBlock::feed(const Residual& x, Site site) const {
   const nn::LayerCall call(*this, site);
   const auto [sum, normed] = stream_norm(ranks, norm2, x);
-  const auto branch = [&] { return mlp(normed); };
-  return {sum, dropout(branch())};
+  return {sum, dropout(mlp(normed))};
 }
 
 Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start, const nn::TensorParallel& ranks)

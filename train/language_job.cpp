@@ -510,8 +510,7 @@ auto LanguageJob::as_used(F&& f) {
 }
 
 Perplexity LanguageJob::measure(std::span<const PerplexityWindow> windows) {
-  return as_used(
-      [&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch); });
+  return as_used([&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch); });
 }
 
 /// Of the first windows of the evaluation: zeros of what is sparse, and the energy that 2:4 drops of it.
@@ -534,12 +533,11 @@ void LanguageJob::add_sparsity(Values& values) {
 
 std::vector<int64_t> LanguageJob::generate(std::span<const int64_t> prompt,
                                            const models::GenerateOptions& options) {
-  models::GenerateOptions own = options;
-  own.on_token = [&](int64_t token) {
+  const auto unless_interrupted = [](int64_t) {
     check_interrupt();
-    return !options.on_token || options.on_token(token);
+    return true;
   };
-  return as_used([&](auto& model) { return models::generate(model, prompt, own); });
+  return as_used([&](auto& model) { return models::generate(model, prompt, options, unless_interrupted); });
 }
 
 void LanguageJob::save(const std::string& folder) {

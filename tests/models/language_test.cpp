@@ -587,11 +587,11 @@ TEST(Generate, EndsAtStopTokensCallbacksAndTheLastPosition) {
       generate(model, prompt, {.most_tokens = 100, .sampling = {.temperature = 0}, .stop_tokens = {all[0]}});
   EXPECT_EQ(stopped, std::vector<int64_t>{all[0]});
   std::vector<int64_t> seen;
-  const auto called = generate(
-      model, prompt, {.most_tokens = 100, .sampling = {.temperature = 0}, .on_token = [&](int64_t token) {
-                        seen.push_back(token);
-                        return seen.size() < 4;
-                      }});
+  const auto called =
+      generate(model, prompt, {.most_tokens = 100, .sampling = {.temperature = 0}}, [&](int64_t token) {
+        seen.push_back(token);
+        return seen.size() < 4;
+      });
   EXPECT_EQ(called.size(), 4u);
   EXPECT_EQ(called, seen);
   EXPECT_TRUE(generate(model, prompt, {.most_tokens = 0}).empty());
