@@ -3,18 +3,17 @@
 #include <algorithm>
 
 #include "runtime/integers.h"
+#include "tensor/pads.h"
 
 namespace tessera::optim {
 namespace {
 
-/// True if the weight's pads are those that its own storage put between its rows (see Storage): then they may
-/// be read and written like elements.
-bool owns_row_padding(const Tensor& tensor) {
-  const Storage& storage = *tensor.storage();
-  const int64_t size = int64_t(size_of(tensor.dtype())), pitch = tensor.row_stride() * size,
-                first = tensor.layout().offset * size;
-  return tensor.count() > 0 && storage.pitch_bytes > 0 && storage.pitch_bytes == pitch &&
-         storage.row_bytes == tensor.row_length() * size && first % pitch == 0;
+/// True if the weight's rows follow each other with their own row padding between them: then that may be read
+/// and written like elements.
+bool is_padded_throughout(const Tensor& tensor) {
+  return tensor.count() > 0 &&
+         tensor.row_stride() * int64_t(size_of(tensor.dtype())) == tensor.storage()->pitch_bytes &&
+         owns_row_padding(tensor, tensor.row_stride());
 }
 
 /// The weight as rows: a packed one is a single row, and so is one with its pads, up to its last element.
@@ -24,7 +23,8 @@ struct Rows {
 
 Rows rows_of(const Tensor& tensor) {
   if (tensor.layout().is_packed()) return {1, tensor.count()};
-  if (owns_row_padding(tensor)) return {1, (tensor.rows() - 1) * tensor.row_stride() + tensor.row_length()};
+  if (is_padded_throughout(tensor))
+    return {1, (tensor.rows() - 1) * tensor.row_stride() + tensor.row_length()};
   return {tensor.rows(), tensor.row_length()};
 }
 
