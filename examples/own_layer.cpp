@@ -18,7 +18,7 @@ struct Residual {
 struct Model {
   nn::Linear in, out;
   std::vector<Residual> blocks;
-  Model(int64_t width, int depth, Rng& rng) : in(3, width, rng), out(width, 1, rng) {
+  Model(int64_t width, int depth, const Rng& rng) : in(3, width, rng), out(width, 1, rng) {
     for (int i = 0; i < depth; ++i) blocks.push_back({nn::LayerNorm(width), nn::Mlp(width, 4 * width, rng)});
   }
   Tensor operator()(Tensor x) const {

@@ -69,7 +69,7 @@ nn::EmbeddingOptions blank_table(const BertConfig& config) {
 
 }  // namespace
 
-BertBlock::BertBlock(const BertConfig& config, Rng& rng, Device device)
+BertBlock::BertBlock(const BertConfig& config, const Rng& rng, Device device)
     : attention(config.d_model,
                 {.heads = config.heads, .dropout = config.attention_dropout, .dtype = config.dtype}, rng,
                 device),
@@ -89,7 +89,7 @@ Tensor BertBlock::operator()(const Tensor& x, const nn::AttentionPass& pass, int
   return norm2.add(middle, mlp(middle), &dropout).y;
 }
 
-BertClassifier::BertClassifier(const BertConfig& config, Rng& rng, Device device)
+BertClassifier::BertClassifier(const BertConfig& config, const Rng& rng, Device device)
     : dense(config.d_model, config.d_model, rng, device, blank(config)),
       out(config.d_model, config.outputs(), rng, device, blank(config)),
       dropout(config.classifier_dropout, rng),
@@ -100,7 +100,7 @@ Tensor BertClassifier::operator()(const Tensor& first, Site site) const {
   return out(dropout(ops::tanh(dense(drops_input ? dropout(first) : first))));
 }
 
-BertLanguageHead::BertLanguageHead(const BertConfig& config, Rng& rng, Device device)
+BertLanguageHead::BertLanguageHead(const BertConfig& config, const Rng& rng, Device device)
     : dense(config.d_model, config.d_model, rng, device, blank(config)),
       norm(config.d_model, device, norm_options(config)),
       decoder(config.d_model, config.vocabulary, rng, device,
@@ -118,7 +118,7 @@ Tensor BertLanguageHead::loss(const Tensor& x, const Tensor& targets, const nn::
   return decoder.loss(norm(ops::activation(dense(x), activation)), targets, token);
 }
 
-Bert::Bert(const BertConfig& given, Rng& rng, Device device, Start start)
+Bert::Bert(const BertConfig& given, const Rng& rng, Device device, Start start)
     : config(validated(given)),
       token(config.vocabulary, config.d_model, rng, device, blank_table(config)),
       position(config.positions, config.d_model, rng, device, blank_table(config)),

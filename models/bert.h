@@ -80,7 +80,7 @@ struct BertBatch {
 };
 
 struct BertBlock {
-  BertBlock(const BertConfig& config, Rng& rng, Device device);
+  BertBlock(const BertConfig& config, const Rng& rng, Device device);
   /// [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names for this layer; all are attended to.
   Tensor operator()(const Tensor& x, const nn::AttentionPass& pass, int64_t layer = 0,
                     Site site = Site::here()) const;
@@ -98,7 +98,7 @@ struct BertBlock {
 };
 
 struct BertClassifier {
-  BertClassifier(const BertConfig& config, Rng& rng, Device device);
+  BertClassifier(const BertConfig& config, const Rng& rng, Device device);
   Tensor operator()(const Tensor& first, Site site = Site::here()) const;  // [B, d] -> [B, labels]
   void fields(auto&& visit) { visit("dense", dense), visit("out", out), visit("dropout", dropout); }
   nn::LayerName layer_name;  // for messages
@@ -109,7 +109,7 @@ struct BertClassifier {
 };
 
 struct BertLanguageHead {
-  BertLanguageHead(const BertConfig& config, Rng& rng, Device device);
+  BertLanguageHead(const BertConfig& config, const Rng& rng, Device device);
   Tensor operator()(const Tensor& x, const nn::Embedding& token,
                     Site site = Site::here()) const;  // [N, d] -> [N, V]
   Tensor loss(const Tensor& x, const Tensor& targets, const nn::Embedding& token,
@@ -125,7 +125,7 @@ struct BertLanguageHead {
 
 struct Bert {
   /// `rng` draws the initial values and later the dropout masks.
-  Bert(const BertConfig& config, Rng& rng, Device device, Start start = Start::drawn);
+  Bert(const BertConfig& config, const Rng& rng, Device device, Start start = Start::drawn);
 
   /// Hidden states of every token after the last block: [N, d].
   Tensor encode(const BertBatch& batch, Site site = Site::here()) const;

@@ -34,7 +34,7 @@ nn::LayerNormOptions norm_options(const GptConfig& config) {
 
 }  // namespace
 
-GptBlock::GptBlock(const GptConfig& config, Rng& rng, Device device)
+GptBlock::GptBlock(const GptConfig& config, const Rng& rng, Device device)
     : norm1(config.d_model, device, norm_options(config)),
       attention(
           config.d_model,
@@ -57,7 +57,7 @@ Residual GptBlock::feed(const Residual& x, Site site) const {
   return {sum, dropout(mlp(normed))};
 }
 
-Gpt::Gpt(const GptConfig& given, Rng& rng, Device device, Start start)
+Gpt::Gpt(const GptConfig& given, const Rng& rng, Device device, Start start)
     : config(validated(given)),
       token(config.vocabulary, config.d_model, rng, device, {.deviation = 0, .dtype = config.dtype}),
       position(config.positions + config.position_offset(), config.d_model, rng, device,

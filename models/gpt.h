@@ -61,7 +61,7 @@ struct Residual {
 };
 
 struct GptBlock {
-  GptBlock(const GptConfig& config, Rng& rng, Device device);
+  GptBlock(const GptConfig& config, const Rng& rng, Device device);
   /// The two halves, each a branch. The second works token by token.
   Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
                   Site site = Site::here()) const;
@@ -81,7 +81,7 @@ struct GptBlock {
 
 struct Gpt {
   /// `rng` draws the initial values and later the dropout masks.
-  Gpt(const GptConfig& config, Rng& rng, Device device, Start start = Start::drawn);
+  Gpt(const GptConfig& config, const Rng& rng, Device device, Start start = Start::drawn);
 
   /// tokens [B, T] (i64 or i32) -> logits [B, T, V].
   Tensor operator()(const Tensor& tokens, Site site = Site::here()) const;

@@ -57,7 +57,7 @@ Tensor flat_targets(const char* model, const Tensor& targets, int64_t tokens) {
   return targets.packed().reshape({targets.count()});
 }
 
-void draw(const nn::Linear& linear, Rng& rng, double deviation) {
+void draw(const nn::Linear& linear, const Rng& rng, double deviation) {
   nn::init::normal(linear.weight, rng, 0, deviation);
   if (linear.bias.defined()) nn::init::zeros(linear.bias);
 }

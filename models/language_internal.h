@@ -69,6 +69,6 @@ Tensor decode(const char* name, const Model& model, const Tensor& tokens, nn::Kv
 /// Targets of N elements for `tokens` tokens as [N], or throws.
 Tensor flat_targets(const char* model, const Tensor& targets, int64_t tokens);
 /// weight = N(0, deviation^2), bias = 0.
-void draw(const nn::Linear& linear, Rng& rng, double deviation);
+void draw(const nn::Linear& linear, const Rng& rng, double deviation);
 
 }  // namespace tessera::models::language_internal

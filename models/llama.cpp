@@ -102,7 +102,8 @@ ops::AddNorm stream_norm(const nn::TensorParallel& ranks, const nn::RmsNorm& nor
 
 }  // namespace
 
-LlamaBlock::LlamaBlock(const LlamaConfig& config, Rng& rng, Device device, const nn::TensorParallel& ranks)
+LlamaBlock::LlamaBlock(const LlamaConfig& config, const Rng& rng, Device device,
+                       const nn::TensorParallel& ranks)
     : norm1(config.d_model, device, norm_options(config)),
       attention(config.d_model,
                 {.heads = config.heads,
@@ -138,10 +139,11 @@ Residual LlamaBlock::feed(const Residual& x, Site site) const {
   return {sum, dropout(mlp(normed))};
 }
 
-Llama::Llama(const LlamaConfig& given, Rng& rng, Device device, Start start, const nn::TensorParallel& ranks)
+Llama::Llama(const LlamaConfig& given, const Rng& rng, Device device, Start start,
+             const nn::TensorParallel& ranks)
     : Llama(given, given.share(ranks.size()), rng, device, start, ranks) {}
 
-Llama::Llama(const LlamaConfig& whole, const LlamaConfig& share, Rng& rng, Device device, Start start,
+Llama::Llama(const LlamaConfig& whole, const LlamaConfig& share, const Rng& rng, Device device, Start start,
              const nn::TensorParallel& ranks)
     : config(whole),
       ranks(ranks),

@@ -93,7 +93,7 @@ struct LlamaConfig {
 
 struct LlamaBlock {
   /// `config`: of a rank's share.
-  LlamaBlock(const LlamaConfig& config, Rng& rng, Device device, const nn::TensorParallel& ranks = {});
+  LlamaBlock(const LlamaConfig& config, const Rng& rng, Device device, const nn::TensorParallel& ranks = {});
   Residual attend(const Residual& x, const nn::AttentionPass& pass, int64_t layer,
                   Site site = Site::here()) const;
   Residual feed(const Residual& x, Site site = Site::here()) const;
@@ -115,7 +115,7 @@ struct Llama {
   /// `rng` draws the initial values and later the dropout masks. With several `ranks`, each of which makes
   /// the model, it holds this rank's share of the weights, blank, and is for inference; what its functions
   /// take and return is of the whole model, and the same on all ranks.
-  Llama(const LlamaConfig& config, Rng& rng, Device device, Start start = Start::drawn,
+  Llama(const LlamaConfig& config, const Rng& rng, Device device, Start start = Start::drawn,
         const nn::TensorParallel& ranks = {});
 
   /// As those of Gpt.
@@ -159,7 +159,7 @@ struct Llama {
   nn::Dropout dropout;
 
  private:
-  Llama(const LlamaConfig& config, const LlamaConfig& share, Rng& rng, Device device, Start start,
+  Llama(const LlamaConfig& config, const LlamaConfig& share, const Rng& rng, Device device, Start start,
         const nn::TensorParallel& ranks);
   /// The last norm, and the logits.
   Tensor last_norm(const Residual& x) const;

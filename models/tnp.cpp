@@ -49,7 +49,7 @@ const TnpConfig& validated(const TnpConfig& config) {
 
 }  // namespace
 
-Tnp::Tnp(const TnpConfig& given, Rng& rng, Device device)
+Tnp::Tnp(const TnpConfig& given, const Rng& rng, Device device)
     : config(validated(given)),
       embedder(
           config.features + 1, config.embed_hidden, rng, device,

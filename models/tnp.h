@@ -72,7 +72,7 @@ struct TnpBatch {
 TnpBatch part_of(const TnpBatch& whole, std::shared_ptr<const TnpSplit> split);
 
 struct Tnp {
-  Tnp(const TnpConfig& config, Rng& rng, Device device);
+  Tnp(const TnpConfig& config, const Rng& rng, Device device);
   /// Mixture parameters [N, B, K, 3], token-major.
   Tensor forward(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
   /// Mean negative log-likelihood of the targets in nats per point. For a batch with a split, this rank's

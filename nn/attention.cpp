@@ -60,7 +60,7 @@ ops::AttentionOptions operator_options(const AttendOptions& options) {
   ops::AttentionOptions made{.causal = options.causal};
   if (options.dropout && options.dropout->training) {
     made.dropout = options.dropout->p;
-    made.rng = &options.dropout->rng;
+    made.rng = options.dropout->rng;
   }
   return made;
 }
@@ -123,7 +123,7 @@ const Tensor& AttentionPass::valid_rows() const {
   return valid;
 }
 
-SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device)
+SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, const Rng& rng, Device device)
     : qkv(d, (options.heads + 2 * kv_heads_of(options)) * head_size(d, options), rng, device,
           {.bias = options.bias, .dtype = options.dtype, .init = Init::zeros}),
       out(options.heads * head_size(d, options), d, rng, device,

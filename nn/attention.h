@@ -93,7 +93,8 @@ struct SelfAttentionOptions {
 struct SelfAttention {
   static constexpr const char* kKind = "SelfAttention";
 
-  SelfAttention(int64_t d, const SelfAttentionOptions& options, Rng& rng, Device device = Device::cpu());
+  SelfAttention(int64_t d, const SelfAttentionOptions& options, const Rng& rng,
+                Device device = Device::cpu());
   Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0,
                     Site site = Site::here()) const;
   void fields(auto&& visit) {

@@ -7,7 +7,7 @@
 
 namespace tessera::nn {
 
-CrossAttention::CrossAttention(int64_t d, const CrossAttentionOptions& options, Rng& rng, Device device)
+CrossAttention::CrossAttention(int64_t d, const CrossAttentionOptions& options, const Rng& rng, Device device)
     : q(d, d, rng, device, {.bias = options.bias, .dtype = options.dtype}),
       kv(d, 2 * d, rng, device, {.bias = options.bias, .dtype = options.dtype}),
       out(d, d, rng, device, {.bias = options.bias, .dtype = options.dtype}),

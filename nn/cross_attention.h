@@ -38,7 +38,8 @@ AttentionSplit::By parse_attention_split(std::string_view name);
 struct CrossAttention {
   static constexpr const char* kKind = "CrossAttention";
 
-  CrossAttention(int64_t d, const CrossAttentionOptions& options, Rng& rng, Device device = Device::cpu());
+  CrossAttention(int64_t d, const CrossAttentionOptions& options, const Rng& rng,
+                 Device device = Device::cpu());
   /// queries [Q, B, d] over the tokens memory [M, B, d], plus residual if there is one -> [Q, B, d]; with
   /// `split` all of them are this rank's rows.
   Tensor operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual = {},

@@ -4,7 +4,7 @@
 
 namespace tessera::nn {
 
-Embedding::Embedding(int64_t count, int64_t width, Rng& rng, Device device, EmbeddingOptions options)
+Embedding::Embedding(int64_t count, int64_t width, const Rng& rng, Device device, EmbeddingOptions options)
     : weight(Tensor::empty({count, width}, options.dtype, device)) {
   if (options.deviation > 0)
     init::normal(weight, rng, 0, options.deviation);

@@ -14,9 +14,9 @@ struct EmbeddingOptions {
 struct Embedding {
   static constexpr const char* kKind = "Embedding";
 
-  Embedding(int64_t count, int64_t width, Rng& rng, Device device = Device::cpu(),
+  Embedding(int64_t count, int64_t width, const Rng& rng, Device device = Device::cpu(),
             EmbeddingOptions options = {});
-  Embedding(int64_t count, int64_t width, Rng& rng, EmbeddingOptions options)
+  Embedding(int64_t count, int64_t width, const Rng& rng, EmbeddingOptions options)
       : Embedding(count, width, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& indices, Site site = Site::here()) const;
   void fields(auto&& visit) { visit("weight", weight); }

@@ -11,7 +11,7 @@ namespace {
 /// Elements of `tensor` = value(stream, i), computed on the host and rounded to f32, whatever the tensor's
 /// dtype: a model starts from the same numbers in f64, and a narrower dtype rounds those.
 template <class F>
-void draw(const Tensor& tensor, Rng& rng, F&& value) {
+void draw(const Tensor& tensor, const Rng& rng, F&& value) {
   const RandomStream stream = rng.reserve(Device::cpu());
   const Tensor host = Tensor::empty_packed(tensor.shape(), DType::f32, Device::cpu());
   float* const out = host.data<float>();
@@ -21,7 +21,7 @@ void draw(const Tensor& tensor, Rng& rng, F&& value) {
   tensor.copy_from(host);
 }
 
-void symmetric(const Tensor& tensor, Rng& rng, double bound) {
+void symmetric(const Tensor& tensor, const Rng& rng, double bound) {
   uniform(tensor, rng, -bound, bound);
 }
 
@@ -35,7 +35,7 @@ void ones(const Tensor& tensor) {
   tensor.fill(1);
 }
 
-void uniform(const Tensor& tensor, Rng& rng, double low, double high) {
+void uniform(const Tensor& tensor, const Rng& rng, double low, double high) {
   check(low <= high, "init::uniform: the range [", low, ", ", high, ") is empty");
   draw(tensor, rng, [=](const RandomStream& stream, uint64_t i) {
     const Uint4 random = philox(stream.seed, stream.offset(), i / 4);
@@ -43,13 +43,13 @@ void uniform(const Tensor& tensor, Rng& rng, double low, double high) {
   });
 }
 
-void normal(const Tensor& tensor, Rng& rng, double mean, double deviation) {
+void normal(const Tensor& tensor, const Rng& rng, double mean, double deviation) {
   draw(tensor, rng, [=](const RandomStream& stream, uint64_t i) {
     return mean + deviation * gaussian(stream.seed, stream.offset(), i);
   });
 }
 
-void truncated_normal(const Tensor& tensor, Rng& rng, double mean, double deviation, double limit) {
+void truncated_normal(const Tensor& tensor, const Rng& rng, double mean, double deviation, double limit) {
   check(limit >= 0.1, "init::truncated_normal: limit ", limit, " must be at least 0.1");
   draw(tensor, rng, [=](const RandomStream& stream, uint64_t i) {
     for (uint64_t attempt = 0;; ++attempt) {
@@ -63,7 +63,7 @@ void truncated_normal(const Tensor& tensor, Rng& rng, double mean, double deviat
   });
 }
 
-void apply(Init choice, const Tensor& tensor, Rng& rng) {
+void apply(Init choice, const Tensor& tensor, const Rng& rng) {
   if (choice == Init::zeros) return zeros(tensor);
   check(tensor.rank() >= 2, "init: ", describe(tensor),
         " has no fan; this initialiser needs a weight [..., out, in]");

@@ -24,14 +24,14 @@ namespace init {
 void zeros(const Tensor& tensor);
 void ones(const Tensor& tensor);
 /// U(low, high).
-void uniform(const Tensor& tensor, Rng& rng, double low, double high);
+void uniform(const Tensor& tensor, const Rng& rng, double low, double high);
 /// N(mean, deviation^2), Box and Muller.
-void normal(const Tensor& tensor, Rng& rng, double mean = 0, double deviation = 1);
+void normal(const Tensor& tensor, const Rng& rng, double mean = 0, double deviation = 1);
 /// The same, drawn again while further than `limit` deviations from the mean. Throws unless limit >= 0.1
 /// (below that nearly every draw would be thrown away).
-void truncated_normal(const Tensor& tensor, Rng& rng, double mean, double deviation, double limit = 2);
+void truncated_normal(const Tensor& tensor, const Rng& rng, double mean, double deviation, double limit = 2);
 /// Throws for tensors of rank 0 and 1, which have no fan, unless the choice is zeros.
-void apply(Init choice, const Tensor& tensor, Rng& rng);
+void apply(Init choice, const Tensor& tensor, const Rng& rng);
 
 }  // namespace init
 }  // namespace tessera::nn

@@ -15,7 +15,7 @@ namespace tessera::nn {
 namespace {
 
 /// A parameter of `shape`, filled by the initialiser.
-Tensor new_weight(const Shape& shape, Rng& rng, Device device, DType dtype, Init choice) {
+Tensor new_weight(const Shape& shape, const Rng& rng, Device device, DType dtype, Init choice) {
   check(is_floating(dtype), "nn: parameters cannot be ", dtype, "; expected a floating dtype");
   Tensor weight = Tensor::empty(shape, dtype, device);
   init::apply(choice, weight, rng);
@@ -23,7 +23,7 @@ Tensor new_weight(const Shape& shape, Rng& rng, Device device, DType dtype, Init
   return weight;
 }
 
-Tensor new_bias(const Shape& shape, int64_t in, Rng& rng, Device device, DType dtype, Init choice) {
+Tensor new_bias(const Shape& shape, int64_t in, const Rng& rng, Device device, DType dtype, Init choice) {
   Tensor bias = Tensor::empty(shape, dtype, device);
   const double bound = choice == Init::fan_in && in > 0 ? 1 / std::sqrt(double(in)) : 0;
   if (bound > 0)
@@ -135,7 +135,8 @@ Tensor multiply_groups(const Factored&, const Tensor&, const Tensor&, const Tens
 
 }  // namespace
 
-Linear::Linear(int64_t in, int64_t out, Rng& rng, Device device, LinearOptions options) : in(in), out(out) {
+Linear::Linear(int64_t in, int64_t out, const Rng& rng, Device device, LinearOptions options)
+    : in(in), out(out) {
   if (!options.tied) weight = new_weight({out, in}, rng, device, options.dtype, options.init);
   if (options.bias) bias = new_bias({out}, in, rng, device, options.dtype, options.init);
 }
@@ -152,7 +153,7 @@ Tensor Linear::with(const Tensor& used, const Tensor& x, const Tensor& residual,
       this, x, std::visit([&](const auto& one) { return multiply(one, x, used, bias, residual); }, form));
 }
 
-GroupedLinear::GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, Device device,
+GroupedLinear::GroupedLinear(int64_t groups, int64_t in, int64_t out, const Rng& rng, Device device,
                              GroupedLinearOptions options)
     : weight(new_weight({groups, out, in}, rng, device, options.dtype, options.init)),
       shared(options.shared) {

@@ -18,8 +18,8 @@ struct LinearOptions {
 struct Linear {
   static constexpr const char* kKind = "Linear";
 
-  Linear(int64_t in, int64_t out, Rng& rng, Device device = Device::cpu(), LinearOptions options = {});
-  Linear(int64_t in, int64_t out, Rng& rng, LinearOptions options)
+  Linear(int64_t in, int64_t out, const Rng& rng, Device device = Device::cpu(), LinearOptions options = {});
+  Linear(int64_t in, int64_t out, const Rng& rng, LinearOptions options)
       : Linear(in, out, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, const Tensor& residual = {}, Site site = Site::here()) const;
   /// The same with another tensor's elements as the weight [out, in]: how a tied layer is called.
@@ -47,9 +47,9 @@ struct GroupedLinearOptions {
 struct GroupedLinear {
   static constexpr const char* kKind = "GroupedLinear";
 
-  GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, Device device = Device::cpu(),
+  GroupedLinear(int64_t groups, int64_t in, int64_t out, const Rng& rng, Device device = Device::cpu(),
                 GroupedLinearOptions options = {});
-  GroupedLinear(int64_t groups, int64_t in, int64_t out, Rng& rng, GroupedLinearOptions options)
+  GroupedLinear(int64_t groups, int64_t in, int64_t out, const Rng& rng, GroupedLinearOptions options)
       : GroupedLinear(groups, in, out, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   double flops(int64_t tokens) const { return 2.0 * double(tokens) * double(weight.count()); }

@@ -7,7 +7,7 @@
 
 namespace tessera::nn {
 
-LmHead::LmHead(int64_t d, int64_t vocabulary, Rng& rng, Device device, LmHeadOptions options)
+LmHead::LmHead(int64_t d, int64_t vocabulary, const Rng& rng, Device device, LmHeadOptions options)
     : out(d, vocabulary, rng, device,
           {.bias = options.bias, .dtype = options.dtype, .init = options.init, .tied = options.tied}) {}
 

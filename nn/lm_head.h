@@ -18,8 +18,9 @@ struct LmHeadOptions {
 struct LmHead {
   static constexpr const char* kKind = "LmHead";
 
-  LmHead(int64_t d, int64_t vocabulary, Rng& rng, Device device = Device::cpu(), LmHeadOptions options = {});
-  LmHead(int64_t d, int64_t vocabulary, Rng& rng, LmHeadOptions options)
+  LmHead(int64_t d, int64_t vocabulary, const Rng& rng, Device device = Device::cpu(),
+         LmHeadOptions options = {});
+  LmHead(int64_t d, int64_t vocabulary, const Rng& rng, LmHeadOptions options)
       : LmHead(d, vocabulary, rng, Device::cpu(), options) {}
   /// Whether its weight is the token embedding's: a layer of factors or of compressed parts has its own.
   bool tied() const;

@@ -24,7 +24,7 @@ constexpr const char* kChoices[] = {"random", "gradient", "residual"};
 
 /// That many different numbers below n, ascending, each set as likely as any other. By what is left out where
 /// that is less.
-std::vector<int32_t> choose(int64_t n, int64_t count, Rng& rng) {
+std::vector<int32_t> choose(int64_t n, int64_t count, const Rng& rng) {
   const RandomStream stream = rng.reserve(Device::cpu());
   const bool leaves_out = count > n / 2;
   std::vector<bool> marked(static_cast<size_t>(n));
@@ -80,7 +80,7 @@ struct MadePart {
 
 class Maker {
  public:
-  Maker(const FactorOptions& options, Rng& rng) : options_(options), rng_(rng) {}
+  Maker(const FactorOptions& options, const Rng& rng) : options_(options), rng_(rng) {}
 
   MadePart part(const Tensor& weight, const Tensor& gradient) {
     const int64_t rows = weight.size(0), in = weight.size(1), rank = options_.rank;
@@ -167,7 +167,7 @@ class Maker {
   }
 
   const FactorOptions& options_;
-  Rng& rng_;
+  const Rng& rng_;
 };
 
 }  // namespace
@@ -228,7 +228,7 @@ FactorCounts count_factors(const FactorOptions& options, int64_t rows, int64_t i
   }
 }
 
-void factorize(Linear& layer, const std::vector<int64_t>& rows, const FactorOptions& options, Rng& rng,
+void factorize(Linear& layer, const std::vector<int64_t>& rows, const FactorOptions& options, const Rng& rng,
                const Tensor& gradient) {
   const NoTape no_tape;
   const char* const kind = name_of(options.kind);

@@ -75,7 +75,7 @@ FactorCounts count_factors(const FactorOptions& options, int64_t rows, int64_t i
 /// ColumnChoice::gradient alone. Draws from `rng`. Throws, and leaves the layer as it was, if the layer is
 /// not dense or tied, the rows do not add up, the rank is too large for a part, or the weight has no singular
 /// value decomposition (it is not finite).
-void factorize(Linear& layer, const std::vector<int64_t>& rows, const FactorOptions& options, Rng& rng,
+void factorize(Linear& layer, const std::vector<int64_t>& rows, const FactorOptions& options, const Rng& rng,
                const Tensor& gradient = {});
 
 /// Whether merged_weight has one: all forms of factors but cola, whose activation is between them.

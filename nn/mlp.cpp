@@ -35,7 +35,7 @@ const ops::SparsePart* gate_and_up(const Linear& up, const Tensor& x) {
 
 }  // namespace
 
-Mlp::Mlp(int64_t in, int64_t hidden, Rng& rng, Device device, MlpOptions options)
+Mlp::Mlp(int64_t in, int64_t hidden, const Rng& rng, Device device, MlpOptions options)
     : up(in, (options.gated ? 2 : 1) * hidden, rng, device,
          {.bias = options.bias, .dtype = options.dtype, .init = options.init}),
       down(hidden, options.out ? options.out : in, rng, device,
@@ -114,7 +114,7 @@ Tensor Mlp::hidden(const Tensor& x) const {
   return ops::mul(gate, ops::slice(rows, last, width, 2 * width));
 }
 
-GroupedMlp::GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, Rng& rng, Device device,
+GroupedMlp::GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, const Rng& rng, Device device,
                        GroupedMlpOptions options)
     : up(groups, in, hidden, rng, device,
          {.bias = options.bias, .dtype = options.dtype, .init = options.init}),

@@ -29,8 +29,8 @@ struct MlpOptions {
 struct Mlp {
   static constexpr const char* kKind = "Mlp";
 
-  Mlp(int64_t in, int64_t hidden, Rng& rng, Device device = Device::cpu(), MlpOptions options = {});
-  Mlp(int64_t in, int64_t hidden, Rng& rng, MlpOptions options)
+  Mlp(int64_t in, int64_t hidden, const Rng& rng, Device device = Device::cpu(), MlpOptions options = {});
+  Mlp(int64_t in, int64_t hidden, const Rng& rng, MlpOptions options)
       : Mlp(in, hidden, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, const Tensor& residual = {}, Site site = Site::here()) const;
   void fields(auto&& visit) { visit("up", up), visit("down", down); }
@@ -59,9 +59,10 @@ struct GroupedMlpOptions {
 struct GroupedMlp {
   static constexpr const char* kKind = "GroupedMlp";
 
-  GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, Rng& rng, Device device = Device::cpu(),
-             GroupedMlpOptions options = {});
-  GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, Rng& rng, GroupedMlpOptions options)
+  GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, const Rng& rng,
+             Device device = Device::cpu(), GroupedMlpOptions options = {});
+  GroupedMlp(int64_t groups, int64_t in, int64_t hidden, int64_t out, const Rng& rng,
+             GroupedMlpOptions options)
       : GroupedMlp(groups, in, hidden, out, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, Site site = Site::here()) const;
   void fields(auto&& visit) { visit("up", up), visit("down", down); }

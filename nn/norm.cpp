@@ -10,7 +10,7 @@ Tensor new_vector(int64_t width, double value, DType dtype, Device device) {
 }
 
 ops::ResidualDropout operator_dropout(const Dropout* dropout) {
-  return dropout && dropout->drops() ? ops::ResidualDropout{dropout->p, &dropout->rng}
+  return dropout && dropout->drops() ? ops::ResidualDropout{dropout->p, dropout->rng}
                                      : ops::ResidualDropout{};
 }
 

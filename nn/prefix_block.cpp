@@ -16,7 +16,7 @@ int64_t checked_hidden(const PrefixBlockOptions& options, int64_t d) {
 
 }  // namespace
 
-PrefixBlock::PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng, Device device)
+PrefixBlock::PrefixBlock(int64_t d, const PrefixBlockOptions& options, const Rng& rng, Device device)
     : attention(d, {.heads = options.heads, .bias = options.bias, .dtype = options.dtype}, rng, device),
       mlp(d, checked_hidden(options, d), rng, device,
           {.activation = options.activation, .bias = options.bias, .dtype = options.dtype}),

@@ -22,7 +22,7 @@ struct PrefixBlock {
   static constexpr const char* kKind = "PrefixBlock";
 
   /// Throws if options.hidden is not given, or if d is not a multiple of the number of heads.
-  PrefixBlock(int64_t d, const PrefixBlockOptions& options, Rng& rng, Device device = Device::cpu());
+  PrefixBlock(int64_t d, const PrefixBlockOptions& options, const Rng& rng, Device device = Device::cpu());
   /// x [T, B, d], token-major -> [T, B, d], or if `suffix_only` [T - context, B, d]: the tokens after the
   /// prefix alone. With `split` x are this rank's rows, the first `context` of them of the prefix; its
   /// queries are the rows that go on.

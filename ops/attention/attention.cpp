@@ -158,6 +158,7 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
   if (problem.scale == 0) problem.scale = 1 / std::sqrt(double(q.size(3)));
   if (q.dtype() == DType::f32) problem.math = f32_math();
   if (problem.dropout > 0) problem.drop = {problem.dropout, problem.rng->reserve(q.device())};
+  problem.rng.reset();  // the tape needs the stream alone
   const DType statistics = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const int64_t dim = q.size(3), padded = padded_head_dim(dim, q.device());
   const Tensor q_rows = as_heads(q, padded), k_rows = as_heads(k, padded), v_rows = as_heads(v, padded);

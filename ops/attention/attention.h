@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "runtime/rng.h"
 #include "tensor/tensor.h"
 
@@ -7,9 +9,9 @@ namespace tessera::ops {
 
 struct AttentionOptions {
   bool causal = false;
-  double scale = 0;          // factor of the scores, positive; 0 means 1 / sqrt(D)
-  double dropout = 0;        // dropout rate of the probabilities, 0 <= p < 1, rounded to applied_dropout(p)
-  const Rng* rng = nullptr;  // for dropout: reserves one stream per call
+  double scale = 0;    // factor of the scores, positive; 0 means 1 / sqrt(D)
+  double dropout = 0;  // dropout rate of the probabilities, 0 <= p < 1, rounded to applied_dropout(p)
+  std::optional<Rng> rng = {};  // for dropout: reserves one stream per call
 };
 
 struct AttentionResult {

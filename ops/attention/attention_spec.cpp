@@ -369,7 +369,7 @@ std::vector<OpSpec> attention_specs() {
             const AttentionOptions options{.causal = attrs.flag("causal"),
                                            .scale = attrs.number("scale"),
                                            .dropout = attrs.number("dropout"),
-                                           .rng = &random.rng()};
+                                           .rng = random.rng()};
             check(in[3].defined() || !in[4].defined(), "attention: cu_seqlens_k without cu_seqlens_q");
             const AttentionResult result =
                 in[3].defined()

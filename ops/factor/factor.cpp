@@ -127,7 +127,8 @@ SvdFactors svd(const Tensor& given, Site site) {
   return made;
 }
 
-Tensor range_finder(const Tensor& given, int64_t rank, Rng& rng, const SketchOptions& options, Site site) {
+Tensor range_finder(const Tensor& given, int64_t rank, const Rng& rng, const SketchOptions& options,
+                    Site site) {
   const CallScope call(site);
   check_matrix("range_finder", given);
   check_rank("range_finder", given, rank);
@@ -158,7 +159,7 @@ SvdFactors truncated_svd(const Tensor& a, int64_t rank, Site site) {
   return leading(svd(a), rank);
 }
 
-SvdFactors truncated_svd(const Tensor& given, int64_t rank, Rng& rng, const SketchOptions& options,
+SvdFactors truncated_svd(const Tensor& given, int64_t rank, const Rng& rng, const SketchOptions& options,
                          Site site) {
   const CallScope call(site);
   check_matrix("truncated_svd", given);

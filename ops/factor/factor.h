@@ -39,13 +39,13 @@ struct SketchOptions {
 /// singular vectors: a random sketch a w, w uniform in [-1, 1), refined by a (a^T q) (Halko, Martinsson,
 /// Tropp, arXiv:0909.4061, algorithms 4.3 and 4.4). Reserves one stream of `rng`; the GEMMs are a's own
 /// dtype. Throws unless rank is from 1 to min(m, n).
-Tensor range_finder(const Tensor& a, int64_t rank, Rng& rng, const SketchOptions& options = {},
+Tensor range_finder(const Tensor& a, int64_t rank, const Rng& rng, const SketchOptions& options = {},
                     Site site = Site::here());
 
 /// The leading `rank` singular triples: of the whole decomposition.
 SvdFactors truncated_svd(const Tensor& a, int64_t rank, Site site = Site::here());
 /// The same from the range finder's subspace (ibid., algorithm 5.1): an SVD of [rank + oversample, n].
-SvdFactors truncated_svd(const Tensor& a, int64_t rank, Rng& rng, const SketchOptions& options = {},
+SvdFactors truncated_svd(const Tensor& a, int64_t rank, const Rng& rng, const SketchOptions& options = {},
                          Site site = Site::here());
 
 }  // namespace tessera::ops

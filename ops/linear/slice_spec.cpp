@@ -17,7 +17,7 @@ std::vector<AttrSpec> slice_attrs() {
       {"seed", int64_t{0}, "random seed of slices random and importance"}};
 }
 
-std::optional<Slice> slice_of(const char* op, const Attrs& attrs, Rng& rng) {
+std::optional<Slice> slice_of(const char* op, const Attrs& attrs, const Rng& rng) {
   const std::string& mode = attrs.word("slice");
   const int64_t rows = attrs.integer("rows");
   const double share = attrs.number("share"), threshold = attrs.number("threshold");

@@ -6,7 +6,7 @@
 namespace tessera::ops {
 namespace {
 
-MlpSparse24 settings_of(const Attrs& attrs, Rng& rng) {
+MlpSparse24 settings_of(const Attrs& attrs, const Rng& rng) {
   MlpSparse24 how{.activation = parse_activation(attrs.word("activation")),
                   .y = parse_gemm24(attrs.word("y")),
                   .dx = parse_gemm24(attrs.word("dx")),

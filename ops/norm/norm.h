@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "runtime/rng.h"
 #include "tensor/tensor.h"
 
@@ -25,8 +27,8 @@ Tensor rmsnorm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-6, Si
 
 /// Dropout of a residual on its way to a sum, as ops::dropout does it.
 struct ResidualDropout {
-  double p = 0;              // chance of an element to be dropped, 0 <= p < 1; 0 draws nothing
-  const Rng* rng = nullptr;  // gives one stream a call
+  double p = 0;                 // chance of an element to be dropped, 0 <= p < 1; 0 draws nothing
+  std::optional<Rng> rng = {};  // gives one stream a call
 };
 
 /// sum = x + residual, y = the norm of sum: what stands between two parts of a transformer. Pre-norm blocks

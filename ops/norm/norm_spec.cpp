@@ -107,7 +107,7 @@ std::vector<OpSpec> norm_specs() {
       dropout_seed{"dropout_seed", int64_t{0}, "of the random numbers of dropout"};
   const auto both = [](const Attrs& attrs, auto&& run) {
     SeededRng random(attrs.integer("dropout_seed"));
-    const AddNorm results = run(ResidualDropout{attrs.number("dropout"), &random.rng()});
+    const AddNorm results = run(ResidualDropout{attrs.number("dropout"), random.rng()});
     return std::vector{results.sum, results.y};
   };
   return {

@@ -52,7 +52,7 @@ float largest_below(double high) {
 
 }  // namespace
 
-void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng) {
+void fill_uniform(const Tensor& tensor, double low, double high, const Rng& rng) {
   check_floating(tensor, "fill_uniform");
   check(low <= high, "fill_uniform: [", low, ", ", high, ") is empty");
   check(std::isfinite(float(high - low)) && fits(low, tensor.dtype()) && fits(high, tensor.dtype()),
@@ -68,7 +68,7 @@ void fill_uniform(const Tensor& tensor, double low, double high, Rng& rng) {
                 .most = most});
 }
 
-void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng) {
+void fill_normal(const Tensor& tensor, double mean, double deviation, const Rng& rng) {
   check_floating(tensor, "fill_normal");
   check(deviation >= 0, "fill_normal: the deviation of ", describe(tensor), " is ", deviation,
         "; expected 0 or more");
@@ -81,7 +81,7 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, Rng& rng) 
                 .scale = float(deviation)});
 }
 
-void fill_integers(const Tensor& tensor, int64_t high, Rng& rng) {
+void fill_integers(const Tensor& tensor, int64_t high, const Rng& rng) {
   check_target(tensor, "fill_integers");
   check(tensor.dtype() == DType::i64 || tensor.dtype() == DType::i32, "fill_integers: ", describe(tensor),
         "; expected i64 or i32");

@@ -84,12 +84,12 @@ TEST(AttentionDropout, ChancesAreRounded) {
   Rng rng(1);
   const Tensor x = uniform({1, 2, 1, 4}, DType::f64, 1);
   EXPECT_EQ(
-      message_of([&] { attention(x, x, x, {.dropout = 0.0019, .rng = &rng}); }),
+      message_of([&] { attention(x, x, x, {.dropout = 0.0019, .rng = rng}); }),
       "attention: dropout 0.0019 would be rounded to 0 (it is applied in steps of 1/256); expected 0, or "
       "at least 1/512 = 0.001953");
-  attention(x, x, x, {.dropout = 0, .rng = &rng});
+  attention(x, x, x, {.dropout = 0, .rng = rng});
   EXPECT_EQ(rng.state().offset, 0u);
-  attention(x, x, x, {.dropout = 0.002, .rng = &rng});
+  attention(x, x, x, {.dropout = 0.002, .rng = rng});
   EXPECT_EQ(rng.state().offset, 1u);
 }
 
@@ -109,7 +109,7 @@ TEST(AttentionDropout, KeepsNaNVisible) {
           in[n] = in[n].to(dtype).to(device);
         }
         Rng rng(3);
-        const auto o = attention(in[0], in[1], in[2], {.dropout = 0.9, .rng = &rng}).to_vector<float>();
+        const auto o = attention(in[0], in[1], in[2], {.dropout = 0.9, .rng = rng}).to_vector<float>();
         for (int64_t i = 0; i < length; ++i)
           for (int64_t d = 0; d < dim; ++d)
             if (where == 0 ? i == 7 : where == 1 || d == 3)
@@ -122,9 +122,8 @@ TEST(AttentionDropout, Messages) {
   const Tensor x = uniform({1, 2, 1, 4}, DType::f64, 1);
   Rng rng(1);
   for (const double p : {-0.1, 1.0, std::nan("")})
-    EXPECT_NE(
-        message_of([&] { attention(x, x, x, {.dropout = p, .rng = &rng}); }).find("expected 0 <= p < 1"),
-        std::string::npos);
+    EXPECT_NE(message_of([&] { attention(x, x, x, {.dropout = p, .rng = rng}); }).find("expected 0 <= p < 1"),
+              std::string::npos);
   EXPECT_NE(
       message_of([&] { attention(x, x, x, {.dropout = 0.1}); }).find("needs a source of random numbers"),
       std::string::npos);
@@ -149,7 +148,7 @@ TEST(AttentionDropout, DropsWithItsChanceAndRescales) {
   // Neighbours in a row, a column and another head: independent, so both are dropped with probability p^2.
   const Tensor q = uniform({2, 96, 3, 96}, DType::f64, 1), k = uniform({2, 96, 3, 96}, DType::f64, 2);
   Rng rng(5);
-  const Seen seen = look(q, k, {.dropout = 0.3, .rng = &rng});
+  const Seen seen = look(q, k, {.dropout = 0.3, .rng = rng});
   EXPECT_EQ(seen.lse.to_vector<double>(), seen.whole_lse.to_vector<double>());
   const auto whole = seen.whole.to_vector<double>(), dropped = seen.dropped.to_vector<double>();
   std::vector<int> lost(whole.size());
@@ -179,20 +178,20 @@ TEST(AttentionDropout, PlacesDecideAndStreamsDiffer) {
     return lost;
   };
   Rng rng(5), same(5), other(6);
-  const auto first = dropped(look(q, k, {.dropout = 0.5, .rng = &rng}).dropped);
-  EXPECT_EQ(dropped(look(k, q, {.scale = 2, .dropout = 0.5, .rng = &same}).dropped), first);
-  EXPECT_NE(dropped(look(q, k, {.dropout = 0.5, .rng = &rng}).dropped), first);  // the next stream
-  EXPECT_NE(dropped(look(q, k, {.dropout = 0.5, .rng = &other}).dropped), first);
+  const auto first = dropped(look(q, k, {.dropout = 0.5, .rng = rng}).dropped);
+  EXPECT_EQ(dropped(look(k, q, {.scale = 2, .dropout = 0.5, .rng = same}).dropped), first);
+  EXPECT_NE(dropped(look(q, k, {.dropout = 0.5, .rng = rng}).dropped), first);  // the next stream
+  EXPECT_NE(dropped(look(q, k, {.dropout = 0.5, .rng = other}).dropped), first);
   // Sequences of one length drop what batches drop, and fewer key heads what as many do.
   Rng packed(5);
   const auto flat = [&](const Tensor& x) { return x.reshape({3 * length, 2, 48}); };
   const Tensor v = identity_values(3, length, 2, 48),
                starts = Tensor::from(std::vector<int64_t>{0, 40, 80, 120}, {4});
   EXPECT_EQ(dropped(attention(flat(q), flat(k), flat(v), AttentionSequences{starts},
-                              {.dropout = 0.5, .rng = &packed})),
+                              {.dropout = 0.5, .rng = packed})),
             first);
   Rng grouped(5);
-  EXPECT_EQ(dropped(look(q, k.slice(2, 0, 1), {.dropout = 0.5, .rng = &grouped}).dropped), first);
+  EXPECT_EQ(dropped(look(q, k.slice(2, 0, 1), {.dropout = 0.5, .rng = grouped}).dropped), first);
 }
 
 TEST(AttentionDropout, BackwardAndReplaysFollowForward) {
@@ -219,7 +218,7 @@ TEST(AttentionDropout, BackwardAndReplaysFollowForward) {
           const ForceVariant force("attention", attention_variants()[size_t(row)]);
           const auto pass = [&] {
             Tape tape;
-            Tensor out = attention(q, k, v, {.scale = 0.1, .dropout = 0.25, .rng = &rng});
+            Tensor out = attention(q, k, v, {.scale = 0.1, .dropout = 0.25, .rng = rng});
             tape.backward(std::vector{out}, std::vector{dout});
             o = out.detach();
             dv = grad(v);

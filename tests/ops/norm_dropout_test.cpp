@@ -55,7 +55,7 @@ Pass run_norm(const NormProblem& of, bool inside) {
   rng.reserve(of.device);  // so that the stream is number 1
   Tape tape;
   const Tensor added = inside ? leaves[1] : dropout(leaves[1], kHalf, rng);
-  const ResidualDropout drop = inside ? ResidualDropout{kHalf, &rng} : ResidualDropout{};
+  const ResidualDropout drop = inside ? ResidualDropout{kHalf, rng} : ResidualDropout{};
   Pass pass;
   pass.results = of.centred ? add_layernorm(leaves[0], added, leaves[2], leaves[3], 1e-5, drop)
                             : add_rmsnorm(leaves[0], added, leaves[2], 1e-6, drop);
@@ -115,7 +115,7 @@ TEST(NormDropout, KeepsTheShareAndScalesIt) {
                  ones = Tensor::full({1000, 768}, 1, DType::f32, device);
     Rng rng(5);
     double kept = 0;
-    for (const float value : add_rmsnorm(zeros, ones, {}, 1e-6, {kP, &rng}).sum.to_vector<float>()) {
+    for (const float value : add_rmsnorm(zeros, ones, {}, 1e-6, {kP, rng}).sum.to_vector<float>()) {
       EXPECT_TRUE(value == 0 || value == float(1 / (1 - kP)));
       kept += value != 0;
     }
@@ -127,9 +127,9 @@ TEST(NormDropout, KeepsTheShareAndScalesIt) {
 TEST(NormDropout, ZeroDrawsNothing) {
   Rng rng(4);
   const Tensor x = normal_on(Device::cpu(), {3, 8}, DType::f32, 1);
-  expect_same(add_layernorm(x, x, {}, {}, 1e-5, {0, &rng}).y, add_layernorm(x, x).y, "y");
+  expect_same(add_layernorm(x, x, {}, {}, 1e-5, {0, rng}).y, add_layernorm(x, x).y, "y");
   EXPECT_EQ(rng.state().offset, 0u);
-  add_layernorm(x, x, {}, {}, 1e-5, {0.1, &rng});
+  add_layernorm(x, x, {}, {}, 1e-5, {0.1, rng});
   EXPECT_EQ(rng.state().offset, 1u);
 }
 
@@ -147,7 +147,7 @@ TEST(NormDropout, ARecomputedFunctionSeesTheSameMask) {
     return grad(x).to_vector<float>();
   };
   const auto norm = [](const Tensor& v, Rng& rng) {
-    return add_layernorm(v, v, {}, {}, 1e-5, {kHalf, &rng}).y;
+    return add_layernorm(v, v, {}, {}, 1e-5, {kHalf, rng}).y;
   };
   const auto plain = gradient([&](Rng& rng) { return norm(x, rng); });
   const auto again =
@@ -164,7 +164,7 @@ TEST(NormDropout, AGraphDrawsTheMasksThatEagerCallsDraw) {
   Rng graph_rng(6), eager_rng(6);
   const auto step = [&](Tensor& residual, Rng& rng) {
     Tape tape;
-    const Tensor y = add_layernorm(x, residual, {}, {}, 1e-5, {0.3, &rng}).y;
+    const Tensor y = add_layernorm(x, residual, {}, {}, 1e-5, {0.3, rng}).y;
     zero_grad(residual);
     tape.backward(std::vector{y}, std::vector{dy});
     return y.detach();
@@ -187,16 +187,16 @@ TEST(NormDropout, ErrorsNameWhatIsWrong) {
   const Tensor x = Tensor::zeros({2, 3}, DType::f32, Device::cpu());
   Rng rng(1);
   EXPECT_EQ(message_of([&] {
-              add_layernorm(x, x, {}, {}, 1e-5, {1, &rng});
+              add_layernorm(x, x, {}, {}, 1e-5, {1, rng});
             }),
             "add_layernorm: dropout is 1; expected 0 <= p < 1");
   EXPECT_EQ(message_of([&] {
-              add_rmsnorm(x, x, {}, 1e-6, {-0.5, &rng});
+              add_rmsnorm(x, x, {}, 1e-6, {-0.5, rng});
             }),
             "add_rmsnorm: dropout is -0.5; expected 0 <= p < 1");
-  EXPECT_THROW(add_rmsnorm(x, x, {}, 1e-6, {std::nan(""), &rng}), Error);
+  EXPECT_THROW(add_rmsnorm(x, x, {}, 1e-6, {std::nan(""), rng}), Error);
   EXPECT_EQ(message_of([&] {
-              add_layernorm(x, x, {}, {}, 1e-5, {0.1, nullptr});
+              add_layernorm(x, x, {}, {}, 1e-5, {0.1, {}});
             }),
             "add_layernorm: dropout needs a source of random numbers (rng)");
 }
@@ -211,7 +211,7 @@ TEST(NormDropout, KeepsNaNOfTheResidual) {
         for (const bool centred : {true, false}) {
           const auto norm = [&](const Tensor& residual) {
             Rng rng(4);
-            const ResidualDropout dropout{.p = 0.9, .rng = &rng};
+            const ResidualDropout dropout{.p = 0.9, .rng = rng};
             return centred ? add_layernorm(x, residual, {}, {}, 1e-5, dropout)
                            : add_rmsnorm(x, residual, {}, 1e-6, dropout);
           };
