@@ -164,11 +164,12 @@ void check_overlaps(const std::string& name, const std::vector<nn::NamedParamete
     for (const RowBytes& other : others) {
       if (other.end() <= own.first || own.end() <= other.first || !overlap(own, other)) continue;
       const bool same = other.parameter->tensor.same_elements(tensor);
-      check(false, name, ": the parameters ", other.parameter->name, " and ", parameter.name,
-            same ? " have their elements in one place, but gradients of their own; make one of them the "
-                   "parameter, and then the other a copy of it (tied weights), or clone() it"
-                 : " have some elements in one place, but gradients of their own; make the tensor that they "
-                   "are parts of the parameter, or clone() one of them");
+      fail_at(Site::here(), name, ": the parameters ", other.parameter->name, " and ", parameter.name,
+              same
+                  ? " have their elements in one place, but gradients of their own; make one of them the "
+                    "parameter, and then the other a copy of it (tied weights), or clone() it"
+                  : " have some elements in one place, but gradients of their own; make the tensor that they "
+                    "are parts of the parameter, or clone() one of them");
     }
     others.push_back(own);
   }
@@ -186,9 +187,9 @@ void check_groups(const std::string& name, const std::vector<Group>& groups,
     for (size_t i = 0; i < std::min(kShown, parameters.size()); ++i)
       known += (i ? ", " : "") + parameters[i].name;
     if (parameters.size() > kShown) known += ", ...";
-    check(false, name, ": groups[", g, "] (contains \"", group.contains, "\"",
-          group.matches ? ", and a function of its own" : "", ") fits none of the ", parameters.size(),
-          " parameters (", known, "); correct it, or set .optional = true");
+    fail_at(Site::here(), name, ": groups[", g, "] (contains \"", group.contains, "\"",
+            group.matches ? ", and a function of its own" : "", ") fits none of the ", parameters.size(),
+            " parameters (", known, "); correct it, or set .optional = true");
   }
 }
 

@@ -66,9 +66,9 @@ void Job::check_keeps_parameters() const {
     if (std::ranges::none_of(kept.tensors, is_same)) missing.push_back(name);
   }
   if (missing.empty()) return;
-  check(false, "job: the optimizer trains '", missing.front(), "'",
-        missing.size() > 1 ? " and " + std::to_string(missing.size() - 1) + " other parameters" : "",
-        ", which no checkpoint would have; call keep(\"model\", model) in the job's constructor");
+  fail_at(Site::here(), "job: the optimizer trains '", missing.front(), "'",
+          missing.size() > 1 ? " and " + std::to_string(missing.size() - 1) + " other parameters" : "",
+          ", which no checkpoint would have; call keep(\"model\", model) in the job's constructor");
 }
 
 void Job::check_keeps(const std::vector<Rng>& drawn) const {

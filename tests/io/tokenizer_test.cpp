@@ -31,9 +31,9 @@ bool lacks_library(const std::string& path) {
 
 /// Tokens and texts that the library of Hugging Face and SentencePiece gave
 /// (tests/parity/tokenizer_golden.py).
-class Golden : public ::testing::TestWithParam<const char*> {};
+class GoldenTokens : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(Golden, SameTokensAndTextAsThePeer) {
+TEST_P(GoldenTokens, SameTokensAndTextAsThePeer) {
   const std::string name = GetParam();
   const std::string path = data(name + (name.starts_with("sp_") ? ".model" : ".json"));
   if (lacks_library(path)) GTEST_SKIP() << "skipped: this build lacks a library of " << name;
@@ -60,7 +60,7 @@ TEST_P(Golden, SameTokensAndTextAsThePeer) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Tokenizer, Golden,
+INSTANTIATE_TEST_SUITE_P(Tokenizer, GoldenTokens,
                          ::testing::Values("gpt2", "llama3", "roberta", "bert", "bert_cased", "llama2",
                                            "llama2_metaspace", "mixed", "word_level", "sp_bpe"),
                          [](const auto& info) { return std::string(info.param); });

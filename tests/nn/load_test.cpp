@@ -51,7 +51,7 @@ std::string refused(Mixed& model, const WeightMap& weights, const LoadOptions& o
   return error;
 }
 
-TEST(Load, CopiesIntoTensorsOfTheSameNames) {
+TEST(LayerLoad, CopiesIntoTensorsOfTheSameNames) {
   Rng rng(1);
   Mixed model(rng);
   const Tensor weight = model.linear.weight;
@@ -65,7 +65,7 @@ TEST(Load, CopiesIntoTensorsOfTheSameNames) {
   EXPECT_GT(weight.version(), version);
 }
 
-TEST(Load, TakesTheParametersOfAnotherModel) {
+TEST(LayerLoad, TakesTheParametersOfAnotherModel) {
   Rng rng(1);
   const Linear online(3, 2, rng);
   Linear target(3, 2, rng);
@@ -75,7 +75,7 @@ TEST(Load, TakesTheParametersOfAnotherModel) {
   EXPECT_FALSE(target.weight.shares_storage(online.weight));
 }
 
-TEST(Load, RoundsFloatingWeightsOnceToTheDtypeOfTheModel) {
+TEST(LayerLoad, RoundsFloatingWeightsOnceToTheDtypeOfTheModel) {
   Rng rng(1);
   Linear model(3, 2, rng, {.dtype = DType::bf16});
   const Tensor exact = Tensor::from({1.0, 1 + 0x1p-8 + 0x1p-30, 3.0, 4.0, 5.0, 6.0}, {2, 3});
@@ -90,7 +90,7 @@ TEST(Load, RoundsFloatingWeightsOnceToTheDtypeOfTheModel) {
   EXPECT_EQ(values(narrow.weight.detach()), before);
 }
 
-TEST(Load, ListsAllThatDoesNotFitAndChangesNothing) {
+TEST(LayerLoad, ListsAllThatDoesNotFitAndChangesNothing) {
   Rng rng(1);
   Mixed model(rng);
   WeightMap weights = weights_of_model();
@@ -115,7 +115,7 @@ TEST(Load, ListsAllThatDoesNotFitAndChangesNothing) {
   expect_parts(refused(model, weights), {"undefined   mean"});
 }
 
-TEST(Load, NotStrictItReportsWhatIsLeftAlone) {
+TEST(LayerLoad, NotStrictItReportsWhatIsLeftAlone) {
   Rng rng(1);
   Mixed model(rng);
   WeightMap weights = weights_of_model();
@@ -128,7 +128,7 @@ TEST(Load, NotStrictItReportsWhatIsLeftAlone) {
   EXPECT_EQ(values(model.linear.bias.detach()), (std::vector<double>{7, 8}));
 }
 
-TEST(Load, RenamesAndLeavesOut) {
+TEST(LayerLoad, RenamesAndLeavesOut) {
   Rng rng(1);
   Mixed model(rng);
   WeightMap weights;
@@ -151,7 +151,7 @@ TEST(Load, RenamesAndLeavesOut) {
                {"twice       mean: as 'linear.bias' and 'mean'", "missing     linear.bias: f32[2]"});
 }
 
-TEST(Load, TiedTensorsTakeOneValueUnderAnyOfTheirNames) {
+TEST(LayerLoad, TiedTensorsTakeOneValueUnderAnyOfTheirNames) {
   Rng rng(1);
   Sequential model{Linear(2, 2, rng, {.bias = false}), Linear(2, 2, rng, {.bias = false})};
   auto& [first, second] = model.layers;
@@ -169,7 +169,7 @@ TEST(Load, TiedTensorsTakeOneValueUnderAnyOfTheirNames) {
   EXPECT_EQ(values(first.weight.detach()), std::vector<double>(4, 2));
 }
 
-TEST(Load, RefusesTensorsThatCannotBeWritten) {
+TEST(LayerLoad, RefusesTensorsThatCannotBeWritten) {
   Rng rng(1);
   Mixed model(rng);
   model.mean = Tensor::zeros({1}).expand({2});
@@ -184,7 +184,7 @@ TEST(Load, RefusesTensorsThatCannotBeWritten) {
   EXPECT_EQ(values(model.norm.bias), (std::vector<double>{0, 0}));
 }
 
-TEST(Load, ListsSomeOfEachKind) {
+TEST(LayerLoad, ListsSomeOfEachKind) {
   Misfits misfits;
   for (int i = 0; i < 12; ++i) misfits.add("missing", "a" + std::to_string(i));
   misfits.add("unexpected", "b");

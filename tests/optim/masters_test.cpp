@@ -89,7 +89,7 @@ TEST_P(Masters, ThatAreLoadedWithTheirWeightsAreThese) {
 INSTANTIATE_TEST_SUITE_P(Of, Masters, testing::Values(DType::bf16, DType::f16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-TEST(Weights, WithoutMastersMayBeWritten) {
+TEST(MasterWeights, WithoutMastersMayBeWritten) {
   Model model(DType::f32), narrow(DType::bf16);
   AdamW optimizer(nn::parameters(model), {.lr = 1e-2}),
       short_states(nn::parameters(narrow), {.lr = 1e-2, .states = DType::bf16});

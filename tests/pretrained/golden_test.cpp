@@ -44,7 +44,7 @@ void expect_equal(const io::NamedTensors& list, const std::string& folder) {
   EXPECT_GE(gradients, 9);  // of phi3's one block and its tables
 }
 
-class Golden : public ::testing::TestWithParam<const char*> {
+class GoldenModels : public ::testing::TestWithParam<const char*> {
  protected:
   const std::string folder = kGolden + "/" + GetParam();
   Rng rng{1};
@@ -59,11 +59,11 @@ class Golden : public ::testing::TestWithParam<const char*> {
   }
 };
 
-TEST_P(Golden, LogitsGradientsLossesAndTextAreThoseOfTransformers) {
+TEST_P(GoldenModels, LogitsGradientsLossesAndTextAreThoseOfTransformers) {
   expect_equal(run(), folder);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Golden,
+INSTANTIATE_TEST_SUITE_P(All, GoldenModels,
                          ::testing::Values("gpt2", "opt", "llama-3", "qwen2-tied", "qwen3", "phi3-partial",
                                            "bert-classify", "bert-regress", "roberta-masked"),
                          [](const auto& info) {

@@ -588,7 +588,7 @@ struct StreamMemory : TestMemory {
   }
 };
 
-TEST(Streams, ABlockReturnsToTheStreamItWasAllocatedFor) {
+TEST(AllocatorStreams, ABlockReturnsToTheStreamItWasAllocatedFor) {
   for (const size_t bytes : {size_t(100), 3 * kMiB}) {
     StreamMemory memory;
     Allocator allocator(memory.source());
@@ -618,7 +618,7 @@ TEST(Streams, ABlockReturnsToTheStreamItWasAllocatedFor) {
   }
 }
 
-TEST(Streams, HostMemoryBelongsToNone) {
+TEST(AllocatorStreams, HostMemoryBelongsToNone) {
   TestMemory memory;
   Allocator allocator(memory.source());
   const StreamOfThread scope(7);
@@ -627,7 +627,7 @@ TEST(Streams, HostMemoryBelongsToNone) {
   allocator.free(block);
 }
 
-TEST(Streams, ABlockUsedByTheOwnStreamReturnsAfterItsWork) {
+TEST(AllocatorStreams, ABlockUsedByTheOwnStreamReturnsAfterItsWork) {
   for (const bool caches : {true, false}) {
     StreamMemory memory;
     MemorySource source = memory.source();
@@ -656,7 +656,7 @@ TEST(Streams, ABlockUsedByTheOwnStreamReturnsAfterItsWork) {
   }
 }
 
-TEST(Streams, OneThatIsBusyHoldsUpNoOther) {
+TEST(AllocatorStreams, OneThatIsBusyHoldsUpNoOther) {
   StreamMemory memory;
   Allocator allocator(memory.source());
   const int streams[2] = {};
@@ -675,7 +675,7 @@ TEST(Streams, OneThatIsBusyHoldsUpNoOther) {
   busy->ended = true;
 }
 
-TEST(Streams, MemoryOfAnotherProgramIsAskedForBlockByBlock) {
+TEST(AllocatorStreams, MemoryOfAnotherProgramIsAskedForBlockByBlock) {
   TestMemory memory;
   MemorySource source = memory.source();
   source.caches = false;
