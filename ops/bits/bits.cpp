@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/bits/bits_kernels.h"
+#include "runtime/call_site.h"
 #include "runtime/integers.h"
 
 namespace tessera::ops {
@@ -128,7 +129,8 @@ size_t bit_pairs_choice(const BitPairsProblem& problem, const Gpu& gpu) {
   return choose_index("bit_pairs", kVariants, problem, gpu);
 }
 
-Tensor pack_bits(const Tensor& x) {
+Tensor pack_bits(const Tensor& x, Site site) {
+  const CallScope call(site);
   check(x.defined(), "pack_bits: x is undefined");
   check(x.rank() == 2 && is_floating(x.dtype()) && x.dtype() != DType::f8e4m3, "pack_bits: x is ",
         describe(x), "; expected f64, f32, bf16 or f16 of rank 2");
@@ -143,7 +145,8 @@ Tensor pack_bits(const Tensor& x) {
   return bits;
 }
 
-Tensor unpack_bits(const Tensor& bits, int64_t columns, DType dtype) {
+Tensor unpack_bits(const Tensor& bits, int64_t columns, DType dtype, Site site) {
+  const CallScope call(site);
   check_bits("unpack_bits", "bits", bits);
   check_columns("unpack_bits", bits, columns);
   check(is_floating(dtype) && dtype != DType::f8e4m3, "unpack_bits: dtype ", dtype,
@@ -158,7 +161,8 @@ Tensor unpack_bits(const Tensor& bits, int64_t columns, DType dtype) {
   return y;
 }
 
-Tensor transpose_bits(const Tensor& bits, int64_t columns) {
+Tensor transpose_bits(const Tensor& bits, int64_t columns, Site site) {
+  const CallScope call(site);
   check_bits("transpose_bits", "bits", bits);
   check_columns("transpose_bits", bits, columns);
   const Tensor out = Tensor::empty({columns, bit_words(bits.size(0))}, DType::i32, bits.device());
@@ -171,7 +175,8 @@ Tensor transpose_bits(const Tensor& bits, int64_t columns) {
   return out;
 }
 
-Tensor count_bits(const Tensor& bits) {
+Tensor count_bits(const Tensor& bits, Site site) {
+  const CallScope call(site);
   check_bits("count_bits", "bits", bits);
   const Tensor counts = Tensor::empty_packed({bits.size(0)}, DType::i32, bits.device());
   if (counts.count() == 0) return counts;
@@ -185,7 +190,8 @@ Tensor count_bits(const Tensor& bits) {
   return counts;
 }
 
-Tensor count_differences(const Tensor& a, const Tensor& b) {
+Tensor count_differences(const Tensor& a, const Tensor& b, Site site) {
+  const CallScope call(site);
   check_bits("count_differences", "a", a);
   check_bits("count_differences", "b", b);
   check_together("count_differences", "a", a, "b", b);
@@ -202,25 +208,27 @@ Tensor count_differences(const Tensor& a, const Tensor& b) {
   return sum;
 }
 
-Tensor bit_pairs(const Tensor& a, const Tensor& b, BitMeasure measure) {
+Tensor bit_pairs(const Tensor& a, const Tensor& b, BitMeasure measure, Site site) {
+  const CallScope call(site);
   check_bits("bit_pairs", "a", a);
   check_bits("bit_pairs", "b", b);
   check_together("bit_pairs", "a", a, "b", b);
   const DType dtype = measure == BitMeasure::jaccard ? DType::f32 : DType::i32;
-  BitPairs call{.a = a.with_rows(),
-                .out = Tensor::empty({a.size(0), b.size(0)}, dtype, a.device()),
-                .measure = measure};
-  call.mirrored = same_rows(a, b);
-  call.b = call.mirrored ? call.a : b.with_rows();
+  BitPairs pairs{.a = a.with_rows(),
+                 .out = Tensor::empty({a.size(0), b.size(0)}, dtype, a.device()),
+                 .measure = measure};
+  pairs.mirrored = same_rows(a, b);
+  pairs.b = pairs.mirrored ? pairs.a : b.with_rows();
   if (measure != BitMeasure::overlap) {
-    call.of_a = count_bits(call.a);
-    call.of_b = call.mirrored ? call.of_a : count_bits(call.b);
+    pairs.of_a = count_bits(pairs.a);
+    pairs.of_b = pairs.mirrored ? pairs.of_a : count_bits(pairs.b);
   }
-  compare(call);
-  return call.out;
+  compare(pairs);
+  return pairs.out;
 }
 
-NearestRows nearest_bits(const Tensor& queries, const Tensor& bits, int64_t k) {
+NearestRows nearest_bits(const Tensor& queries, const Tensor& bits, int64_t k, Site site) {
+  const CallScope call(site);
   check_bits("nearest_bits", "queries", queries);
   check_bits("nearest_bits", "bits", bits);
   check_together("nearest_bits", "queries", queries, "bits", bits);
@@ -243,7 +251,8 @@ NearestRows nearest_bits(const Tensor& queries, const Tensor& bits, int64_t k) {
   return out;
 }
 
-Tensor hamming_histogram(const Tensor& bits) {
+Tensor hamming_histogram(const Tensor& bits, Site site) {
+  const CallScope call(site);
   check_bits("hamming_histogram", "bits", bits);
   const Tensor histogram = Tensor::empty_packed({32 * bits.size(1) + 1}, DType::i64, bits.device());
   histogram.fill(0);

@@ -168,11 +168,13 @@ std::string_view decode_attention_variant(const Tensor& q, int64_t dim, const Gp
 }
 
 Tensor decode_attention(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& lengths,
-                        const DecodeAttentionOptions& options) {
+                        const DecodeAttentionOptions& options, Site site) {
+  const CallScope call(site);
   return decode_attention_past(q, keys, values, lengths, 0, options);
 }
 
-void append_to_cache(Tensor& cache, const Tensor& x, const Tensor& lengths) {
+void append_to_cache(Tensor& cache, const Tensor& x, const Tensor& lengths, Site site) {
+  const CallScope call(site);
   append_past(cache, x, lengths, 0);
 }
 

@@ -36,12 +36,12 @@ struct DecodeAttentionOptions {
 /// Inference only: throws if a gradient would be needed. Deterministic: the keys are cut by length, capacity
 /// and GPU alone, and the pieces are added in order.
 Tensor decode_attention(const Tensor& q, const Tensor& keys, const Tensor& values, const Tensor& lengths,
-                        const DecodeAttentionOptions& options = {});
+                        const DecodeAttentionOptions& options = {}, Site site = Site::here());
 
 /// Writes the new tokens x [B, n, Hk, D], n >= 1, to rows lengths[b] - n ... lengths[b] - 1 of cache
 /// [B, capacity, Hk, D], in place. lengths [B], i32 or i64, as above: those of the sequences after the call.
 /// A sequence with another length than n ... capacity is an error on the CPU; on CUDA nothing of it is
 /// written. Any strides; one dtype and device. Throws if a gradient would be needed.
-void append_to_cache(Tensor& cache, const Tensor& x, const Tensor& lengths);
+void append_to_cache(Tensor& cache, const Tensor& x, const Tensor& lengths, Site site = Site::here());
 
 }  // namespace tessera::ops

@@ -85,7 +85,8 @@ Tensor rope_to_cache_past(const Tensor& qkv, const Tensor& table, const Tensor& 
 }
 
 Tensor rope_to_cache(const Tensor& qkv, const Tensor& table, const Tensor& lengths, Tensor& keys,
-                     Tensor& values) {
+                     Tensor& values, Site site) {
+  const CallScope call(site);
   return rope_to_cache_past(qkv, table, lengths, 0, keys, values);
 }
 

@@ -15,6 +15,6 @@ namespace tessera::ops {
 /// nothing of it is written. Any strides of the first three dimensions; elements of a head that are not
 /// adjacent are copied first in qkv, and an error in a cache. Throws if a gradient would be needed.
 Tensor rope_to_cache(const Tensor& qkv, const Tensor& table, const Tensor& lengths, Tensor& keys,
-                     Tensor& values);
+                     Tensor& values, Site site = Site::here());
 
 }  // namespace tessera::ops

@@ -262,12 +262,14 @@ std::string parts_lack(std::span<const Layer> layers, const Tensor& table, int64
 }  // namespace
 
 Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
-                      const Tensor& lengths, double eps) {
+                      const Tensor& lengths, double eps, Site site) {
+  const CallScope call(site);
   return run(x, layers, table, lengths, eps);
 }
 
 Tensor decoder_layers(const Tensor& x, std::span<const SparseDecoderLayer> layers, const Tensor& table,
-                      const Tensor& lengths, double eps) {
+                      const Tensor& lengths, double eps, Site site) {
+  const CallScope call(site);
   return run(x, layers, table, lengths, eps);
 }
 

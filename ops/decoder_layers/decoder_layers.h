@@ -50,9 +50,9 @@ using SparseDecoderLayer = DecoderLayerOf<std::vector<SparseWeight>>;
 /// A length outside 1 ... min(capacity, P) throws on the CPU; on CUDA y is NaN and no cache is written.
 /// Inference only: throws if a gradient would be needed. Deterministic.
 Tensor decoder_layers(const Tensor& x, std::span<const DecoderLayer> layers, const Tensor& table,
-                      const Tensor& lengths, double eps);
+                      const Tensor& lengths, double eps, Site site = Site::here());
 Tensor decoder_layers(const Tensor& x, std::span<const SparseDecoderLayer> layers, const Tensor& table,
-                      const Tensor& lengths, double eps);
+                      const Tensor& lengths, double eps, Site site = Site::here());
 
 /// What the variant "persistent" needs and these layers lack, or an empty string.
 std::string persistent_lacks(std::span<const DecoderLayer> layers, const Tensor& table);

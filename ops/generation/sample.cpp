@@ -5,6 +5,7 @@
 
 #include "ops/generation/sample_kernels.h"
 #include "ops/generation/sample_math.h"
+#include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
 #include "tensor/transfer.h"
 
@@ -21,7 +22,8 @@ double choice_number(uint64_t seed, uint64_t index, uint64_t sequence) {
   return double(choice_bits(seed, sequence, index)) * 0x1p-53;
 }
 
-int64_t sample(std::span<const float> logits, const Sampling& sampling, double random) {
+int64_t sample(std::span<const float> logits, const Sampling& sampling, double random, Site site) {
+  const CallScope call(site);
   std::vector<int64_t> order;
   for (size_t i = 0; i < logits.size(); ++i) {
     check(!std::isnan(logits[i]), "sampling: the logit of token ", i, " is NaN");
@@ -90,7 +92,8 @@ void sample_cpu(const Choices& choices, const Tensor& logits, const Sampling& sa
   }
 }
 
-void sample(const Choices& choices, const Tensor& logits, const Sampling& sampling) {
+void sample(const Choices& choices, const Tensor& logits, const Sampling& sampling, Site site) {
+  const CallScope call(site);
   sampling.validate();
   check(logits.defined() && logits.rank() == 2 && is_floating(logits.dtype()), "sample: logits is ",
         logits.defined() ? describe(logits) : Describe{choices.next}, "; expected floating [B, V]");
@@ -108,7 +111,8 @@ void sample(const Choices& choices, const Tensor& logits, const Sampling& sampli
   }
 }
 
-Tensor advance(const Tensor& lengths, int64_t n) {
+Tensor advance(const Tensor& lengths, int64_t n, Site site) {
+  const CallScope call(site);
   check(lengths.defined() && lengths.rank() == 1 && lengths.dtype() == DType::i32, "advance: lengths is ",
         describe(lengths), "; expected i32 [B]");
   check(lengths.layout().is_packed(), "advance: lengths ", describe(lengths),

@@ -28,7 +28,8 @@ struct Sampling {
 
 /// One choice on the host, the definition; `random` is a number of [0, 1), of which 53 bits count. Throws if
 /// no logit is a number above -inf, or one is NaN.
-int64_t sample(std::span<const float> logits, const Sampling& sampling, double random);
+int64_t sample(std::span<const float> logits, const Sampling& sampling, double random,
+               Site site = Site::here());
 
 /// The uniform random number in [0, 1) of choice `index` of a sequence.
 double choice_number(uint64_t seed, uint64_t index, uint64_t sequence = 0);
@@ -51,10 +52,10 @@ struct Choices {
 /// uses choice_number, is written to next[b] and history[b, counts[b]], and increments counts[b]. On a GPU
 /// the host may read history once an event recorded after this has completed. Choices beyond `most` are not
 /// stored. Throws if shapes or devices do not match.
-void sample(const Choices& choices, const Tensor& logits, const Sampling& sampling);
+void sample(const Choices& choices, const Tensor& logits, const Sampling& sampling, Site site = Site::here());
 
 /// lengths i32 [B] += n, in place; the positions of the n new tokens of each: i32 [B, n], from the old length
 /// on.
-Tensor advance(const Tensor& lengths, int64_t n);
+Tensor advance(const Tensor& lengths, int64_t n, Site site = Site::here());
 
 }  // namespace tessera::ops

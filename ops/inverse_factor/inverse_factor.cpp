@@ -1,11 +1,13 @@
 #include "ops/inverse_factor/inverse_factor.h"
 
 #include "ops/inverse_factor/inverse_factor_kernels.h"
+#include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {
 
-std::optional<Tensor> inverse_factor(const Tensor& a, const Tensor& shift) {
+std::optional<Tensor> inverse_factor(const Tensor& a, const Tensor& shift, Site site) {
+  const CallScope call(site);
   check(a.defined() && shift.defined(), "inverse_factor: a or shift is undefined");
   const Device device = a.device();
   check(a.rank() == 2 && a.size(0) == a.size(1), "inverse_factor: a is ", describe(a),

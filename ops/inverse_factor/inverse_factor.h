@@ -14,6 +14,6 @@ namespace tessera::ops {
 /// factorisation and one triangular inverse, 2 n^3 / 3 FLOPs, instead of the three factorisations of
 /// Cholesky, inverse, Cholesky. Computed in f64 and rounded once: LAPACK on one thread, cuSOLVER on a GPU.
 /// Reads the upper triangle of A. No gradient flows through it.
-std::optional<Tensor> inverse_factor(const Tensor& a, const Tensor& shift);
+std::optional<Tensor> inverse_factor(const Tensor& a, const Tensor& shift, Site site = Site::here());
 
 }  // namespace tessera::ops

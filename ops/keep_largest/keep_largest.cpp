@@ -2,6 +2,7 @@
 #include "runtime/has_cuda.h"
 
 #include "ops/keep_largest/keep_largest_kernels.h"
+#include "runtime/call_site.h"
 
 namespace tessera::ops {
 namespace {
@@ -26,7 +27,8 @@ const char* name_of(KeepWithin within) {
   return kNames[size_t(within)];
 }
 
-Tensor keep_largest(const Tensor& scores, const KeepLargest& how) {
+Tensor keep_largest(const Tensor& scores, const KeepLargest& how, Site site) {
+  const CallScope call(site);
   check(scores.defined(), "keep_largest: scores is undefined");
   check(scores.rank() == 2 && is_floating(scores.dtype()) && scores.dtype() != DType::f8e4m3,
         "keep_largest: scores is ", describe(scores), "; expected f64, f32, bf16 or f16 [rows, columns]");

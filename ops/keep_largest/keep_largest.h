@@ -23,7 +23,7 @@ struct KeepLargest {
 /// Scores are compared as f32 (others are rounded to that first). -0 is 0 and a NaN larger than +inf. Of
 /// equal scores the one of lowest index, row by row, is dropped first, as a stable sort has it, so the result
 /// is the same on the CPU and every GPU. A statistic: no gradient flows through it.
-Tensor keep_largest(const Tensor& scores, const KeepLargest& how);
+Tensor keep_largest(const Tensor& scores, const KeepLargest& how, Site site = Site::here());
 
 const char* name_of(KeepWithin within);  // "row"
 

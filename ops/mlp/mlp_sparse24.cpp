@@ -496,7 +496,8 @@ void MlpSparse24::validate(const std::string& what) const {
         ": soft_dynamic needs a DynamicScale24 that lives as long as the training");
 }
 
-Tensor token_order24(const std::string& kind, int64_t tokens, uint64_t seed, Device device) {
+Tensor token_order24(const std::string& kind, int64_t tokens, uint64_t seed, Device device, Site site) {
+  const CallScope call(site);
   check(kind == "random" || kind == "stride", "mlp_sparse24: the order of tokens is \"", kind,
         "\"; expected random or stride");
   std::vector<int32_t> order;

@@ -65,7 +65,8 @@ struct MlpSparse24 {
 
 /// A permutation i32 [tokens] of which tokens stand together, for MlpSparse24::order. "random": drawn from
 /// the seed; "stride": tokens a quarter of all apart.
-Tensor token_order24(const std::string& kind, int64_t tokens, uint64_t seed, Device device);
+Tensor token_order24(const std::string& kind, int64_t tokens, uint64_t seed, Device device,
+                     Site site = Site::here());
 
 struct MlpSparse24Result {
   Tensor y;       // [..., E]

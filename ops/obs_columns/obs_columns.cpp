@@ -1,6 +1,7 @@
 #include "ops/obs_columns/obs_columns.h"
 
 #include "ops/obs_columns/obs_columns_kernels.h"
+#include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {
@@ -18,7 +19,8 @@ void check_grid(const RoundingGrid& grid, const Tensor& weight) {
 
 }  // namespace
 
-ObsBlock obs_columns(const Tensor& weight, const Tensor& factor, const ObsColumns& how) {
+ObsBlock obs_columns(const Tensor& weight, const Tensor& factor, const ObsColumns& how, Site site) {
+  const CallScope call(site);
   check(weight.defined() && factor.defined(), "obs_columns: weight or factor is undefined");
   const Device device = weight.device();
   check(weight.rank() == 2 &&

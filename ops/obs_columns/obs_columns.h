@@ -38,6 +38,7 @@ struct ObsBlock {
 /// weight [rows, columns], factor U [columns, columns] upper triangular with a positive diagonal, of one
 /// dtype: f32, or f64 on the CPU. At most kMostObsColumns columns on a GPU. Rows do not depend on each other.
 /// Columns beyond the block: W -= error U[block, beyond] afterwards. No gradient flows through it.
-ObsBlock obs_columns(const Tensor& weight, const Tensor& factor, const ObsColumns& how);
+ObsBlock obs_columns(const Tensor& weight, const Tensor& factor, const ObsColumns& how,
+                     Site site = Site::here());
 
 }  // namespace tessera::ops

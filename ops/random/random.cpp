@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "ops/random/random_kernels.h"
+#include "runtime/call_site.h"
 #include "runtime/has_cuda.h"
 
 namespace tessera::ops {
@@ -52,7 +53,8 @@ float largest_below(double high) {
 
 }  // namespace
 
-void fill_uniform(const Tensor& tensor, double low, double high, const Rng& rng) {
+void fill_uniform(const Tensor& tensor, double low, double high, const Rng& rng, Site site) {
+  const CallScope call(site);
   check_floating(tensor, "fill_uniform");
   check(low <= high, "fill_uniform: [", low, ", ", high, ") is empty");
   check(std::isfinite(float(high - low)) && fits(low, tensor.dtype()) && fits(high, tensor.dtype()),
@@ -68,7 +70,8 @@ void fill_uniform(const Tensor& tensor, double low, double high, const Rng& rng)
                 .most = most});
 }
 
-void fill_normal(const Tensor& tensor, double mean, double deviation, const Rng& rng) {
+void fill_normal(const Tensor& tensor, double mean, double deviation, const Rng& rng, Site site) {
+  const CallScope call(site);
   check_floating(tensor, "fill_normal");
   check(deviation >= 0, "fill_normal: the deviation of ", describe(tensor), " is ", deviation,
         "; expected 0 or more");
@@ -81,7 +84,8 @@ void fill_normal(const Tensor& tensor, double mean, double deviation, const Rng&
                 .scale = float(deviation)});
 }
 
-void fill_integers(const Tensor& tensor, int64_t high, const Rng& rng) {
+void fill_integers(const Tensor& tensor, int64_t high, const Rng& rng, Site site) {
+  const CallScope call(site);
   check_target(tensor, "fill_integers");
   check(tensor.dtype() == DType::i64 || tensor.dtype() == DType::i32, "fill_integers: ", describe(tensor),
         "; expected i64 or i32");
@@ -91,7 +95,8 @@ void fill_integers(const Tensor& tensor, int64_t high, const Rng& rng) {
   fill(tensor, {.kind = RandomFill::Kind::integer, .stream = rng.reserve(tensor.device()), .high = high});
 }
 
-Tensor permutation(int64_t n, Rng& rng, Device device) {
+Tensor permutation(int64_t n, const Rng& rng, Device device, Site site) {
+  const CallScope call(site);
   check(n >= 0, "permutation: of ", n, " numbers; expected 0 or more");
   const Tensor keys = Tensor::empty_packed({n}, DType::i64, device);
   fill_integers(keys, std::numeric_limits<int64_t>::max(), rng);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "runtime/call_site.h"
 #include "runtime/parallel.h"
 #include "runtime/text.h"
 
@@ -116,7 +117,9 @@ std::vector<double> rope_frequencies(const RopeOptions& options, int64_t rotary,
   return frequencies;
 }
 
-Tensor rope_table(const RopeOptions& options, int64_t rotary, int64_t positions, DType dtype, Device device) {
+Tensor rope_table(const RopeOptions& options, int64_t rotary, int64_t positions, DType dtype, Device device,
+                  Site site) {
+  const CallScope call(site);
   check(dtype == DType::f32 || dtype == DType::f64, "rope_table: dtype ", dtype, "; expected f32 or f64");
   check(positions >= 0, "rope_table: ", positions, " positions");
   const std::vector<double> frequencies = rope_frequencies(options, rotary, positions);

@@ -62,6 +62,6 @@ std::vector<double> rope_frequencies(const RopeOptions& options, int64_t rotary,
 /// their functions are computed in f64 on the host and rounded once to `dtype` (f32 or f64): at position
 /// 131,071 an angle rounded to f32 first, as in transformers, is off by up to 0.004.
 Tensor rope_table(const RopeOptions& options, int64_t rotary, int64_t positions, DType dtype = DType::f32,
-                  Device device = Device::cpu());
+                  Device device = Device::cpu(), Site site = Site::here());
 
 }  // namespace tessera::ops

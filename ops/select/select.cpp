@@ -6,6 +6,7 @@
 
 #include "ops/select/select_cluster_math.h"
 #include "ops/select/select_kernels.h"
+#include "runtime/call_site.h"
 #include "runtime/text.h"
 
 namespace tessera::ops {
@@ -114,18 +115,22 @@ int64_t share_of_rows(int64_t rows, double share) {
   return rows_of_units(uint32_t(rows), units_of_share(share));
 }
 
-Selection Selection::first(int64_t rows, int64_t n, Device device, const SelectionCounts& counts) {
+Selection Selection::first(int64_t rows, int64_t n, Device device, const SelectionCounts& counts, Site site) {
+  const CallScope call(site);
   check_numbers("first", rows, n, counts, device);
   return run_selection(SelectMode::first, Tensor(), rows, n, device, counts, 0, {});
 }
 
-Selection Selection::top_norm(const Tensor& norms, int64_t n, const SelectionCounts& counts) {
+Selection Selection::top_norm(const Tensor& norms, int64_t n, const SelectionCounts& counts, Site site) {
+  const CallScope call(site);
   check_norms("top_norm", norms);
   check_numbers("top_norm", norms.count(), n, counts, norms.device());
   return run_selection(SelectMode::top_norm, norms, norms.count(), n, norms.device(), counts, 0, {});
 }
 
-Selection Selection::threshold(const Tensor& norms, double threshold, const SelectionCounts& counts) {
+Selection Selection::threshold(const Tensor& norms, double threshold, const SelectionCounts& counts,
+                               Site site) {
+  const CallScope call(site);
   check_norms("threshold", norms);
   check_numbers("threshold", norms.count(), 0, counts, norms.device());
   check(!std::isnan(threshold), "select threshold: the threshold is NaN; expected a number");
@@ -138,13 +143,15 @@ Selection Selection::threshold(const Tensor& norms, double threshold, const Sele
 }
 
 Selection Selection::random(int64_t rows, int64_t n, const Rng& rng, Device device,
-                            const SelectionCounts& counts) {
+                            const SelectionCounts& counts, Site site) {
+  const CallScope call(site);
   check_numbers("random", rows, n, counts, device);
   return run_selection(SelectMode::random, Tensor(), rows, n, device, counts, 0, rng.reserve(device));
 }
 
-Selection Selection::importance(const Tensor& norms, int64_t n, const Rng& rng,
-                                const SelectionCounts& counts) {
+Selection Selection::importance(const Tensor& norms, int64_t n, const Rng& rng, const SelectionCounts& counts,
+                                Site site) {
+  const CallScope call(site);
   check_norms("importance", norms);
   check_numbers("importance", norms.count(), n, counts, norms.device());
   return run_selection(SelectMode::importance, norms, norms.count(), n, norms.device(), counts, 0,

@@ -44,17 +44,20 @@ struct Selection {
   int64_t capacity() const { return indices.count(); }
 
   /// Rows 0 ... k - 1, each with scale 1.
-  static Selection first(int64_t rows, int64_t n, Device device, const SelectionCounts& counts = {});
+  static Selection first(int64_t rows, int64_t n, Device device, const SelectionCounts& counts = {},
+                         Site site = Site::here());
   /// The k rows of largest norm, scale 1. Of equal norms the lowest indices are taken. norms: floating [M].
-  static Selection top_norm(const Tensor& norms, int64_t n, const SelectionCounts& counts = {});
+  static Selection top_norm(const Tensor& norms, int64_t n, const SelectionCounts& counts = {},
+                            Site site = Site::here());
   /// The rows with norm >= threshold and those with a NaN, scale 1; capacity M. Throws if `threshold` is NaN
   /// or counts.n is given.
-  static Selection threshold(const Tensor& norms, double threshold, const SelectionCounts& counts = {});
+  static Selection threshold(const Tensor& norms, double threshold, const SelectionCounts& counts = {},
+                             Site site = Site::here());
   /// k rows, all sets of k equally likely, scale M / k. Row i has word i % 4 of philox(seed, offset, i / 4)
   /// as its key, and the k largest keys are taken, of equal ones the lowest index; a tie at the last key
   /// makes the probability of a row differ from k / M by at most 2^-32.
   static Selection random(int64_t rows, int64_t n, const Rng& rng, Device device,
-                          const SelectionCounts& counts = {});
+                          const SelectionCounts& counts = {}, Site site = Site::here());
   /// k rows; row i is one of them with probability p_i = min(1, c norm_i), where sum p_i = k, and its scale
   /// is 1 / p_i: the sum of the chosen rows times their scales estimates the sum of all rows without bias. Of
   /// all p_i with that sum these have the least sum of norm_i^2 / p_i (Katharopoulos, Fleuret,
@@ -70,12 +73,12 @@ struct Selection {
   /// norms are positive, infinite or NaN: then all of those are taken, and the rest of k is drawn from the
   /// other rows, equally likely.
   static Selection importance(const Tensor& norms, int64_t n, const Rng& rng,
-                              const SelectionCounts& counts = {});
+                              const SelectionCounts& counts = {}, Site site = Site::here());
 };
 
 /// L2 norms of the rows of x (all dimensions but the first) in f32: x [M, ...], floating -> [M]. f64 for f64.
 /// Accumulated in f64, rounded once. A statistic: no gradient flows through it.
-Tensor row_norms(const Tensor& x);
+Tensor row_norms(const Tensor& x, Site site = Site::here());
 
 /// Whether rows are multiplied by their scale.
 enum class RowScale : uint8_t { none, selection };

@@ -140,7 +140,8 @@ std::string_view row_norms_variant(const Tensor& x, const Gpu& gpu) {
   return ops::choose("row_norms", kNormVariants, RowNorms{x, x}, gpu).name;
 }
 
-Tensor row_norms(const Tensor& x) {
+Tensor row_norms(const Tensor& x, Site site) {
+  const CallScope call(site);
   check(x.defined(), "row_norms: x is undefined");
   check(x.rank() >= 1 && is_floating(x.dtype()) && x.dtype() != DType::f8e4m3, "row_norms: x is ",
         describe(x), "; expected f64, f32, bf16 or f16 with at least one dimension");

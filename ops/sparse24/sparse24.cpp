@@ -94,7 +94,8 @@ Method24 parse_method24(std::string_view name) {
   return parse_name<Method24>("2:4: there is no method", kMethods, name);
 }
 
-Selection24 Selection24::mvue(const Rng& rng, Device device) {
+Selection24 Selection24::mvue(const Rng& rng, Device device, Site site) {
+  const CallScope call(site);
   return {.method = Method24::mvue, .stream = rng.reserve(device)};
 }
 
@@ -224,26 +225,28 @@ Tensor decompress24(const Sparse24& x, Site site) {
   return masked24({}, x);
 }
 
-Tensor soft_scale(const Tensor& x, Along24 along, int64_t samples, bool clamped) {
+Tensor soft_scale(const Tensor& x, Along24 along, int64_t samples, bool clamped, Site site) {
+  const CallScope call(site);
   check_matrix("soft_scale", x);
   check(samples >= 0, "soft_scale: ", samples, " samples; expected 1 or more, or 0 for all");
   const int64_t per_unit = along == Along24::features ? 1 : 4, units = ceil_div(x.size(0), per_unit);
-  SoftScaleCall call{.scale = Tensor::full({1}, 1, DType::f32, x.device()),
-                     .x = x.detach(),
-                     .along = along,
-                     .units = units,
-                     .samples = samples == 0 ? units : std::min(units, ceil_div(samples, per_unit)),
-                     .clamped = clamped};
-  if (x.count() == 0) return call.scale;
+  SoftScaleCall fit{.scale = Tensor::full({1}, 1, DType::f32, x.device()),
+                    .x = x.detach(),
+                    .along = along,
+                    .units = units,
+                    .samples = samples == 0 ? units : std::min(units, ceil_div(samples, per_unit)),
+                    .clamped = clamped};
+  if (x.count() == 0) return fit.scale;
   if (x.device().is_cpu()) {
-    soft_scale_cpu(call);
+    soft_scale_cpu(fit);
   } else if constexpr (kCuda) {
-    soft_scale_cuda(call);
+    soft_scale_cuda(fit);
   }
-  return call.scale;
+  return fit.scale;
 }
 
-Tensor DynamicScale24::next(const Tensor& x, Along24 along) {
+Tensor DynamicScale24::next(const Tensor& x, Along24 along, Site site) {
+  const CallScope call(site);
   check(interval > 0 && samples > 0, "soft_dynamic: an interval of ", interval, " steps and ", samples,
         " samples; expected 1 or more of both");
   if (step++ % interval == 0 || !scale.defined()) scale = soft_scale(x, along, samples, true);

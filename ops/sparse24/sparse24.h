@@ -48,7 +48,7 @@ struct Selection24 {
 
   /// Draws for x on `device` from a new stream of `rng`. A draw is a function of seed, stream (one per call
   /// and step) and of the group's number in x: it depends on neither device, thread nor layout.
-  static Selection24 mvue(const Rng& rng, Device device);
+  static Selection24 mvue(const Rng& rng, Device device, Site site = Site::here());
 };
 
 /// A 2:4 matrix: that of x [tokens, features], or what is left of it.
@@ -111,7 +111,7 @@ Tensor decompress24(const Sparse24& x, Site site = Site::here());
 /// square, sum x s / sum s^2 (1 if all s are 0), over `samples` of its tokens at equal distances (0: all).
 /// `clamped`: to [0.5, 2]. Sums in f64; the host does not wait.
 Tensor soft_scale(const Tensor& x, Along24 along = Along24::features, int64_t samples = 0,
-                  bool clamped = false);
+                  bool clamped = false, Site site = Site::here());
 
 /// The scale of soft_dynamic over training: fitted to `samples` tokens at the first step and at every
 /// `interval`-th one after it. A checkpoint keeps `scale` and `step`.
@@ -121,7 +121,7 @@ struct DynamicScale24 {
   Tensor scale = {};
 
   /// The scale for x at this step, and on to the next.
-  Tensor next(const Tensor& x, Along24 along = Along24::features);
+  Tensor next(const Tensor& x, Along24 along = Along24::features, Site site = Site::here());
 };
 
 struct Multiply24Options {

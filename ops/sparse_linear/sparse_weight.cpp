@@ -10,6 +10,7 @@
 #include "ops/sparse_linear/mma_delta4_internal.h"
 #include "ops/sparse_linear/sparse_walk_internal.h"
 #include "ops/variant.h"
+#include "runtime/call_site.h"
 #include "runtime/integers.h"
 #include "runtime/parallel.h"
 #include "runtime/text.h"
@@ -292,7 +293,8 @@ void check_sizes(std::string_view name, int64_t out, int64_t in) {
         out, ", ", in, "]; expected sizes of 0 to ", kMostSparseSize);
 }
 
-SparseWeight compress(const Tensor& weight, SparseFormat format) {
+SparseWeight compress(const Tensor& weight, SparseFormat format, Site site) {
+  const CallScope call(site);
   check(weight.defined() && weight.rank() == 2, "compress: weight is ",
         weight.defined() ? text_of(describe(weight)) : "undefined", "; expected a matrix [out, in]");
   const DType dtype = weight.dtype();
@@ -324,7 +326,8 @@ SparseWeight compress(const Tensor& weight, SparseFormat format) {
   return made.to(weight.device());
 }
 
-Tensor to_dense(const SparseWeight& given) {
+Tensor to_dense(const SparseWeight& given, Site site) {
+  const CallScope call(site);
   const SparseWeight weight = given.to(Device::cpu());
   if (weight.format == SparseFormat::dense_columns) return weight.values.transpose(0, 1).clone();
   const Tensor dense = Tensor::zeros({weight.out, weight.in}, weight.dtype(), Device::cpu());
@@ -342,7 +345,8 @@ Tensor to_dense(const SparseWeight& given) {
   return dense;
 }
 
-Tensor column_norms(const SparseWeight& given) {
+Tensor column_norms(const SparseWeight& given, Site site) {
+  const CallScope call(site);
   const SparseWeight weight = given.to(Device::cpu());
   std::vector<double> sums(size_t(weight.in), 0.0);
   const auto add = [&](int64_t c, double value) { sums[size_t(c)] += value * value; };

@@ -168,11 +168,11 @@ void check_sizes(std::string_view name, int64_t out, int64_t in);
 /// Compresses weight [out, in] (f16, bf16 or f32; any layout and device). The arrays are made on the CPU and
 /// copied to the weight's device. Throws for more than kMostSparseSize outputs or inputs, and if a group's
 /// values would start past 2^31 - 1.
-SparseWeight compress(const Tensor& weight, SparseFormat format);
+SparseWeight compress(const Tensor& weight, SparseFormat format, Site site = Site::here());
 
 /// The matrix [out, in] on the CPU, bit for bit what was compressed. Of arrays that validate() has not seen,
 /// and that do not fit together, undefined.
-Tensor to_dense(const SparseWeight& weight);
+Tensor to_dense(const SparseWeight& weight, Site site = Site::here());
 
 /// Throws, saying what does not fit, unless the arrays are what compress() could have made: dtypes and sizes,
 /// offsets that ascend and agree with the bitmaps, no bit outside the matrix. Takes no memory to speak of.
@@ -188,6 +188,6 @@ SparseCounts validate_arrays(const SparseWeight& weight, const std::string& name
 
 /// f32 [in] on the CPU: the Euclidean norm of each column (WINA's c_j, arXiv:2505.19427), summed in f64 in
 /// the order of the rows.
-Tensor column_norms(const SparseWeight& weight);
+Tensor column_norms(const SparseWeight& weight, Site site = Site::here());
 
 }  // namespace tessera::ops

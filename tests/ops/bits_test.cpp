@@ -194,6 +194,7 @@ TEST(Bits, ErrorsSayWhatToDo) {
   expect_error([&] { nearest_bits(bits, bits, 5); }, {"k = 5 of 4 rows"});
   expect_error([&] { nearest_bits(bits, random_bits(0, 3, 1), 1); },
                {"nearest_bits: bits is i32[0, 3]", "expected at least one row"});
+  expect_parts(report_of([&] { count_bits(floats); }), {"; called at ", __FILE__});
 }
 
 // ---- the choice of a kernel ----
