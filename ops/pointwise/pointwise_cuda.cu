@@ -1,5 +1,4 @@
-#include <math_constants.h>
-
+#include <limits>
 #include <type_traits>
 
 #include "gpu/approx.cuh"
@@ -37,7 +36,11 @@ __device__ float short_pow(float x, float a) {
   if (a == 0) return 1;
   const float size = gpu::exp2_approx(a * __log2f(fabsf(x)));
   const bool whole = truncf(a) == a, odd = whole && fabsf(a) < 16777216.0f && (int(a) & 1) != 0;
-  return !signbit(x) ? size : odd ? -size : whole || x == 0 || isinf(x) ? size : x != x ? x : CUDART_NAN_F;
+  return !signbit(x)                   ? size
+         : odd                         ? -size
+         : whole || x == 0 || isinf(x) ? size
+         : x != x                      ? x
+                                       : std::numeric_limits<float>::quiet_NaN();
 }
 
 /// apply and unary_gradient with what a GPU has instructions for; kFast: for results of 16 bits.
