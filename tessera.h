@@ -157,6 +157,7 @@
 #include "models/bert.h"
 #include "models/generate.h"
 #include "models/gpt.h"
+#include "models/language.h"
 #include "models/llama.h"
 #include "models/tnp.h"
 

@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/language.h"
 #include "nn/attention.h"
 #include "nn/embedding.h"
 #include "nn/lm_head.h"

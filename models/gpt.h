@@ -1,8 +1,8 @@
 #pragma once
 
-#include <limits>
 #include <vector>
 
+#include "models/language.h"
 #include "nn/attention.h"
 #include "nn/embedding.h"
 #include "nn/lm_head.h"
@@ -10,12 +10,6 @@
 #include "nn/norm.h"
 
 namespace tessera::models {
-
-/// Whether a model initialises its weights as its paper does, or starts with zeros because weights from a
-/// file follow.
-enum class Start : uint8_t { drawn, blank };
-
-inline constexpr int64_t kEndless = std::numeric_limits<int32_t>::max();  // a length that no text reaches
 
 /// GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019) and OPT (Zhang et al.,
 /// arXiv:2205.01068), which differ in the activation, the initialisation and where positions begin.
@@ -52,12 +46,6 @@ struct GptConfig {
   int64_t position_offset() const { return family == GptFamily::opt ? 2 : 0; }
   /// Throws, naming the size, unless a model of these sizes can be built.
   void validate() const;
-};
-
-/// The residual stream between two blocks: `sum` is its value, `branch` (undefined before the first) the
-/// value that the last branch adds to it. The next norm adds them in its own pass (ops::add_layernorm).
-struct Residual {
-  Tensor sum, branch;
 };
 
 struct GptBlock {

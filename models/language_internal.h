@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <functional>
 
-#include "models/gpt.h"
+#include "models/language.h"
+#include "nn/attention.h"
 #include "nn/init.h"
 #include "nn/prefill_scope.h"
 

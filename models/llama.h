@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/gpt.h"
+#include "models/language.h"
 #include "nn/attention.h"
 #include "nn/decoder_layers.h"
 #include "nn/embedding.h"
