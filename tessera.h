@@ -158,6 +158,7 @@
 #include "models/generate.h"
 #include "models/gpt.h"
 #include "models/language.h"
+#include "models/language_model.h"
 #include "models/llama.h"
 #include "models/tnp.h"
 

@@ -96,9 +96,19 @@ pretrained::Gates calibrated(models::Llama& model, double sparsity) {
   return gates;
 }
 
-template <class Model>
-std::vector<Matmul> matmuls(Model& model, const std::vector<pretrained::SparseModule>& modules,
-                            const std::vector<std::vector<int64_t>>& texts) {
+}  // namespace
+
+std::vector<pretrained::SparseModule> make_sparse(models::Llama& model, const DecodeSparse& sparse,
+                                                  int64_t tokens) {
+  if (sparse.format) compress_layers(model, *sparse.format, sparse.weight_sparsity);
+  pretrained::SparseOptions options{.tokens = tokens};
+  if (sparse.activation_sparsity > 0) options.gates = calibrated(model, sparse.activation_sparsity);
+  return pretrained::make_sparse(model, options);
+}
+
+std::vector<Matmul> matmuls_of(models::LanguageRef model,
+                               const std::vector<pretrained::SparseModule>& modules,
+                               const std::vector<std::vector<int64_t>>& texts) {
   std::map<std::string, pretrained::GateCounts> counts;
   if (std::ranges::any_of(modules, [](const pretrained::SparseModule& module) {
         return module.gate.kind != ops::Gate::Kind::none;
@@ -108,7 +118,7 @@ std::vector<Matmul> matmuls(Model& model, const std::vector<pretrained::SparseMo
   for (const pretrained::SparseModule& module : modules) by_name[module.name] = &module;
   std::vector<Matmul> all;
   for (const pretrained::LinearModule& module : pretrained::linear_modules(model).all) {
-    const double bytes = double(module.rows) * double(module.layer->in) * double(size_of(model.config.dtype));
+    const double bytes = double(module.rows) * double(module.layer->in) * double(size_of(model.dtype()));
     Matmul& one = all.emplace_back(Matmul{
         .layer = module.name, .format = "dense", .variant = "dense", .bytes = bytes, .dense_bytes = bytes});
     const auto found = by_name.find(module.name);
@@ -121,25 +131,6 @@ std::vector<Matmul> matmuls(Model& model, const std::vector<pretrained::SparseMo
       one.activation_sparsity = count->second.sparsity();
   }
   return all;
-}
-
-}  // namespace
-
-std::vector<pretrained::SparseModule> make_sparse(models::Llama& model, const DecodeSparse& sparse,
-                                                  int64_t tokens) {
-  if (sparse.format) compress_layers(model, *sparse.format, sparse.weight_sparsity);
-  pretrained::SparseOptions options{.tokens = tokens};
-  if (sparse.activation_sparsity > 0) options.gates = calibrated(model, sparse.activation_sparsity);
-  return pretrained::make_sparse(model, options);
-}
-
-std::vector<Matmul> matmuls_of(models::Llama& model, const std::vector<pretrained::SparseModule>& modules,
-                               const std::vector<std::vector<int64_t>>& texts) {
-  return matmuls(model, modules, texts);
-}
-std::vector<Matmul> matmuls_of(models::Gpt& model, const std::vector<pretrained::SparseModule>& modules,
-                               const std::vector<std::vector<int64_t>>& texts) {
-  return matmuls(model, modules, texts);
 }
 
 double compressed_bytes(const std::vector<Matmul>& matmuls) {

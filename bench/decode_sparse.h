@@ -25,9 +25,8 @@ std::vector<pretrained::SparseModule> make_sparse(models::Llama& model, const De
 
 /// The matmuls of a step of generation: the linear layers in the blocks, which `modules` describes (empty:
 /// they are dense), with what their gates leave out on the texts, and the LM head.
-std::vector<Matmul> matmuls_of(models::Llama& model, const std::vector<pretrained::SparseModule>& modules,
-                               const std::vector<std::vector<int64_t>>& texts);
-std::vector<Matmul> matmuls_of(models::Gpt& model, const std::vector<pretrained::SparseModule>& modules,
+std::vector<Matmul> matmuls_of(models::LanguageRef model,
+                               const std::vector<pretrained::SparseModule>& modules,
                                const std::vector<std::vector<int64_t>>& texts);
 /// Bytes that a step reads of compressed weights, without those of inputs that gates leave out. Dense weights
 /// are parameters of the model, and not part of it.

@@ -330,7 +330,7 @@ Result prune_and_save(PruneArgs& args, Work& work, int64_t& finished) {
     report["perplexity"]["gated_before"] = gated_before;
     report["perplexity"]["gated_after"] = work.gated_perplexity(batch);
   }
-  work.with_model([&](const auto& model) {
+  work.with_model([&](auto& model) {
     sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
                           {.dtype = work.saved, .companions = work.language.path});
   });

@@ -24,8 +24,11 @@ struct GenerateOptions {
   bool graph = true;
 };
 
+class LanguageModel;
+
 /// The interface of a model for generation; made from Gpt, Llama, or any type with their functions.
 struct DecodingModel {
+  DecodingModel(const LanguageModel& model, int64_t batch, int64_t capacity);
   template <class Model>
   DecodingModel(const Model& model, int64_t batch, int64_t capacity)
       : device(model.token.weight.device()),
@@ -87,7 +90,7 @@ class Generator {
   std::unique_ptr<State> state_;
 };
 
-/// New tokens after one prompt. Model: Gpt, Llama, or what has their functions. `on_token` is called with
+/// New tokens after one prompt. Model: Gpt, Llama, LanguageModel, or what has their functions. `on_token` is called with
 /// each new token; false ends the text. Throws for an empty prompt; the text ends early where the model has
 /// no more positions.
 template <class Model>

@@ -5,8 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "models/gpt.h"
-#include "models/llama.h"
+#include "models/language_model.h"
 #include "models/tnp.h"
 #include "nn/low_rank.h"
 
@@ -59,7 +58,7 @@ struct HiddenBytes {
 
 /// Language models, over `batch` sequences of `length` tokens. Of causal attention only the half below the
 /// diagonal counts.
-using LanguageConfig = std::variant<models::GptConfig, models::LlamaConfig>;
+using models::LanguageConfig;
 /// The form of the linear layers of a model's blocks; of each of transformers' modules on its own.
 struct Forms {
   nn::FactorOptions attention = {.kind = nn::FactorKind::dense}, mlp = {.kind = nn::FactorKind::dense};

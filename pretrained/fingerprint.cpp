@@ -5,10 +5,8 @@
 #include "runtime/interrupt.h"
 
 namespace tessera::pretrained {
-namespace {
 
-template <class Model>
-std::string fingerprint(Model& model) {
+std::string fingerprint_of(models::LanguageRef model) {
   io::Xxh3 sum;
   for (const LinearModule& module : linear_modules(model).all) {
     if (!module.ours.starts_with("blocks.")) continue;
@@ -21,21 +19,12 @@ std::string fingerprint(Model& model) {
   return sum.digits();
 }
 
-}  // namespace
-
 void add_to_fingerprint(io::Xxh3& sum, const std::string& module, const Tensor& matrix) {
   const Tensor wide = matrix.to(DType::f32).to(Device::cpu()).clone().packed();
   float* const values = wide.data<float>();
   for (int64_t i = 0; i < wide.count(); ++i) values[i] += 0.0f;  // -0 becomes 0
   sum.add(module + " " + std::to_string(wide.size(0)) + " " + std::to_string(wide.size(1)) + "\n");
   sum.add(wide.raw(), wide.bytes());
-}
-
-std::string fingerprint_of(models::Gpt& model) {
-  return fingerprint(model);
-}
-std::string fingerprint_of(models::Llama& model) {
-  return fingerprint(model);
 }
 
 }  // namespace tessera::pretrained

@@ -68,14 +68,16 @@ void count_call(GateCounts& counts, const Tensor& x, const ops::Gate& gate) {
   }
 }
 
-template <class Model>
-std::map<std::string, GateCounts> count(Model& model, const std::vector<std::vector<int64_t>>& texts) {
-  struct Gated {
-    std::string name;
-    ops::Gate gate;  // on the CPU
-    double prefill;
-  };
-  std::map<std::string, std::vector<Gated>> layers;  // by our name
+/// A layer's module with a gate.
+struct Gated {
+  std::string name;
+  ops::Gate gate;  // on the CPU
+  double prefill;
+};
+
+/// By our names of the layers.
+std::map<std::string, std::vector<Gated>> gated_modules(models::LanguageRef model) {
+  std::map<std::string, std::vector<Gated>> layers;
   std::map<const nn::Linear*, size_t> next;
   for (const LinearModule& module : linear_modules(model).all)
     if (const auto* const form = std::get_if<nn::Compressed>(&module.layer->form)) {
@@ -83,34 +85,32 @@ std::map<std::string, GateCounts> count(Model& model, const std::vector<std::vec
       if (gate.scales.defined()) gate.scales = gate.scales.to(Device::cpu());
       layers[module.ours].push_back({module.name, gate, form->prefill});
     }
-  std::map<std::string, GateCounts> counts;
-  const nn::Observe scope(
-      model, {.forward = [&](const nn::LinearCall& call) {
-        const auto found = layers.find(call.name);
-        if (found == layers.end()) return;
-        const Tensor x = call.input.to(Device::cpu()),
-                     rows = x.reshaped({x.count() / x.size(-1), x.size(-1)});
-        for (const Gated& gated : found->second) {
-          const auto some = nn::PrefillScope::gated_rows(rows.size(0), gated.prefill);
-          for (const auto& [begin, end] : some.value_or(nn::PrefillScope::Ranges{{0, rows.size(0)}}))
-            count_call(counts[gated.name], rows.slice(0, begin, end), gated.gate);
-        }
-      }});
-  const NoTape no_tape;
-  for (const std::vector<int64_t>& text : texts)
-    if (!text.empty()) model(Tensor::from(text, {1, int64_t(text.size())}, model.token.weight.device()));
-  return counts;
+  return layers;
 }
 
 }  // namespace
 
-std::map<std::string, GateCounts> count_gates(models::Gpt& model,
+std::map<std::string, GateCounts> count_gates(models::LanguageRef model,
                                               const std::vector<std::vector<int64_t>>& texts) {
-  return count(model, texts);
-}
-std::map<std::string, GateCounts> count_gates(models::Llama& model,
-                                              const std::vector<std::vector<int64_t>>& texts) {
-  return count(model, texts);
+  const std::map<std::string, std::vector<Gated>> layers = gated_modules(model);
+  std::map<std::string, GateCounts> counts;
+  const auto count = [&](const nn::LinearCall& call) {
+    const auto found = layers.find(call.name);
+    if (found == layers.end()) return;
+    const Tensor x = call.input.to(Device::cpu()), rows = x.reshaped({x.count() / x.size(-1), x.size(-1)});
+    for (const Gated& gated : found->second) {
+      const auto some = nn::PrefillScope::gated_rows(rows.size(0), gated.prefill);
+      for (const auto& [begin, end] : some.value_or(nn::PrefillScope::Ranges{{0, rows.size(0)}}))
+        count_call(counts[gated.name], rows.slice(0, begin, end), gated.gate);
+    }
+  };
+  const NoTape no_tape;
+  model.visit([&](const auto& held) {
+    const nn::Observe scope(held, {.forward = count});
+    for (const std::vector<int64_t>& text : texts)
+      if (!text.empty()) held(Tensor::from(text, {1, int64_t(text.size())}, model.device()));
+  });
+  return counts;
 }
 
 }  // namespace tessera::pretrained

@@ -112,11 +112,8 @@ std::vector<std::string> set_form(const LinearModules& modules, const std::strin
   return layers;
 }
 
-LinearModules linear_modules(models::Gpt& model) {
-  return modules_of(model);
-}
-LinearModules linear_modules(models::Llama& model) {
-  return modules_of(model);
+LinearModules linear_modules(models::LanguageRef model) {
+  return model.visit([](auto& held) { return modules_of(held); });
 }
 LinearModules linear_modules(models::Bert& model) {
   return modules_of(model);

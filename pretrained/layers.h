@@ -4,8 +4,7 @@
 #include <vector>
 
 #include "models/bert.h"
-#include "models/gpt.h"
-#include "models/llama.h"
+#include "models/language_model.h"
 
 /// Linear layers by the names of their modules in transformers: "model.layers.3.self_attn.q_proj". The names
 /// are those of the table that weights are loaded and saved by (pretrained/names.h).
@@ -50,8 +49,7 @@ std::vector<LayerParts> layer_parts(const LinearModules& modules);
 std::vector<std::string> set_form(const LinearModules& modules, const std::string& patterns,
                                   const nn::Form& form);
 
-LinearModules linear_modules(models::Gpt& model);
-LinearModules linear_modules(models::Llama& model);
+LinearModules linear_modules(models::LanguageRef model);
 LinearModules linear_modules(models::Bert& model);
 
 }  // namespace tessera::pretrained

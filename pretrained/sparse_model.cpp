@@ -122,8 +122,7 @@ struct Layer {
   std::vector<LinearModule> modules;
 };
 
-template <class Model>
-std::vector<Layer> layers_in_blocks(Model& model) {
+std::vector<Layer> layers_in_blocks(models::LanguageRef model) {
   std::vector<Layer> layers;
   for (const LinearModule& module : linear_modules(model).all) {
     if (!module.ours.starts_with("blocks.")) continue;
@@ -250,59 +249,10 @@ void check_required(const std::vector<Layer>& layers, const SparseOptions& optio
   }
 }
 
-template <class Model>
-std::vector<SparseModule> equip(Model& model, const SparseOptions& options, const std::string& folder) {
-  check(options.mode != SparseMode::off, "make_sparse: the mode is off; then there is nothing to do");
-  check(!options.threshold || !options.gates,
-        "make_sparse: a threshold for all gates and gates; expected one of them");
-  const bool has_gates = options.threshold || options.gates;
-  const double prefill = options.prefill.value_or(1);
-  check(prefill >= 0 && prefill <= 1, "make_sparse: gates for a share of ", prefill,
-        " of a text; expected 0 to 1");
-  check(!options.prefill || has_gates, "make_sparse: a prefill of ", prefill,
-        " without gates; give gates or a threshold too");
-  const std::vector<Layer> layers = layers_in_blocks(model);
-  if (options.gates) {
-    const bool is_compressed =
-        std::ranges::none_of(layers, [](const Layer& layer) { return nn::is_dense(layer.linear->form); });
-    std::string fingerprint;
-    if (!options.gates->fingerprint.empty()) {
-      check(!is_compressed || !folder.empty(),
-            "make_sparse: the gates have a fingerprint, and the model is compressed; name its folder");
-      fingerprint = is_compressed ? SparseFile(folder).fingerprint() : fingerprint_of(model);
-    }
-    std::vector<LinearModule> modules;
-    for (const Layer& layer : layers)
-      modules.insert(modules.end(), layer.modules.begin(), layer.modules.end());
-    check_gates(*options.gates, modules, fingerprint);
-  }
-  if (options.mode == SparseMode::required) check_required(layers, options);
-  std::vector<SparseModule> all;
-  for (const Layer& layer : layers) {
-    nn::Form& form = layer.linear->form;
-    if (nn::is_dense(form)) {
-      if (!has_gates) {
-        for (const LinearModule& module : layer.modules)
-          all.push_back(describe_dense(module, "its weight is dense, and it has no gate"));
-        continue;
-      }
-      compress_columns(layer);
-    }
-    nn::Compressed* const compressed = std::get_if<nn::Compressed>(&form);
-    check(compressed != nullptr, "make_sparse: layer ", layer.modules[0].name, " is ", nn::name_of(form),
-          "; expected a dense or a compressed one");
-    compressed->prefill = prefill;
-    for (size_t i = 0; i < layer.modules.size(); ++i)
-      compressed->parts.at(i).gate = gate_of(options, layer.modules[i].name, compressed->parts[i].weight);
-    decide(layer, model.config.dtype, options, all);
-  }
-  if constexpr (std::is_same_v<Model, models::Llama>) {
-    const std::string* const forced = ops::ForceVariant::forced("decoder_layers");
-    if (options.tokens == 1 && !options.whole_texts && !(forced && *forced == "composed") &&
-        model.persistent_lacks(model.make_cache(1, 1)).empty())
-      for (SparseModule& module : all) module.variant = "persistent";
-  }
-  return all;
+/// Whether a step of one token is one kernel for all layers.
+bool steps_persistently(models::LanguageRef model) {
+  return model.visit(
+      [](auto& held) { return std::string_view(held.step_variant(held.make_cache(1, 1))) == "persistent"; });
 }
 
 }  // namespace
@@ -361,13 +311,56 @@ void check_sparse(const std::string& folder, const SparseOptions& options) {
   check_tokens(first, ops::SparseFormat::dense_columns, options);
 }
 
-std::vector<SparseModule> make_sparse(models::Gpt& model, const SparseOptions& options,
+std::vector<SparseModule> make_sparse(models::LanguageRef model, const SparseOptions& options,
                                       const std::string& folder) {
-  return equip(model, options, folder);
+  check(options.mode != SparseMode::off, "make_sparse: the mode is off; then there is nothing to do");
+  check(!options.threshold || !options.gates,
+        "make_sparse: a threshold for all gates and gates; expected one of them");
+  const bool has_gates = options.threshold || options.gates;
+  const double prefill = options.prefill.value_or(1);
+  check(prefill >= 0 && prefill <= 1, "make_sparse: gates for a share of ", prefill,
+        " of a text; expected 0 to 1");
+  check(!options.prefill || has_gates, "make_sparse: a prefill of ", prefill,
+        " without gates; give gates or a threshold too");
+  const std::vector<Layer> layers = layers_in_blocks(model);
+  if (options.gates) {
+    const bool is_compressed =
+        std::ranges::none_of(layers, [](const Layer& layer) { return nn::is_dense(layer.linear->form); });
+    std::string fingerprint;
+    if (!options.gates->fingerprint.empty()) {
+      check(!is_compressed || !folder.empty(),
+            "make_sparse: the gates have a fingerprint, and the model is compressed; name its folder");
+      fingerprint = is_compressed ? SparseFile(folder).fingerprint() : fingerprint_of(model);
+    }
+    std::vector<LinearModule> modules;
+    for (const Layer& layer : layers)
+      modules.insert(modules.end(), layer.modules.begin(), layer.modules.end());
+    check_gates(*options.gates, modules, fingerprint);
+  }
+  if (options.mode == SparseMode::required) check_required(layers, options);
+  std::vector<SparseModule> all;
+  for (const Layer& layer : layers) {
+    nn::Form& form = layer.linear->form;
+    if (nn::is_dense(form)) {
+      if (!has_gates) {
+        for (const LinearModule& module : layer.modules)
+          all.push_back(describe_dense(module, "its weight is dense, and it has no gate"));
+        continue;
+      }
+      compress_columns(layer);
+    }
+    nn::Compressed* const compressed = std::get_if<nn::Compressed>(&form);
+    check(compressed != nullptr, "make_sparse: layer ", layer.modules[0].name, " is ", nn::name_of(form),
+          "; expected a dense or a compressed one");
+    compressed->prefill = prefill;
+    for (size_t i = 0; i < layer.modules.size(); ++i)
+      compressed->parts.at(i).gate = gate_of(options, layer.modules[i].name, compressed->parts[i].weight);
+    decide(layer, model.dtype(), options, all);
+  }
+  const std::string* const forced = ops::ForceVariant::forced("decoder_layers");
+  if (options.tokens == 1 && !options.whole_texts && !(forced && *forced == "composed") &&
+      steps_persistently(model))
+    for (SparseModule& module : all) module.variant = "persistent";
+  return all;
 }
-std::vector<SparseModule> make_sparse(models::Llama& model, const SparseOptions& options,
-                                      const std::string& folder) {
-  return equip(model, options, folder);
-}
-
 }  // namespace tessera::pretrained

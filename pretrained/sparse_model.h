@@ -71,9 +71,7 @@ struct SparseModule {
 /// Throws, naming the layer and the reason, if gates are of another model, name a layer that is not there or
 /// lack one that is, and, if the mode is `required`, for a layer that cannot run sparse. One entry per
 /// module, in the model's order.
-std::vector<SparseModule> make_sparse(models::Gpt& model, const SparseOptions& options,
-                                      const std::string& folder = {});
-std::vector<SparseModule> make_sparse(models::Llama& model, const SparseOptions& options,
+std::vector<SparseModule> make_sparse(models::LanguageRef model, const SparseOptions& options,
                                       const std::string& folder = {});
 
 /// How often inputs counted on a text, of one linear module.
@@ -88,9 +86,7 @@ struct GateCounts {
 
 /// Runs the model on each text (a sequence of tokens) and counts at every gate. Eager; copies the inputs to
 /// the host.
-std::map<std::string, GateCounts> count_gates(models::Gpt& model,
-                                              const std::vector<std::vector<int64_t>>& texts);
-std::map<std::string, GateCounts> count_gates(models::Llama& model,
+std::map<std::string, GateCounts> count_gates(models::LanguageRef model,
                                               const std::vector<std::vector<int64_t>>& texts);
 
 }  // namespace tessera::pretrained

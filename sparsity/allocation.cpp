@@ -36,10 +36,9 @@ std::vector<double> owl_sparsities(const std::vector<double>& outliers, double s
   return result;
 }
 
-template <class Model>
-void allocate_owl(Model& model, const Samples& samples, const PruneOptions& options,
+void allocate_owl(models::LanguageRef model, const Samples& samples, const PruneOptions& options,
                   std::vector<Target>& targets) {
-  BlockWalk<Model> walk(model, samples, options.batch);
+  BlockWalk walk(model, samples, options.batch);
   PruneOptions wanda = options;
   wanda.score = Score::wanda;
   std::vector<double> outliers;
@@ -70,8 +69,5 @@ void allocate_owl(Model& model, const Samples& samples, const PruneOptions& opti
     if (!assigned.contains(target.module.name)) target.sparsity = sparsities[i];
   }
 }
-
-template void allocate_owl(models::Gpt&, const Samples&, const PruneOptions&, std::vector<Target>&);
-template void allocate_owl(models::Llama&, const Samples&, const PruneOptions&, std::vector<Target>&);
 
 }  // namespace tessera::sparsity

@@ -18,11 +18,7 @@ double outlier_share(const std::vector<Tensor>& scores, double factor);
 std::vector<double> owl_sparsities(const std::vector<double>& outliers, double sparsity, double range);
 
 /// Sets the sparsity of all targets but those assigned by name, from scores of the dense model.
-template <class Model>
-void allocate_owl(Model& model, const Samples& samples, const PruneOptions& options,
+void allocate_owl(models::LanguageRef model, const Samples& samples, const PruneOptions& options,
                   std::vector<Target>& targets);
-
-extern template void allocate_owl(models::Gpt&, const Samples&, const PruneOptions&, std::vector<Target>&);
-extern template void allocate_owl(models::Llama&, const Samples&, const PruneOptions&, std::vector<Target>&);
 
 }  // namespace tessera::sparsity

@@ -43,11 +43,10 @@ double gated_output_error(const Tensor& dense, const Tensor& pruned, const Gated
 
 /// Two passes of the samples through a model, block by block: one of the dense blocks, and one of the blocks
 /// as they are when it leaves them, under their gates.
-template <class Model>
 class GatedWalk {
  public:
   /// `gates` must outlive the walk.
-  GatedWalk(Model& model, const Samples& samples, int64_t batch, const PruneGates& gates)
+  GatedWalk(models::LanguageRef model, const Samples& samples, int64_t batch, const PruneGates& gates)
       : model_(model), gates_(gates), dense_(model, samples, batch), gated_(model, samples, batch) {}
 
   /// Collects the statistics of the next block's modules that `wanted` accepts, by their names in
@@ -64,23 +63,20 @@ class GatedWalk {
   }
 
  private:
-  Model& model_;
+  models::LanguageRef model_;
   const PruneGates& gates_;
-  BlockWalk<Model> dense_, gated_;
+  BlockWalk dense_, gated_;
 };
 
-template <class Model>
-std::map<std::string, GatedStatistics> GatedWalk<Model>::collect(
+inline std::map<std::string, GatedStatistics> GatedWalk::collect(
     const std::function<bool(const std::string&)>& wanted) {
-  const int64_t number = gated_.next();
-  const auto modules = modules_of_block(model_, number);
+  const auto modules = modules_of_block(model_, gated_.next());
   GatedBlock block(modules, gates_.gates.column_norms, gates_.prefill);
   block.set(gates_of(gates_, modules));
   std::map<std::string, Tensor> dense;  // inputs of a batch, by our names of the layers
   std::map<std::string, GatedStatistics> statistics;
-  const auto observed = [&](auto&& forward, const BlockWalk<Model>& walk, int64_t batch) {
-    const nn::Observe scope(model_.blocks[size_t(number)], {.forward = forward},
-                            "blocks." + std::to_string(number));
+  const auto observed = [](auto&& forward, const BlockWalk& walk, int64_t batch) {
+    const nn::Observe scope = walk.observe(forward);
     walk.run(batch);
   };
   for (int64_t batch = 0; batch < gated_.batches(); ++batch) {

@@ -32,25 +32,20 @@ Tensor norms_of(const pretrained::LinearModule& module) {
       ops::compress(weight_of(module).to(Device::cpu()).clone(), ops::SparseFormat::dense_columns));
 }
 
-template <class Model>
-BlockInputs inputs_of(const Model& model, const BlockWalk<Model>& walk,
-                      const std::vector<pretrained::LinearModule>& modules, const GateOptions& options) {
+BlockInputs inputs_of(const BlockWalk& walk, const std::vector<pretrained::LinearModule>& modules,
+                      const GateOptions& options) {
   BlockInputs inputs;
   if (options.column_norms)
     for (const pretrained::LinearModule& module : modules) inputs.scales[module.name] = norms_of(module);
-  const nn::Observe scope(model.blocks[size_t(walk.next())],
-                          {.forward =
-                               [&](const nn::LinearCall& call) {
-                                 const Tensor x = call.input.to(Device::cpu());
-                                 std::set<std::string> done;
-                                 for (const pretrained::LinearModule& module : modules) {
-                                   const std::string key = key_of(module, options.column_norms);
-                                   if (module.ours != call.name || !done.insert(key).second) continue;
-                                   inputs.histograms[key].add(
-                                       x, options.column_norms ? inputs.scales.at(module.name) : Tensor());
-                                 }
-                               }},
-                          "blocks." + std::to_string(walk.next()));
+  const nn::Observe scope = walk.observe([&](const nn::LinearCall& call) {
+    const Tensor x = call.input.to(Device::cpu());
+    std::set<std::string> done;
+    for (const pretrained::LinearModule& module : modules) {
+      const std::string key = key_of(module, options.column_norms);
+      if (module.ours != call.name || !done.insert(key).second) continue;
+      inputs.histograms[key].add(x, options.column_norms ? inputs.scales.at(module.name) : Tensor());
+    }
+  });
   walk.run();
   for (const pretrained::LinearModule& module : modules) {
     const Histogram& histogram = inputs.histograms.at(key_of(module, options.column_norms));
@@ -74,55 +69,10 @@ std::vector<double> thresholds_of(const Histogram& histogram, const std::vector<
   return thresholds;
 }
 
-template <class Model>
-void check_dense(Model& model) {
+void check_dense(models::LanguageRef model) {
   for (const pretrained::LinearModule& module : block_modules(model))
     check(nn::is_dense(module.layer->form), "calibrate: layer ", module.name, " is ",
           nn::name_of(module.layer->form), "; expected a dense model");
-}
-
-template <class Model>
-Calibration run(Model& model, const Samples& samples, const GateOptions& options) {
-  const NoTape no_tape;
-  options.validate();
-  check(samples.count() > 0, "calibrate: there are no samples of a text");
-  check_dense(model);
-  Calibration result{.model = "",
-                     .fingerprint = pretrained::fingerprint_of(model),
-                     .rule = options.rule,
-                     .column_norms = options.column_norms,
-                     .top_k = options.top_k,
-                     .prefill = options.prefill,
-                     .samples = samples.count(),
-                     .length = samples.length,
-                     .seed = samples.seed,
-                     .shares = {},
-                     .layers = {},
-                     .greedy = {},
-                     .inputs = {}};
-  for (int64_t i = 0; i <= kShares; ++i) result.shares.push_back(double(i) / double(kShares));
-  BlockWalk<Model> walk(model, samples, options.batch);
-  for (int64_t block = 0; block < walk.blocks(); ++block) {
-    const std::vector<pretrained::LinearModule> modules = modules_of_block(model, block);
-    const BlockInputs inputs = inputs_of(model, walk, modules, options);
-    for (const auto& [name, histogram] : inputs.histograms) {
-      const double limit = histogram.magnitude_quantile(0.99);
-      result.inputs.push_back({name, limit, histogram.bars(kBars, limit)});
-    }
-    std::vector<CalibratedLayer> layers;
-    for (const pretrained::LinearModule& module : modules) {
-      CalibratedLayer layer{module.name, block, module.rows, module.layer->in, {}};
-      if (!options.top_k)
-        layer.thresholds = thresholds_of(inputs.histograms.at(key_of(module, options.column_norms)),
-                                         result.shares, options.rule);
-      layers.push_back(std::move(layer));
-    }
-    if (options.greedy) result.greedy.push_back(distribute_greedily(model, walk, result, layers, options));
-    result.layers.insert(result.layers.end(), layers.begin(), layers.end());
-    if (block + 1 < walk.blocks()) walk.advance();
-    if (options.on_block) options.on_block(block, walk.blocks());
-  }
-  return result;
 }
 
 constexpr const char* kRules[] = {"symmetric", "magnitude"};
@@ -186,11 +136,47 @@ pretrained::Gates Calibration::gates(double sparsity, bool by_greedy) const {
   return gates;
 }
 
-Calibration calibrate(models::Gpt& model, const Samples& samples, const GateOptions& options) {
-  return run(model, samples, options);
-}
-Calibration calibrate(models::Llama& model, const Samples& samples, const GateOptions& options) {
-  return run(model, samples, options);
+Calibration calibrate(models::LanguageRef model, const Samples& samples, const GateOptions& options) {
+  const NoTape no_tape;
+  options.validate();
+  check(samples.count() > 0, "calibrate: there are no samples of a text");
+  check_dense(model);
+  Calibration result{.model = "",
+                     .fingerprint = pretrained::fingerprint_of(model),
+                     .rule = options.rule,
+                     .column_norms = options.column_norms,
+                     .top_k = options.top_k,
+                     .prefill = options.prefill,
+                     .samples = samples.count(),
+                     .length = samples.length,
+                     .seed = samples.seed,
+                     .shares = {},
+                     .layers = {},
+                     .greedy = {},
+                     .inputs = {}};
+  for (int64_t i = 0; i <= kShares; ++i) result.shares.push_back(double(i) / double(kShares));
+  BlockWalk walk(model, samples, options.batch);
+  for (int64_t block = 0; block < walk.blocks(); ++block) {
+    const std::vector<pretrained::LinearModule> modules = modules_of_block(model, block);
+    const BlockInputs inputs = inputs_of(walk, modules, options);
+    for (const auto& [name, histogram] : inputs.histograms) {
+      const double limit = histogram.magnitude_quantile(0.99);
+      result.inputs.push_back({name, limit, histogram.bars(kBars, limit)});
+    }
+    std::vector<CalibratedLayer> layers;
+    for (const pretrained::LinearModule& module : modules) {
+      CalibratedLayer layer{module.name, block, module.rows, module.layer->in, {}};
+      if (!options.top_k)
+        layer.thresholds = thresholds_of(inputs.histograms.at(key_of(module, options.column_norms)),
+                                         result.shares, options.rule);
+      layers.push_back(std::move(layer));
+    }
+    if (options.greedy) result.greedy.push_back(distribute_greedily(model, walk, result, layers, options));
+    result.layers.insert(result.layers.end(), layers.begin(), layers.end());
+    if (block + 1 < walk.blocks()) walk.advance();
+    if (options.on_block) options.on_block(block, walk.blocks());
+  }
+  return result;
 }
 
 }  // namespace tessera::sparsity

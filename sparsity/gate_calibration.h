@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt.h"
-#include "models/llama.h"
+#include "models/language_model.h"
 #include "pretrained/sparse_model.h"
 #include "sparsity/calibration.h"
 
@@ -95,8 +94,7 @@ inline constexpr const char* kCalibrationFile = "calibration.json";
 /// Histograms of the inputs of all linear layers in the model's blocks, thresholds, and the greedy
 /// distribution, block by block; of a dense model, which is as before afterwards (also if this throws). The
 /// result is a function of model, samples and options. Throws for activations that are not finite.
-Calibration calibrate(models::Gpt& model, const Samples& samples, const GateOptions& options = {});
-Calibration calibrate(models::Llama& model, const Samples& samples, const GateOptions& options = {});
+Calibration calibrate(models::LanguageRef model, const Samples& samples, const GateOptions& options = {});
 
 /// Writes folder `folder`: kCalibrationFile and, per block, `layer-<i>/results.csv` with the greedy steps.
 /// All of it or nothing; throws if there is a calibration already.

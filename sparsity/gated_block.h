@@ -50,8 +50,7 @@ std::vector<ops::Gate> gates_of(const PruneGates& gates,
 
 /// Throws, naming what does not fit, unless the gates are of this model, one for each module of its blocks,
 /// and no other.
-template <class Model>
-void check_gates_fit(Model& model, const PruneGates& gates) {
+inline void check_gates_fit(models::LanguageRef model, const PruneGates& gates) {
   const std::vector<pretrained::LinearModule> modules = block_modules(model);
   const bool knows = !gates.gates.fingerprint.empty();
   pretrained::check_gates(gates.gates, modules, knows ? pretrained::fingerprint_of(model) : "");
@@ -59,10 +58,10 @@ void check_gates_fit(Model& model, const PruneGates& gates) {
 }
 
 /// Gates on all blocks of a dense model, while what is returned lives.
-template <class Model>
-std::vector<std::unique_ptr<GatedBlock>> gate_blocks(Model& model, const PruneGates& gates) {
+inline std::vector<std::unique_ptr<GatedBlock>> gate_blocks(models::LanguageRef model,
+                                                            const PruneGates& gates) {
   std::vector<std::unique_ptr<GatedBlock>> blocks;
-  for (int64_t i = 0; i < int64_t(model.blocks.size()); ++i) {
+  for (int64_t i = 0; i < model.blocks(); ++i) {
     const auto modules = modules_of_block(model, i);
     blocks.push_back(std::make_unique<GatedBlock>(modules, gates.gates.column_norms, gates.prefill));
     blocks.back()->set(gates_of(gates, modules));

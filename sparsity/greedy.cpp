@@ -20,11 +20,10 @@ Tensor stream_of(const models::Residual& x) {
 /// The errors of a block's output under gates. They are measured on the last quarter of each sample, so the
 /// feed-forward network runs on those rows alone. Attention does not depend on the gates of the feed-forward
 /// network, so its output is an argument, which callers compute once for all trials that share it.
-template <class Model>
 class BlockErrors {
  public:
-  BlockErrors(Model& model, const BlockWalk<Model>& walk, int64_t samples)
-      : block_(model.blocks[size_t(walk.next())]), number_(walk.next()) {
+  BlockErrors(models::LanguageRef model, const BlockWalk& walk, int64_t samples)
+      : model_(model), number_(walk.next()) {
     walk.visit(samples, [&](const models::Residual& x, const nn::AttentionPass& pass) {
       batches_.push_back({x, pass});
       const Tensor whole = stream_of(model.block(number_, x, pass));
@@ -38,7 +37,9 @@ class BlockErrors {
     std::vector<models::Residual> streams;
     for (const Batch& batch : batches_) {
       const nn::PrefillScope texts(&batch.pass.sequences);
-      streams.push_back(block_.attend(batch.x, batch.pass, number_));
+      streams.push_back(model_.visit([&](const auto& model) {
+        return model.blocks[size_t(number_)].attend(batch.x, batch.pass, number_);
+      }));
     }
     return streams;
   }
@@ -52,7 +53,9 @@ class BlockErrors {
       for (const auto& [begin, end] : tails(batches_[i].pass)) {
         const models::Residual rows{attended[i].sum.slice(0, begin, end),
                                     attended[i].branch.slice(0, begin, end)};
-        const Tensor difference = ops::sub(stream_of(block_.feed(rows)), dense_[next++]);
+        const models::Residual fed =
+            model_.visit([&](const auto& model) { return model.blocks[size_t(number_)].feed(rows); });
+        const Tensor difference = ops::sub(stream_of(fed), dense_[next++]);
         squares += ops::sum(ops::mul(difference, difference)).item();
       }
     const double found = std::sqrt(squares);
@@ -74,7 +77,7 @@ class BlockErrors {
     }
     return rows;
   }
-  const std::decay_t<decltype(std::declval<Model>().blocks[0])>& block_;
+  models::LanguageRef model_;
   int64_t number_;
   std::vector<Batch> batches_;
   std::vector<Tensor> dense_;
@@ -82,9 +85,9 @@ class BlockErrors {
 
 }  // namespace
 
-template <class Model>
-GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, const Calibration& calibration,
-                                const std::vector<CalibratedLayer>& layers, const GateOptions& options) {
+GreedyBlock distribute_greedily(models::LanguageRef model, const BlockWalk& walk,
+                                const Calibration& calibration, const std::vector<CalibratedLayer>& layers,
+                                const GateOptions& options) {
   const NoTape no_tape;
   GreedyBlock result;
   double weights = 0;
@@ -92,8 +95,9 @@ GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, cons
     result.layers.push_back(layer.name);
     weights += double(layer.rows) * double(layer.columns);
   }
-  const double unit = double(model.config.d_model) * double(model.config.d_model);
-  BlockErrors<Model> errors(model, walk, options.greedy_samples);
+  const double width = std::visit([](const auto& config) { return double(config.d_model); }, model.config());
+  const double unit = width * width;
+  BlockErrors errors(model, walk, options.greedy_samples);
   const auto modules = modules_of_block(model, walk.next());
   GatedBlock gated(modules, calibration.column_norms, calibration.prefill);
   const auto set = [&](const std::vector<double>& shares) {
@@ -134,10 +138,5 @@ GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, cons
   }
   return result;
 }
-
-template GreedyBlock distribute_greedily(models::Gpt&, const BlockWalk<models::Gpt>&, const Calibration&,
-                                         const std::vector<CalibratedLayer>&, const GateOptions&);
-template GreedyBlock distribute_greedily(models::Llama&, const BlockWalk<models::Llama>&, const Calibration&,
-                                         const std::vector<CalibratedLayer>&, const GateOptions&);
 
 }  // namespace tessera::sparsity

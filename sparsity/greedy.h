@@ -10,9 +10,9 @@ namespace tessera::sparsity {
 /// projection: the one whose step gives the least error of the block's output, the earliest of equals. No
 /// share goes beyond kMostShare. `layers`: those of the block. The inputs are what the dense blocks before it
 /// output.
-template <class Model>
-GreedyBlock distribute_greedily(Model& model, const BlockWalk<Model>& walk, const Calibration& calibration,
-                                const std::vector<CalibratedLayer>& layers, const GateOptions& options);
+GreedyBlock distribute_greedily(models::LanguageRef model, const BlockWalk& walk,
+                                const Calibration& calibration, const std::vector<CalibratedLayer>& layers,
+                                const GateOptions& options);
 
 inline constexpr double kMostShare = 0.99;
 

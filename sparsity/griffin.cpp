@@ -73,16 +73,13 @@ std::string name_of_feed(size_t block, const char* layer) {
   return "blocks." + std::to_string(block) + ".mlp." + layer;
 }
 
-template <class Model>
-void check_model(const Model& model, double share) {
-  check(share >= 0 && share < 1, "griffin: a share of ", share,
-        " of the neurons; expected 0 or more and less than 1");
-  for (size_t i = 0; i < model.blocks.size(); ++i)
-    for (const auto& [layer, name] :
-         {std::pair(&model.blocks[i].mlp.up, "up"), {&model.blocks[i].mlp.down, "down"}})
-      check(nn::is_dense(layer->form), "griffin: layer ", name_of_feed(i, name), " is ",
-            nn::name_of(layer->form),
-            "; neurons are chosen among dense weights: take the dense model, without gates");
+/// Of each block's feed-forward network.
+std::vector<ChosenNeurons> chosen_neurons(models::LanguageRef model, double share) {
+  std::vector<ChosenNeurons> chosen;
+  model.visit([&](auto& held) {
+    for (auto& block : held.blocks) chosen.emplace_back(block.mlp, neurons_kept(block.mlp.down.in, share));
+  });
+  return chosen;
 }
 
 /// Adds the statistics of prompts, rows of z one after the other.
@@ -100,9 +97,7 @@ void add_statistics(std::vector<double>& sums, const Tensor& z, const nn::Sequen
 template <class Model>
 class Griffin {
  public:
-  Griffin(Model& model, double share) : model_(model) {
-    for (auto& block : model.blocks) chosen_.emplace_back(block.mlp, neurons_kept(block.mlp.down.in, share));
-  }
+  Griffin(Model& model, double share) : model_(model), chosen_(chosen_neurons(model, share)) {}
 
   void choose(const Tensor& tokens, const nn::Sequences& prompts) const {
     const NoTape no_tape;
@@ -138,7 +133,6 @@ class Griffin {
 
 template <class Model>
 models::DecodingModel decoding_model(Model& model, int64_t batch, int64_t capacity, double share) {
-  check_griffin(model, share);
   models::DecodingModel decoding(model, batch, capacity);
   const auto griffin = std::make_shared<Griffin<Model>>(model, share);
   decoding.variant = griffin->step_variant(decoding.cache);
@@ -153,33 +147,13 @@ models::DecodingModel decoding_model(Model& model, int64_t batch, int64_t capaci
   return decoding;
 }
 
-}  // namespace
-
+/// As GriffinTexts::loss.
 template <class Model>
-struct GriffinTexts<Model>::State {
-  Model& model;
-  double share;
-  std::vector<ChosenNeurons> chosen;
-};
-
-template <class Model>
-GriffinTexts<Model>::GriffinTexts(Model& model, double share)
-    : state_(std::make_unique<State>(State{model, share, {}})) {
-  check_griffin(model, share);
-  for (auto& block : model.blocks)
-    state_->chosen.emplace_back(block.mlp, neurons_kept(block.mlp.down.in, share));
-}
-template <class Model>
-GriffinTexts<Model>::~GriffinTexts() = default;
-
-template <class Model>
-Tensor GriffinTexts<Model>::loss(const Tensor& tokens, const Tensor& targets,
-                                 const nn::Sequences& sequences) const {
-  const NoTape no_tape;
-  const Model& model = state_->model;
+Tensor loss_of(const Model& model, std::vector<ChosenNeurons>& networks, const Tensor& tokens,
+               const Tensor& targets, const nn::Sequences& sequences) {
   const nn::AttentionPass pass = model.begin(tokens, sequences);
   models::Residual x = model.embed(tokens, pass);
-  for (size_t i = 0; i < state_->chosen.size(); ++i) {
+  for (size_t i = 0; i < networks.size(); ++i) {
     const auto& block = model.blocks[i];
     const models::Residual stream = block.attend(x, pass, int64_t(i));
     const auto rows_of = [](const models::Residual& all, int64_t begin, int64_t end) {
@@ -206,7 +180,7 @@ Tensor GriffinTexts<Model>::loss(const Tensor& tokens, const Tensor& targets,
         put(block.feed(rows_of(stream, begin, middle)), begin, middle);
       }
       if (middle < end) {
-        ChosenNeurons& chosen = state_->chosen[i];
+        ChosenNeurons& chosen = networks[i];
         chosen.choose(largest_neurons(sums, chosen.keep()));
         const Scope scope(std::span(&chosen, 1));
         put(block.feed(rows_of(stream, middle, end)), middle, end);
@@ -218,8 +192,24 @@ Tensor GriffinTexts<Model>::loss(const Tensor& tokens, const Tensor& targets,
   return model.finish(x, targets);
 }
 
-template class GriffinTexts<models::Gpt>;
-template class GriffinTexts<models::Llama>;
+}  // namespace
+
+struct GriffinTexts::State {
+  models::LanguageRef model;
+  std::vector<ChosenNeurons> chosen;
+};
+
+GriffinTexts::GriffinTexts(models::LanguageRef model, double share) {
+  check_griffin(model, share);
+  state_ = std::make_unique<State>(State{model, chosen_neurons(model, share)});
+}
+GriffinTexts::~GriffinTexts() = default;
+
+Tensor GriffinTexts::loss(const Tensor& tokens, const Tensor& targets, const nn::Sequences& sequences) const {
+  const NoTape no_tape;
+  return state_->model.visit(
+      [&](const auto& model) { return loss_of(model, state_->chosen, tokens, targets, sequences); });
+}
 
 std::vector<double> neuron_statistic(const Tensor& z, const std::string& layer) {
   const int64_t hidden = z.size(1);
@@ -252,18 +242,22 @@ int64_t neurons_kept(int64_t hidden, double share) {
   return std::max<int64_t>(1, hidden - int64_t(double(hidden) * share));
 }
 
-void check_griffin(const models::Gpt& model, double share) {
-  check_model(model, share);
-}
-void check_griffin(const models::Llama& model, double share) {
-  check_model(model, share);
+void check_griffin(models::LanguageRef model, double share) {
+  check(share >= 0 && share < 1, "griffin: a share of ", share,
+        " of the neurons; expected 0 or more and less than 1");
+  model.visit([](const auto& held) {
+    for (size_t i = 0; i < held.blocks.size(); ++i)
+      for (const auto& [layer, name] :
+           {std::pair(&held.blocks[i].mlp.up, "up"), {&held.blocks[i].mlp.down, "down"}})
+        check(nn::is_dense(layer->form), "griffin: layer ", name_of_feed(i, name), " is ",
+              nn::name_of(layer->form),
+              "; neurons are chosen among dense weights: take the dense model, without gates");
+  });
 }
 
-models::DecodingModel griffin(models::Gpt& model, int64_t batch, int64_t capacity, double share) {
-  return decoding_model(model, batch, capacity, share);
-}
-models::DecodingModel griffin(models::Llama& model, int64_t batch, int64_t capacity, double share) {
-  return decoding_model(model, batch, capacity, share);
+models::DecodingModel griffin(models::LanguageRef model, int64_t batch, int64_t capacity, double share) {
+  check_griffin(model, share);
+  return model.visit([&](auto& held) { return decoding_model(held, batch, capacity, share); });
 }
 
 }  // namespace tessera::sparsity

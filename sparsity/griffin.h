@@ -4,8 +4,7 @@
 #include <vector>
 
 #include "models/generate.h"
-#include "models/gpt.h"
-#include "models/llama.h"
+#include "models/language_model.h"
 
 /// Griffin (Dong et al., arXiv:2404.01365): whole neurons of each feed-forward network are chosen by what the
 /// prompt makes of them, and the others are left out of what follows it. A baseline for gates, which choose
@@ -25,22 +24,19 @@ std::vector<int64_t> largest_neurons(const std::vector<double>& statistic, int64
 int64_t neurons_kept(int64_t hidden, double share);
 
 /// Throws, naming the layer, unless the share is in [0, 1) and all feed-forward networks are dense.
-void check_griffin(const models::Gpt& model, double share);
-void check_griffin(const models::Llama& model, double share);
+void check_griffin(models::LanguageRef model, double share);
 
 /// For models::Generator: each prompt runs dense, and each step with the neurons that the prompts chose. The
 /// statistics of several prompts are added, each divided by the root of its tokens (section 4.2 of the
 /// paper). The prompts run twice: the last block of a prefill is only run for their last tokens. The model
 /// must outlive it and not be used meanwhile by another thread; between steps its weights are as they were.
 /// Not run on a GPU yet.
-models::DecodingModel griffin(models::Gpt& model, int64_t batch, int64_t capacity, double share);
-models::DecodingModel griffin(models::Llama& model, int64_t batch, int64_t capacity, double share);
+models::DecodingModel griffin(models::LanguageRef model, int64_t batch, int64_t capacity, double share);
 
 /// For train::measure_perplexity: of each window the first half, rounded up, is the prompt.
-template <class Model>
 class GriffinTexts {
  public:
-  GriffinTexts(Model& model, double share);
+  GriffinTexts(models::LanguageRef model, double share);
   ~GriffinTexts();
   GriffinTexts(const GriffinTexts&) = delete;
   /// tokens [N], targets [N] -> the mean loss, as Model::loss.

@@ -21,8 +21,7 @@ double milliseconds(Clock::time_point begin, Clock::time_point end) {
 
 }  // namespace
 
-template <class Model>
-void compress_layers(Model& model, ops::SparseFormat format) {
+void compress_layers(models::LanguageRef model, ops::SparseFormat format) {
   std::map<nn::Linear*, nn::Compressed> forms;
   for (const pretrained::LinearModule& module : block_modules(model)) {
     check_interrupt();
@@ -36,8 +35,7 @@ void compress_layers(Model& model, ops::SparseFormat format) {
   for (auto& [layer, form] : forms) layer->weight = Tensor(), layer->form = std::move(form);
 }
 
-template <class Model>
-LayerBytes bytes_of_layers(Model& model) {
+LayerBytes bytes_of_layers(models::LanguageRef model) {
   LayerBytes result;
   double all = 0, stored = 0;
   std::map<nn::Linear*, size_t> next;
@@ -58,8 +56,7 @@ LayerBytes bytes_of_layers(Model& model) {
   return result;
 }
 
-template <class Model>
-DecodeTimes time_generation(const Model& model, std::span<const int64_t> prompt,
+DecodeTimes time_generation(const models::LanguageModel& model, std::span<const int64_t> prompt,
                             const TimingOptions& options) {
   check(options.new_tokens >= 2, "timing: ", options.new_tokens, " new tokens; expected 2 or more");
   check(options.repeats >= 1 && options.warmups >= 0, "timing: ", options.repeats, " repeats after ",
@@ -67,7 +64,7 @@ DecodeTimes time_generation(const Model& model, std::span<const int64_t> prompt,
   const int64_t given = int64_t(prompt.size());
   check(given >= 1 && given + options.new_tokens - 1 <= model.longest(), "timing: ", given, " tokens and ",
         options.new_tokens, " new ones; the model takes ", model.longest());
-  const Device device = model.token.weight.device();
+  const Device device = model.device();
   models::Generator generator(model, 1, given + options.new_tokens - 1);
   const models::Generator::Texts prompts{{prompt.begin(), prompt.end()}};
   DecodeTimes times;
@@ -89,44 +86,35 @@ DecodeTimes time_generation(const Model& model, std::span<const int64_t> prompt,
   return times;
 }
 
-template <class Model>
-std::vector<std::pair<std::string, double>> time_layers(Model& model, std::span<const int64_t> prompt,
-                                                        int64_t steps) {
+std::vector<std::pair<std::string, double>> time_layers(models::LanguageRef model,
+                                                        std::span<const int64_t> prompt, int64_t steps) {
   const NoTape no_tape;
-  const Device device = model.token.weight.device();
-  const Tensor tokens = Tensor::from(prompt, {int64_t(prompt.size())}, device);
-  nn::KvCache cache = model.make_cache(1, int64_t(prompt.size()) + steps);
-  model.prefill(tokens, nn::Sequences::uniform(1, int64_t(prompt.size())), cache);
-  const Tensor next = Tensor::from(prompt.last(1), {1, 1}, device);
+  const Device device = model.device();
   std::vector<std::pair<std::string, double>> layers;
   std::map<std::string, size_t> places;
   Clock::time_point before;
-  const nn::Observe scope(model, {.forward = [&](const nn::LinearCall& call) {
-                            device.synchronize();
-                            const auto now = Clock::now();
-                            const auto [found, is_new] = places.try_emplace(call.name, layers.size());
-                            if (is_new) layers.emplace_back(call.name, 0);
-                            layers[found->second].second += milliseconds(before, now) / double(steps);
-                            before = Clock::now();
-                          }});
-  for (int64_t step = 0; step < steps; ++step) {
-    check_interrupt();
+  const auto count = [&](const nn::LinearCall& call) {
     device.synchronize();
+    const auto now = Clock::now();
+    const auto [found, is_new] = places.try_emplace(call.name, layers.size());
+    if (is_new) layers.emplace_back(call.name, 0);
+    layers[found->second].second += milliseconds(before, now) / double(steps);
     before = Clock::now();
-    model.decode(next, cache);
-  }
+  };
+  model.visit([&](const auto& held) {
+    const int64_t given = int64_t(prompt.size());
+    nn::KvCache cache = held.make_cache(1, given + steps);
+    held.prefill(Tensor::from(prompt, {given}, device), nn::Sequences::uniform(1, given), cache);
+    const Tensor next = Tensor::from(prompt.last(1), {1, 1}, device);
+    const nn::Observe scope(held, {.forward = count});
+    for (int64_t step = 0; step < steps; ++step) {
+      check_interrupt();
+      device.synchronize();
+      before = Clock::now();
+      held.decode(next, cache);
+    }
+  });
   return layers;
 }
-
-template void compress_layers(models::Gpt&, ops::SparseFormat);
-template void compress_layers(models::Llama&, ops::SparseFormat);
-template LayerBytes bytes_of_layers(models::Gpt&);
-template LayerBytes bytes_of_layers(models::Llama&);
-template DecodeTimes time_generation(const models::Gpt&, std::span<const int64_t>, const TimingOptions&);
-template DecodeTimes time_generation(const models::Llama&, std::span<const int64_t>, const TimingOptions&);
-template std::vector<std::pair<std::string, double>> time_layers(models::Gpt&, std::span<const int64_t>,
-                                                                 int64_t);
-template std::vector<std::pair<std::string, double>> time_layers(models::Llama&, std::span<const int64_t>,
-                                                                 int64_t);
 
 }  // namespace tessera::sparsity

@@ -5,17 +5,15 @@
 #include <utility>
 #include <vector>
 
-#include "models/gpt.h"
-#include "models/llama.h"
+#include "models/language_model.h"
 #include "ops/sparse_linear/sparse_weight.h"
 
-/// What a sparse model costs: bytes and times. Functions of models::Gpt and models::Llama.
+/// What a sparse model costs: bytes and times.
 
 namespace tessera::sparsity {
 
 /// Puts every linear layer in the model's blocks into the format, without gates, whatever it is in by now.
-template <class Model>
-void compress_layers(Model& model, ops::SparseFormat format);
+void compress_layers(models::LanguageRef model, ops::SparseFormat format);
 
 /// Bytes of the linear layers in the blocks, as they are and dense, and the share of their elements that are
 /// not stored.
@@ -23,8 +21,7 @@ struct LayerBytes {
   uint64_t bytes = 0, dense_bytes = 0;
   double weight_sparsity = 0;
 };
-template <class Model>
-LayerBytes bytes_of_layers(Model& model);
+LayerBytes bytes_of_layers(models::LanguageRef model);
 
 struct TimingOptions {
   int64_t new_tokens = 32;  // 2 or more
@@ -35,14 +32,12 @@ struct DecodeTimes {
   std::vector<double> ttft_ms, tpot_ms;
 };
 /// Greedy generation after the prompt.
-template <class Model>
-DecodeTimes time_generation(const Model& model, std::span<const int64_t> prompt,
+DecodeTimes time_generation(const models::LanguageModel& model, std::span<const int64_t> prompt,
                             const TimingOptions& options);
 
 /// Milliseconds of a step of generation per linear layer, by our names: from the end of the layer before (of
 /// the step's begin) to its own, the device synchronised at each, which is how the sum exceeds a step's time.
-template <class Model>
-std::vector<std::pair<std::string, double>> time_layers(Model& model, std::span<const int64_t> prompt,
-                                                        int64_t steps);
+std::vector<std::pair<std::string, double>> time_layers(models::LanguageRef model,
+                                                        std::span<const int64_t> prompt, int64_t steps);
 
 }  // namespace tessera::sparsity

@@ -13,12 +13,16 @@ inline bool is_in_block(const pretrained::LinearModule& module) {
 }
 
 /// The linear modules of all blocks, in order; the LM head is not one of them.
-template <class Model>
-std::vector<pretrained::LinearModule> block_modules(Model& model) {
+inline std::vector<pretrained::LinearModule> block_modules(models::LanguageRef model) {
   std::vector<pretrained::LinearModule> modules;
   for (const pretrained::LinearModule& module : pretrained::linear_modules(model).all)
     if (is_in_block(module)) modules.push_back(module);
   return modules;
+}
+
+/// As nn::parameters.
+inline std::vector<nn::NamedParameter> parameters_of(models::LanguageRef model) {
+  return model.visit([](const auto& held) { return nn::parameters(held); });
 }
 
 /// The number of a module's block.
@@ -28,8 +32,7 @@ inline int64_t block_of(const pretrained::LinearModule& module) {
 }
 
 /// The modules of one block.
-template <class Model>
-std::vector<pretrained::LinearModule> modules_of_block(Model& model, int64_t block) {
+inline std::vector<pretrained::LinearModule> modules_of_block(models::LanguageRef model, int64_t block) {
   std::vector<pretrained::LinearModule> modules;
   for (const pretrained::LinearModule& module : block_modules(model))
     if (block_of(module) == block) modules.push_back(module);

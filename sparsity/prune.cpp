@@ -37,9 +37,8 @@ void check_weights(const std::vector<Target>& targets) {
 }
 
 /// Before anything is computed with the model: only then is its file the same model.
-template <class Model>
-void round_parameters(const Model& model, DType dtype) {
-  for (const auto& [name, parameter] : nn::parameters(model)) {
+void round_parameters(models::LanguageRef model, DType dtype) {
+  for (const auto& [name, parameter] : parameters_of(model)) {
     check_interrupt();
     const Tensor values = parameter.detach();
     values.copy_from(nn::narrowed(values, dtype, name));
@@ -61,16 +60,14 @@ Tensor prune_matrix(const Tensor& start, const InputStatistics* inputs, int64_t 
 }
 
 /// The blocks that are kept so far. `fingerprint`: of the dense model.
-template <class Model>
-PruneProgress progress_of(const Model& model, const Samples& samples, const PruneOptions& options,
+PruneProgress progress_of(models::LanguageRef model, const Samples& samples, const PruneOptions& options,
                           const std::string& fingerprint) {
-  return {options.progress, request_digest(options, samples, fingerprint, model)};
+  return {options.progress, request_digest(options, samples, fingerprint, model.device(), model.dtype())};
 }
 
-template <class Model>
 class Pruner {
  public:
-  Pruner(Model& model, const Samples& samples, const PruneOptions& options)
+  Pruner(models::LanguageRef model, const Samples& samples, const PruneOptions& options)
       : model_(model), samples_(samples), options_(options), targets_(targets_of(model, options)) {
     check(!options.needs_samples() || samples.count() > 0, "prune: the score ", name_of(options.score),
           " and the update ", name_of(options.update), " need samples of a text; give some (--text)");
@@ -85,8 +82,8 @@ class Pruner {
     std::optional<PruneProgress> progress;
     if (!options_.progress.empty()) progress = progress_of(model_, samples_, options_, fingerprint);
     if (options_.allocation == Allocation::owl) allocate_owl(model_, samples_, options_, targets_);
-    std::optional<BlockWalk<Model>> walk;
-    std::optional<GatedWalk<Model>> gated;
+    std::optional<BlockWalk> walk;
+    std::optional<GatedWalk> gated;
     if (options_.gates)
       gated.emplace(model_, samples_, options_.batch, *options_.gates);
     else if (options_.needs_samples())
@@ -146,8 +143,7 @@ class Pruner {
     pruned_.block_sparsity = all > 0 ? double(zeros) / double(all) : 0;
   }
 
-  std::vector<PrunedMatrix> prune_block(std::span<const Target> own,
-                                        const std::optional<BlockWalk<Model>>& walk) {
+  std::vector<PrunedMatrix> prune_block(std::span<const Target> own, const std::optional<BlockWalk>& walk) {
     std::vector<PrunedMatrix> matrices;
     std::map<std::string, InputStatistics> statistics;
     std::set<std::string> layers;
@@ -170,7 +166,7 @@ class Pruner {
     return matrices;
   }
 
-  static std::map<std::string, GatedStatistics> collect(GatedWalk<Model>& walk, std::span<const Target> own) {
+  static std::map<std::string, GatedStatistics> collect(GatedWalk& walk, std::span<const Target> own) {
     std::set<std::string> names;
     for (const Target& target : own) names.insert(target.module.name);
     return walk.collect([&](const std::string& name) { return names.contains(name); });
@@ -223,26 +219,12 @@ class Pruner {
     return matrix;
   }
 
-  Model& model_;
+  models::LanguageRef model_;
   const Samples& samples_;
   const PruneOptions& options_;
   std::vector<Target> targets_;
   Pruned pruned_;
 };
-
-template <class Model>
-void save_model(const Model& model, const Pruned& pruned, const std::string& report,
-                const std::string& folder, const pretrained::SaveOptions& options) {
-  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge, io::check_no_weights);
-  pretrained::save(model, files.path(), options);
-  save_masks(files.path() + "/" + kMasksFile, pruned.masks);
-  InputNorms norms;
-  for (const PrunedMatrix& matrix : pruned.matrices)
-    if (matrix.input_norms.defined()) norms[matrix.name] = matrix.input_norms;
-  if (!norms.empty()) save_input_norms(files.path() + "/" + kInputNormsFile, norms, pruned.masks.info);
-  io::write_file(files.path() + "/" + kReportFile, report);
-  files.publish();
-}
 
 }  // namespace
 
@@ -252,27 +234,25 @@ double Pruned::sparsity() const {
   return all > 0 ? double(zeros) / double(all) : 0;
 }
 
-Pruned prune(models::Gpt& model, const Samples& samples, const PruneOptions& options) {
-  return Pruner(model, samples, options).run();
-}
-Pruned prune(models::Llama& model, const Samples& samples, const PruneOptions& options) {
+Pruned prune(models::LanguageRef model, const Samples& samples, const PruneOptions& options) {
   return Pruner(model, samples, options).run();
 }
 
-void check_progress(models::Gpt& model, const Samples& samples, const PruneOptions& options) {
-  progress_of(model, samples, options, pretrained::fingerprint_of(model));
-}
-void check_progress(models::Llama& model, const Samples& samples, const PruneOptions& options) {
+void check_progress(models::LanguageRef model, const Samples& samples, const PruneOptions& options) {
   progress_of(model, samples, options, pretrained::fingerprint_of(model));
 }
 
-void save_pruned(const models::Gpt& model, const Pruned& pruned, const std::string& report,
+void save_pruned(models::LanguageRef model, const Pruned& pruned, const std::string& report,
                  const std::string& folder, const pretrained::SaveOptions& options) {
-  save_model(model, pruned, report, folder, options);
-}
-void save_pruned(const models::Llama& model, const Pruned& pruned, const std::string& report,
-                 const std::string& folder, const pretrained::SaveOptions& options) {
-  save_model(model, pruned, report, folder, options);
+  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge, io::check_no_weights);
+  model.visit([&](const auto& held) { pretrained::save(held, files.path(), options); });
+  save_masks(files.path() + "/" + kMasksFile, pruned.masks);
+  InputNorms norms;
+  for (const PrunedMatrix& matrix : pruned.matrices)
+    if (matrix.input_norms.defined()) norms[matrix.name] = matrix.input_norms;
+  if (!norms.empty()) save_input_norms(files.path() + "/" + kInputNormsFile, norms, pruned.masks.info);
+  io::write_file(files.path() + "/" + kReportFile, report);
+  files.publish();
 }
 
 }  // namespace tessera::sparsity

@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt.h"
-#include "models/llama.h"
+#include "models/language_model.h"
 #include "pretrained/load.h"
 #include "sparsity/calibration.h"
 #include "sparsity/masks.h"
@@ -52,11 +51,9 @@ struct Pruned {
 /// The result is a function of model, samples and options; on the CPU not of the number of threads. Throws
 /// for options out of range, a pattern that does not divide a matrix's columns (before anything is changed),
 /// weights or activations that are not finite. If it throws, blocks that were pruned stay so.
-Pruned prune(models::Gpt& model, const Samples& samples, const PruneOptions& options = {});
-Pruned prune(models::Llama& model, const Samples& samples, const PruneOptions& options = {});
+Pruned prune(models::LanguageRef model, const Samples& samples, const PruneOptions& options = {});
 /// Throws, as prune() would, if options.progress has blocks that this call cannot go on after.
-void check_progress(models::Gpt& model, const Samples& samples, const PruneOptions& options);
-void check_progress(models::Llama& model, const Samples& samples, const PruneOptions& options);
+void check_progress(models::LanguageRef model, const Samples& samples, const PruneOptions& options);
 
 inline constexpr const char* kMasksFile = "masks.safetensors";
 inline constexpr const char* kReportFile = "pruning.json";
@@ -64,9 +61,7 @@ inline constexpr const char* kReportFile = "pruning.json";
 /// A Hugging Face model directory with kMasksFile, kInputNormsFile if there were samples, and `report` as
 /// kReportFile in it, all of it or nothing.
 /// Throws if the folder has weights already.
-void save_pruned(const models::Gpt& model, const Pruned& pruned, const std::string& report,
-                 const std::string& folder, const pretrained::SaveOptions& options = {});
-void save_pruned(const models::Llama& model, const Pruned& pruned, const std::string& report,
+void save_pruned(models::LanguageRef model, const Pruned& pruned, const std::string& report,
                  const std::string& folder, const pretrained::SaveOptions& options = {});
 
 /// What pruning will take, before it starts.
@@ -80,7 +75,6 @@ struct PrunePlan {
   double seconds = 0;          // estimated from two timed passes through the first block; 0: nothing to time
   double bytes() const { return model_bytes + sample_bytes + statistics_bytes + transient_bytes; }
 };
-PrunePlan plan_pruning(models::Gpt& model, const Samples& samples, const PruneOptions& options);
-PrunePlan plan_pruning(models::Llama& model, const Samples& samples, const PruneOptions& options);
+PrunePlan plan_pruning(models::LanguageRef model, const Samples& samples, const PruneOptions& options);
 
 }  // namespace tessera::sparsity

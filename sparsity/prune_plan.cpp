@@ -58,21 +58,20 @@ BlockWork work_of(const std::vector<const Target*>& own, const PruneOptions& opt
   return work;
 }
 
-template <class Model>
 class Planner {
  public:
-  Planner(Model& model, const Samples& samples, const PruneOptions& options)
+  Planner(models::LanguageRef model, const Samples& samples, const PruneOptions& options)
       : model_(model),
         samples_(samples),
         options_(options),
         targets_(targets_of(model, options)),
-        device_(model.token.weight.device()),
+        device_(model.device()),
         tokens_(double(samples.count()) * double(samples.length)) {
     if (options.gates) check_gates_fit(model, *options.gates);
   }
 
   PrunePlan plan() {
-    for (const nn::NamedParameter& parameter : nn::parameters(model_))
+    for (const nn::NamedParameter& parameter : parameters_of(model_))
       plan_.model_bytes += double(parameter.tensor.bytes());
     std::map<int64_t, std::vector<const Target*>> blocks;
     double update_flops = 0, matrix_bytes = 0;
@@ -90,9 +89,11 @@ class Planner {
       plan_.transient_bytes = matrix_bytes;
       return plan_;
     }
-    const double size = double(size_of(model_.config.dtype));
+    const double size = double(size_of(model_.dtype()));
+    const models::LanguageConfig config = model_.config();
+    const double width = std::visit([](const auto& one) { return double(one.d_model); }, config);
     const double streams = options_.gates ? 2 : 1;  // gates: one of them dense
-    plan_.sample_bytes = streams * 2 * tokens_ * double(model_.config.d_model) * size;
+    plan_.sample_bytes = streams * 2 * tokens_ * width * size;
     double gemm_flops = 0;
     int64_t widest = 0, passes = targets_.back().block;  // to get from block to block
     for (const auto& [block, own] : blocks) {
@@ -112,8 +113,8 @@ class Planner {
     if (options_.gates)  // they are applied to copies of a block's weights
       for (const pretrained::LinearModule& module : modules_of_block(model_, targets_.front().block))
         plan_.transient_bytes += size * double(module.rows) * double(module.layer->in);
-    const plan::Flops forward = plan::count_flops(model_.config, samples_.count(), samples_.length);
-    const double pass_flops = (forward.gemms + forward.attention) / double(model_.config.layers);
+    const plan::Flops forward = plan::count_flops(config, samples_.count(), samples_.length);
+    const double pass_flops = (forward.gemms + forward.attention) / double(model_.blocks());
     plan_.flops = streams * pass_flops * double(passes) + gemm_flops + update_flops;
     plan_.seconds = estimate(double(passes), double(blocks.size()), update_flops);
     return plan_;
@@ -126,7 +127,7 @@ class Planner {
     const int64_t count = std::min(options_.batch, samples_.count());
     first.begins.resize(size_t(count));
     first.tokens.resize(size_t(count * first.length));
-    const BlockWalk<Model> walk(model_, first, options_.batch);
+    const BlockWalk walk(model_, first, options_.batch);
     const double batches = double(ceil_div(samples_.count(), count));
     const auto sums =
         options_.needs_products() ? InputStatistics::Sums::products : InputStatistics::Sums::squares;
@@ -134,7 +135,7 @@ class Planner {
     double plain = timed(device_, [&] { walk.run(); }), observed = 0;
     if (options_.gates) {
       plain *= 2;
-      GatedWalk<Model> gated(model_, first, options_.batch, *options_.gates);
+      GatedWalk gated(model_, first, options_.batch, *options_.gates);
       observed = timed(device_, [&] { gated.collect(all); }) + plain;  // and on to the next block
     } else {
       observed = timed(device_, [&] { walk.collect(sums, all); });
@@ -150,7 +151,7 @@ class Planner {
     return seconds;
   }
 
-  Model& model_;
+  models::LanguageRef model_;
   const Samples& samples_;
   const PruneOptions& options_;
   std::vector<Target> targets_;
@@ -161,10 +162,7 @@ class Planner {
 
 }  // namespace
 
-PrunePlan plan_pruning(models::Gpt& model, const Samples& samples, const PruneOptions& options) {
-  return Planner(model, samples, options).plan();
-}
-PrunePlan plan_pruning(models::Llama& model, const Samples& samples, const PruneOptions& options) {
+PrunePlan plan_pruning(models::LanguageRef model, const Samples& samples, const PruneOptions& options) {
   return Planner(model, samples, options).plan();
 }
 

@@ -36,10 +36,5 @@ class PruneProgress {
 /// A digest of all that decides the bits of the result.
 std::string request_digest(const PruneOptions& options, const Samples& samples,
                            const std::string& fingerprint, Device device, DType dtype);
-template <class Model>
-std::string request_digest(const PruneOptions& options, const Samples& samples,
-                           const std::string& fingerprint, const Model& model) {
-  return request_digest(options, samples, fingerprint, model.token.weight.device(), model.config.dtype);
-}
 
 }  // namespace tessera::sparsity

@@ -38,11 +38,10 @@ inline std::set<std::string> names_fitting(const pretrained::LinearModules& modu
 /// for options out of range or patterns of names that fit nothing (but in `except`: nothing in blocks), if
 /// nothing is chosen, if the pattern n:m does not divide the columns of a matrix, and if the model is on a
 /// GPU that cannot update one.
-template <class Model>
-std::vector<Target> targets_of(Model& model, const PruneOptions& options) {
+inline std::vector<Target> targets_of(models::LanguageRef model, const PruneOptions& options) {
   options.validate();
   const pretrained::LinearModules modules = pretrained::linear_modules(model);
-  const int64_t blocks = int64_t(model.blocks.size());
+  const int64_t blocks = model.blocks();
   check(options.first_block < blocks && options.last_block <= blocks, "prune: blocks ", options.first_block,
         " to ", options.last_block, "; the model has ", blocks);
   const int64_t end = options.last_block == -1 ? blocks : options.last_block;

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "autograd/tape.h"
-#include "models/gpt.h"
-#include "models/llama.h"
+#include "models/language_model.h"
 #include "nn/observe.h"
 #include "runtime/interrupt.h"
 #include "sparsity/calibration.h"
@@ -18,17 +17,15 @@
 
 namespace tessera::sparsity {
 
-/// Model: models::Gpt or models::Llama, or what has their config.layers, blocks and stages. It must outlive
-/// the walk and stay where it is; nothing is recorded.
-template <class Model>
+/// The model must outlive the walk and stay where it is; nothing is recorded.
 class BlockWalk {
  public:
   /// Embeds all samples; `batch` of them are passed through a block at a time. Memory: two tensors
   /// [samples x length, d_model] of the model's dtype.
-  BlockWalk(const Model& model, const Samples& samples, int64_t batch) : model_(model) {
+  BlockWalk(models::LanguageRef model, const Samples& samples, int64_t batch) : model_(model) {
     check(batch >= 1, "calibration: ", batch, " samples at a time; expected 1 or more");
     const NoTape no_tape;
-    const Device device = model.token.weight.device();
+    const Device device = model.device();
     for (int64_t begin = 0; begin < samples.count(); begin += batch) {
       check_interrupt();
       const int64_t count = std::min(batch, samples.count() - begin);
@@ -41,7 +38,7 @@ class BlockWalk {
     }
   }
 
-  int64_t blocks() const { return int64_t(model_.blocks.size()); }
+  int64_t blocks() const { return model_.blocks(); }
   /// The block whose inputs are at hand; blocks() after the last.
   int64_t next() const { return next_; }
 
@@ -76,18 +73,21 @@ class BlockWalk {
     }
     ++next_;
   }
+  /// While it lives, `forward` sees the calls of the linear layers in the next block.
+  nn::Observe observe(const std::function<void(const nn::LinearCall&)>& forward) const {
+    return model_.visit([&](const auto& model) {
+      return nn::Observe(model.blocks[size_t(next_)], {.forward = forward},
+                         "blocks." + std::to_string(next_));
+    });
+  }
   /// The statistics of the inputs of those linear layers of the next block that `wanted` accepts, by our
   /// names of the layers ("blocks.3.attention.qkv").
   std::map<std::string, InputStatistics> collect(
       InputStatistics::Sums sums, const std::function<bool(const std::string&)>& wanted) const {
     std::map<std::string, InputStatistics> statistics;
-    const nn::Observe scope(model_.blocks[size_t(next_)],
-                            {.forward =
-                                 [&](const nn::LinearCall& call) {
-                                   if (wanted(call.name))
-                                     statistics.try_emplace(call.name, sums).first->second.add(call.input);
-                                 }},
-                            "blocks." + std::to_string(next_));
+    const nn::Observe scope = observe([&](const nn::LinearCall& call) {
+      if (wanted(call.name)) statistics.try_emplace(call.name, sums).first->second.add(call.input);
+    });
     run();
     return statistics;
   }
@@ -97,7 +97,7 @@ class BlockWalk {
     nn::AttentionPass pass;
     models::Residual x;
   };
-  const Model& model_;
+  models::LanguageRef model_;
   std::vector<Batch> batches_;
   int64_t next_ = 0;
 };
