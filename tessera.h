@@ -205,6 +205,7 @@
 #include "pretrained/cola.h"
 #include "pretrained/config.h"
 #include "pretrained/fingerprint.h"
+#include "pretrained/language_model.h"
 #include "pretrained/layers.h"
 #include "pretrained/load.h"
 #include "pretrained/names.h"

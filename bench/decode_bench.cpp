@@ -8,12 +8,11 @@
 
 #include "io/utf8.h"
 #include "models/generate.h"
-#include "models/gpt.h"
 #include "models/llama.h"
 #include "ops/random/random.h"
 #include "ops/variant.h"
 #include "plan/plan.h"
-#include "pretrained/load.h"
+#include "pretrained/language_model.h"
 #include "report/facts.h"
 #include "runtime/text.h"
 
@@ -69,13 +68,14 @@ const std::map<std::string, models::LlamaConfig>& shapes() {
 
 /// What a step reads of the model: all but the token embedding, of which it reads a row (unless it is the LM
 /// head).
-template <class Model>
-double bytes_of_step(const Model& model) {
-  double bytes = 0;
-  for (const auto& [name, parameter] : nn::parameters(model))
-    if (!parameter.shares_storage(model.token.weight) || model.head.tied())
-      bytes += double(parameter.bytes());
-  return bytes;
+double bytes_of_step(const models::LanguageModel& model) {
+  return model.visit([](const auto& held) {
+    double bytes = 0;
+    for (const auto& [name, parameter] : nn::parameters(held))
+      if (!parameter.shares_storage(held.token.weight) || held.head.tied())
+        bytes += double(parameter.bytes());
+    return bytes;
+  });
 }
 
 double elapsed(std::chrono::steady_clock::time_point begin, std::chrono::steady_clock::time_point end) {
@@ -137,13 +137,12 @@ std::vector<int64_t> prompt_lengths(const DecodeBenchOptions& options, int64_t l
   return prompts;
 }
 
-template <class Model>
-void measure_model(Model& model, const std::string& name, const DecodeBenchOptions& options,
+void measure_model(models::LanguageModel& model, const std::string& name, const DecodeBenchOptions& options,
                    const std::vector<pretrained::SparseModule>& modules, std::vector<Record>& records) {
-  const plan::LanguageConfig config = model.config;
+  const plan::LanguageConfig config = models::LanguageRef(model).config();
   for (const int64_t prompt : prompt_lengths(options, model.longest())) {
     models::Generator generator(model, options.batch, prompt + options.new_tokens - 1);
-    const models::Generator::Texts prompts = prompts_of(options.batch, prompt, model.config.vocabulary);
+    const models::Generator::Texts prompts = prompts_of(options.batch, prompt, model.vocabulary());
     const std::vector<bool> modes = options.device.is_cpu() ? std::vector<bool>{false} : options.graph;
     for (const bool graph : modes) {
       const models::GenerateOptions generation{
@@ -168,15 +167,14 @@ void measure_model(Model& model, const std::string& name, const DecodeBenchOptio
       if (options.sampling.temperature > 0) record.attrs["sampling"] = text_of(options.sampling);
       if (options.sparse.is_sparse()) record.attrs["sparse"] = text_of(options.sparse);
       if (options.model_sparse) record.attrs["sparse"] = "of the model";
-      record.dtype = name_of(model.config.dtype);
+      record.dtype = name_of(model.dtype());
       record.device = options.device.name();
       record.gpu = options.device.info().name;
       record.does["host"] = "reads every token while the next is computed";
       record.implementation = graph ? "tessera graph" : "tessera eager";
       record.build = report::kRevision;
       record.time = report::utc_now();
-      const Ceilings& best =
-          ceilings(options.device, size_of(model.config.dtype) == 2 ? DType::bf16 : DType::f32);
+      const Ceilings& best = ceilings(options.device, size_of(model.dtype()) == 2 ? DType::bf16 : DType::f32);
 
       const plan::Generation first_token = plan::prefill(config, weights, options.batch, prompt);
       record.mode = "ttft";
@@ -238,16 +236,17 @@ void measure_row(const models::LlamaConfig& config, const DecodeRow& row, const 
   options.sparse = row.sparse;
   options.on_records = {};  // they are complete with the time of a layer
   Rng rng(1);
-  models::Llama model = random_model(config, rng, options);
+  models::LanguageModel model = random_model(config, rng, options);
+  models::Llama& llama = *model.get_if<models::Llama>();
   std::vector<pretrained::SparseModule> modules;
-  if (row.sparse.is_sparse()) modules = make_sparse(model, row.sparse, options.batch);
+  if (row.sparse.is_sparse()) modules = make_sparse(llama, row.sparse, options.batch);
   const size_t begin = records.size();
   measure_model(model, options.shape, options, modules, records);
   for (size_t i = begin; i < records.size(); ++i) {
     records[i].attrs["row"] = row.text;
     if (row.composed && records[i].mode == "tpot") records[i].variant = "composed";
   }
-  time_layers(model, options, records, begin);
+  time_layers(llama, options, records, begin);
   if (given.on_records) given.on_records({records.begin() + std::ptrdiff_t(begin), records.end()});
 }
 
@@ -263,25 +262,13 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   std::vector<Record> records;
   Rng rng(1);
   if (!options.model.empty()) {
-    const auto config = pretrained::read_config(options.model).model;
+    check(!options.ranks.shares() || !pretrained::is_sparse_folder(options.model), "decode: the layers in ",
+          options.model, " are compressed, which ranks cannot share out; make it dense (tessera convert)");
+    pretrained::LoadedLanguageModel loaded =
+        pretrained::load_language(options.model, rng, options.device,
+                                  {.dtype = options.dtype, .ranks = options.ranks}, options.model_sparse);
     const std::string name = io::utf8_name(options.name.empty() ? options.model : options.name);
-    const pretrained::LoadOptions load{.dtype = options.dtype, .ranks = options.ranks};
-    const bool is_sparse = pretrained::is_sparse_folder(options.model), dense = !options.model_sparse;
-    check(!options.ranks.shares() || !is_sparse, "decode: the layers in ", options.model,
-          " are compressed, which ranks cannot share out; make it dense (tessera convert)");
-    const auto measure = [&](auto model) {
-      std::vector<pretrained::SparseModule> modules;
-      if (options.model_sparse)
-        modules = pretrained::make_sparse(model, *options.model_sparse, options.model);
-      measure_model(model, name, options, modules, records);
-    };
-    if (options.model_sparse) pretrained::check_sparse(options.model, *options.model_sparse);
-    if (std::holds_alternative<models::LlamaConfig>(config))
-      measure(is_sparse ? pretrained::load_sparse_llama(options.model, rng, options.device, load, dense)
-                        : pretrained::load_llama(options.model, rng, options.device, load));
-    else
-      measure(is_sparse ? pretrained::load_sparse_gpt(options.model, rng, options.device, load, dense)
-                        : pretrained::load_gpt(options.model, rng, options.device, load));
+    measure_model(loaded.model, name, options, loaded.sparse, records);
     return records;
   }
   const auto found = shapes().find(options.shape);
@@ -291,9 +278,10 @@ std::vector<Record> bench_decode(const DecodeBenchOptions& options) {
   config.dtype = options.dtype;
   for (const DecodeRow& row : options.rows) measure_row(config, row, options, records);
   if (!options.rows.empty()) return records;
-  models::Llama model = random_model(config, rng, options);
+  models::LanguageModel model = random_model(config, rng, options);
   std::vector<pretrained::SparseModule> modules;
-  if (options.sparse.is_sparse()) modules = make_sparse(model, options.sparse, options.batch);
+  if (options.sparse.is_sparse())
+    modules = make_sparse(*model.get_if<models::Llama>(), options.sparse, options.batch);
   measure_model(model, options.shape, options, modules, records);
   return records;
 }

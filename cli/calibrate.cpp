@@ -102,17 +102,16 @@ struct Measured {
   double sparsity = 0, uniform = 0, greedy = 0, counted = 0;
 };
 
-template <class Model>
-double measure(Model& model, const sparsity::Calibration& calibration, const std::string& folder,
-               std::span<const train::PerplexityWindow> windows, int64_t batch, double share, bool greedy,
-               double* counted) {
+double measure(models::LanguageModel& model, const sparsity::Calibration& calibration,
+               const std::string& folder, std::span<const train::PerplexityWindow> windows, int64_t batch,
+               double share, bool greedy, double* counted) {
   pretrained::SparseOptions options = sparsity::options_of(calibration, share, greedy);
   options.gates->fingerprint.clear();  // they are this model's, whose weights are in columns by now
   options.whole_texts = true;
   pretrained::make_sparse(model, options, folder);
   if (counted)
     *counted = sparsity::counted_sparsity(model, windows.subspan(0, std::min<size_t>(4, windows.size())));
-  return train::measure_perplexity(model, windows, model.token.weight.device(), batch).perplexity();
+  return train::measure_perplexity(model, windows, model.device(), batch).perplexity();
 }
 
 void print_thresholds(const sparsity::Calibration& calibration, double share, bool greedy) {
@@ -182,8 +181,8 @@ int calibrate(const CLI::App& command, CalibrateArgs args) {
   check(!sparsity::is_calibration(args.out), "calibrate: ", args.out, " has a ", sparsity::kCalibrationFile,
         " already; name another folder");
   check_folder_writable(args.out);
-  LanguageFolder language = load_language(args.model, device, args.dtype);
-  check(!language.config.cola, "calibrate: the weights in ", language.path,
+  pretrained::LoadedLanguageModel language = load_language(args.model, device, args.dtype);
+  check(!language.config.cola, "calibrate: the weights in ", language.folder,
         " are factors (cola); only inputs of dense weights, or of compressed ones, have gates");
   args.texts.choose_length("calibrate", language);
   const CalibrationFlags::Texts texts = args.texts.read("calibrate", language);
@@ -201,30 +200,22 @@ int calibrate(const CLI::App& command, CalibrateArgs args) {
   }
   sparsity::GateOptions options = gates;
   options.on_block = block_progress("calibrated");
-  sparsity::Calibration calibration = std::visit(
-      [&](auto& model) {
-        if (!pretrained::is_sparse_folder(language.path))
-          sparsity::check_pruned("calibrate", language.path, pretrained::fingerprint_of(model));
-        return sparsity::calibrate(model, samples, options);
-      },
-      language.model);
+  if (!pretrained::is_sparse_folder(language.folder))
+    sparsity::check_pruned("calibrate", language.folder, pretrained::fingerprint_of(language.model));
+  sparsity::Calibration calibration = sparsity::calibrate(language.model, samples, options);
   calibration.model = io::utf8_name(args.model);
   InterruptGuard::set_notice("\ntessera: stopping; the calibration is complete and stays\n");
   sparsity::save_calibration(calibration, args.out);
   std::vector<Measured> measured;
   try {
-    std::visit(
-        [&](auto& model) {
-          if (windows.empty()) return;
-          for (const double share : shares) {
-            Measured& one = measured.emplace_back(Measured{.sparsity = share});
-            one.uniform =
-                measure(model, calibration, language.path, windows, batch, share, false, &one.counted);
-            if (options.greedy && share <= options.most)
-              one.greedy = measure(model, calibration, language.path, windows, batch, share, true, nullptr);
-          }
-        },
-        language.model);
+    for (const double share : windows.empty() ? std::vector<double>() : shares) {
+      const auto measure_as = [&](bool greedy, double* counted) {
+        return measure(language.model, calibration, language.folder, windows, batch, share, greedy, counted);
+      };
+      Measured& one = measured.emplace_back(Measured{.sparsity = share});
+      one.uniform = measure_as(false, &one.counted);
+      if (options.greedy && share <= options.most) one.greedy = measure_as(true, nullptr);
+    }
   } catch (const Interrupted& interrupted) {
     train::tell(
         fmt::format("tessera: {}; the calibration in {} is complete, its perplexity was not measured\n",

@@ -29,14 +29,15 @@ void CalibrationFlags::add_to(CLI::App& command) {
   command.add_option("--seed", samples.seed, "Random seed for choosing the samples")->check(kDecimal);
 }
 
-void CalibrationFlags::choose_length(const char* command, const LanguageFolder& language) {
-  const int64_t longest = longest_of(language);
+void CalibrationFlags::choose_length(const char* command, const pretrained::LoadedLanguageModel& language) {
+  const int64_t longest = language.model.longest();
   samples.length = length.value_or(std::min(samples.length, longest));
   check(samples.length <= longest, command, ": samples of ", samples.length, " tokens; the model has ",
-        longest, " ", limit_of(language), ": give a smaller --length");
+        longest, " ", limit_of(language.model), ": give a smaller --length");
 }
 
-CalibrationFlags::Texts CalibrationFlags::read(const char* command, const LanguageFolder& language) const {
+CalibrationFlags::Texts CalibrationFlags::read(const char* command,
+                                               const pretrained::LoadedLanguageModel& language) const {
   Texts texts;
   if (!data.empty()) {
     texts.calibration = tokens_of_shards(command, language, data, "train").ids;
@@ -54,13 +55,9 @@ CalibrationFlags::Texts CalibrationFlags::read(const char* command, const Langua
   return texts;
 }
 
-double perplexity_of(const LanguageFolder& language, std::span<const train::PerplexityWindow> windows,
-                     Device device, int64_t batch) {
-  return std::visit(
-      [&](const auto& model) {
-        return train::measure_perplexity(model, windows, device, batch).perplexity();
-      },
-      language.model);
+double perplexity_of(const pretrained::LoadedLanguageModel& language,
+                     std::span<const train::PerplexityWindow> windows, Device device, int64_t batch) {
+  return train::measure_perplexity(language.model, windows, device, batch).perplexity();
 }
 
 }  // namespace tessera::cli

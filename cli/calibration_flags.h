@@ -31,15 +31,15 @@ struct CalibrationFlags {
   bool has_evaluation() const { return !eval_text.empty() || (has_text() && validation > 0); }
   /// Sets samples.length: `length`, or 2048, or what the model takes. `command` begins the message if that is
   /// too much for the model.
-  void choose_length(const char* command, const LanguageFolder& language);
+  void choose_length(const char* command, const pretrained::LoadedLanguageModel& language);
 
   struct Texts {
     std::vector<int64_t> calibration, evaluation;
   };
-  Texts read(const char* command, const LanguageFolder& language) const;
+  Texts read(const char* command, const pretrained::LoadedLanguageModel& language) const;
 };
 
-double perplexity_of(const LanguageFolder& language, std::span<const train::PerplexityWindow> windows,
-                     Device device, int64_t batch);
+double perplexity_of(const pretrained::LoadedLanguageModel& language,
+                     std::span<const train::PerplexityWindow> windows, Device device, int64_t batch);
 
 }  // namespace tessera::cli

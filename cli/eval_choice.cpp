@@ -28,8 +28,9 @@ struct ChoiceResult {
   int64_t cut = 0;    // texts that were longer than the model
 };
 
-ChoiceResult run_items(const ChoiceArgs& args, const LanguageFolder& language, const io::Tokenizer& tokenizer,
-                       const std::vector<train::ChoiceItem>& items, Device device) {
+ChoiceResult run_items(const ChoiceArgs& args, const pretrained::LoadedLanguageModel& language,
+                       const io::Tokenizer& tokenizer, const std::vector<train::ChoiceItem>& items,
+                       Device device) {
   ChoiceResult result;
   std::string lines;
   const auto encode = [&](const std::string& text) {
@@ -37,18 +38,18 @@ ChoiceResult run_items(const ChoiceArgs& args, const LanguageFolder& language, c
     check_vocabulary(language, ids, tokenizer.path());
     return std::vector<int64_t>(ids.begin(), ids.end());
   };
-  const int64_t most = longest_of(language);
+  const int64_t most = language.model.longest();
   for (size_t begin = 0; begin < items.size(); begin += size_t(args.batch)) {
     check_interrupt();
     const auto group = std::span(items).subspan(begin, std::min(size_t(args.batch), items.size() - begin));
     std::vector<train::ChoiceText> texts;
     for (const train::ChoiceItem& item : group)
       for (size_t i = 0; i < item.choices.size(); ++i) {
-        texts.push_back(train::choice_text(item, i, encode, most, first_token_of(language)));
+        texts.push_back(train::choice_text(item, i, encode, most, language.first_token()));
         result.cut += int64_t(texts.back().tokens.size()) - 1 == most;
       }
-    const train::ChoiceScores scores = std::visit(
-        [&](const auto& model) { return train::score_choices(model, texts, device); }, language.model);
+    const train::ChoiceScores scores =
+        language.model.visit([&](const auto& model) { return train::score_choices(model, texts, device); });
     size_t first = 0;
     for (const train::ChoiceItem& item : group) {
       const auto of_item = [&](const std::vector<double>& all) {
@@ -91,14 +92,14 @@ int eval_choice(const ChoiceArgs& args) {
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   auto sparse = args.sparse.options(language_folder(args.model), 1);
   if (sparse) sparse->whole_texts = true;
-  const LanguageFolder language = load_language(args.model, device, args.dtype, sparse);
-  const io::Tokenizer tokenizer = io::Tokenizer::load(language.path);
+  const pretrained::LoadedLanguageModel language = load_language(args.model, device, args.dtype, sparse);
+  const io::Tokenizer tokenizer = io::Tokenizer::load(language.folder);
   const InterruptGuard interrupts(kGivingUp);
   const auto begin = std::chrono::steady_clock::now();
   const ChoiceResult result = run_items(args, language, tokenizer, items, device);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (args.json) {
-    fmt::print("{}\n", io::json_text({{"model", language.path},
+    fmt::print("{}\n", io::json_text({{"model", language.folder},
                                       {"file", args.file},
                                       {"items", items.size()},
                                       {"chance", result.chance},

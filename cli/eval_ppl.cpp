@@ -33,7 +33,8 @@ struct PplArgs {
 };
 
 /// The linear layers, with what their gates did on the first windows.
-nlohmann::json sparse_layers(LanguageFolder& language, const std::vector<train::PerplexityWindow>& windows) {
+nlohmann::json sparse_layers(pretrained::LoadedLanguageModel& language,
+                             const std::vector<train::PerplexityWindow>& windows) {
   constexpr size_t kMost = 8;  // windows: the gates' inputs are counted on the host
   std::map<std::string, pretrained::GateCounts> counts;
   const bool has_gates = std::ranges::any_of(language.sparse, [](const pretrained::SparseModule& module) {
@@ -43,7 +44,7 @@ nlohmann::json sparse_layers(LanguageFolder& language, const std::vector<train::
     std::vector<std::vector<int64_t>> texts;
     for (size_t i = 0; i < std::min(kMost, windows.size()); ++i)
       texts.emplace_back(windows[i].tokens.begin(), windows[i].tokens.end());
-    counts = std::visit([&](auto& model) { return pretrained::count_gates(model, texts); }, language.model);
+    counts = pretrained::count_gates(language.model, texts);
   }
   return sparse_json(language.sparse, counts);
 }
@@ -67,13 +68,13 @@ struct MeasuredText {
   }
 };
 
-nlohmann::json json_of(const PplArgs& args, LanguageFolder& language, const MeasuredText& measured,
-                       Device device) {
+nlohmann::json json_of(const PplArgs& args, pretrained::LoadedLanguageModel& language,
+                       const MeasuredText& measured, Device device) {
   const train::Perplexity& result = measured.result;
   return {{"sparse", sparse_layers(language, measured.windows)},
-          {"model", language.path},
+          {"model", language.folder},
           {"type", language.config.type},
-          {"dtype", args.dtype == "tf32" ? args.dtype : name_of(dtype_of(language))},
+          {"dtype", args.dtype == "tf32" ? args.dtype : name_of(language.model.dtype())},
           {"device", device.name()},
           {"text", args.text},
           {"data", args.data},
@@ -115,12 +116,12 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
   if (world.size() > 1 && (sparse || args.griffin))
     throw UsageError(
         "--tensor-parallel: of a dense model; leave out compressed weights, gates and --griffin");
-  LanguageFolder language = load_language(args.model, device, tf32 ? "f32" : args.dtype, sparse,
-                                          args.parallel.share(world, device));
+  pretrained::LoadedLanguageModel language = load_language(args.model, device, tf32 ? "f32" : args.dtype,
+                                                           sparse, args.parallel.share(world, device));
   const F32MathScope math(tf32 ? F32Math::tf32 : F32Math::ieee);
-  args.options.length = args.length.value_or(std::min(args.options.length, longest_of(language)));
-  check(args.options.length <= longest_of(language), "eval ppl: windows of ", args.options.length,
-        " tokens; the model has ", longest_of(language), " positions: give a smaller --length");
+  args.options.length = args.length.value_or(std::min(args.options.length, language.model.longest()));
+  check(args.options.length <= language.model.longest(), "eval ppl: windows of ", args.options.length,
+        " tokens; the model has ", language.model.longest(), " positions: give a smaller --length");
   check(args.options.stride < args.options.length, "eval ppl: --stride ", args.options.stride,
         " in windows of ", args.options.length, " tokens, as many as the model has positions; expected less");
   MeasuredText measured{.tokens = args.data.empty()
@@ -141,14 +142,11 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
                               so_far.perplexity()));
     return agreed_signal() == 0;
   };
-  measured.result = std::visit(
-      [&](auto& model) {
-        if (!args.griffin)
-          return train::measure_perplexity(model, windows, device, args.options.batch, progress);
-        const sparsity::GriffinTexts texts(model, *args.griffin);
-        return train::measure_perplexity(texts, windows, device, args.options.batch, progress);
-      },
-      language.model);
+  const auto measure = [&](const auto& model) {
+    return train::measure_perplexity(model, windows, device, args.options.batch, progress);
+  };
+  measured.result =
+      args.griffin ? measure(sparsity::GriffinTexts(language.model, *args.griffin)) : measure(language.model);
   measured.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (shows) train::tell("\r\x1b[K");
   if (measured.result.windows > 0) train::check_finite("eval ppl", measured.result.nats);

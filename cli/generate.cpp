@@ -51,8 +51,8 @@ struct Text {
 /// Rank 0 writes; the others come to the same texts.
 class Writer {
  public:
-  Writer(const GenerateArgs& args, const LanguageFolder& language, const io::Tokenizer& tokenizer,
-         const dist::World& world, const std::vector<int64_t>& rooms)
+  Writer(const GenerateArgs& args, const pretrained::LoadedLanguageModel& language,
+         const io::Tokenizer& tokenizer, const dist::World& world, const std::vector<int64_t>& rooms)
       : args_(args), language_(language), tokenizer_(tokenizer), world_(world), rooms_(rooms) {
     for (size_t i = 0; i < rooms.size(); ++i) texts.emplace_back(tokenizer, args.stops);
   }
@@ -107,7 +107,7 @@ class Writer {
     std::fflush(stdout);
   }
   const GenerateArgs& args_;
-  const LanguageFolder& language_;
+  const pretrained::LoadedLanguageModel& language_;
   const io::Tokenizer& tokenizer_;
   const dist::World& world_;
   const std::vector<int64_t> rooms_;                  // new tokens that each text has positions for
@@ -120,19 +120,19 @@ std::vector<std::string> read_prompts(const GenerateArgs& args) {
   return {read_given_text(args.file, kLargestPrompt, args.any_bytes)};
 }
 
-std::vector<int64_t> tokens_of(const std::string& prompt, const LanguageFolder& language,
+std::vector<int64_t> tokens_of(const std::string& prompt, const pretrained::LoadedLanguageModel& language,
                                const io::Tokenizer& tokenizer) {
   const std::vector<int32_t> ids = tokenizer.encode(prompt).ids;
   check_vocabulary(language, ids, tokenizer.path());
   std::vector<int64_t> tokens(ids.begin(), ids.end());
-  if (const auto first = first_token_of(language); tokens.empty() && first) tokens.push_back(*first);
-  check(!tokens.empty(), "generate: the prompt is empty, and ", language.path,
+  if (const auto first = language.first_token(); tokens.empty() && first) tokens.push_back(*first);
+  check(!tokens.empty(), "generate: the prompt is empty, and ", language.folder,
         "/config.json names no bos_token_id of the model's vocabulary to begin with; give a prompt");
   return tokens;
 }
 
 /// The linear layers, with what their gates did on the texts.
-nlohmann::json sparse_layers(LanguageFolder& language, const models::Generator::Texts& given,
+nlohmann::json sparse_layers(pretrained::LoadedLanguageModel& language, const models::Generator::Texts& given,
                              const Writer& writer) {
   std::map<std::string, pretrained::GateCounts> counts;
   const bool has_gates = std::ranges::any_of(language.sparse, [](const pretrained::SparseModule& module) {
@@ -145,14 +145,14 @@ nlohmann::json sparse_layers(LanguageFolder& language, const models::Generator::
       const std::vector<int64_t>& made = writer.texts[i].tokens;  // the last of them was never run
       if (!made.empty()) texts.back().insert(texts.back().end(), made.begin(), made.end() - 1);
     }
-    counts = std::visit([&](auto& model) { return pretrained::count_gates(model, texts); }, language.model);
+    counts = pretrained::count_gates(language.model, texts);
   }
   return sparse_json(language.sparse, counts);
 }
 
 /// Says which texts ended at the model's last position.
-void tell_full(const GenerateArgs& args, const LanguageFolder& language, const Writer& writer,
-               const models::Generator::Texts& given) {
+void tell_full(const GenerateArgs& args, const pretrained::LoadedLanguageModel& language,
+               const Writer& writer, const models::Generator::Texts& given) {
   for (size_t i = 0; i < writer.texts.size(); ++i) {
     const Text& text = writer.texts[i];
     if (text.end != "last position" || !writer.leads()) continue;
@@ -161,7 +161,7 @@ void tell_full(const GenerateArgs& args, const LanguageFolder& language, const W
         fmt::format("tessera: {}stopped after {} of {} new tokens: with the {} of the prompt they fill "
                     "all {} {} of the model\n",
                     which, text.tokens.size(), args.most_tokens, given[std::min(i, given.size() - 1)].size(),
-                    longest_of(language), limit_of(language)));
+                    language.model.longest(), limit_of(language.model)));
   }
 }
 
@@ -184,16 +184,16 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
   if (sparse && world.size() > 1)
     throw UsageError(
         "--tensor-parallel: only a dense model takes it; leave out compressed weights and gates");
-  LanguageFolder language =
+  pretrained::LoadedLanguageModel language =
       load_language(folder, device, args.dtype, sparse, args.parallel.share(world, device));
   tell_shared(world, device);
   models::Generator::Texts given;
   for (const std::string& prompt : prompts) given.push_back(tokens_of(prompt, language, tokenizer));
   size_t longest = 0;
   for (const auto& tokens : given) longest = std::max(longest, tokens.size());
-  const int64_t positions = longest_of(language);
+  const int64_t positions = language.model.longest();
   check(int64_t(longest) <= positions, "generate: the prompt has ", longest, " tokens; the model of ",
-        language.path, " has ", positions, " ", limit_of(language));
+        language.folder, " has ", positions, " ", limit_of(language.model));
   std::vector<int64_t> rooms;
   int64_t capacity = 0;  // of the longest text, without its last token, which is never run
   for (size_t i = 0; i < count; ++i) {
@@ -205,22 +205,19 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
   bool was_graph = false;
   const InterruptGuard guard;
   Clock::time_point begin;
-  if (args.most_tokens > 0)
-    std::visit(
-        [&](auto& model) {
-          models::Generator generator =
-              args.griffin
-                  ? models::Generator(sparsity::griffin(model, int64_t(count), capacity, *args.griffin))
-                  : models::Generator(model, int64_t(count), capacity);
-          device.synchronize();
-          begin = Clock::now();
-          end_at_failure(world, device, [&] {
-            generator(given, options,
-                      [&](int64_t text, int64_t token) { return writer.take(size_t(text), token); });
-          });
-          was_graph = generator.is_graph();
-        },
-        language.model);
+  if (args.most_tokens > 0) {
+    models::Generator generator =
+        args.griffin
+            ? models::Generator(sparsity::griffin(language.model, int64_t(count), capacity, *args.griffin))
+            : models::Generator(language.model, int64_t(count), capacity);
+    device.synchronize();
+    begin = Clock::now();
+    end_at_failure(world, device, [&] {
+      generator(given, options,
+                [&](int64_t text, int64_t token) { return writer.take(size_t(text), token); });
+    });
+    was_graph = generator.is_graph();
+  }
   writer.finish();
   tell_full(args, language, writer, given);
 
@@ -246,9 +243,9 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
     }
     const auto replace = nlohmann::json::error_handler_t::replace;  // a prompt may be no UTF-8
     nlohmann::json report{{"sparse", sparse_layers(language, given, writer)},
-                          {"model", io::utf8_text(language.path)},
+                          {"model", io::utf8_text(language.folder)},
                           {"type", language.config.type},
-                          {"dtype", name_of(dtype_of(language))},
+                          {"dtype", name_of(language.model.dtype())},
                           {"device", device.name()},
                           {"graph", was_graph},
                           {"seed", args.seed},

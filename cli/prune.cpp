@@ -135,11 +135,11 @@ std::string describe_method(const PruneOptions& options) {
   return text + fmt::format("{:g} of the weights of {} dropped", options.sparsity, where);
 }
 
-std::string plan_text(const PruneArgs& args, const LanguageFolder& language, const sparsity::Samples& samples,
+std::string plan_text(const PruneArgs& args, const pretrained::LoadedLanguageModel& language, const sparsity::Samples& samples,
                       Device device, const sparsity::PrunePlan& plan) {
   constexpr double kGib = 1 << 30;
-  std::string text = fmt::format("{:<12} {} of {}, {} on {}\n", "model", language.config.type, language.path,
-                                 tessera::name_of(dtype_of(language)), device.name());
+  std::string text = fmt::format("{:<12} {} of {}, {} on {}\n", "model", language.config.type, language.folder,
+                                 tessera::name_of(language.model.dtype()), device.name());
   text += fmt::format("{:<12} {} matrices, {} weights: {}\n", "prune", plan.matrices,
                       train::format_count(double(plan.weights)), describe_method(args.options));
   if (samples.count() > 0)
@@ -154,7 +154,7 @@ std::string plan_text(const PruneArgs& args, const LanguageFolder& language, con
   return text;
 }
 
-ordered_json report_of(const PruneArgs& args, const LanguageFolder& language,
+ordered_json report_of(const PruneArgs& args, const pretrained::LoadedLanguageModel& language,
                        const sparsity::Samples& samples, const sparsity::Pruned& pruned) {
   ordered_json report;
   report["model"] = pruned.masks.info.model;
@@ -191,7 +191,7 @@ std::function<void(int64_t, const std::vector<sparsity::PrunedMatrix>&)> block_t
 /// What a pruning works on. `windows` refer to `texts`: not to be copied.
 struct Work {
   Device device;
-  LanguageFolder language;
+  pretrained::LoadedLanguageModel language;
   DType saved;  // dtype of the files
   CalibrationFlags::Texts texts;
   sparsity::Samples samples;
@@ -201,7 +201,7 @@ struct Work {
   /// f(model)
   template <class F>
   auto with_model(F&& f) {
-    return std::visit(f, language.model);
+    return language.model.visit(f);
   }
   double perplexity(int64_t batch) const { return perplexity_of(language, windows, device, batch); }
   /// Under the gates that the model is pruned for.
@@ -224,11 +224,11 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
     if (std::filesystem::is_directory(args.out, ignored)) io::check_no_weights(args.out);
     check_folder_writable(args.out);
   }
-  LanguageFolder language = load_language(args.model, device, args.dtype);
-  check(!language.config.cola, "prune: the weights in ", language.path,
+  pretrained::LoadedLanguageModel language = load_language(args.model, device, args.dtype);
+  check(!language.config.cola, "prune: the weights in ", language.folder,
         " are factors (cola); only dense weights are pruned");
-  const DType saved = args.dtype.empty() ? language.stored : dtype_of(language);
-  if (saved != dtype_of(language)) args.options.dtype = saved;
+  const DType saved = args.dtype.empty() ? language.stored : language.model.dtype();
+  if (saved != language.model.dtype()) args.options.dtype = saved;
   args.texts.choose_length("prune", language);
   auto work = std::unique_ptr<Work>(new Work{device, std::move(language), saved, {}, {}, {}});
   work->texts = args.texts.read("prune", work->language);
@@ -332,7 +332,7 @@ Result prune_and_save(PruneArgs& args, Work& work, int64_t& finished) {
   }
   work.with_model([&](auto& model) {
     sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
-                          {.dtype = work.saved, .companions = work.language.path});
+                          {.dtype = work.saved, .companions = work.language.folder});
   });
   return {std::move(pruned), std::move(report)};
 }

@@ -35,21 +35,17 @@ struct Measured {
 };
 
 Measured measure(const ActivationsArgs& args, const std::string& folder, Device device) {
-  const LanguageFolder language = load_language(folder, device, args.dtype);
-  const int64_t longest = longest_of(language), length = args.length.value_or(std::min(kLength, longest));
+  const pretrained::LoadedLanguageModel language = load_language(folder, device, args.dtype);
+  const int64_t longest = language.model.longest(), length = args.length.value_or(std::min(kLength, longest));
   check(length <= longest, "sparsity activations: windows of ", length, " tokens; ", folder, " has ", longest,
-        " ", limit_of(language), ": give a smaller --length");
+        " ", limit_of(language.model), ": give a smaller --length");
   const LanguageTokens tokens = tokens_of_text(language, args.text, false);
   // One batch: a network is measured in its first call.
   const std::vector<train::PerplexityWindow> windows = train::perplexity_windows(
       tokens.ids, {.length = length, .batch = args.windows, .most_windows = args.windows});
-  return std::visit(
-      [&](const auto& model) {
-        const train::ActivationMeter meter(model, args.dense_share);
-        train::measure_perplexity(model, windows, device, args.windows);
-        return Measured{folder, meter.names(), meter.networks()};
-      },
-      language.model);
+  const train::ActivationMeter meter(language.model, args.dense_share);
+  train::measure_perplexity(language.model, windows, device, args.windows);
+  return Measured{folder, meter.names(), meter.networks()};
 }
 
 json json_of(const Measured& measured, double dense_share) {

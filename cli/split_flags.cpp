@@ -56,15 +56,15 @@ std::unique_ptr<SplitFlags::Prepared> SplitFlags::prepare(const char* command) {
   options.device = device.empty() ? Device::best() : Device::parse(device);
   {
     // The texts are read with the model's tokenizer, and cut as the model takes them.
-    const LanguageFolder language = load_language(model, options.device, dtype);
-    check(options.device.is_cpu() || dtype_of(language) != DType::f32, command,
+    const pretrained::LoadedLanguageModel language = load_language(model, options.device, dtype);
+    check(options.device.is_cpu() || language.model.dtype() != DType::f32, command,
           ": on a GPU compressed weights run in bf16 and f16, and the model is f32; add --dtype bf16 or f16");
     texts.choose_length(command, language);
     prepared->texts = texts.read(command, language);
-    prepared->folder = language.path;
-    const int64_t longest = longest_of(language);
+    prepared->folder = language.folder;
+    const int64_t longest = language.model.longest();
     check(prompt + timing.new_tokens - 1 <= longest, command, ": a prompt of ", prompt, " tokens and ",
-          timing.new_tokens, " new ones; the model has ", longest, " ", limit_of(language),
+          timing.new_tokens, " new ones; the model has ", longest, " ", limit_of(language.model),
           ": give a smaller --prompt-tokens or --new-tokens");
   }
   prepared->tokenizer = std::make_unique<io::Tokenizer>(io::Tokenizer::load(prepared->folder));

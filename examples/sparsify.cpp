@@ -54,16 +54,16 @@ int main() {
       done.split.weights, done.split.activations, done.perplexity, done.dense_perplexity,
       double(done.sparse.bytes), double(done.dense.bytes));
 
-  sparsity::SparseLanguageModel loaded =
+  const pretrained::LoadedLanguageModel loaded =
       sparsity::load(folder + "/sparse", rng, Device::cpu(),
                      {.activation_sparsity = done.split.activations, .greedy = done.greedy});
   const std::vector<int64_t> prompt = {0, 3, 6, 9};
-  const std::vector<int64_t> made = models::generate(std::get<models::Llama>(loaded.model), prompt,
-                                                     {.most_tokens = 8, .sampling = {.temperature = 0}});
+  const std::vector<int64_t> made =
+      models::generate(loaded.model, prompt, {.most_tokens = 8, .sampling = {.temperature = 0}});
   for (const int64_t token : made) std::printf("%lld ", static_cast<long long>(token));
   std::printf("\n");
   fs::remove_all(folder);
   // 64 without training; the first token of a text stays unknown.
-  return done.dense_perplexity < 2 && done.perplexity < 2 && made.size() == 8 && !loaded.layers.empty() ? 0
+  return done.dense_perplexity < 2 && done.perplexity < 2 && made.size() == 8 && !loaded.sparse.empty() ? 0
                                                                                                         : 1;
 }

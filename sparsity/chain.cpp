@@ -71,7 +71,8 @@ PruneGates prune_gates_of(const Calibration& dense, double activation_sparsity, 
   return {.gates = dense.gates(activation_sparsity, by_greedy), .prefill = dense.prefill};
 }
 
-SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, const LoadOptions& options) {
+pretrained::LoadedLanguageModel load(const std::string& folder, Rng& rng, Device device,
+                                     const LoadOptions& options) {
   pretrained::SparseOptions sparse = options.sparse;
   if (options.activation_sparsity) {
     check(!sparse.gates && !sparse.threshold, "load: activation_sparsity ", *options.activation_sparsity,
@@ -87,30 +88,13 @@ SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, con
     check(options.calibration.empty(), "load: the calibration ", options.calibration, " for ", folder,
           " without activation_sparsity; say which share of the inputs its gates leave out");
   }
-  const bool off = sparse.mode == pretrained::SparseMode::off, has_gates = sparse.gates || sparse.threshold;
-  check(!off || !has_gates, "load: gates for ", folder,
-        " in the mode off, in which all layers are dense; leave one of the two out");
-  check(!sparse.prefill || has_gates, "load: sparse.prefill ", sparse.prefill.value_or(1), " for ", folder,
-        " without gates; give activation_sparsity, sparse.gates or sparse.threshold too");
-  const auto config = pretrained::read_config(folder).model;
-  const pretrained::LoadOptions load{.dtype = options.dtype};
-  const bool compressed = pretrained::is_sparse_folder(folder);
-  const bool runs_sparse = !off && (compressed || has_gates);
-  if (runs_sparse) pretrained::check_sparse(folder, sparse);
-  const auto finish = [&](auto model) {
-    std::vector<pretrained::SparseModule> layers;
-    if (runs_sparse) layers = pretrained::make_sparse(model, sparse, folder);
-    return SparseLanguageModel{std::move(model), std::move(layers)};
-  };
-  if (std::holds_alternative<models::GptConfig>(config))
-    return finish(compressed ? pretrained::load_sparse_gpt(folder, rng, device, load, off)
-                             : pretrained::load_gpt(folder, rng, device, load));
-  return finish(compressed ? pretrained::load_sparse_llama(folder, rng, device, load, off)
-                           : pretrained::load_llama(folder, rng, device, load));
+  const bool has_gates = sparse.gates || sparse.threshold || sparse.prefill;
+  const bool may_run_sparse = has_gates || pretrained::is_sparse_folder(folder);
+  return pretrained::load_language(folder, rng, device, {.dtype = options.dtype},
+                                   may_run_sparse ? std::optional(sparse) : std::nullopt);
 }
 
-template <class Model>
-double counted_sparsity(Model& model, std::span<const train::PerplexityWindow> windows) {
+double counted_sparsity(models::LanguageRef model, std::span<const train::PerplexityWindow> windows) {
   std::vector<std::vector<int64_t>> texts;
   for (const train::PerplexityWindow& window : windows)
     texts.emplace_back(window.tokens.begin(), window.tokens.end());
@@ -124,8 +108,5 @@ double counted_sparsity(Model& model, std::span<const train::PerplexityWindow> w
   }
   return all > 0 ? left_out / all : 0;
 }
-
-template double counted_sparsity(models::Gpt&, std::span<const train::PerplexityWindow>);
-template double counted_sparsity(models::Llama&, std::span<const train::PerplexityWindow>);
 
 }  // namespace tessera::sparsity

@@ -3,10 +3,10 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <variant>
 #include <vector>
 
-#include "pretrained/sparse_model.h"
+#include "pretrained/language_model.h"
+#include "pretrained/sparse_file.h"
 #include "sparsity/gate_calibration.h"
 #include "sparsity/prune_options.h"
 #include "train/perplexity.h"
@@ -43,14 +43,10 @@ struct LoadOptions {
   std::optional<DType> dtype = {};
 };
 
-struct SparseLanguageModel {
-  std::variant<models::Gpt, models::Llama> model;
-  std::vector<pretrained::SparseModule> layers;
-};
-
-/// The model of a folder, compressed or dense, with its gates: ready to generate. In the mode off it is
-/// dense, decompressed as it is read, and there are no `layers`; gates then are an error.
-SparseLanguageModel load(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {});
+/// pretrained::load_language with the gates of a calibration: ready to generate. A dense model without gates
+/// runs dense.
+pretrained::LoadedLanguageModel load(const std::string& folder, Rng& rng, Device device,
+                                     const LoadOptions& options = {});
 
 /// The gates of a calibration as options of pretrained::make_sparse. Throws for `by_greedy` if the
 /// calibration has no greedy steps.
@@ -62,7 +58,6 @@ PruneGates prune_gates_of(const Calibration& dense, double activation_sparsity, 
 
 /// Share of the inputs that gates left out on the windows, layers weighted by their number of weights: the
 /// share of multiplications that a step of generation saves.
-template <class Model>
-double counted_sparsity(Model& model, std::span<const train::PerplexityWindow> windows);
+double counted_sparsity(models::LanguageRef model, std::span<const train::PerplexityWindow> windows);
 
 }  // namespace tessera::sparsity

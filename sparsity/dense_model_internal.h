@@ -1,9 +1,8 @@
 #pragma once
 
-#include <type_traits>
-#include <variant>
+#include <span>
 
-#include "pretrained/load.h"
+#include "pretrained/language_model.h"
 #include "sparsity/split_sweep.h"
 #include "train/perplexity.h"
 
@@ -11,18 +10,12 @@
 
 namespace tessera::sparsity {
 
-/// Whether it is a models::Llama, and not a models::Gpt.
-inline bool starts_from_llama(const SweepOptions& options) {
-  return std::holds_alternative<models::LlamaConfig>(pretrained::read_config(options.model).model);
-}
+models::LanguageModel load_dense(const SweepOptions& options);
 
-template <class Model>
-Model load_dense(const SweepOptions& options, Rng& rng) {
-  const pretrained::LoadOptions load{.dtype = options.dtype};
-  if constexpr (std::is_same_v<Model, models::Llama>)
-    return pretrained::load_llama(options.model, rng, options.device, load);
-  else
-    return pretrained::load_gpt(options.model, rng, options.device, load);
+/// `batch`: windows at a time.
+inline double perplexity_of(const models::LanguageModel& model,
+                            std::span<const train::PerplexityWindow> windows, int64_t batch = 1) {
+  return train::measure_perplexity(model, windows, model.device(), batch).perplexity();
 }
 
 /// Medians and 90th percentiles of the times.

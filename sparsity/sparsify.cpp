@@ -34,7 +34,6 @@ void check_no_result(const std::string& folder) {
         " has weights or a calibration already; name another folder");
 }
 
-template <class Model>
 class Sparsifier {
  public:
   Sparsifier(const SparsifyOptions& options, std::string out)
@@ -118,13 +117,10 @@ class Sparsifier {
     return within;
   }
 
-  double perplexity(const Model& model) const {
-    return train::measure_perplexity(model, windows_, how_.device, 1).perplexity();
-  }
+  double perplexity(const models::LanguageModel& model) const { return perplexity_of(model, windows_); }
 
   void measure_dense() {
-    Rng rng(0);
-    Model model = load_dense<Model>(how_, rng);
+    models::LanguageModel model = load_dense(how_);
     result_.dense_perplexity = perplexity(model);
     train::check_finite("sparsify", result_.dense_perplexity);
     take(result_.dense, time_generation(model, prompt_, how_.timing));
@@ -141,8 +137,7 @@ class Sparsifier {
                                         io::AtomicFolder::Existing::replace);
     const std::string pruned = intermediate.path() + "/pruned", gates = intermediate.path() + "/gates";
     {
-      Rng rng(0);
-      Model model = load_dense<Model>(how_, rng);
+      models::LanguageModel model = load_dense(how_);
       if (split.gate_aware && !dense_calibration_) {
         how_tell("calibrate: the dense model, for the gates that it is pruned for");
         dense_calibration_ = calibrate(model, samples_, how_.gates);
@@ -173,13 +168,12 @@ class Sparsifier {
     LoadOptions load_options{.greedy = result_.greedy, .dtype = how_.dtype};
     if (split.activations > 0) load_options.activation_sparsity = split.activations;
     load_options.sparse.whole_texts = true;
-    SparseLanguageModel loaded = load(folder, rng, how_.device, load_options);
-    Model& model = std::get<Model>(loaded.model);
-    result_.perplexity = perplexity(model);
+    const pretrained::LoadedLanguageModel loaded = load(folder, rng, how_.device, load_options);
+    result_.perplexity = perplexity(loaded.model);
     load_options.sparse.whole_texts = false;
-    SparseLanguageModel steps = load(folder, rng, how_.device, load_options);
-    Model& stepping = std::get<Model>(steps.model);
-    result_.layers = steps.layers;
+    pretrained::LoadedLanguageModel steps = load(folder, rng, how_.device, load_options);
+    models::LanguageModel& stepping = steps.model;
+    result_.layers = steps.sparse;
     take(result_.sparse, time_generation(stepping, prompt_, how_.timing));
     const LayerBytes bytes = bytes_of_layers(stepping);
     result_.sparse.bytes = bytes.bytes, result_.sparse.counted_weights = bytes.weight_sparsity;
@@ -237,8 +231,7 @@ Sparsified sparsify(const SparsifyOptions& options, const std::string& out) {
   check(!pretrained::is_sparse_folder(how.model), "sparsify: the model of ", how.model,
         " is compressed already; name the dense one");
   check_no_result(out);
-  if (starts_from_llama(how)) return Sparsifier<models::Llama>(options, out).run();
-  return Sparsifier<models::Gpt>(options, out).run();
+  return Sparsifier(options, out).run();
 }
 
 }  // namespace tessera::sparsity

@@ -165,7 +165,8 @@ class Store {
   /// with its weights; of the first one the histograms.
   void keep_calibration(const Calibration& calibration, const Split& split) {
     const std::string pruning = pruning_of(split, prune_);
-    const TableCell total = split.gate_aware ? TableCell(split.total) : TableCell();
+    TableCell total;
+    if (split.gate_aware) total = split.total;
     std::vector<std::vector<TableCell>> bars, steps;
     for (const InputBars& input : calibration.inputs)
       for (size_t i = 0; i < input.shares.size(); ++i)
@@ -231,7 +232,6 @@ class Store {
 
 /// Splits of one weight sparsity share a pruned model, but for gate-aware ones: their gates, and so their
 /// weights, differ with the total.
-template <class Model>
 class Sweeper {
  public:
   Sweeper(const SweepOptions& options, const std::string& folder)
@@ -243,9 +243,8 @@ class Sweeper {
     if (!folder_.empty()) io::make_folder(folder_), lock.emplace(folder_);
     SweepResult result;
     {
-      Rng rng(0);
-      Model model = load_dense<Model>(options_, rng);
-      store_.emplace(folder_, settings_of(options_, pretrained::fingerprint_of(model), model.config.dtype),
+      models::LanguageModel model = load_dense(options_);
+      store_.emplace(folder_, settings_of(options_, pretrained::fingerprint_of(model), model.dtype()),
                      options_.prune);
       if (!store_->find_dense(result)) measure_dense(model, result);
     }
@@ -275,11 +274,9 @@ class Sweeper {
   void tell(const std::string& line) const {
     if (options_.tell) options_.tell(line);
   }
-  double perplexity(const Model& model) const {
-    return train::measure_perplexity(model, windows_, options_.device, 1).perplexity();
-  }
+  double perplexity(const models::LanguageModel& model) const { return perplexity_of(model, windows_); }
 
-  void measure_dense(Model& model, SweepResult& result) {
+  void measure_dense(models::LanguageModel& model, SweepResult& result) {
     result.dense_perplexity = perplexity(model);
     train::check_finite(options_.what, result.dense_perplexity);
     take(result.dense, time_generation(model, prompt_, options_.timing));
@@ -300,8 +297,7 @@ class Sweeper {
       result.resumed += found.has_value();
     }
     if (is_done) return;
-    Rng rng(0);
-    Model model = load_dense<Model>(options_, rng);
+    models::LanguageModel model = load_dense(options_);
     const Split& shared = splits.front();
     const bool gated = std::ranges::any_of(splits, [](const Split& split) { return split.activations > 0; });
     if (gated && (shared.gate_aware || shared.weights == 0) && !dense_calibration_)
@@ -317,7 +313,8 @@ class Sweeper {
       if (!store_->find(splits[i])) measure_split(model, calibration, result.splits[first + i]);
   }
 
-  void measure_split(Model& model, const std::optional<Calibration>& calibration, SplitResult& result) {
+  void measure_split(models::LanguageModel& model, const std::optional<Calibration>& calibration,
+                     SplitResult& result) {
     const Split& split = result.split;
     compress_layers(model, split.format);
     const bool gated = split.activations > 0;
@@ -386,6 +383,11 @@ class Sweeper {
 
 }  // namespace
 
+models::LanguageModel load_dense(const SweepOptions& options) {
+  Rng rng(0);
+  return pretrained::load_dense_language(options.model, rng, options.device, {.dtype = options.dtype});
+}
+
 void take(SplitResult& result, const DecodeTimes& times) {
   result.ttft_ms = median(times.ttft_ms), result.tpot_ms = median(times.tpot_ms);
   result.ttft_p90 = percentile(times.ttft_ms, 0.9), result.tpot_p90 = percentile(times.tpot_ms, 0.9);
@@ -446,8 +448,7 @@ SweepResult sweep_splits(const SweepOptions& options, const std::string& folder)
   check_gate_aware(options.what, options);
   check(!pretrained::is_sparse_folder(options.model), options.what, ": the model of ", options.model,
         " is compressed already; name the dense one");
-  if (starts_from_llama(options)) return Sweeper<models::Llama>(options, folder).run();
-  return Sweeper<models::Gpt>(options, folder).run();
+  return Sweeper(options, folder).run();
 }
 
 std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits) {

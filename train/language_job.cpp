@@ -10,7 +10,7 @@
 #include "ops/attention/attention.h"
 #include "ops/bits/bits.h"
 #include "ops/pointwise/pointwise.h"
-#include "pretrained/load.h"
+#include "pretrained/language_model.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
@@ -329,24 +329,27 @@ void apply_size(LanguageConfig& config, const std::string& name) {
 
 // ---- the job ----
 
-LanguageJob::Model LanguageJob::make(const LanguageSettings& settings, Rng& rng, Device device,
-                                     const std::string& weights, FactorStart start) {
+namespace {
+
+/// With initial weights.
+models::LanguageModel initial_model(const LanguageSettings& settings, Rng& rng, Device device) {
+  if (const auto* config = std::get_if<models::GptConfig>(&settings.model))
+    return models::Gpt(*config, rng, device);
+  models::LlamaConfig config = std::get<models::LlamaConfig>(settings.model);
+  config.embedding_dropout = config.residual_dropout = settings.dropout;
+  return models::Llama(config, rng, device);
+}
+
+}  // namespace
+
+models::LanguageModel LanguageJob::make(const LanguageSettings& settings, Rng& rng, Device device,
+                                        const std::string& weights, FactorStart start) {
   const MemoryTag tag("parameters");
-  const pretrained::LoadOptions options{.dtype = settings.dtype()};
-  Model model = [&]() -> Model {
-    if (const auto* config = std::get_if<models::LlamaConfig>(&settings.model)) {
-      if (!weights.empty()) return pretrained::load_llama(weights, rng, device, options);
-      models::LlamaConfig own = *config;
-      own.embedding_dropout = own.residual_dropout = settings.dropout;
-      return models::Llama(own, rng, device);
-    }
-    if (!weights.empty()) return pretrained::load_gpt(weights, rng, device, options);
-    return models::Gpt(std::get<models::GptConfig>(settings.model), rng, device);
-  }();
+  models::LanguageModel model =
+      weights.empty() ? initial_model(settings, rng, device)
+                      : pretrained::load_dense_language(weights, rng, device, {.dtype = settings.dtype()});
   start.has_weights = !weights.empty();
-  if (settings.factors.factorizes())
-    std::visit([&](auto& made) { settings.factors.apply(pretrained::linear_modules(made), rng, start); },
-               model);
+  if (settings.factors.factorizes()) settings.factors.apply(pretrained::linear_modules(model), rng, start);
   return model;
 }
 
@@ -358,26 +361,22 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
       model_(make(settings, rng_, device, weights, std::move(start))),
       sparse24_rng_(seed_for(RandomPurpose::activation_choice, settings.seed)),
       // Rows of a table are seen seldom: decay would be most of what happens to them.
-      optimizer_(settings.make_optimizer(
-          nn::parameters(model_), settings.dtype(), settings.beta2,
-          {{.contains = "token.weight", .weight_decay = 0.0, .optional = true},
-           {.contains = "position.weight", .weight_decay = 0.0, .optional = true}},
-          std::visit([](auto& model) { return structure_of(pretrained::linear_modules(model)); }, model_))) {
+      optimizer_(
+          settings.make_optimizer(nn::parameters(model_), settings.dtype(), settings.beta2,
+                                  {{.contains = "token.weight", .weight_decay = 0.0, .optional = true},
+                                   {.contains = "position.weight", .weight_decay = 0.0, .optional = true}},
+                                  structure_of(pretrained::linear_modules(model_)))) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   if (settings.ema > 0) ema_.emplace(optimizer_, optim::EmaOptions{.decay = settings.ema});
   if (settings.keep_zeros) find_zeros(!weights.empty());
   if (settings.sparse24.on())
-    std::visit(
-        [&](auto& model) {
-          settings.sparse24.apply(model, settings.sparsifies_networks(),
-                                  seed_for(RandomPurpose::activation_choice, settings.seed), sparse24_rng_);
-        },
-        model_);
-  std::visit([&](auto& model) { settings.weights24.apply(model); }, model_);
+    settings.sparse24.apply(model_, settings.sparsifies_networks(),
+                            seed_for(RandomPurpose::activation_choice, settings.seed), sparse24_rng_);
+  settings.weights24.apply(model_);
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
   targets_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
-  std::visit([](auto& model) { nn::set_training(model, true); }, model_);
+  nn::set_training(model_, true);
   keep("model", model_);
   train_with(optimizer_);
   keep("ema", ema_), keep("loader", position_);
@@ -410,12 +409,8 @@ Tensor LanguageJob::loss() {
   const F32MathScope math(settings_.f32_math);
   std::optional<nn::HiddenL1> hidden;
   if (settings_.activation_l1 > 0) hidden.emplace();
-  const Tensor loss = std::visit(
-      [&](const auto& model) {
-        return settings_.documents ? model.loss(flat(inputs_), targets_, sequences_)
-                                   : model.loss(inputs_, targets_);
-      },
-      model_);
+  const Tensor loss =
+      settings_.documents ? model_.loss(flat(inputs_), targets_, sequences_) : model_.loss(inputs_, targets_);
   l1_ = hidden && hidden->sum().defined() ? ops::scale(hidden->sum(), settings_.activation_l1) : Tensor();
   decay_ = settings_.weights24.decay > 0 ? decay_of_pruned() : Tensor();
   return loss;
@@ -424,14 +419,10 @@ Tensor LanguageJob::loss() {
 /// Of the layers with 2:4 weights, while they are sparse.
 Tensor LanguageJob::decay_of_pruned() const {
   Tensor sum;
-  std::visit(
-      [&](const auto& model) {
-        nn::for_each_weights24(model, [&](const std::string&, const nn::Linear& layer) {
-          const Tensor own = nn::masked_decay(layer);
-          if (own.defined()) sum = sum.defined() ? ops::add(sum, own) : own;
-        });
-      },
-      model_);
+  nn::for_each_weights24(model_, [&](const std::string&, const nn::Linear& layer) {
+    const Tensor own = nn::masked_decay(layer);
+    if (own.defined()) sum = sum.defined() ? ops::add(sum, own) : own;
+  });
   return sum.defined() ? ops::scale(sum, settings_.weights24.decay) : sum;
 }
 
@@ -445,16 +436,12 @@ std::vector<Tensor> LanguageJob::penalties() {
 void LanguageJob::find_zeros(bool of_start) {
   const MemoryTag tag("masks");
   int64_t zeros = 0;
-  std::visit(
-      [&](auto& model) {
-        nn::for_each<nn::Linear>(model, [&](const std::string& name, nn::Linear& layer) {
-          if (!name.starts_with("blocks.")) return;
-          const Tensor bits = ops::pack_bits(layer.weight.detach());
-          for (const int64_t ones : ops::count_bits(bits).to_vector<int64_t>()) zeros += layer.in - ones;
-          sparse_.push_back({layer.weight, bits});
-        });
-      },
-      model_);
+  nn::for_each<nn::Linear>(model_, [&](const std::string& name, nn::Linear& layer) {
+    if (!name.starts_with("blocks.")) return;
+    const Tensor bits = ops::pack_bits(layer.weight.detach());
+    for (const int64_t ones : ops::count_bits(bits).to_vector<int64_t>()) zeros += layer.in - ones;
+    sparse_.push_back({layer.weight, bits});
+  });
   // A run that goes on gets the bits, as the weights, from its checkpoint.
   check(!of_start || zeros > 0, settings_.family(), ": keep_zeros: no weight of ", settings_.start,
         "'s blocks is 0; prune the model first (tessera prune)");
@@ -472,13 +459,9 @@ std::map<std::string, Tensor> LanguageJob::weight_gradients() {
   Tape tape({.loss_scale = optimizer_.loss_scale()});
   tape.backward(loss());
   std::map<std::string, Tensor> gradients;
-  std::visit(
-      [&](auto& model) {
-        nn::for_each<nn::Linear>(model, [&](const std::string& name, nn::Linear& layer) {
-          if (layer.weight.defined()) gradients.emplace(name, grad(layer.weight));
-        });
-      },
-      model_);
+  nn::for_each<nn::Linear>(model_, [&](const std::string& name, nn::Linear& layer) {
+    if (layer.weight.defined()) gradients.emplace(name, grad(layer.weight));
+  });
   return gradients;
 }
 
@@ -489,36 +472,32 @@ void LanguageJob::updated() {
 template <class F>
 auto LanguageJob::as_used(F&& f) {
   const F32MathScope math(settings_.f32_math);
-  return std::visit(
-      [&](auto& model) {
-        nn::set_training(model, false);
-        if (ema_) ema_->apply();
-        const auto back = [&] {
-          if (ema_) ema_->restore();
-          nn::set_training(model, true);
-        };
-        try {
-          auto result = f(model);
-          back();
-          return result;
-        } catch (...) {
-          back();
-          throw;
-        }
-      },
-      model_);
+  nn::set_training(model_, false);
+  if (ema_) ema_->apply();
+  const auto back = [&] {
+    if (ema_) ema_->restore();
+    nn::set_training(model_, true);
+  };
+  try {
+    auto result = f();
+    back();
+    return result;
+  } catch (...) {
+    back();
+    throw;
+  }
 }
 
 Perplexity LanguageJob::measure(std::span<const PerplexityWindow> windows) {
-  return as_used([&](auto& model) { return measure_perplexity(model, windows, device(), settings_.batch); });
+  return as_used([&] { return measure_perplexity(model_, windows, device(), settings_.batch); });
 }
 
 /// Of the first windows of the evaluation: zeros of what is sparse, and the energy that 2:4 drops of it.
 void LanguageJob::add_sparsity(Values& values) {
   const auto first = std::span(windows_).first(std::min(windows_.size(), size_t(settings_.batch)));
-  const auto measured = as_used([&](auto& model) {
-    const ActivationMeter meter(model, settings_.sparse24.dense_share, true);
-    measure_perplexity(model, first, device(), settings_.batch);
+  const auto measured = as_used([&] {
+    const ActivationMeter meter(model_, settings_.sparse24.dense_share, true);
+    measure_perplexity(model_, first, device(), settings_.batch);
     return meter.networks();
   });
   double zeros = 0, dropped = 0;
@@ -537,11 +516,11 @@ std::vector<int64_t> LanguageJob::generate(std::span<const int64_t> prompt,
     check_interrupt();
     return true;
   };
-  return as_used([&](auto& model) { return models::generate(model, prompt, options, unless_interrupted); });
+  return as_used([&] { return models::generate(model_, prompt, options, unless_interrupted); });
 }
 
 void LanguageJob::save(const std::string& folder) {
-  as_used([&](auto& model) { return pretrained::save(model, folder), 0; });
+  as_used([&] { return pretrained::save(model_, folder), 0; });
 }
 
 }  // namespace tessera::train

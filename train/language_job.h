@@ -9,8 +9,7 @@
 #include "datasets/loader.h"
 #include "io/checkpoint.h"
 #include "models/generate.h"
-#include "models/gpt.h"
-#include "models/llama.h"
+#include "models/language_model.h"
 #include "optim/ema.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -202,10 +201,10 @@ class LanguageJob : public Job {
   void save(const std::string& folder);
 
  private:
-  using Model = std::variant<models::Gpt, models::Llama>;
-  static Model make(const LanguageSettings& settings, Rng& rng, Device device, const std::string& weights,
-                    FactorStart start);
-  /// f(model) in evaluation mode: without dropout, and with the averages of the weights if there are any.
+  static models::LanguageModel make(const LanguageSettings& settings, Rng& rng, Device device,
+                                    const std::string& weights, FactorStart start);
+  /// f(), the model in evaluation mode: without dropout, and with the averages of the weights if there are
+  /// any.
   template <class F>
   auto as_used(F&& f);
   datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
@@ -218,7 +217,7 @@ class LanguageJob : public Job {
 
   LanguageSettings settings_;
   Rng rng_;
-  Model model_;
+  models::LanguageModel model_;
   Rng sparse24_rng_;
   optim::Optimizer optimizer_;
   std::optional<optim::Ema> ema_;

@@ -122,29 +122,21 @@ void LanguageJob::batch(uint64_t index) {
 void LanguageJob::set_sparsity(int64_t step) {
   const bool active = settings_.sparse24.active_at(step, settings_.steps);
   const bool refreshes = settings_.weights24.refreshes_at(step, settings_.sparse24.dense_first);
-  std::visit(
-      [&](auto& model) {
-        if (settings_.sparse24.on()) Sparse24Settings::set_active(model, active);
-        nn::for_each_weights24(model, [&](const std::string&, nn::Linear& layer) {
-          nn::weights24_of(layer)->active = active;
-          if (active && refreshes && refreshed_ != step) nn::refresh_weights24(layer);
-        });
-      },
-      model_);
+  if (settings_.sparse24.on()) Sparse24Settings::set_active(model_, active);
+  nn::for_each_weights24(model_, [&](const std::string&, nn::Linear& layer) {
+    nn::weights24_of(layer)->active = active;
+    if (active && refreshes && refreshed_ != step) nn::refresh_weights24(layer);
+  });
   if (active && refreshes) refreshed_ = step;
 }
 
 Values LanguageJob::state_values() {
   double flips = 0, elements = 0;
-  std::visit(
-      [&](auto& model) {
-        nn::for_each_weights24(model, [&](const std::string&, nn::Linear& layer) {
-          const nn::Weights24& form = *nn::weights24_of(layer);
-          if (!form.active) return;
-          flips += form.flips.template item<double>(), elements += double(layer.weight.count());
-        });
-      },
-      model_);
+  nn::for_each_weights24(model_, [&](const std::string&, nn::Linear& layer) {
+    const nn::Weights24& form = *nn::weights24_of(layer);
+    if (!form.active) return;
+    flips += form.flips.item<double>(), elements += double(layer.weight.count());
+  });
   return elements > 0 ? Values{{"flip_rate", flips / elements}} : Values();
 }
 

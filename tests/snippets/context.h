@@ -1,5 +1,6 @@
 #pragma once
 
+#include "sparsity/prune.h"
 #include "tessera.h"
 
 /// Names that the code in documents and header comments assumes: it is compiled, not run, inside a function
@@ -13,6 +14,7 @@ extern nn::Mlp model;
 extern optim::AdamW optimizer;
 extern const int64_t steps, micro_batches;
 extern const Tensor inputs, batch;
+extern const std::vector<int64_t> tokens, prompt;
 Tensor loss_of(const Tensor& x);
 
 }  // namespace tessera::snippets

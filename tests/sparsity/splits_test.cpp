@@ -140,9 +140,8 @@ TEST(Splits, SparsifyWritesWhatLoadRuns) {
   EXPECT_TRUE(done.greedy);
   EXPECT_EQ(done.layers.size(), 14u);
   Rng rng(1);
-  SparseLanguageModel loaded = load(folder / "s", rng, kCpu, {.activation_sparsity = 0.375});
-  EXPECT_EQ(models::generate(std::get<models::Llama>(loaded.model), done.prompt,
-                             {.most_tokens = 5, .sampling = {.temperature = 0}}),
+  pretrained::LoadedLanguageModel loaded = load(folder / "s", rng, kCpu, {.activation_sparsity = 0.375});
+  EXPECT_EQ(models::generate(loaded.model, done.prompt, {.most_tokens = 5, .sampling = {.temperature = 0}}),
             done.text);
   EXPECT_TRUE(throws([&] { sparsify(options, folder / "s"); }, "has weights"));
   options.format = ops::SparseFormat::tca_bme;
@@ -158,10 +157,10 @@ TEST(Splits, LoadWithoutSparseLayersIsTheDenseModel) {
   convert(folder / "m", folder / "s", ops::SparseFormat::tca_bme, {.dtype = DType::f16});
   Rng rng(1);
   const pretrained::SparseOptions off{.mode = pretrained::SparseMode::off};
-  SparseLanguageModel loaded = load(folder / "s", rng, kCpu, {.sparse = off, .dtype = DType::f32});
-  EXPECT_TRUE(loaded.layers.empty());
-  for (const pretrained::LinearModule& module :
-       pretrained::linear_modules(std::get<models::Llama>(loaded.model)).all)
+  pretrained::LoadedLanguageModel loaded =
+      load(folder / "s", rng, kCpu, {.sparse = off, .dtype = DType::f32});
+  EXPECT_TRUE(loaded.sparse.empty());
+  for (const pretrained::LinearModule& module : pretrained::linear_modules(loaded.model).all)
     EXPECT_TRUE(nn::is_dense(module.layer->form)) << module.name;
   const pretrained::SparseOptions gated{.mode = off.mode, .threshold = 0.1};
   for (const char* const model : {"m", "s"})
@@ -182,7 +181,7 @@ TEST(Splits, LoadTakesGatesFromOnePlace) {
   both.sparse = {.gates = calibration.gates(0.25, false)};
   EXPECT_TRUE(throws([&] { load(folder / "s", rng, kCpu, both); }, "sparse.gates for"));
   both.activation_sparsity.reset();
-  EXPECT_EQ(load(folder / "s", rng, kCpu, both).layers.size(), 14u);
+  EXPECT_EQ(load(folder / "s", rng, kCpu, both).sparse.size(), 14u);
   EXPECT_TRUE(throws([&] { load(folder / "s", rng, kCpu, {.calibration = folder / "s"}); },
                      "without activation_sparsity; say which share"));
 }
@@ -193,8 +192,8 @@ TEST(Splits, LoadTakesThePrefillThatIsAskedFor) {
   sparsify(small_chain(folder, text), folder / "s");
   Rng rng(1);
   const auto prefill = [&](const LoadOptions& options) {
-    auto loaded = std::get<models::Llama>(load(folder / "s", rng, kCpu, options).model);
-    return std::get<nn::Compressed>(loaded.blocks.at(0).mlp.down.form).prefill;
+    const pretrained::LoadedLanguageModel loaded = load(folder / "s", rng, kCpu, options);
+    return std::get<nn::Compressed>(loaded.model.get_if<models::Llama>()->blocks.at(0).mlp.down.form).prefill;
   };
   const double calibrated = read_calibration(folder / "s").prefill;
   EXPECT_NE(calibrated, 0.75);
@@ -204,10 +203,9 @@ TEST(Splits, LoadTakesThePrefillThatIsAskedFor) {
   EXPECT_EQ(prefill({.sparse = {.threshold = 0.1}}), 1);
   EXPECT_TRUE(throws([&] { load(folder / "s", rng, kCpu, {.sparse = {.prefill = 0.75}}); },
                      "load: sparse.prefill 0.75 for"));
-  SparseLanguageModel open = load(folder / "s", rng, kCpu);
-  EXPECT_TRUE(throws(
-      [&] { pretrained::make_sparse(std::get<models::Llama>(open.model), {.prefill = 0.75}, folder / "s"); },
-      "make_sparse: a prefill of 0.75 without gates"));
+  pretrained::LoadedLanguageModel open = load(folder / "s", rng, kCpu);
+  EXPECT_TRUE(throws([&] { pretrained::make_sparse(open.model, {.prefill = 0.75}, folder / "s"); },
+                     "make_sparse: a prefill of 0.75 without gates"));
 }
 
 TEST(Splits, GateAwareOnesHaveZerosAndGates) {
