@@ -1,7 +1,4 @@
-#include "sparsity/prune.h"
-
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,9 +14,9 @@
 #include "runtime/interrupt.h"
 #include "sparsity/allocation_file.h"
 #include "sparsity/chain.h"
-#include "sparsity/gated_block.h"
 #include "sparsity/input_norms.h"
 #include "sparsity/prune_report.h"
+#include "sparsity/prune_run.h"
 #include "train/perplexity.h"
 #include "train/progress.h"
 #include "train/run_folder.h"
@@ -135,45 +132,6 @@ std::string describe_method(const PruneOptions& options) {
   return text + fmt::format("{:g} of the weights of {} dropped", options.sparsity, where);
 }
 
-std::string plan_text(const PruneArgs& args, const pretrained::LoadedLanguageModel& language, const sparsity::Samples& samples,
-                      Device device, const sparsity::PrunePlan& plan) {
-  constexpr double kGib = 1 << 30;
-  std::string text = fmt::format("{:<12} {} of {}, {} on {}\n", "model", language.config.type, language.folder,
-                                 tessera::name_of(language.model.dtype()), device.name());
-  text += fmt::format("{:<12} {} matrices, {} weights: {}\n", "prune", plan.matrices,
-                      train::format_count(double(plan.weights)), describe_method(args.options));
-  if (samples.count() > 0)
-    text += fmt::format("{:<12} {} samples of {} tokens, seed {}\n", "calibration", samples.count(),
-                        samples.length, samples.seed);
-  text += fmt::format("{:<12} {:.2f} GiB: model {:.2f}, samples {:.2f}, statistics {:.2f}, work {:.2f}\n",
-                      "memory", plan.bytes() / kGib, plan.model_bytes / kGib, plan.sample_bytes / kGib,
-                      plan.statistics_bytes / kGib, plan.transient_bytes / kGib);
-  if (plan.seconds > 0)
-    text += fmt::format("{:<12} about {} and {:.3g} FLOPs, extrapolated from the first block\n", "time",
-                        train::format_duration(plan.seconds), plan.flops);
-  return text;
-}
-
-ordered_json report_of(const PruneArgs& args, const pretrained::LoadedLanguageModel& language,
-                       const sparsity::Samples& samples, const sparsity::Pruned& pruned) {
-  ordered_json report;
-  report["model"] = pruned.masks.info.model;
-  report["type"] = language.config.type;
-  report["fingerprint"] = pruned.masks.info.fingerprint;
-  report["pruned_fingerprint"] = pruned.fingerprint;
-  report["method"] = pruned.masks.info.method;
-  report["options"] = sparsity::to_json(args.options);
-  report["calibration"] = {{"samples", samples.count()},
-                           {"length", samples.length},
-                           {"seed", samples.seed},
-                           {"begins", samples.begins}};
-  report["sparsity"] = pruned.sparsity();
-  report["block_matrices"] = pruned.block_matrices;
-  report["block_sparsity"] = pruned.block_sparsity;
-  report["matrices"] = sparsity::matrices_to_json(pruned.matrices);
-  return report;
-}
-
 /// Says how each block went, and counts them in `finished`, which must outlive it.
 std::function<void(int64_t, const std::vector<sparsity::PrunedMatrix>&)> block_teller(int64_t blocks,
                                                                                       int64_t& finished) {
@@ -190,27 +148,11 @@ std::function<void(int64_t, const std::vector<sparsity::PrunedMatrix>&)> block_t
 
 /// What a pruning works on. `windows` refer to `texts`: not to be copied.
 struct Work {
-  Device device;
   pretrained::LoadedLanguageModel language;
   DType saved;  // dtype of the files
-  CalibrationFlags::Texts texts;
-  sparsity::Samples samples;
-  std::vector<train::PerplexityWindow> windows;
-  std::optional<sparsity::PruneGates> gates = {};
-
-  /// f(model)
-  template <class F>
-  auto with_model(F&& f) {
-    return language.model.visit(f);
-  }
-  double perplexity(int64_t batch) const { return perplexity_of(language, windows, device, batch); }
-  /// Under the gates that the model is pruned for.
-  double gated_perplexity(int64_t batch) {
-    return with_model([&](auto& model) {
-      const auto gated = sparsity::gate_blocks(model, *gates);
-      return perplexity(batch);
-    });
-  }
+  CalibrationFlags::Texts texts = {};
+  sparsity::Samples samples = {};
+  std::vector<train::PerplexityWindow> windows = {};
 };
 
 std::unique_ptr<Work> prepare(PruneArgs& args) {
@@ -230,7 +172,7 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
   const DType saved = args.dtype.empty() ? language.stored : language.model.dtype();
   if (saved != language.model.dtype()) args.options.dtype = saved;
   args.texts.choose_length("prune", language);
-  auto work = std::unique_ptr<Work>(new Work{device, std::move(language), saved, {}, {}, {}});
+  auto work = std::unique_ptr<Work>(new Work{.language = std::move(language), .saved = saved});
   work->texts = args.texts.read("prune", work->language);
   if (args.options.needs_samples())
     work->samples = sparsity::choose_samples(work->texts.calibration, args.texts.samples);
@@ -241,26 +183,27 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
   return work;
 }
 
-/// Where finished blocks are kept until the model is written. It is locked, so that no other call writes to
-/// the same --out meanwhile.
-class BlockFolder {
- public:
-  explicit BlockFolder(const std::string& path) : path_(path), lock_(made(path)) {}
-  /// It stays if there are blocks in it.
-  ~BlockFolder() { std::filesystem::remove(path_, ignored_); }
-  BlockFolder(const BlockFolder&) = delete;
-  BlockFolder& operator=(const BlockFolder&) = delete;
-  void remove_blocks() { std::filesystem::remove_all(path_, ignored_); }
-
- private:
-  static const std::string& made(const std::string& path) {
-    io::make_folder(path);
-    return path;
-  }
-  std::error_code ignored_;
-  std::string path_;
-  train::FolderLock lock_;
-};
+std::string plan_text(const PruneArgs& args, Work& work) {
+  models::LanguageModel& model = work.language.model;
+  const sparsity::Samples& samples = work.samples;
+  const sparsity::PrunePlan plan = sparsity::plan_pruning(model, samples, args.options);
+  constexpr double kGib = 1 << 30;
+  std::string text =
+      fmt::format("{:<12} {} of {}, {} on {}\n", "model", work.language.config.type, work.language.folder,
+                  tessera::name_of(model.dtype()), model.device().name());
+  text += fmt::format("{:<12} {} matrices, {} weights: {}\n", "prune", plan.matrices,
+                      train::format_count(double(plan.weights)), describe_method(args.options));
+  if (samples.count() > 0)
+    text += fmt::format("{:<12} {} samples of {} tokens, seed {}\n", "calibration", samples.count(),
+                        samples.length, samples.seed);
+  text += fmt::format("{:<12} {:.2f} GiB: model {:.2f}, samples {:.2f}, statistics {:.2f}, work {:.2f}\n",
+                      "memory", plan.bytes() / kGib, plan.model_bytes / kGib, plan.sample_bytes / kGib,
+                      plan.statistics_bytes / kGib, plan.transient_bytes / kGib);
+  if (plan.seconds > 0)
+    text += fmt::format("{:<12} about {} and {:.3g} FLOPs, extrapolated from the first block\n", "time",
+                        train::format_duration(plan.seconds), plan.flops);
+  return text;
+}
 
 void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const ordered_json& report) {
   if (pruned.resumed > 0)
@@ -299,50 +242,17 @@ void tell_unpruned(const sparsity::Pruned& pruned) {
         "lowest scores are dropped; give a larger --sparsity, or --within matrix\n");
 }
 
-struct Result {
-  sparsity::Pruned pruned;
-  ordered_json report;
-};
-
-/// Prunes, measures and saves. `finished`: blocks that are kept so far.
-Result prune_and_save(PruneArgs& args, Work& work, int64_t& finished) {
-  args.options.on_block =
-      block_teller(work.with_model([](const auto& model) { return int64_t(model.blocks.size()); }), finished);
-  const bool measures = !work.windows.empty();
-  const int64_t batch = args.options.batch;
-  const bool gated = measures && args.options.gates;
-  work.gates = args.options.gates;
-  if (measures)
-    work.with_model([&](auto& model) { sparsity::check_progress(model, work.samples, args.options); });
-  const double before = measures ? work.perplexity(batch) : 0,
-               gated_before = gated ? work.gated_perplexity(batch) : 0;
-  if (measures) train::check_finite("prune", before);
-  sparsity::Pruned pruned =
-      work.with_model([&](auto& model) { return sparsity::prune(model, work.samples, args.options); });
-  pruned.masks.info.model = io::utf8_name(args.model);
-  ordered_json report = report_of(args, work.language, work.samples, pruned);
-  if (measures)
-    report["perplexity"] = {{"length", args.texts.samples.length},
-                            {"windows", work.windows.size()},
-                            {"before", before},
-                            {"after", work.perplexity(batch)}};
-  if (gated) {
-    report["perplexity"]["gated_before"] = gated_before;
-    report["perplexity"]["gated_after"] = work.gated_perplexity(batch);
-  }
-  work.with_model([&](auto& model) {
-    sparsity::save_pruned(model, pruned, report.dump(2) + "\n", args.out,
-                          {.dtype = work.saved, .companions = work.language.folder});
-  });
-  return {std::move(pruned), std::move(report)};
-}
-
-/// The same. Finished blocks stay after an error too: a full disk, or a GPU that others use, is no reason to
-/// prune them again.
-Result prune_and_save(PruneArgs& args, Work& work) {
+/// Finished blocks stay after an error too, which is said.
+sparsity::PruneRunResult run_and_tell(const PruneArgs& args, Work& work) {
   int64_t finished = 0;
+  sparsity::PruneRun run{.model = args.model,
+                         .out = args.out,
+                         .options = args.options,
+                         .dtype = work.saved,
+                         .windows = work.windows};
+  run.options.on_block = block_teller(models::LanguageRef(work.language.model).blocks(), finished);
   try {
-    return prune_and_save(args, work, finished);
+    return sparsity::run_pruning(work.language, work.samples, std::move(run));
   } catch (const Interrupted&) {
     throw;
   } catch (const Error&) {
@@ -350,7 +260,7 @@ Result prune_and_save(PruneArgs& args, Work& work) {
       train::tell(fmt::format(
           "tessera: {} finished {} kept in {}: the same command continues after {}; remove the folder to "
           "start over, or to give other options\n",
-          finished, finished == 1 ? "block is" : "blocks are", io::shown(args.options.progress),
+          finished, finished == 1 ? "block is" : "blocks are", io::shown(sparsity::partial_folder(args.out)),
           finished == 1 ? "it" : "them"));
     throw;
   }
@@ -362,10 +272,7 @@ int prune(const CLI::App& command, PruneArgs args) {
   check_effects(command, args.options, args.texts);
   const std::unique_ptr<Work> work = prepare(args);
   const InterruptGuard interrupts("\ntessera: stopping; finished blocks are kept\n");
-  const std::string plan =
-      plan_text(args, work->language, work->samples, work->device, work->with_model([&](auto& model) {
-        return sparsity::plan_pruning(model, work->samples, args.options);
-      }));
+  const std::string plan = plan_text(args, *work);
   if (args.json)
     train::tell(plan);
   else
@@ -373,11 +280,8 @@ int prune(const CLI::App& command, PruneArgs args) {
   std::fflush(stdout);
   if (args.plan_only) return 0;
 
-  args.options.progress = io::with_suffix(args.out, ".partial");
-  BlockFolder blocks(args.options.progress);
   const auto begin = std::chrono::steady_clock::now();
-  auto [pruned, report] = prune_and_save(args, *work);
-  blocks.remove_blocks();
+  auto [pruned, report] = run_and_tell(args, *work);
   ignore_signals();
   tell_unpruned(pruned);
   if (!args.json) {
