@@ -31,8 +31,10 @@ C lane_max(const C* x, int64_t n) {
   for (; i + kLanes <= n; i += kLanes)
     for (int lane = 0; lane < kLanes; ++lane)
       lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane)
+      lanes[lane] = lanes[lane + width] > lanes[lane] ? lanes[lane + width] : lanes[lane];
   C largest = lanes[0];
-  for (const C lane : lanes) largest = lane > largest ? lane : largest;
   for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
   return largest;
 }

@@ -13,10 +13,10 @@ namespace tessera::ops {
 namespace {
 
 constexpr int64_t kGrain = 4096;  // elements per block: about 10 us
-/// Lines that are computed together where their elements are neighbours, as along any dimension but the last:
-/// a cache line of memory is then read once, not once per line.
-constexpr int kTogether = 16;
-constexpr int64_t kLongest = 1 << 16;  // elements of such lines
+/// Neighbouring lines, as they are along any dimension but the last, are computed side by side: loops along
+/// the neighbours vectorise, and memory is read in pieces of up to kMost elements, fewer where there would be
+/// less than kTiles of them for all threads.
+constexpr int64_t kFewest = 16, kMost = 128, kTiles = 8;
 
 /// How many lines in a row are neighbours in every tensor; a multiple of that is the number of lines.
 template <int N>
@@ -27,126 +27,189 @@ int64_t neighbours(const Lines<N>& lines) {
                                                                                     : 1;
 }
 
-/// body.template operator()<kLines>(offset, buffer) for kTogether lines at a time or one: `offset`: where the
-/// first begins in each tensor; `buffer`: memory that calls may resize and share. On the CPU's threads.
-template <class C, int N, class Body>
-void for_lines(const Lines<N>& lines, Body&& body) {
-  const int64_t row = lines.length <= kLongest ? neighbours(lines) : 1,
-                most = row < kTogether ? 1 : kTogether, some = std::max<int64_t>(1, kGrain / lines.length),
-                grain = round_up(some, most);
-  parallel_for(lines.starts.count, grain, [&](int64_t begin, int64_t end) {
-    std::vector<C> buffer;
-    for (int64_t line = begin; line < end;) {
-      int64_t offset[N];
-      lines.locate(line, offset);
-      if (line + kTogether <= end && line % row + kTogether <= row) {
-        body.template operator()<kTogether>(offset, buffer);
-        line += kTogether;
-      } else {
-        body.template operator()<1>(offset, buffer);
-        ++line;
+/// Calls side_by_side(offsets, width) for `width` <= kMost lines at a time, or alone(offsets, buffer) for
+/// each: the offsets are where the first begins in each tensor; calls may resize and share the buffer. On the
+/// CPU's threads.
+template <class C, int N, class SideBySide, class Alone>
+void for_lines(const Lines<N>& lines, SideBySide&& side_by_side, Alone&& alone) {
+  const int64_t row = neighbours(lines), some = std::max<int64_t>(1, kGrain / lines.length);
+  if (row < kFewest)
+    return parallel_for(lines.starts.count, some, [&](int64_t begin, int64_t end) {
+      std::vector<C> buffer;
+      int64_t offsets[N];
+      for (int64_t line = begin; line < end; ++line) {
+        lines.locate(line, offsets);
+        alone(offsets, buffer);
       }
+    });
+  const int64_t rows = lines.starts.count / row;
+  int64_t width = kMost;
+  while (width > kFewest && rows * ceil_div(row, width) < kTiles) width /= 2;
+  const int64_t tiles = ceil_div(row, width);
+  parallel_for(rows * tiles, ceil_div(some, width), [&](int64_t begin, int64_t end) {
+    int64_t offsets[N];
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t first = tile % tiles * width;
+      lines.locate(tile / tiles * row + first, offsets);
+      side_by_side(offsets, std::min(width, row - first));
     }
   });
 }
 
-/// `length` elements of kLines neighbouring lines in the arithmetic type, as they are in memory, and back.
-template <int kLines, class T>
-void load(Compute<T>* values, const T* from, int64_t length, int64_t stride) {
-  if constexpr (kLines == 1) return widen(values, from, length, stride);
-  for (int64_t i = 0; i < length; ++i) widen(values + i * kLines, from + i * stride, kLines);
+/// A line in the arithmetic type: as it is in memory if that is packed in T = Compute<T>, else by way of a
+/// buffer.
+template <class T>
+const Compute<T>* read_line(Compute<T>* buffer, const T* from, int64_t length, int64_t stride) {
+  if constexpr (std::is_same_v<T, Compute<T>>)
+    if (stride == 1) return from;
+  widen(buffer, from, length, stride);
+  return buffer;
 }
-template <int kLines, class T>
-void store(T* to, const Compute<T>* values, int64_t length, int64_t stride) {
-  if constexpr (kLines == 1) return narrow(to, values, length, stride);
-  for (int64_t i = 0; i < length; ++i) narrow(to + i * stride, values + i * kLines, kLines);
+/// Where to write one; `write_line` rounds what was written there.
+template <class T>
+Compute<T>* line_to_write(Compute<T>* buffer, T* to, int64_t stride) {
+  if constexpr (std::is_same_v<T, Compute<T>>)
+    if (stride == 1) return to;
+  return buffer;
+}
+template <class T>
+void write_line(T* to, const Compute<T>* line, int64_t length, int64_t stride) {
+  if constexpr (std::is_same_v<T, Compute<T>>)
+    if (line == to) return;
+  narrow(to, line, length, stride);
 }
 
-/// sums += e^values of kLines lines, whose elements take turns; with `keeps` the values become their powers.
-template <int kLines, class C>
-void add_powers(double (&sums)[kLines], C* values, int64_t count, bool keeps) {
-  constexpr int64_t kPiece = 64;
-  static_assert(kPiece % kLines == 0);
-  for (int64_t begin = 0; begin < count; begin += kPiece) {
-    const int64_t some = std::min(kPiece, count - begin);
-    C powers[kPiece];
-    for (int64_t k = 0; k < some; ++k) powers[k] = exponential<false>(values[begin + k]);
-    if constexpr (kLines == 1) {
-      sums[0] += lane_sum<double>(some, [&](int64_t k) { return double(powers[k]); });
-    } else {
-      for (int64_t k = 0; k < some; ++k) sums[k % kLines] += double(powers[k]);
-    }
-    if (keeps) std::copy_n(powers, some, values + begin);
+template <bool kLog, class C>
+void forward_line(C* y, const C* x, int64_t length) {
+  const C top = lane_max(x, length);
+  for (int64_t i = 0; i < length; ++i) y[i] = exponential<false>(x[i] - top);
+  const double sum = lane_sum<double>(length, [=](int64_t i) { return double(y[i]); });
+  if constexpr (kLog) {
+    const C log_sum = C(std::log(sum));
+    for (int64_t i = 0; i < length; ++i) y[i] = x[i] - top - log_sum;
+  } else {
+    const C inverse = C(1 / sum);
+    for (int64_t i = 0; i < length; ++i) y[i] *= inverse;
   }
+}
+
+template <bool kLog, class C>
+void backward_line(C* dx, const C* dy, const C* y, int64_t length) {
+  const C sum = C(lane_sum<double>(length, [=](int64_t i) { return double(kLog ? dy[i] : y[i] * dy[i]); }));
+  for (int64_t i = 0; i < length; ++i)
+    dx[i] = kLog ? dy[i] - exponential<false>(y[i]) * sum : y[i] * (dy[i] - sum);
+}
+
+/// The same for `width` neighbouring lines, element by element of all of them.
+template <bool kLog, class T>
+void forward_lines(T* y, const T* x, int64_t length, int64_t width, int64_t y_stride, int64_t x_stride) {
+  using C = Compute<T>;
+  C top[kMost], last[kMost], buffer[kMost], powers[kMost];
+  double sums[kMost];
+  std::fill_n(top, width, -std::numeric_limits<C>::infinity());
+  std::fill_n(sums, width, 0.0);
+  for (int64_t i = 0; i < length; ++i) {
+    const C* const from = read_line(buffer, x + i * x_stride, width, 1);
+    for (int64_t j = 0; j < width; ++j) top[j] = from[j] > top[j] ? from[j] : top[j];
+  }
+  constexpr bool kKeeps = !kLog && std::is_same_v<T, C>;  // in y, unrounded
+  for (int64_t i = 0; i < length; ++i) {
+    const C* const from = read_line(buffer, x + i * x_stride, width, 1);
+    C* to = powers;
+    if constexpr (kKeeps) to = y + i * y_stride;
+    for (int64_t j = 0; j < width; ++j) to[j] = exponential<false>(from[j] - top[j]);
+    for (int64_t j = 0; j < width; ++j) sums[j] += double(to[j]);
+  }
+  for (int64_t j = 0; j < width; ++j) last[j] = C(kLog ? std::log(sums[j]) : 1 / sums[j]);
+  for (int64_t i = 0; i < length; ++i) {
+    T* const row = y + i * y_stride;
+    C* const to = line_to_write(powers, row, 1);
+    const C* const from = kKeeps ? to : read_line(buffer, x + i * x_stride, width, 1);
+    for (int64_t j = 0; j < width; ++j)
+      to[j] = kLog     ? from[j] - top[j] - last[j]
+              : kKeeps ? from[j] * last[j]
+                       : exponential<false>(from[j] - top[j]) * last[j];
+    write_line(row, to, width, 1);
+  }
+}
+
+template <bool kLog, class T>
+void backward_lines(T* dx, const T* dy, const T* y, int64_t length, int64_t width,
+                    const int64_t (&strides)[3]) {
+  using C = Compute<T>;
+  C grad_buffer[kMost], buffer[kMost], sum[kMost];
+  double sums[kMost];
+  std::fill_n(sums, width, 0.0);
+  for (int64_t i = 0; i < length; ++i) {
+    const C* const grads = read_line(grad_buffer, dy + i * strides[1], width, 1);
+    const C* const results = kLog ? grads : read_line(buffer, y + i * strides[2], width, 1);
+    for (int64_t j = 0; j < width; ++j) sums[j] += double(kLog ? grads[j] : results[j] * grads[j]);
+  }
+  for (int64_t j = 0; j < width; ++j) sum[j] = C(sums[j]);
+  for (int64_t i = 0; i < length; ++i) {
+    const C* const grads = read_line(grad_buffer, dy + i * strides[1], width, 1);
+    const C* const results = read_line(buffer, y + i * strides[2], width, 1);
+    C* const to = line_to_write(grad_buffer, dx + i * strides[0], 1);
+    for (int64_t j = 0; j < width; ++j)
+      to[j] = kLog ? grads[j] - exponential<false>(results[j]) * sum[j] : results[j] * (grads[j] - sum[j]);
+    write_line(dx + i * strides[0], to, width, 1);
+  }
+}
+
+/// f.template operator()<T, kLog>()
+template <class F>
+void dispatch(DType dtype, bool log, F&& f) {
+  dispatch_floating(dtype, log ? "log_softmax" : "softmax", [&]<class T>() {
+    log ? f.template operator()<T, true>() : f.template operator()<T, false>();
+  });
 }
 
 }  // namespace
 
 void softmax_forward_cpu(const Tensor& y, const Tensor& x, int dim, bool log) {
-  dispatch_floating(x.dtype(), log ? "log_softmax" : "softmax", [&]<class T>() {
+  dispatch(x.dtype(), log, [&]<class T, bool kLog>() {
     using C = Compute<T>;
     if (y.count() == 0) return;
     const auto lines = lines_along(dim, y, x);
+    const auto [y_stride, x_stride] = lines.strides;
+    const int64_t length = lines.length;
     T* const to = y.data<T>();
     const T* const from = x.data<T>();
-    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[2], std::vector<C>& buffer) {
-      buffer.resize(size_t(lines.length) * kLines);
-      C* const values = buffer.data();
-      load<kLines>(values, from + offset[1], lines.length, lines.strides[1]);
-      C top[kLines], last[kLines];
-      if constexpr (kLines == 1) {
-        top[0] = lane_max(values, lines.length);
-      } else {
-        std::fill_n(top, kLines, -std::numeric_limits<C>::infinity());
-        for (int64_t i = 0; i < lines.length; ++i)
-          for (int j = 0; j < kLines; ++j) top[j] = std::max(top[j], values[i * kLines + j]);
-      }
-      for (int64_t i = 0; i < lines.length; ++i)
-        for (int j = 0; j < kLines; ++j) values[i * kLines + j] -= top[j];
-      double sums[kLines] = {};
-      add_powers(sums, values, lines.length * kLines, !log);
-      for (int j = 0; j < kLines; ++j) last[j] = C(log ? std::log(sums[j]) : 1 / sums[j]);
-      for (int64_t i = 0; i < lines.length; ++i)
-        for (int j = 0; j < kLines; ++j) {
-          C& value = values[i * kLines + j];
-          value = log ? value - last[j] : value * last[j];
-        }
-      store<kLines>(to + offset[0], values, lines.length, lines.strides[0]);
-    });
+    for_lines<C>(
+        lines,
+        [&](const auto& at, int64_t width) {
+          forward_lines<kLog>(to + at[0], from + at[1], length, width, y_stride, x_stride);
+        },
+        [&](const auto& at, std::vector<C>& buffer) {
+          buffer.resize(size_t(2 * length));
+          C* const line = line_to_write(buffer.data(), to + at[0], y_stride);
+          forward_line<kLog>(line, read_line(buffer.data() + length, from + at[1], length, x_stride), length);
+          write_line(to + at[0], line, length, y_stride);
+        });
   });
 }
 
 void softmax_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& y, int dim, bool log) {
-  dispatch_floating(y.dtype(), log ? "log_softmax" : "softmax", [&]<class T>() {
+  dispatch(y.dtype(), log, [&]<class T, bool kLog>() {
     using C = Compute<T>;
     if (dx.count() == 0) return;
     const auto lines = lines_along(dim, dx, dy, y);
+    const int64_t length = lines.length;
     T* const to = dx.data<T>();
     const T *const grads = dy.data<T>(), *const results = y.data<T>();
-    for_lines<C>(lines, [&]<int kLines>(const int64_t(&offset)[3], std::vector<C>& buffer) {
-      const int64_t count = lines.length * kLines;
-      buffer.resize(size_t(2 * count));
-      C *const grad = buffer.data(), *const result = grad + count;
-      load<kLines>(grad, grads + offset[1], lines.length, lines.strides[1]);
-      load<kLines>(result, results + offset[2], lines.length, lines.strides[2]);
-      C sum[kLines];
-      if constexpr (kLines == 1) {
-        sum[0] = C(
-            lane_sum<double>(count, [=](int64_t i) { return double(log ? grad[i] : result[i] * grad[i]); }));
-      } else {
-        double total[kLines] = {};
-        for (int64_t i = 0; i < count; i += kLines)
-          for (int j = 0; j < kLines; ++j)
-            total[j] += double(log ? grad[i + j] : result[i + j] * grad[i + j]);
-        for (int j = 0; j < kLines; ++j) sum[j] = C(total[j]);
-      }
-      if (log)
-        for (int64_t i = 0; i < count; ++i) result[i] = exponential<false>(result[i]);
-      for (int64_t i = 0; i < count; i += kLines)
-        for (int j = 0; j < kLines; ++j)
-          grad[i + j] = log ? grad[i + j] - result[i + j] * sum[j] : result[i + j] * (grad[i + j] - sum[j]);
-      store<kLines>(to + offset[0], grad, lines.length, lines.strides[0]);
-    });
+    for_lines<C>(
+        lines,
+        [&](const auto& at, int64_t width) {
+          backward_lines<kLog>(to + at[0], grads + at[1], results + at[2], length, width, lines.strides);
+        },
+        [&](const auto& at, std::vector<C>& buffer) {
+          buffer.resize(size_t(2 * length));
+          C* const line = line_to_write(buffer.data(), to + at[0], lines.strides[0]);
+          backward_line<kLog>(line, read_line(buffer.data(), grads + at[1], length, lines.strides[1]),
+                              read_line(buffer.data() + length, results + at[2], length, lines.strides[2]),
+                              length);
+          write_line(to + at[0], line, length, lines.strides[0]);
+        });
   });
 }
 

@@ -101,17 +101,26 @@ TEST(Softmax, OneElementIsCertain) {
 }
 
 TEST(Softmax, EveryDimensionIsTheLastOneOfATransposedTensor) {
-  for (const Device device : devices()) {
-    std::vector<float> values(4 * 5 * 6);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = float(int(i * 37 % 23)) - 11;
-    const Tensor x = Tensor::from(values, {4, 5, 6}, device);
-    for (const int dim : {0, 1, -3, -2}) {
-      const auto direct = softmax(x, dim).transpose(dim, -1).to_vector<float>();
-      const auto turned = softmax(x.transpose(dim, -1)).to_vector<float>();
-      for (size_t i = 0; i < direct.size(); ++i)  // the sums' orders differ
-        EXPECT_NEAR(direct[i], turned[i], 4 * epsilon(DType::f32)) << "dim " << dim;
+  // Few neighbouring lines, more than are computed together, and some of them.
+  for (const Device device : devices())
+    for (const Shape& shape : {Shape{4, 5, 6}, Shape{3, 5, 150}, Shape{3, 70, 17}}) {
+      const Tensor x = normal_on(device, shape, DType::f32, 1, 3),
+                   dy = normal_on(device, shape, DType::f32, 2);
+      for (const auto f : {softmax, log_softmax})
+        for (const int dim : {0, 1, -3, -2}) {
+          const auto last = [&](const Tensor& t) { return t.transpose(dim, -1).clone(); };
+          const auto along = [&](const Tensor& in) { return f(in, dim, Site::here()); };
+          const auto along_last = [&](const Tensor& in) { return f(in, -1, Site::here()); };
+          const auto y = last(along(x)).to_vector<float>(), turned = along_last(last(x)).to_vector<float>();
+          const auto dx = last(gradient_of(x, dy, along)).to_vector<float>(),
+                     turned_dx = gradient_of(last(x), last(dy), along_last).to_vector<float>();
+          for (size_t i = 0; i < y.size(); ++i) {  // the sums' orders differ
+            ASSERT_NEAR(y[i], turned[i], 4 * epsilon(DType::f32) * std::max(1.0f, std::fabs(y[i]))) << dim;
+            ASSERT_NEAR(dx[i], turned_dx[i], 16 * epsilon(DType::f32) * std::max(1.0f, std::fabs(dx[i])))
+                << dim;
+          }
+        }
     }
-  }
 }
 
 TEST(Softmax, TheGradientMayHaveAnyLayout) {
