@@ -41,38 +41,50 @@ class MaskRow {
 /// the shape alone.
 class ParameterSums {
  public:
-  static constexpr int64_t kMostBlocks = 64;
+  static constexpr int64_t kMostBlocks = 64, kFewestRows = 4;  // of a block: its sums are written once
 
   explicit ParameterSums(const NormBackward& norm)
       : width_(norm.x.row_length()),
-        rows_(std::max(grain_of(width_), ceil_div(norm.x.rows(), kMostBlocks))),
+        rows_(std::max({kFewestRows, grain_of(width_), ceil_div(norm.x.rows(), kMostBlocks)})),
         blocks_(ceil_div(norm.x.rows(), rows_)),
-        weight_(norm.dweight.defined() ? size_t(blocks_ * width_) : 0, 0.0),
-        bias_(norm.dbias.defined() ? size_t(blocks_ * width_) : 0, 0.0) {}
+        weight_(norm.dweight.defined() ? scratch() : Tensor()),
+        bias_(norm.dbias.defined() ? scratch() : Tensor()) {}
   int64_t blocks() const { return blocks_; }
   int64_t rows_per_block() const { return rows_; }
   /// Of a block; null if the gradient is not wanted.
-  double* weight(int64_t block) { return weight_.empty() ? nullptr : &weight_[size_t(block * width_)]; }
-  double* bias(int64_t block) { return bias_.empty() ? nullptr : &bias_[size_t(block * width_)]; }
+  double* weight(int64_t block) const { return row_of(weight_, block); }
+  double* bias(int64_t block) const { return row_of(bias_, block); }
   template <class C>
   void write(const NormBackward& norm) const {
     write<C>(norm.dweight, weight_), write<C>(norm.dbias, bias_);
   }
 
  private:
+  /// Of the caching allocator: fresh pages from the system would take as long as the sums.
+  Tensor scratch() const { return Tensor::zeros({blocks_, width_}, DType::f64, Device::cpu()); }
+  static double* row_of(const Tensor& sums, int64_t block) {
+    return sums.defined() ? sums.data<double>() + block * sums.row_stride() : nullptr;
+  }
   template <class C>
-  void write(const Tensor& gradient, const std::vector<double>& sums) const {
+  void write(const Tensor& gradient, const Tensor& sums) const {
     if (!gradient.defined()) return;
     C* const to = gradient.data<C>();
-    for (int64_t c = 0; c < width_; ++c) {
-      double sum = 0;
-      for (int64_t block = 0; block < blocks_; ++block) sum += sums[size_t(block * width_ + c)];
-      to[c] = C(sum);
-    }
+    parallel_for(width_, 1024, [&](int64_t begin, int64_t end) {
+      constexpr int64_t kAtOnce = 128;
+      for (int64_t first = begin; first < end; first += kAtOnce) {
+        const int64_t some = std::min(kAtOnce, end - first);
+        double total[kAtOnce] = {};
+        for (int64_t block = 0; block < blocks_; ++block) {
+          const double* const from = row_of(sums, block) + first;
+          for (int64_t c = 0; c < some; ++c) total[c] += from[c];
+        }
+        for (int64_t c = 0; c < some; ++c) to[first + c] = C(total[c]);
+      }
+    });
   }
 
   int64_t width_, rows_, blocks_;
-  std::vector<double> weight_, bias_;
+  Tensor weight_, bias_;
 };
 
 }  // namespace
