@@ -82,18 +82,20 @@ Directions directions_of(const StridedLoop<N>& loop) {
   return found;
 }
 
-/// Runs the loop on the CPU's threads: `run(offsets, strides, n)` handles n elements, at offsets[k] + i *
-/// strides[k] in operand k. Pieces are disjoint and run in any order: where an operand is transposed, they
-/// are short and follow each other along its contiguous dimension, so that its cache lines are used while
-/// they are there.
+constexpr int64_t kTileSide = 32;  // elements: as many lines of a transposed operand stay in the cache
+
+/// Runs the loop on the CPU's threads: `run(offsets, strides, n, across, rows)` handles `rows` rows of n
+/// elements: element i of row r is at offsets[k] + i * strides[k] + r * across[k] in operand k. Tiles are
+/// disjoint and run in any order. Where an operand is transposed, they have at most kTileSide rows and
+/// columns and the rows are neighbours in it, so that its cache lines are used while they are there; else
+/// they are one row.
 template <int N, class Run>
-void for_each_run(const StridedLoop<N>& loop, Run&& run) {
+void for_each_tile(const StridedLoop<N>& loop, Run&& run) {
   if (loop.count == 0) return;
   constexpr int64_t kGrain = 8192;  // elements per block: 2 us of additions, 8 us of exponentials
-  constexpr int64_t kShort = 32;    // elements: as many lines of a transposed operand stay in the cache
   const Directions directions = directions_of(loop);
   const int inner = directions.inner, crossing = directions.crossing;
-  const int64_t length = loop.sizes[inner], most = crossing >= 0 ? kShort : kGrain;
+  const int64_t length = loop.sizes[inner], most = crossing >= 0 ? kTileSide : kGrain;
   const int64_t pieces_per_row = ceil_div(length, most), pieces = loop.count / length * pieces_per_row;
   const int64_t abreast = crossing >= 0 ? loop.sizes[crossing] : 1;
   std::array<int64_t, N> strides, across{};
@@ -113,14 +115,25 @@ void for_each_run(const StridedLoop<N>& loop, Run&& run) {
         row /= loop.sizes[dim];
         for (int n = 0; n < N; ++n) offsets[size_t(n)] += index * loop.strides[n][dim];
       }
-      const int64_t next = std::min(end, piece - at + abreast);
-      for (; piece < next; ++piece) {
-        run(std::as_const(offsets), std::as_const(strides), std::min(most, length - first));
-        for (int n = 0; n < N; ++n) offsets[size_t(n)] += across[size_t(n)];
-      }
+      const int64_t rows = std::min({kTileSide, end - piece, abreast - at});
+      run(std::as_const(offsets), std::as_const(strides), std::min(most, length - first),
+          std::as_const(across), rows);
+      piece += rows;
     }
   };
   parallel_for(pieces, std::max<int64_t>(1, kGrain / std::min(length, most)), block);
+}
+
+/// The same row by row: `run(offsets, strides, n)`.
+template <int N, class Run>
+void for_each_run(const StridedLoop<N>& loop, Run&& run) {
+  for_each_tile(loop, [&](std::array<int64_t, N> offsets, const auto& strides, int64_t n, const auto& across,
+                          int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r) {
+      run(std::as_const(offsets), strides, n);
+      for (size_t k = 0; k < N; ++k) offsets[k] += across[k];
+    }
+  });
 }
 
 namespace elementwise_detail {
@@ -161,6 +174,36 @@ void run(const F& f, T* to, const std::array<const T*, sizeof...(K)>& from,
   }
 }
 
+/// A tile packed in the arithmetic type, which is read along its rows or, if it is transposed, along its
+/// columns.
+template <class T>
+void read_tile(Compute<T>* tile, const T* from, int64_t n, int64_t stride, int64_t rows, int64_t across) {
+  if (across != 1) {
+    for (int64_t r = 0; r < rows; ++r) widen(tile + r * n, from + r * across, n, stride);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    Compute<T> column[kTileSide];
+    widen(column, from + i * stride, rows);
+    for (int64_t r = 0; r < rows; ++r) tile[r * n + i] = column[r];
+  }
+}
+
+/// A tile of elementwise_cpu.
+template <class T, class F, size_t... K>
+#if !defined(__CUDACC__)
+[[gnu::flatten]]
+#endif
+void run_tile(const F& f, T* to, const std::array<const T*, sizeof...(K)>& from,
+              const std::array<int64_t, 1 + sizeof...(K)>& strides, int64_t n,
+              const std::array<int64_t, 1 + sizeof...(K)>& across, int64_t rows, std::index_sequence<K...>) {
+  using C = Compute<T>;
+  C values[1 + sizeof...(K)][kTileSide * kTileSide];
+  (read_tile(values[K + 1], from[K], n, strides[K + 1], rows, across[K + 1]), ...);
+  for (int64_t i = 0; i < n * rows; ++i) values[0][i] = C(f(values[K + 1][i]...));
+  for (int64_t r = 0; r < rows; ++r) narrow(to + r * across[0], values[0] + r * n, n, strides[0]);
+}
+
 }  // namespace elementwise_detail
 
 /// y = f(x...) element by element on the CPU. T is the element type of all operands, f works on Compute<T>.
@@ -170,11 +213,17 @@ void elementwise_cpu(const Tensor& y, F&& f, const Inputs&... x) {
   constexpr size_t kInputs = sizeof...(Inputs);
   T* const out = y.data<T>();
   const std::array<const T*, kInputs> in{x.template data<T>()...};
-  for_each_run(make_loop(y.shape(), y, x...), [&](const auto& offsets, const auto& strides, int64_t n) {
-    std::array<const T*, kInputs> from;
-    for (size_t k = 0; k < kInputs; ++k) from[k] = in[k] + offsets[k + 1];
-    elementwise_detail::run(f, out + offsets[0], from, strides, n, std::make_index_sequence<kInputs>{});
-  });
+  for_each_tile(make_loop(y.shape(), y, x...),
+                [&](const auto& offsets, const auto& strides, int64_t n, const auto& across, int64_t rows) {
+                  constexpr auto kEach = std::make_index_sequence<kInputs>{};
+                  T* const to = out + offsets[0];
+                  std::array<const T*, kInputs> from;
+                  for (size_t k = 0; k < kInputs; ++k) from[k] = in[k] + offsets[k + 1];
+                  if (rows == 1)
+                    elementwise_detail::run(f, to, from, strides, n, kEach);
+                  else
+                    elementwise_detail::run_tile(f, to, from, strides, n, across, rows, kEach);
+                });
 }
 
 }  // namespace tessera

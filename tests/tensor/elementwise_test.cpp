@@ -9,12 +9,14 @@
 namespace tessera {
 namespace {
 
-/// A view of [rows, columns] elements of a wider tensor, transposed or not. The tensor holds 0, 1, 2, ...
-Tensor matrix(int64_t rows, int64_t columns, bool transposed) {
+/// A view of [rows, columns] elements of a wider tensor, transposed or not. The tensor holds 0, 1, 2, ..., of
+/// `most` numbers.
+Tensor matrix(int64_t rows, int64_t columns, bool transposed, DType dtype = DType::f64,
+              size_t most = 1 << 30) {
   const Shape shape = transposed ? Shape{columns, rows + 3} : Shape{rows, columns + 3};
   std::vector<double> values(size_t(shape.count()));
-  for (size_t i = 0; i < values.size(); ++i) values[i] = double(i);
-  const Tensor whole = Tensor::from(values, shape);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = double(i % most);
+  const Tensor whole = Tensor::from(values, shape).to(dtype);
   return transposed ? whole.slice(1, 0, rows).transpose(0, 1) : whole.slice(1, 0, columns);
 }
 
@@ -52,6 +54,41 @@ TEST(ForEachRun, VisitsEveryElementOnceInAnyLayout) {
         const Tensor deep = Tensor::zeros({2, columns, rows}, DType::f64, Device::cpu());
         add_to(deep.transpose(1, 2), a, matrix(rows, columns, false));
         add_to(Tensor::zeros({rows, 2, columns}, DType::f64, Device::cpu()).transpose(0, 1), a, a);
+      }
+}
+
+TEST(ElementwiseCpu, ComputesEveryElementInAnyLayoutAndLeavesTheOthers) {
+  const auto check = [](DType dtype, int64_t rows, int64_t columns, const Tensor& y, const Tensor& a,
+                        const Tensor& b) {
+    dispatch_floating(dtype, "test", [&]<class T>() {
+      elementwise_cpu<T>(
+          y, [](Compute<T> u, Compute<T> v) { return u + 2 * v; }, a, b);
+    });
+    const auto got = y.to_vector<double>(), first = a.expand({rows, columns}).to_vector<double>(),
+               second = b.expand({rows, columns}).to_vector<double>();
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(got[i], first[i] + 2 * second[i]) << dtype << " " << rows << " x " << columns << ", " << i;
+  };
+  const std::pair<int64_t, int64_t> sizes[] = {{1, 40},   {31, 33},  {32, 32}, {33, 65},
+                                               {70, 129}, {300, 33}, {2, 900}};
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16})
+    for (const auto& [rows, columns] : sizes)
+      for (const int turned : {0, 1, 2, 3, 4, 5, 6, 7}) {
+        const auto operand = [&](int bit, size_t most) {
+          return matrix(rows, columns, (turned & bit) != 0, dtype, most);
+        };
+        // Sums up to 250 are exact in every dtype.
+        check(dtype, rows, columns, operand(1, 1), operand(2, 83), operand(4, 84));
+        check(dtype, rows, columns, operand(1, 1), matrix(1, columns, false, dtype, 83), operand(4, 84));
+        check(dtype, rows, columns, operand(1, 1), operand(2, 83), matrix(rows, 1, false, dtype, 84));
+        // What is next to a result in memory stays: y is a view of zeros.
+        const Tensor around = Tensor::zeros({columns + 2, rows + 2}, dtype, Device::cpu());
+        const Tensor inside = around.slice(0, 1, columns + 1).slice(1, 1, rows + 1).transpose(0, 1);
+        check(dtype, rows, columns, inside, operand(2, 83), operand(4, 84));
+        double outside = 0, within = 0;
+        for (const double value : around.to_vector<double>()) outside += value;
+        for (const double value : inside.to_vector<double>()) within += value;
+        ASSERT_EQ(outside, within);
       }
 }
 
