@@ -42,6 +42,11 @@ template <Unary kKind, class C>
 C apply_on_cpu(C x, const Numbers<C>& numbers) {
   if constexpr (std::is_same_v<C, float> && kKind == Unary::exp) return full_exponential(x);
   if constexpr (std::is_same_v<C, float> && kKind == Unary::log) return full_logarithm(x);
+  if constexpr (std::is_same_v<C, float> && kKind == Unary::softplus) {
+    const C power = full_exponential(-std::abs(x)), sum = C(1) + power;
+    // ln(1 + power): the logarithm of the rounded sum, and what rounding it lost.
+    return (x > 0 ? x : C(0)) + (full_logarithm(sum) + (power - (sum - C(1))) / sum);
+  }
   return apply<kKind>(x, numbers);
 }
 
