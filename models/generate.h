@@ -90,9 +90,9 @@ class Generator {
   std::unique_ptr<State> state_;
 };
 
-/// New tokens after one prompt. Model: Gpt, Llama, LanguageModel, or what has their functions. `on_token` is called with
-/// each new token; false ends the text. Throws for an empty prompt; the text ends early where the model has
-/// no more positions.
+/// New tokens after one prompt. Model: Gpt, Llama, LanguageModel, or what has their functions. `on_token` is
+/// called with each new token; false ends the text. Throws for an empty prompt; the text ends early where the
+/// model has no more positions.
 template <class Model>
 std::vector<int64_t> generate(const Model& model, std::span<const int64_t> prompt,
                               const GenerateOptions& options,
