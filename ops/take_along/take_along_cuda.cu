@@ -11,11 +11,10 @@
 /// take_along: a thread per element of y reads its index and the element that it names. Bound by memory: the
 /// indices, y, and as many sectors of x as elements are taken from.
 ///
-/// Its gradient: a thread per element of dx looks at all indices of its line, in order, and adds dy where
-/// they name it. No thread writes what another one does, so there are no atomics, and the order is that of
-/// the indices. The threads of a warp read the same index at once, mostly from the first cache; N
-/// comparisons per element are below what memory takes for N up to some tens (numbers of classes, the k
-/// largest), and cheaper than a sort for lines of up to some thousands (compares() in take_along.cpp).
+/// Its gradient: dx is zero, and a thread per index, with those of its line in shared memory, adds up dy
+/// where the same index comes again, in their order, if no earlier one is the same. No thread writes what
+/// another one does, so there are no atomics. N comparisons per index cost less than a sort up to
+/// kMostCompared.
 ///
 /// one_hot: a thread per element of y, whose row's index is in the cache.
 
@@ -23,6 +22,7 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kMostCompared = 2048;  // indices of a line that a block holds
 
 gpu::LaunchShape grid_for(Device device, int64_t threads) {
   const int64_t blocks =
@@ -60,18 +60,30 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// dx [lines, length] is zero. `across` threads have a line.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    put_kernel(T* dx, const T* dy, const Indices indices, int64_t count, int64_t length, int64_t n) {
+    put_kernel(T* dx, const T* dy, const Indices indices, int64_t lines, int64_t length, int n, int across) {
+  __shared__ int64_t staged[kMostCompared];
   gpu::wait_and_launch_dependents();
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count;
-       i += int64_t(gridDim.x) * kThreads) {
-    const int64_t line = i / length, own = i - line * length, begin = line * n;
+  const int group = int(threadIdx.x) / across, lane = int(threadIdx.x) % across;
+  const int64_t line = int64_t(blockIdx.x) * (kThreads / across) + group, begin = line * n;
+  int64_t* const own = staged + group * n;
+  if (line < lines)
+    for (int k = lane; k < n; k += across) own[k] = indices[begin + k];
+  __syncthreads();
+  if (line >= lines) return;
+  for (int k = lane; k < n; k += across) {
+    const int64_t at = own[k];
+    if (at < 0 || at >= length) continue;
+    bool first = true;
     float sum = 0;
-#pragma unroll 4
-    for (int64_t k = begin; k < begin + n; ++k)
-      if (indices[k] == own) sum += float(dy[k]);
-    dx[i] = T(sum);
+    for (int j = 0; j < n; ++j) {
+      if (own[j] != at) continue;
+      first = first && j >= k;
+      if (first) sum += float(dy[begin + j]);
+    }
+    if (first) dx[line * length + at] = T(sum);
   }
 }
 
@@ -114,10 +126,18 @@ void take_along_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, in
   });
 }
 
+bool put_along_compares(int64_t n) {
+  return n <= kMostCompared;
+}
+
 void put_along_cuda(const Tensor& dx, const Tensor& dy, const Tensor& indices) {
+  dx.fill(0);
+  const int n = int(dy.size(1)), across = n <= kMostCompared * gpu::kWarp / kThreads ? gpu::kWarp : kThreads;
+  if (n == 0) return;
+  const int64_t blocks = gpu::ceil_div(dx.size(0), kThreads / across);
   dispatch_floating_cuda(dx.dtype(), "take_along", [&]<class T>() {
-    gpu::launch_dependent(dx.device(), grid_for(dx.device(), dx.count()), put_kernel<T>, dx.data<T>(),
-                          dy.data<T>(), Indices(indices), dx.count(), dx.size(1), dy.size(1));
+    gpu::launch_dependent(dx.device(), {gpu::grid_of(blocks), kThreads}, put_kernel<T>, dx.data<T>(),
+                          dy.data<T>(), Indices(indices), dx.size(0), dx.size(1), n, across);
   });
 }
 

@@ -8,11 +8,13 @@ namespace tessera::ops {
 void take_along_cpu(const Tensor& y, const Tensor& x, const Tensor& indices, int dim);
 void take_along_cuda(const Tensor& y, const Tensor& x, const Tensor& indices, int dim);
 
-/// dx [L, R] = the sums of dy [L, N] by the indices [L, N], all packed; dx is not empty, N may be 0.
+/// dx [L, R] = the sums of dy [L, N] by the indices [L, N], all packed; dx is not empty, N may be 0. On a GPU
+/// only if put_along_compares(N).
 void put_along_cpu(const Tensor& dx, const Tensor& dy, const Tensor& indices);
 void put_along_cuda(const Tensor& dx, const Tensor& dy, const Tensor& indices);
+bool put_along_compares(int64_t n);
 
-/// On a GPU, if put_along compares too many indices: their numbers in all of dx, i64 [L N] for an indices
+/// On a GPU for more indices: their numbers in all of dx, i64 [L N] for an indices
 /// packed [L, N] and lines of `length`; -1 for those outside.
 void number_in_lines_cuda(const Tensor& numbers, const Tensor& indices, int64_t length);
 
