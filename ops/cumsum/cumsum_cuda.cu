@@ -8,9 +8,8 @@
 /// Running sums on a GPU: one read of x and one write of y, bound by memory.
 ///
 ///   rows     The lines are innermost in memory, and not short. A warp takes a line, 32 words of 16 bytes in
-///   each round: each
-///            lane adds up its own elements, a scan over the lanes gives what lies before them, and a carry
-///            what earlier rounds had.
+///            each round: each lane adds up its own elements, a scan over the lanes gives what lies before
+///            them, and a carry what earlier rounds had.
 ///   columns  A dimension that stays is innermost, or lines are short: a thread takes a line, its neighbours
 ///            the next ones.
 /// If few lines would leave most of the GPU idle, each is cut into chunks: a first launch sums every chunk, a

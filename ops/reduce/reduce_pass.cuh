@@ -28,9 +28,9 @@
 ///
 /// Elements come from a source: Elements, those of x, or Products. How they are combined is an operator:
 ///   Acc, identity(), combine(a, b)   of the accumulators
-///   kOrdered, add(all, x, index)     all with the element x, `index` in row-major order of what is reduced;
-///   if
-///                                    kOrdered, calls come by rising index, one accumulator a thread and row
+///   kOrdered, add(all, x, index)     all with the element x, `index` in row-major order of what is reduced
+///                                    (kOrdered: a thread has one accumulator per row, and calls come by
+///                                    rising index)
 ///   Partial<T>, rest()               what a pass over elements of type T leaves for the next, and the
 ///                                    operator that joins it
 ///   store(y, at, output, all, how)   writes y[at], output number `output`; Out = Partial<T>: for the next
@@ -45,14 +45,14 @@ constexpr int64_t kFewBlocks = 264, kTargetBlocks = 512;  // two and four on eac
 constexpr int64_t kMostSteps = (int64_t{1} << 31) - 1;    // that a Divider splits
 constexpr int64_t kLeastSteps = 4 * kThreads;             // of a chunk of rows
 
-/// From a sum to the output: sqrt(sum share).
+/// From a sum to the output: the sum times share, or the root of that.
 struct Finish {
   double share = 1;
   bool root = false;
 };
 
 /// What is reduced, as steps of a thread: elements, or packs of them along rows. Step s is column s %
-/// row_steps of row s / row_steps.
+/// per_row of row s / per_row.
 struct Steps {
   int64_t count = 1, per_row = 1;
   bool several = false;  // rows
