@@ -13,9 +13,9 @@ struct DecodeAttentionOptions {
 /// arXiv:2305.13245).
 ///   q        [B, n, H, D]          the n = 1 ... 16 newest tokens of every sequence
 ///   keys     [B, capacity, Hk, C]  H a multiple of Hk: query head h reads key head h Hk / H
-///   values   [B, capacity, Hk, C]  C >= D: the elements of a head from D on are padding, finite, without
-///   effect lengths  [B], i32 or i64, on the device of q: tokens that each sequence holds, the n new ones
-///   included
+///   values   [B, capacity, Hk, C]  C >= D: the elements of a head from D on are padding, finite, unused
+///   lengths  [B]                   i32 or i64, on the device of q: tokens that each sequence holds, the n
+///                                  new ones included
 ///   -> o     [B, n, H, D], heads side by side in rows of H D
 /// Query i sees the keys j < lengths[b] - n + 1 + i, so the last one sees all of its sequence. Rows of the
 /// cache from lengths[b] on are not read. Keys that a query does not see must be finite all the same where
