@@ -352,7 +352,7 @@ Tensor reciprocal(const Tensor& x, double dividend, Site site) {
   return unary(x, Unary::reciprocal, site, {dividend});
 }
 Tensor pow(const Tensor& x, double exponent, Site site) {
-  if (exponent == 2 && x.defined()) return unary(x, Unary::square, site);
+  if (exponent == 2 && x.defined() && is_floating(x.dtype())) return unary(x, Unary::square, site);
   return unary(x, Unary::pow, site, {exponent});
 }
 Tensor clamp(const Tensor& x, double low, double high, Site site) {

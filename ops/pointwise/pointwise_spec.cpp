@@ -35,7 +35,12 @@ OpSpec pair_spec() {
                 {.dims = same(1, 67, 1365), .gradcheck = false},
                 {.dims = {{"A", 2}, {"B", 67}, {"C", 1365}, {"BB", 1}, {"BC", 1365}}, .gradcheck = false},
                 {.dims = {{"A", 1}, {"B", 3}, {"C", 1365}, {"BB", 3}, {"BC", 1}}, .gradcheck = false},
-                {.dims = {{"A", 5}, {"B", 130}, {"C", 72}, {"BB", 130}, {"BC", 1}}, .gradcheck = false}},
+                {.dims = {{"A", 5}, {"B", 130}, {"C", 72}, {"BB", 130}, {"BC", 1}}, .gradcheck = false},
+                // Gradients of b that are summed in chunks, by columns and by rows.
+                {.dims = {{"A", 3}, {"B", 700}, {"C", 40}, {"BA", 3}, {"BB", 1}, {"BC", 40}},
+                 .gradcheck = false},
+                {.dims = {{"A", 2}, {"B", 1}, {"C", 12000}, {"BA", 1}, {"BB", 1}, {"BC", 1}},
+                 .gradcheck = false}},
       .benches = {{.dims = same(1, 36096, 512)},
                   {.dims = same(1, 36096, 1365)},
                   {.dims = {{"A", 1}, {"B", 36096}, {"C", 512}, {"BB", 1}, {"BC", 512}}}},

@@ -46,6 +46,12 @@ std::vector<Case> reduce_cases(bool of_nothing) {
   cases.push_back({.dims = {{"A", 17}, {"B", 33}, {"C", 129}},
                    .attrs = {{"dims", std::string("0,2")}},
                    .gradcheck = false});
+  // Two dimensions that do not merge, in chunks; a few long rows.
+  for (const char* const dims : {"0,2", "0,1,2"})
+    cases.push_back({.dims = {{"A", 40}, {"B", 3}, {"C", 300}},
+                     .attrs = {{"dims", std::string(dims)}},
+                     .gradcheck = false});
+  cases.push_back({.dims = {{"A", 3}, {"B", 2}, {"C", 2003}}, .attrs = first, .gradcheck = false});
   cases.push_back({.dims = {{"A", 0}, {"B", 3}, {"C", 5}}, .attrs = middle});
   cases.push_back({.dims = {{"A", 3}, {"B", 4}, {"C", 0}}, .attrs = first});
   if (of_nothing) {
@@ -61,7 +67,8 @@ OpSpec index_spec(const char* name, const char* formula, Tensor (*run)(const Ten
   std::vector<Case> cases;
   for (const int64_t dim : {0, 1, -1})
     for (const Placement placement : {Placement::pitched, Placement::strided, Placement::transposed})
-      for (const Dims& dims : {Dims{{"A", 3}, {"B", 5}, {"C", 9}}, Dims{{"A", 3}, {"B", 33}, {"C", 129}}})
+      for (const Dims& dims : {Dims{{"A", 3}, {"B", 5}, {"C", 9}}, Dims{{"A", 3}, {"B", 33}, {"C", 129}},
+                               Dims{{"A", 3}, {"B", 2}, {"C", 2003}}})
         cases.push_back({.dims = dims,
                          .attrs = {{"dim", dim}, {"keep", dim == 1}},
                          .placement = placement,

@@ -30,6 +30,30 @@ Tensor small_integers(const Shape& shape, int64_t seed) {
   return Tensor::from(values, shape);
 }
 
+TEST(GemmPadding, RoundsInPlaceWhereThatTakesNoCopyAndNoZeros) {
+  const Device cpu = Device::cpu();
+  const auto rounds = [&](const Tensor& d, const Tensor& a, const Tensor& b, const MultiplyOptions& options,
+                          bool transpose_a, bool transpose_b) {
+    return rounds_in_place({d, a, b, options, transpose_a, transpose_b, false});
+  };
+  const auto make = [&](int64_t rows, int64_t columns) {
+    return Tensor::empty({rows, columns}, DType::bf16, cpu);
+  };
+  const Tensor a = make(40, 16), b = make(16, 27), d = make(40, 27);
+  EXPECT_TRUE(rounds(d, a, b, {}, false, false)) << "odd columns that end in row padding";
+  EXPECT_FALSE(rounds(make(40, 32), a, make(16, 32), {}, false, false)) << "nothing is odd";
+  EXPECT_FALSE(rounds(make(40, 64).slice(1, 0, 27), a, b, {}, false, false)) << "other elements follow";
+  EXPECT_FALSE(rounds(d, a, b, {.bias = Tensor::empty({27}, DType::bf16, cpu)}, false, false))
+      << "the bias is copied";
+  EXPECT_FALSE(rounds(d, make(40, 15), make(15, 27), {}, false, false)) << "k would need zeros";
+  EXPECT_FALSE(rounds(d, a, make(27, 16).transpose(0, 1), {}, false, true))
+      << "rows of b would be read past its end";
+  const Tensor x = make(50, 27);
+  EXPECT_TRUE(rounds(make(40, 27), make(50, 40).transpose(0, 1), x, {}, true, false)) << "a gradient";
+  EXPECT_FALSE(rounds(make(41, 27), make(50, 41).transpose(0, 1), x, {}, true, false))
+      << "its rows have no padding";
+}
+
 TEST(GemmPadding, StoragesKnowTheirPads) {
   const Device cpu = Device::cpu();
   const Tensor pitched = Tensor::empty({2, 3, 9}, DType::bf16, cpu);
