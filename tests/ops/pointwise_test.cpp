@@ -256,6 +256,8 @@ TEST(Pointwise, WhatHasNoWholeResultIsRefused) {
   expect_error([&] { add(mask, mask); }, {"add", "bool", "ops::maximum is or", "ops::cast"});
   expect_error([&] { neg(mask); }, {"neg", "bool", "not supported"});
   expect_error([&] { exp(a); }, {"exp", "i64", "not supported"});
+  for (const double exponent : {2.0, 3.0})
+    expect_error([&] { pow(a, exponent); }, {"pow", "i64", "not supported"});
   expect_error([&] { add(a, a.to(DType::i32)); }, {"add", "different dtypes"});
   expect_error([&] { add(a.to(DType::u8), a.to(DType::u8)); }, {"add", "u8", "not supported"});
 }
