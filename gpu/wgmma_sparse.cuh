@@ -1,7 +1,6 @@
 #pragma once
 
 #include "gpu/wgmma.cuh"
-#include "gpu/wgmma_sparse_instructions.cuh"
 
 /// Asynchronous MMAs of a warpgroup with a 2:4 A, sm_90a: d += a b with a 64 x 32, of which two of every four
 /// neighbours along k are stored, b 32 x N and d 64 x N in f32. Twice the rate of the dense ones. PTX ISA,

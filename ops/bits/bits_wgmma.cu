@@ -8,7 +8,7 @@
 #include "gpu/shared.cuh"
 #include "gpu/tma.cuh"
 #include "gpu/wgmma.cuh"
-#include "gpu/wgmma_bits_instructions.cuh"
+#include "gpu/wgmma_instructions.cuh"
 #include "ops/bits/bits_kernels.h"
 #include "ops/bits/bits_math.h"
 
@@ -100,8 +100,8 @@ __device__ __forceinline__ void count_tile(uint32_t (&sums)[kSums], int boxes, i
     gpu::warpgroup_arrive();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      gpu::detail::WgmmaBits<kTile>::ss(sums, a_tile + at + step * kStepOfDescriptor,
-                                        b_tile + at + step * kStepOfDescriptor, box | step);
+      gpu::detail::WgmmaBits::ss(sums, a_tile + at + step * kStepOfDescriptor,
+                                 b_tile + at + step * kStepOfDescriptor, box | step);
     gpu::warpgroup_commit();
     gpu::warpgroup_wait<1>();
     if (box > 0) release(before);
