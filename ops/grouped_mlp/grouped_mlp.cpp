@@ -116,32 +116,28 @@ void backward_fused(Backward& b, const Tensor& x, const Tensor& up, const Tensor
 
 /// Variant "separate" with the slope in the epilogue of da = dy down, and f(h) next to it. Returns false, and
 /// has done nothing, where mlp would not do so either.
-bool backward_in_epilogue(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down,
+bool backward_in_epilogue(Backward& b, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& down,
                           Activation kind) {
   if (!may_have_epilogues(x, up, kind) || !(b.needs(0) || b.needs(1))) return false;
-  const Tensor rows = by_group(x, true), dy = by_group(b.grad(), false);
+  const Tensor rows = by_group(x, true), dy = by_group(b.grad(), false), groups_h = by_group(h, false);
   const int64_t hidden = up.size(1);
-  const auto of_groups = [&](const Tensor& joined) { return by_group(joined.slice(2, 0, hidden), false); };
-  Tensor h = joined_rows(rows, up), a = b.needs(2) ? Tensor::empty_like(h) : Tensor();
-  const Tensor dh = Tensor::empty_like(h), groups_dh = by_group(dh, false),
-               groups_a = a.defined() ? by_group(a, false) : a;
-  if (!fuses_down_gradient(groups_dh, groups_a, dy, down, of_groups(h), kind, Gpu(x.device()))) return false;
-  const Tensor longer = lengthened(up, dh.size(2));
-  multiply(joined_matrix(h), rows, joined_weight(longer).transpose(0, 1));
-  fused_down_gradient(groups_dh, groups_a, dy, down, of_groups(h), kind);
-  h = Tensor();
-  if (b.needs(2)) multiply_gradient(b, 2, down, GradientDType::f32, dy.transpose(1, 2), of_groups(a));
+  Tensor dh = joined_rows(rows, up), a = b.needs(2) ? Tensor::empty_like(dh) : Tensor();
+  const Tensor groups_dh = by_group(dh, false), groups_a = a.defined() ? by_group(a, false) : a;
+  if (!fuses_down_gradient(groups_dh, groups_a, dy, down, groups_h, kind, Gpu(x.device()))) return false;
+  fused_down_gradient(groups_dh, groups_a, dy, down, groups_h, kind);
+  if (b.needs(2))
+    multiply_gradient(b, 2, down, GradientDType::f32, dy.transpose(1, 2),
+                      by_group(a.slice(2, 0, hidden), false));
   a = Tensor();
-  if (b.needs(0)) b.give(0, grouped_input_gradient(x.shape(), groups_dh, longer, true));
+  if (b.needs(0)) b.give(0, grouped_input_gradient(x.shape(), groups_dh, lengthened(up, dh.size(2)), true));
   if (b.needs(1)) up_gradient(b, dh.slice(2, 0, hidden), x, up);
   return true;
 }
 
-void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
-  if (runs_fused(by_group(x, true), up, down)) return backward_fused(b, x, up, down, kind);
-  if (backward_in_epilogue(b, x, up, down, kind)) return;
+void backward_separate(Backward& b, const Tensor& h, const Tensor& x, const Tensor& up, const Tensor& down,
+                       Activation kind) {
+  if (backward_in_epilogue(b, h, x, up, down, kind)) return;
   const Tensor dy = by_group(b.grad(), false);  // [K, rows, E]
-  const Tensor h = hidden_rows(x, up);
   if (b.needs(2)) {
     const Tensor a = as_scratch(Tensor::empty_like(h));
     activation_forward(a, h, kind);
@@ -155,30 +151,40 @@ void backward(Backward& b, const Tensor& x, const Tensor& up, const Tensor& down
   if (b.needs(1)) up_gradient(b, da, x, up);
 }
 
-/// f(x up^T) [rows, K, F], with f in the GEMM's epilogue; undefined where mlp would not do so either.
-Tensor activated_in_epilogue(const Tensor& x, const Tensor& up, Activation kind) {
+/// h = x up^T, only if it is kept, and a = f(h), [rows, K, F].
+struct Hidden {
+  Tensor h, a;
+};
+
+/// With f in the GEMM's epilogue; undefined where mlp would not do so either.
+Hidden hidden_in_epilogue(const Tensor& x, const Tensor& up, Activation kind, bool keeps_h) {
   if (!may_have_epilogues(x, up, kind)) return {};
-  const Tensor joined = joined_rows(x, up), matrix = joined_matrix(joined),
-               weight = joined_weight(lengthened(up, joined.size(2)));
-  if (!fuses_up(matrix, {}, x, weight, kind, Gpu(x.device()))) return {};
-  fused_up(matrix, {}, x, weight, {}, kind);
-  return joined.slice(2, 0, up.size(1));
+  const Tensor a = joined_rows(x, up), h = keeps_h ? Tensor::empty_like(a) : Tensor();
+  const Tensor of_a = joined_matrix(a), of_h = keeps_h ? joined_matrix(h) : h;
+  const Tensor weight = joined_weight(lengthened(up, a.size(2)));
+  if (!fuses_up(of_a, of_h, x, weight, kind, Gpu(x.device()))) return {};
+  fused_up(of_a, of_h, x, weight, {}, kind);
+  const int64_t hidden = up.size(1);
+  return {keeps_h ? h.slice(2, 0, hidden) : h, a.slice(2, 0, hidden)};
 }
 
-/// y [rows, K, E]
-void forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind) {
+/// y [rows, K, E]; returns the hidden rows if they are to be kept, by variant "separate".
+Tensor forward(const Tensor& y, const Tensor& x, const Tensor& up, const Tensor& down, Activation kind,
+               bool keeps_h) {
   const Tensor rows = by_group(x, true);
   if (runs_fused(rows, up, down)) {
     if constexpr (kCuda)
       grouped_mlp_forward_cuda(y, rows, up, down, kind, grouped_mlp_launch_rows(up.size(0)));
-    return;
+    return {};
   }
-  Tensor a = activated_in_epilogue(rows, up, kind);
-  if (!a.defined()) {
-    a = hidden_rows(x, up);
-    activation_forward(a, a, kind);
+  Hidden hidden = hidden_in_epilogue(rows, up, kind, keeps_h);
+  if (!hidden.a.defined()) {
+    hidden.h = hidden_rows(x, up);
+    hidden.a = keeps_h ? as_scratch(Tensor::empty_like(hidden.h)) : hidden.h;
+    activation_forward(hidden.a, hidden.h, kind);
   }
-  multiply(by_group(y, false), by_group(a, false), down.transpose(1, 2));
+  multiply(by_group(y, false), by_group(hidden.a, false), down.transpose(1, 2));
+  return keeps_h ? hidden.h : Tensor();
 }
 
 }  // namespace
@@ -227,11 +233,17 @@ Tensor grouped_mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activa
   const Shape rows = x.shape().without(-1);
   Tensor y = Tensor::empty(rows.inserted(rows.rank(), up.size(0)).inserted(rows.rank() + 1, down.size(1)),
                            x.dtype(), x.device());
-  if (y.count() > 0) forward(flatten_leading(y, 2), x.detach(), up.detach(), down.detach(), kind);
-  if (Tape* tape = Tape::recording(x, up, down))
+  Tape* const tape = Tape::recording(x, up, down);
+  const Tensor h =
+      forward(flatten_leading(y, 2), x.detach(), up.detach(), down.detach(), kind, tape != nullptr);
+  if (tape)
     tape->record(kName, {&x, &up, &down}, {&y},
-                 [x = Saved(x), up = Saved(up), down = Saved(down), kind](Backward& b) {
-                   backward(b, x.get(), up.get(), down.get(), kind);
+                 [x = Saved(x), up = Saved(up), down = Saved(down), h = h.defined() ? Saved(h) : Saved(),
+                  kind](Backward& b) {
+                   if (h.defined())
+                     backward_separate(b, h.get(), x.get(), up.get(), down.get(), kind);
+                   else
+                     backward_fused(b, x.get(), up.get(), down.get(), kind);
                  });
   return y;
 }

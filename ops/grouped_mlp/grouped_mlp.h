@@ -9,8 +9,8 @@ namespace tessera::ops {
 /// x [..., D], up [K, F, D], down [K, E, F] -> y [..., K, E]. One floating dtype and device for all; no
 /// biases (compose grouped_linear for them).
 ///
-/// Saves x, up and down alone: the hidden rows, K F of them a token, are never kept. Backward makes them
-/// again:
+/// Saves x, up and down, and h [..., K, F] in variant "separate" (and on the CPU). Variant "wgmma" makes h
+/// again.
 ///   da_k = dy_k down[k],  dh_k = da_k f'(h_k),  dx = sum over k of dh_k up[k]
 ///   dup[k] = dh_k^T x,  ddown[k] = dy_k^T a_k: in f32, see linear
 /// Rounding: sums in f32 (f64 for f64); y, dh and dx once to x's dtype. Variant "separate" (and the CPU) also
