@@ -1,5 +1,7 @@
 #include "ops/gemm/gemm_costs.h"
 
+#include <limits>
+
 namespace tessera::ops {
 namespace {
 
@@ -90,6 +92,7 @@ constexpr GemmCosts kH100{
                .single = 8.2e-6,
                .single_bytes = 2e12},
     .aligned = {},
+    .few_tokens = {.gemv_bytes = std::numeric_limits<double>::infinity(), .longest = 0, .cublas_factor = 1},
     .margins = {.about = 1.05, .clearly = 0.9, .from = 15e-6},
     // T = 36096, 512 -> 1365 takes 0.57 ms as it is, 512 -> 1368 takes 0.096 ms.
     .padding = {.bytes_per_second = 2.5e12,
@@ -117,6 +120,7 @@ constexpr GemmCosts on_h200() {
   costs.fitted.clearly = 1.09;
   costs.cublas.few_gradient = 0.86;
   costs.aligned = {.factor = 0.9, .gradients = 200e-6, .others = 20e-6, .few = 128, .long_k = 2};
+  costs.few_tokens = {.gemv_bytes = 90e6, .longest = 4, .cublas_factor = 0.96};
   costs.padding.slow_bytes = 1e12;
   costs.narrow_mma.stage = 0.6e-6;
   costs.margins.clearly = 1;

@@ -138,6 +138,13 @@ struct AlignedCosts {
   double long_k;     // and those whose k is at least this multiple of their columns
 };
 
+/// Up to 8 tokens times a weight of 16 bits: linear's GEMV next to GEMMs (docs/ops/linear.md#gemv).
+struct FewTokensCosts {
+  double gemv_bytes;     // a weight of so many bytes takes longer in the GEMV than as a GEMM,
+  double longest;        // unless its rows are more than this multiple of their number;
+  double cublas_factor;  // of the stream kernel's time that cuBLASLt takes then
+};
+
 /// When variant "narrow" is taken: its models and those of the others are about 10 % off.
 struct NarrowMargins {
   double about;    // factor of the others' time that it may take,
@@ -176,6 +183,7 @@ struct GemmCosts {
   NarrowTermsCosts narrow_terms;
   CublasCosts cublas;
   AlignedCosts aligned;
+  FewTokensCosts few_tokens;
   NarrowMargins margins;
   PaddingCosts padding;
   Tf32Costs tf32;

@@ -30,6 +30,12 @@ bool gemm_on_lines(const void* data, int64_t ld, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 128 == 0 && ld % 64 == 0 && stride % 64 == 0;
 }
 
+bool gemv_is_slower(DType dtype, int64_t out, int64_t in, int64_t tokens, const Gpu& gpu) {
+  const FewTokensCosts& c = gemm_costs(gpu).few_tokens;
+  return size_of(dtype) == 2 && tokens <= kGemvTokens && out % 8 == 0 &&
+         double(out * in) * double(size_of(dtype)) >= c.gemv_bytes && double(in) <= c.longest * double(out);
+}
+
 bool gemm_stores_by_tma(const Gemm& g) {
   if (!gemm_on_vectors(g.d, g.ldd, g.stride_d, g.out) ||
       (g.c && !gemm_on_vectors(g.c, g.ldd, g.stride_d, g.out)))
@@ -69,7 +75,9 @@ bool GemmOnGpu::cublas_beats_tiles() const {
   const AlignedCosts& c = costs().aligned;
   if (c.factor == 0 || lacks_wgmma() || g.takes_along || g.terms > 1 || !suits_cublas()) return false;
   const GemmChoice& tiles = wgmma();
-  if (tiles.tile == kStreamTile || narrow_estimate().compared < wgmma_estimate().compared) return false;
+  if (tiles.tile == kStreamTile)
+    return gemv_is_slower(g.in, std::max(g.m, g.n), g.k, std::min(g.m, g.n), gpu_);
+  if (narrow_estimate().compared < wgmma_estimate().compared) return false;
   if (product_is_gradient(!g.transpose_a, g.transpose_b)) return tiles.seconds < c.gradients;
   return tiles.seconds < c.others || tiles.splits > 1 || std::min(g.m, g.n) <= c.few ||
          double(g.k) >= c.long_k * double(g.n);
@@ -99,7 +107,10 @@ double GemmOnGpu::cublas_seconds() const {
 }
 
 Estimate GemmOnGpu::cublas_estimate() const {
-  return cublas_beats_tiles() ? Estimate{costs().aligned.factor * wgmma().seconds} : modelled_cublas();
+  if (!cublas_beats_tiles()) return modelled_cublas();
+  const GemmChoice& choice = wgmma();
+  return {choice.seconds *
+          (choice.tile == kStreamTile ? costs().few_tokens.cublas_factor : costs().aligned.factor)};
 }
 
 Estimate GemmOnGpu::modelled_cublas() const {

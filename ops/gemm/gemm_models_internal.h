@@ -19,6 +19,11 @@ bool gemm_on_vectors(const void* data, int64_t ld, int64_t stride, DType dtype);
 /// Whether TMA can write d.
 bool gemm_stores_by_tma(const Gemm& gemm);
 
+/// Tokens up to which linear has a GEMV.
+inline constexpr int64_t kGemvTokens = 8;
+/// Whether GEMMs are faster than that for a weight [out, in].
+bool gemv_is_slower(DType dtype, int64_t out, int64_t in, int64_t tokens, const Gpu& gpu);
+
 /// A GEMM on a GPU, and what the cost models say of it, each computed when it is first asked for. The problem
 /// of the table of variants in gemm.cpp.
 class GemmOnGpu {

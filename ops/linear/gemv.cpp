@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "ops/gemm/gemm_models_internal.h"
+
 namespace tessera::ops {
 namespace {
 
@@ -21,6 +23,10 @@ Reason gemv_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
     return "fewer elements";
   if (!in_packs(x) || !in_packs(weight)) return "operands whose rows start on 16-byte boundaries";
   return {};
+}
+
+bool gemv_pays(const Tensor& x, const Tensor& weight, const Gpu& gpu) {
+  return !gemv_is_slower(weight.dtype(), weight.size(0), weight.size(1), x.size(0), gpu);
 }
 
 }  // namespace tessera::ops

@@ -8,10 +8,10 @@
 
 namespace tessera::ops {
 
-inline constexpr int64_t kGemvTokens = 8;
-
-/// What the variant needs and the problem lacks; nothing: then it is chosen. x [T, in], weight [out, in].
+/// What the variant needs and the problem lacks. x [T, in], weight [out, in].
 Reason gemv_lacks(const Tensor& x, const Tensor& weight, const Gpu& gpu);
+/// Whether it is as fast as a GEMM.
+bool gemv_pays(const Tensor& x, const Tensor& weight, const Gpu& gpu);
 
 /// y [T, out] = x weight^T + bias (or undefined): f32, bf16 and f16, sums in f32 in a fixed order, rounded
 /// once.

@@ -31,7 +31,9 @@ std::string describe_problem(const Call& call) {
 /// How linear runs forward on a GPU. Its gradients are GEMMs.
 constexpr Variant<Call> kVariants[] = {
     {"gemv", [](const Call& call, const Gpu& gpu) { return gemv_lacks(call.rows, call.weight, gpu); },
-     is_preferred<Call>,
+     [](const Call& call, const Gpu& gpu) {
+       return gemv_pays(call.rows, call.weight, gpu) ? Estimate::preferred() : Estimate::slower();
+     },
      [](const Call& call) {  // gemv.cu
        const Tensor bias = call.bias.defined() ? call.bias.packed() : call.bias;
        if constexpr (kCuda) gemv_cuda(flatten_leading(call.y, 1), call.rows, call.weight.detach(), bias);

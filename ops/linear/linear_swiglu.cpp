@@ -3,6 +3,7 @@
 #include "autograd/tape.h"
 #include "ops/gemm/gemm.h"
 #include "ops/gemm/gemm_fused_internal.h"
+#include "ops/gemm/gemm_models_internal.h"
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_kernels.h"
@@ -60,7 +61,11 @@ constexpr Variant<Call> kVariants[] = {
        Reason lacks = few_rows_lack(call);
        return lacks.empty() ? gemv_lacks(call.x, call.weight, gpu) : lacks;
      },
-     is_preferred<Call>,
+     [](const Call& call, const Gpu& gpu) {
+       return gemv_pays(call.x, call.weight, gpu) || !multiply_swiglu_lacks(call.x, call.weight, gpu).empty()
+                  ? Estimate::preferred()
+                  : Estimate::slower();
+     },
      [](const Call& call) {
        if constexpr (kCuda) gemv_swiglu_cuda(call.y, call.x, call.weight);
      }},
@@ -70,7 +75,9 @@ constexpr Variant<Call> kVariants[] = {
        return lacks.empty() ? Reason(multiply_swiglu_lacks(call.x, call.weight, gpu)) : lacks;
      },
      [](const Call& call, const Gpu& gpu) {
-       return multiply_swiglu_pays(call.x, call.weight, gpu) ? Estimate::preferred() : Estimate::slower();
+       return call.x.size(0) <= kGemvTokens || multiply_swiglu_pays(call.x, call.weight, gpu)
+                  ? Estimate::preferred()
+                  : Estimate::slower();
      },
      [](const Call& call) { multiply_swiglu(call.y, call.x, call.weight); }},
     {"epilogue",
