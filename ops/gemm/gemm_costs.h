@@ -138,7 +138,7 @@ struct AlignedCosts {
   double long_k;     // and those whose k is at least this multiple of their columns
 };
 
-/// Up to 8 tokens times a weight of 16 bits: linear's GEMV next to GEMMs (docs/ops/linear.md#gemv).
+/// Up to 8 tokens times a weight of 16 bits: linear's GEMV next to GEMMs: docs/ops/linear.md.
 struct FewTokensCosts {
   double gemv_bytes;     // a weight of so many bytes takes longer in the GEMV than as a GEMM,
   double longest;        // unless its rows are more than this multiple of their number;
