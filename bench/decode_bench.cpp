@@ -50,7 +50,7 @@ const std::map<std::string, models::LlamaConfig>& shapes() {
         .positions = 40960,
         .d_ff = 12288,
         .kv_heads = 8,
-        .head = 128,
+        .head_dim = 128,
         .layers = 36,
         .eps = 1e-6,
         .rope = {.base = 1e6}}},
@@ -61,7 +61,7 @@ const std::map<std::string, models::LlamaConfig>& shapes() {
         .d_ff = 344,
         .heads = 4,
         .kv_heads = 2,
-        .head = 48,
+        .head_dim = 48,
         .layers = 2}}};
   return all;
 }

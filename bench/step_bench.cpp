@@ -105,7 +105,8 @@ Record measure_language(const train::LanguageSettings& settings, const LanguageS
         const Model& usual = std::get<Model>(named);
         add_unusual(record, {{"heads", model.heads, usual.heads}, {"d_ff", model.d_ff, usual.d_ff}});
         if constexpr (requires { model.kv_heads; })
-          add_unusual(record, {{"kv_heads", model.kv_heads, usual.kv_heads}, {"head_dim", model.head, 0}});
+          add_unusual(record,
+                      {{"kv_heads", model.kv_heads, usual.kv_heads}, {"head_dim", model.head_dim, 0}});
         if constexpr (std::is_same_v<Model, models::LlamaConfig>)
           if (model.family != usual.family) record.attrs["type"] = name_of(model.family);
         if (model.tied != usual.tied) record.attrs["tied"] = model.tied ? "true" : "false";

@@ -147,7 +147,7 @@ train::LanguageSettings LanguageFlags::job(const train::Given& given, std::optio
           if constexpr (requires { model.kv_heads; }) {
             model.kv_heads = kv_heads_ ? kv_heads_ : model.heads;
             model.family = models::parse_llama_family(type_);
-            model.head = head_dim_ ? head_dim_ : model.qk_norm() ? 128 : 0;
+            model.head_dim = head_dim_ ? head_dim_ : model.qk_norm() ? 128 : 0;
             model.tied = tied_;
             set_ffn(model);
           } else {

@@ -70,9 +70,11 @@ nn::EmbeddingOptions blank_table(const BertConfig& config) {
 }  // namespace
 
 BertBlock::BertBlock(const BertConfig& config, const Rng& rng, Device device)
-    : attention(config.d_model,
-                {.heads = config.heads, .dropout = config.attention_dropout, .dtype = config.dtype}, rng,
-                device),
+    : attention(config.d_model, rng, device,
+                {.heads = config.heads,
+                 .dropout = config.attention_dropout,
+                 .dtype = config.dtype,
+                 .init = nn::Init::zeros}),
       norm1(config.d_model, device, norm_options(config)),
       mlp(config.d_model, config.d_ff, rng, device,
           {.activation = config.activation, .dtype = config.dtype, .init = nn::Init::zeros}),

@@ -36,10 +36,12 @@ nn::LayerNormOptions norm_options(const GptConfig& config) {
 
 GptBlock::GptBlock(const GptConfig& config, const Rng& rng, Device device)
     : norm1(config.d_model, device, norm_options(config)),
-      attention(
-          config.d_model,
-          {.heads = config.heads, .causal = true, .dropout = config.attention_dropout, .dtype = config.dtype},
-          rng, device),
+      attention(config.d_model, rng, device,
+                {.heads = config.heads,
+                 .causal = true,
+                 .dropout = config.attention_dropout,
+                 .dtype = config.dtype,
+                 .init = nn::Init::zeros}),
       norm2(config.d_model, device, norm_options(config)),
       mlp(config.d_model, config.d_ff, rng, device,
           {.activation = config.activation, .dtype = config.dtype, .init = nn::Init::zeros}),

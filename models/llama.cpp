@@ -39,16 +39,17 @@ void LlamaConfig::validate() const {
                      {"heads", heads},
                      {"kv_heads", kv_heads},
                      {"layers", layers}});
-  check(head >= 0, name, ": head is ", head);
-  check(head > 0 || d_model % heads == 0, name, ": d_model ", d_model,
+  check(head_dim >= 0, name, ": head_dim is ", head_dim);
+  check(head_dim > 0 || d_model % heads == 0, name, ": d_model ", d_model,
         " is not a multiple of the number of heads ", heads);
   check(partial_rotary > 0 && partial_rotary <= 1, name, ": partial_rotary is ", partial_rotary,
         "; expected more than 0 and at most 1");
   if (partial_rotary == 1)
-    check(head_size() >= 2 && head_size() % 2 == 0, name, ": heads of ", head_size(),
-          " elements; positions turn pairs, so the size must be even");
+    check(effective_head_dim() >= 2 && effective_head_dim() % 2 == 0, name, ": heads of ",
+          effective_head_dim(), " elements; positions turn pairs, so the size must be even");
   check(rotary() >= 2 && rotary() % 2 == 0, name, ": partial_rotary ", partial_rotary, " of a head of ",
-        head_size(), " elements are ", rotary(), "; positions rotate pairs, so it must be an even number");
+        effective_head_dim(), " elements are ", rotary(),
+        "; positions rotate pairs, so it must be an even number");
   check(heads % kv_heads == 0, name, ": ", heads, " heads are not a multiple of ", kv_heads, " kv_heads");
   check(window >= 0, name, ": window is ", window, "; expected 0 (none) or more");
   check(full_layers == 0 || (window > 0 && full_layers > 0 && full_layers < layers), name,
@@ -82,7 +83,7 @@ LlamaConfig LlamaConfig::share(int ranks) const {
           " ranks do not divide; each needs as many of the ", heads, " heads, ", kv_heads, " kv_heads and ",
           d_ff, " hidden features");
   LlamaConfig one = *this;
-  one.head = head_size();
+  one.head_dim = effective_head_dim();
   one.heads /= ranks, one.kv_heads /= ranks, one.d_ff /= ranks;
   one.vocabulary = nn::TensorParallel::vocabulary_rows(vocabulary, ranks);
   return one;
@@ -105,17 +106,17 @@ ops::AddNorm stream_norm(const nn::TensorParallel& ranks, const nn::RmsNorm& nor
 LlamaBlock::LlamaBlock(const LlamaConfig& config, const Rng& rng, Device device,
                        const nn::TensorParallel& ranks)
     : norm1(config.d_model, device, norm_options(config)),
-      attention(config.d_model,
+      attention(config.d_model, rng, device,
                 {.heads = config.heads,
                  .kv_heads = config.kv_heads,
-                 .head = config.head_size(),
+                 .head_dim = config.effective_head_dim(),
                  .causal = true,
                  .bias = config.qkv_bias(),
                  .out_bias = config.attention_bias,
                  .qk_norm_eps = config.qk_norm() ? std::optional(config.eps) : std::nullopt,
                  .dropout = config.attention_dropout,
-                 .dtype = config.dtype},
-                rng, device),
+                 .dtype = config.dtype,
+                 .init = nn::Init::zeros}),
       norm2(config.d_model, device, norm_options(config)),
       mlp(config.d_model, config.d_ff, rng, device,
           {.activation = config.activation,
@@ -291,8 +292,8 @@ nn::KvCache Llama::make_cache(int64_t batch, int64_t capacity) const {
         "; attention here has no window, so a text must fit into it");
   check(capacity <= longest(), name_of(config.family), ": a cache of ", capacity, " tokens; the model has ",
         config.positions, " positions");
-  nn::KvCache cache(config.layers, batch, capacity, config.kv_heads / ranks.size(), config.head_size(),
-                    config.dtype, token.weight.device());
+  nn::KvCache cache(config.layers, batch, capacity, config.kv_heads / ranks.size(),
+                    config.effective_head_dim(), config.dtype, token.weight.device());
   if (steps_repeat(capacity)) cache.rope_table = rope_table(capacity);
   return cache;
 }

@@ -45,7 +45,7 @@ struct LlamaConfig {
   int64_t d_ff = 11008;
   int64_t heads = 32;
   int64_t kv_heads = 32;
-  int64_t head = 0;  // size of one; 0: d_model / heads
+  int64_t head_dim = 0;  // 0: d_model / heads
   int64_t layers = 32;
   double eps = 1e-5;
   ops::RopeOptions rope = {};
@@ -69,7 +69,7 @@ struct LlamaConfig {
   void fields(auto&& visit) {
     visit("family", family), visit("vocabulary", vocabulary), visit("positions", positions);
     visit("d_model", d_model), visit("d_ff", d_ff), visit("heads", heads), visit("kv_heads", kv_heads);
-    visit("head", head), visit("layers", layers), visit("eps", eps), visit("rope", rope);
+    visit("head_dim", head_dim), visit("layers", layers), visit("eps", eps), visit("rope", rope);
     visit("partial_rotary", partial_rotary), visit("window", window);
     visit("full_layers", full_layers), visit("activation", activation), visit("gated", gated);
     visit("attention_bias", attention_bias), visit("mlp_bias", mlp_bias);
@@ -77,8 +77,10 @@ struct LlamaConfig {
     visit("residual_dropout", residual_dropout), visit("tied", tied);
     visit("init_deviation", init_deviation), visit("dtype", dtype);
   }
-  int64_t head_size() const { return head ? head : d_model / heads; }
-  int64_t rotary() const { return int64_t(double(head_size()) * partial_rotary); }  // elements of a head
+  int64_t effective_head_dim() const { return head_dim ? head_dim : d_model / heads; }
+  int64_t rotary() const {
+    return int64_t(double(effective_head_dim()) * partial_rotary);
+  }  // elements of a head
   bool qkv_bias() const { return attention_bias || family == LlamaFamily::qwen2; }
   bool qk_norm() const { return family == LlamaFamily::qwen3; }
   /// Tokens of the longest text: as far as positions and window reach. With dynamic scaling positions do not

@@ -57,12 +57,12 @@ Tnp::Tnp(const TnpConfig& given, const Rng& rng, Device device)
       mixture(config.components, config.d_model, config.d_ff, 3, rng, device,
               {.activation = ops::Activation::silu, .bias = false, .dtype = config.dtype}) {
   const nn::PrefixBlockOptions options{.heads = config.heads,
-                                       .hidden = config.d_ff,
                                        .activation = ops::Activation::silu,
                                        .pre_norm = config.pre_norm,
                                        .bias = false,
                                        .dtype = config.dtype};
-  for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config.d_model, options, rng, device);
+  for (int64_t i = 0; i < config.layers; ++i)
+    blocks.emplace_back(config.d_model, config.d_ff, rng, device, options);
   if (config.pre_norm)
     norm.emplace(config.d_model, device, nn::LayerNormOptions{.bias = false, .dtype = config.dtype});
 }

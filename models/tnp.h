@@ -26,7 +26,7 @@ struct TnpConfig {
   int64_t features = 10;  // F
   int64_t d_model = 512;  // d
   int64_t d_ff = 1365;
-  int64_t heads = 8;  // d_model / heads is the head size, 64
+  int64_t heads = 8;  // head_dim: d_model / heads = 64
   int64_t layers = 12;
   int64_t components = 10;  // K
   int64_t embed_hidden = 512;

@@ -69,15 +69,15 @@ int64_t kv_heads_of(const SelfAttentionOptions& options) {
   return options.kv_heads ? options.kv_heads : options.heads;
 }
 
-/// The size of a head. Throws unless the numbers go together.
-int64_t head_size(int64_t d, const SelfAttentionOptions& options) {
-  const int64_t heads = options.heads, kv_heads = kv_heads_of(options), head = options.head;
+/// Throws unless the numbers go together.
+int64_t head_dim_of(int64_t d, const SelfAttentionOptions& options) {
+  const int64_t heads = options.heads, kv_heads = kv_heads_of(options), head_dim = options.head_dim;
   check(heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0, "self attention: ", heads, " heads and ",
         kv_heads, " kv_heads; expected a multiple of the kv_heads, 1 or more");
-  check(head >= 0, "self attention: heads of ", head, " features; expected 1 or more, or 0 for d / heads");
-  check(head > 0 || d % heads == 0, "self attention: d ", d, " is not a multiple of the number of heads ",
-        heads, "; give the size of a head");
-  return head ? head : d / heads;
+  check(head_dim >= 0, "self attention: head_dim is ", head_dim, "; expected 1 or more, or 0 for d / heads");
+  check(head_dim > 0 || d % heads == 0, "self attention: d ", d, " is not a multiple of the number of heads ",
+        heads, "; give head_dim");
+  return head_dim ? head_dim : d / heads;
 }
 
 void check_heads(const Tensor& q, const Tensor& k) {
@@ -123,20 +123,20 @@ const Tensor& AttentionPass::valid_rows() const {
   return valid;
 }
 
-SelfAttention::SelfAttention(int64_t d, const SelfAttentionOptions& options, const Rng& rng, Device device)
-    : qkv(d, (options.heads + 2 * kv_heads_of(options)) * head_size(d, options), rng, device,
-          {.bias = options.bias, .dtype = options.dtype, .init = Init::zeros}),
-      out(options.heads * head_size(d, options), d, rng, device,
-          {.bias = options.out_bias, .dtype = options.dtype, .init = Init::zeros}),
+SelfAttention::SelfAttention(int64_t d, const Rng& rng, Device device, SelfAttentionOptions options)
+    : qkv(d, (options.heads + 2 * kv_heads_of(options)) * head_dim_of(d, options), rng, device,
+          {.bias = options.bias, .dtype = options.dtype, .init = options.init}),
+      out(options.heads * head_dim_of(d, options), d, rng, device,
+          {.bias = options.out_bias, .dtype = options.dtype, .init = options.init}),
       dropout(options.dropout, rng),
       heads(options.heads),
       kv_heads(kv_heads_of(options)),
-      head(head_size(d, options)),
+      head_dim(head_dim_of(d, options)),
       causal(options.causal) {
   if (!options.qk_norm_eps) return;
   const RmsNormOptions norm{.eps = *options.qk_norm_eps, .dtype = options.dtype};
-  q_norm.emplace(head, device, norm);
-  k_norm.emplace(head, device, norm);
+  q_norm.emplace(head_dim, device, norm);
+  k_norm.emplace(head_dim, device, norm);
 }
 
 Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer, Site site) const {
@@ -148,12 +148,12 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const AttendOptions options{.causal = causal, .dropout = &dropout};
   // Sequences of one length are a batch; others stand one after another.
   const int64_t batch = uniform ? pass.sequences.count() : 1, length = batch ? tokens / batch : 0;
-  const Shape by_batch{batch, length, all, head}, by_token{tokens, all, head};
+  const Shape by_batch{batch, length, all, head_dim}, by_token{tokens, all, head_dim};
   const SliceScope tokens_alone(&pass);
   const Tensor rows = ops::reshape(qkv(x), uniform ? by_batch : by_token);
   const auto joined = [&](const Tensor& mixed) {
     const SliceScope wanted_alone(pass.narrows(layer) ? nullptr : &pass);
-    return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head}), layer));
+    return out(pass.wanted(ops::reshape(mixed, {tokens, heads * head_dim}), layer));
   };
   const int by_head = uniform ? 2 : 1;
   const bool normalises = q_norm.has_value() && !pass.cache;
@@ -170,7 +170,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
   const bool placed = pass.cache && pass.rope_table.defined() && uniform && batch == pass.cache->batch();
   const auto rotated = [&](const Tensor& t) {
     if (!pass.rope_table.defined()) return t;
-    const Tensor of_batch = uniform ? t : ops::reshape(t, {batch, length, t.size(1), head});
+    const Tensor of_batch = uniform ? t : ops::reshape(t, {batch, length, t.size(1), head_dim});
     const Tensor turned =
         pass.positions.defined()
             ? ops::rope(of_batch, pass.rope_table, pass.positions.detach().reshape({batch, length}))
@@ -193,7 +193,7 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
     v = parts[2];
   }
   if (pass.cache && !placed) {
-    const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, kv_heads, head}); };
+    const auto flat = [&](const Tensor& t) { return ops::reshape(t, {tokens, kv_heads, head_dim}); };
     pass.cache->store(layer, flat(k), flat(v), pass.sequences);
   }
   if (uniform) return joined(ops::attention(q, k, v, operator_options(options)));

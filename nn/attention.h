@@ -75,26 +75,27 @@ struct AttentionPass {
 struct SelfAttentionOptions {
   int64_t heads = 1;
   int64_t kv_heads = 0;  // 0: as many as heads
-  int64_t head = 0;      // size of one; 0: d / heads
+  int64_t head_dim = 0;  // 0: d / heads
   bool causal = false;
   bool bias = true;  // of the fused projection
   bool out_bias = true;
   std::optional<double> qk_norm_eps = {};  // given: RMSNorm of each head of queries and keys
   double dropout = 0;                      // of the probabilities
   DType dtype = DType::f32;
+  Init init = Init::fan_in;  // of both linear layers
 };
 
 /// out(attention(q, k, v)) with q, k and v from one projection, whose rows are first the query heads', then
 /// the key heads', then the value heads': [N, d] -> [N, d], or [R, d] of the tokens that pass.rows names.
 /// With qk_norm_eps each head of q and of k is normalised (one weight for all heads of q, one for those of k:
 /// Dehghani et al., arXiv:2302.05442, section 2) before positions rotate it.
-/// Weights and biases start as zeros: a model draws its own. Throws unless heads is a multiple of kv_heads,
-/// and d one of heads where the size of a head is not given.
+/// Throws unless heads is a multiple of kv_heads, and d one of heads where head_dim is not given.
 struct SelfAttention {
   static constexpr const char* kKind = "SelfAttention";
 
-  SelfAttention(int64_t d, const SelfAttentionOptions& options, const Rng& rng,
-                Device device = Device::cpu());
+  SelfAttention(int64_t d, const Rng& rng, Device device = Device::cpu(), SelfAttentionOptions options = {});
+  SelfAttention(int64_t d, const Rng& rng, SelfAttentionOptions options)
+      : SelfAttention(d, rng, Device::cpu(), options) {}
   Tensor operator()(const Tensor& x, const AttentionPass& pass, int64_t layer = 0,
                     Site site = Site::here()) const;
   void fields(auto&& visit) {
@@ -106,7 +107,7 @@ struct SelfAttention {
   Linear qkv, out;
   std::optional<RmsNorm> q_norm, k_norm;
   Dropout dropout;
-  int64_t heads, kv_heads, head;
+  int64_t heads, kv_heads, head_dim;
   bool causal;
 };
 

@@ -7,10 +7,10 @@
 
 namespace tessera::nn {
 
-CrossAttention::CrossAttention(int64_t d, const CrossAttentionOptions& options, const Rng& rng, Device device)
-    : q(d, d, rng, device, {.bias = options.bias, .dtype = options.dtype}),
-      kv(d, 2 * d, rng, device, {.bias = options.bias, .dtype = options.dtype}),
-      out(d, d, rng, device, {.bias = options.bias, .dtype = options.dtype}),
+CrossAttention::CrossAttention(int64_t d, const Rng& rng, Device device, CrossAttentionOptions options)
+    : q(d, d, rng, device, {.bias = options.bias, .dtype = options.dtype, .init = options.init}),
+      kv(d, 2 * d, rng, device, {.bias = options.bias, .dtype = options.dtype, .init = options.init}),
+      out(d, d, rng, device, {.bias = options.bias, .dtype = options.dtype, .init = options.init}),
       heads(options.heads) {
   check(heads >= 1 && d % heads == 0, "cross attention: d ", d, " is not a multiple of the number of heads ",
         heads);

@@ -13,6 +13,7 @@ struct CrossAttentionOptions {
   int64_t heads = 1;
   bool bias = true;
   DType dtype = DType::f32;
+  Init init = Init::fan_in;
 };
 
 /// Attention whose tokens lie on the ranks of a group: each has some rows of the queries and of the memory,
@@ -38,8 +39,10 @@ AttentionSplit::By parse_attention_split(std::string_view name);
 struct CrossAttention {
   static constexpr const char* kKind = "CrossAttention";
 
-  CrossAttention(int64_t d, const CrossAttentionOptions& options, const Rng& rng,
-                 Device device = Device::cpu());
+  CrossAttention(int64_t d, const Rng& rng, Device device = Device::cpu(),
+                 CrossAttentionOptions options = {});
+  CrossAttention(int64_t d, const Rng& rng, CrossAttentionOptions options)
+      : CrossAttention(d, rng, Device::cpu(), options) {}
   /// queries [Q, B, d] over the tokens memory [M, B, d], plus residual if there is one -> [Q, B, d]; with
   /// `split` all of them are this rank's rows.
   Tensor operator()(const Tensor& queries, const Tensor& memory, const Tensor& residual = {},

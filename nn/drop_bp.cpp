@@ -61,7 +61,7 @@ Tensor DropBP::pass_residual(Tensor y, const Tensor& residual) {
 }
 
 double DropBP::flops_of(const SelfAttention& attention, int64_t tokens) {
-  const double products = 4 * double(tokens) * double(attention.heads * attention.head);
+  const double products = 4 * double(tokens) * double(attention.heads * attention.head_dim);
   return attention.qkv.flops(1) + attention.out.flops(1) + products;
 }
 

@@ -10,15 +10,15 @@
 
 namespace tessera::nn {
 
-KvCache::KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
-                 Device device)
-    : batch_(batch), capacity_(capacity), head_(head) {
+KvCache::KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head_dim,
+                 DType dtype, Device device)
+    : batch_(batch), capacity_(capacity), head_dim_(head_dim) {
   check(layers >= 1 && batch >= 1 && capacity >= 1, "KvCache: ", layers, " layers of ", batch,
         " sequences of ", capacity, " tokens; expected 1 or more of each");
-  const int64_t padded = ops::padded_head_dim(head, device);
+  const int64_t padded = ops::padded_head_dim(head_dim, device);
   const auto heads = [&] {
     const Shape shape{batch, capacity, kv_heads, padded};
-    return padded == head ? Tensor::empty(shape, dtype, device) : Tensor::zeros(shape, dtype, device);
+    return padded == head_dim ? Tensor::empty(shape, dtype, device) : Tensor::zeros(shape, dtype, device);
   };
   for (int64_t layer = 0; layer < layers; ++layer) {
     keys_.push_back(heads());

@@ -19,7 +19,7 @@ struct Sequences;
 /// two.
 class KvCache {
  public:
-  KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head, DType dtype,
+  KvCache(int64_t layers, int64_t batch, int64_t capacity, int64_t kv_heads, int64_t head_dim, DType dtype,
           Device device);
 
   static constexpr int64_t kMostNew = 16;  // tokens per sequence in one decode pass
@@ -51,8 +51,8 @@ class KvCache {
   void advance(int64_t tokens);
 
   /// [B, capacity, Hk, D] of one layer, for operators that run several layers at once.
-  Tensor keys(int64_t layer) const { return keys_[size_t(layer)].slice(3, 0, head_); }
-  Tensor values(int64_t layer) const { return values_[size_t(layer)].slice(3, 0, head_); }
+  Tensor keys(int64_t layer) const { return keys_[size_t(layer)].slice(3, 0, head_dim_); }
+  Tensor values(int64_t layer) const { return values_[size_t(layer)].slice(3, 0, head_dim_); }
 
   /// Removes the last `tokens` of each sequence, and those of a decode pass that ended before advance(), as
   /// an error ends it. Waits for the device.
@@ -70,9 +70,9 @@ class KvCache {
                       // never change
 
  private:
-  int64_t batch_, capacity_, head_, length_ = 0;
+  int64_t batch_, capacity_, head_dim_, length_ = 0;
   int64_t begun_ = 0;                  // tokens of a decode pass that lengths_ has and length_ has not
-  std::vector<Tensor> keys_, values_;  // heads of padded_head_dim(head_) elements; the padding is zero
+  std::vector<Tensor> keys_, values_;  // heads of padded_head_dim(head_dim_) elements; the padding is zero
   Tensor lengths_;
 };
 

@@ -8,17 +8,17 @@ namespace tessera::nn {
 namespace {
 
 /// An MLP of 0 features adds nothing, without a word.
-int64_t checked_hidden(const PrefixBlockOptions& options, int64_t d) {
-  check(options.hidden >= 1, "prefix block: hidden is ", options.hidden,
+int64_t checked_hidden(int64_t hidden, int64_t d) {
+  check(hidden >= 1, "prefix block: hidden is ", hidden,
         "; expected the number of features of the MLP, 1 or more (often 4 d = ", 4 * d, ")");
-  return options.hidden;
+  return hidden;
 }
 
 }  // namespace
 
-PrefixBlock::PrefixBlock(int64_t d, const PrefixBlockOptions& options, const Rng& rng, Device device)
-    : attention(d, {.heads = options.heads, .bias = options.bias, .dtype = options.dtype}, rng, device),
-      mlp(d, checked_hidden(options, d), rng, device,
+PrefixBlock::PrefixBlock(int64_t d, int64_t hidden, const Rng& rng, Device device, PrefixBlockOptions options)
+    : attention(d, rng, device, {.heads = options.heads, .bias = options.bias, .dtype = options.dtype}),
+      mlp(d, checked_hidden(hidden, d), rng, device,
           {.activation = options.activation, .bias = options.bias, .dtype = options.dtype}),
       norm1(d, device, {.bias = options.bias, .dtype = options.dtype}),
       norm2(d, device, {.bias = options.bias, .dtype = options.dtype}),

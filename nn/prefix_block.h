@@ -8,7 +8,6 @@ namespace tessera::nn {
 
 struct PrefixBlockOptions {
   int64_t heads = 1;
-  int64_t hidden = 0;  // features of the MLP, 1 or more; must be given
   ops::Activation activation = ops::Activation::silu;
   bool pre_norm = false;
   bool bias = true;
@@ -21,8 +20,11 @@ struct PrefixBlockOptions {
 struct PrefixBlock {
   static constexpr const char* kKind = "PrefixBlock";
 
-  /// Throws if options.hidden is not given, or if d is not a multiple of the number of heads.
-  PrefixBlock(int64_t d, const PrefixBlockOptions& options, const Rng& rng, Device device = Device::cpu());
+  /// `hidden`: features of the MLP, 1 or more. Throws unless d is a multiple of the number of heads.
+  PrefixBlock(int64_t d, int64_t hidden, const Rng& rng, Device device = Device::cpu(),
+              PrefixBlockOptions options = {});
+  PrefixBlock(int64_t d, int64_t hidden, const Rng& rng, PrefixBlockOptions options)
+      : PrefixBlock(d, hidden, rng, Device::cpu(), options) {}
   /// x [T, B, d], token-major -> [T, B, d], or if `suffix_only` [T - context, B, d]: the tokens after the
   /// prefix alone. With `split` x are this rank's rows, the first `context` of them of the prefix; its
   /// queries are the rows that go on.

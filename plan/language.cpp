@@ -45,18 +45,18 @@ Sizes sizes_of(const models::GptConfig& c) {
 }
 
 Sizes sizes_of(const models::LlamaConfig& c) {
-  const int64_t d = c.d_model, q = c.heads * c.head_size(), kv = c.kv_heads * c.head_size();
+  const int64_t d = c.d_model, q = c.heads * c.effective_head_dim(), kv = c.kv_heads * c.effective_head_dim();
   const int64_t up = c.gated ? 2 * c.d_ff : c.d_ff;
   return {.vocabulary = c.vocabulary,
           .d = d,
           .layers = c.layers,
           .q = q,
           .kv = kv,
-          .head_dim = c.head_size(),
+          .head_dim = c.effective_head_dim(),
           .ff = c.d_ff,
           .up = up,
           .biases = (c.qkv_bias() ? q + 2 * kv : 0) + (c.attention_bias ? d : 0) + (c.mlp_bias ? up + d : 0),
-          .norms = 2 * d + (c.qk_norm() ? 2 * c.head_size() : 0),
+          .norms = 2 * d + (c.qk_norm() ? 2 * c.effective_head_dim() : 0),
           .tables = c.vocabulary * d,
           .rest = d + (c.tied ? 0 : c.vocabulary * d),
           .gated = c.gated,

@@ -293,7 +293,7 @@ void read_qwen_window(ConfigReader& reader, LlamaConfig& c) {
 /// The config.json of any LlamaFamily. An absent field has the family's default in transformers.
 LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::string>& ignored) {
   struct Defaults {
-    int64_t vocabulary, positions, d_model, d_ff, kv_heads, head;  // kv_heads 0: as many as heads
+    int64_t vocabulary, positions, d_model, d_ff, kv_heads, head_dim;  // kv_heads 0: as many as heads
     double eps;
   };
   constexpr Defaults kDefaults[] = {
@@ -309,7 +309,7 @@ LlamaConfig llama(ConfigReader& reader, LlamaFamily family, const std::set<std::
                 .d_model = reader.integer("hidden_size", usual.d_model),
                 .d_ff = reader.integer("intermediate_size", usual.d_ff),
                 .heads = reader.integer("num_attention_heads", 32),
-                .head = reader.integer("head_dim", usual.head),
+                .head_dim = reader.integer("head_dim", usual.head_dim),
                 .layers = layers(reader, "num_hidden_layers", 32),
                 .eps = reader.number("rms_norm_eps", usual.eps),
                 .activation = activation(reader, "hidden_act", is_arcee ? "relu2" : "silu"),
@@ -549,7 +549,7 @@ std::string config_text(const LlamaConfig& c) {
                {"intermediate_size", c.d_ff},
                {"num_attention_heads", c.heads},
                {"num_key_value_heads", c.kv_heads},
-               {"head_dim", c.head_size()},
+               {"head_dim", c.effective_head_dim()},
                {"num_hidden_layers", c.layers},
                {"rms_norm_eps", c.eps},
                {"hidden_act", activation_name(c.activation)},

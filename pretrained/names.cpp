@@ -113,7 +113,7 @@ NameTable name_table(const models::GptConfig& c) {
 
 NameTable name_table(const models::LlamaConfig& c) {
   NameTable table{.prefix = "model.", .buffers = {".rotary_emb.inv_freq"}};
-  const int64_t q = c.heads * c.head_size(), kv = c.kv_heads * c.head_size();
+  const int64_t q = c.heads * c.effective_head_dim(), kv = c.kv_heads * c.effective_head_dim();
   const bool fused =
       c.family == models::LlamaFamily::phi3;  // its files fuse these matrices as this model does
   Writer w(table);
@@ -130,8 +130,8 @@ NameTable name_table(const models::LlamaConfig& c) {
                    {{"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}}, c.d_model,
                    c.qkv_bias());
     if (c.qk_norm()) {
-      w.add_norm("attention.q_norm", "self_attn.q_norm", c.head_size(), false);
-      w.add_norm("attention.k_norm", "self_attn.k_norm", c.head_size(), false);
+      w.add_norm("attention.q_norm", "self_attn.q_norm", c.effective_head_dim(), false);
+      w.add_norm("attention.k_norm", "self_attn.k_norm", c.effective_head_dim(), false);
     }
     w.add_linear("attention.out", {{"self_attn.o_proj", c.d_model}}, q, c.attention_bias);
     w.add_norm("norm2", "post_attention_layernorm", c.d_model, false);

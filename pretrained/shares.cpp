@@ -45,8 +45,8 @@ void check_tied(const io::WeightSource& source, const std::string& name, const s
 }  // namespace
 
 ParameterShare share_of(const std::string& name, const models::LlamaConfig& config, int rank, int ranks) {
-  const int64_t q = config.heads * config.head_size(), kv = config.kv_heads * config.head_size(),
-                d_ff = config.d_ff, d = config.d_model;
+  const int64_t q = config.heads * config.effective_head_dim(),
+                kv = config.kv_heads * config.effective_head_dim(), d_ff = config.d_ff, d = config.d_model;
   const auto part = [&](int64_t begin, int64_t count) { return part_of(begin, count, rank, ranks); };
   const auto of = [&](const char* layer) { return name.find(layer) != std::string::npos; };
   const bool is_bias = name.ends_with(".bias");
@@ -63,7 +63,7 @@ ParameterShare share_of(const std::string& name, const models::LlamaConfig& conf
     return rank == 0 ? ParameterShare{{{0, d}}} : ParameterShare{};  // added once
   }
   check(of("norm"), "shares: '", name, "' is no parameter of a llama");
-  return {{{0, of(".q_norm.") || of(".k_norm.") ? config.head_size() : d}}};
+  return {{{0, of(".q_norm.") || of(".k_norm.") ? config.effective_head_dim() : d}}};
 }
 
 void copy_shares(const models::Llama& model, const NameTable& table, const Matched& matched,

@@ -29,7 +29,7 @@ void make_all() {
   use(comm::RendezvousOptions{.rank = 1, .size = 2, .port = 29500}, comm::TcpOptions{.grace = 1},
       dist::Place{.rank = 1, .size = 2}, dist::LaunchOptions{.ranks = 2, .command = {"a"}});
   use(nn::Sparse24{.active = false}, nn::AttentionPass{.sequences = {}, .fills_cache = true},
-      nn::PrefixBlockOptions{.hidden = 4}, io::BpeTraining{.vocab_size = 300},
+      nn::PrefixBlockOptions{.heads = 4}, io::BpeTraining{.vocab_size = 300},
       pretrained::Gates{.gates = {}, .column_norms = true}, datasets::TokenWindowsOptions{.length = 8});
   use(bench::BertBenchOptions{.device = device}, bench::CollectiveOptions{.least = 8},
       bench::CompareOptions{.any_gpu = true}, bench::DecodeBenchOptions{.device = device},

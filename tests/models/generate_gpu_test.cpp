@@ -48,7 +48,7 @@ GptConfig gpt_of_36(DType dtype) {  // heads of no whole packs: padded within at
 LlamaConfig wide_family(LlamaFamily family, DType dtype) {
   LlamaConfig config = wide_llama(dtype);
   config.family = family;
-  config.head = family == LlamaFamily::qwen3 ? 36 : 32;
+  config.head_dim = family == LlamaFamily::qwen3 ? 36 : 32;
   if (family != LlamaFamily::phi3) return config;
   config.partial_rotary = 0.75;
   config.rope = {.scaling = ops::RopeScaling::longrope, .factor = 2, .trained_length = 64};
@@ -213,7 +213,7 @@ TEST(GenerateOnGpu, ThePersistentDecoderGivesTheLogitsOfItsOperators) {
       }
       config.positions = 1024;
       config.d_model = sizes.d, config.d_ff = sizes.f, config.heads = sizes.heads;
-      config.kv_heads = sizes.kv_heads, config.head = sizes.head, config.layers = 3;
+      config.kv_heads = sizes.kv_heads, config.head_dim = sizes.head, config.layers = 3;
       config.init_deviation = 1 / std::sqrt(double(sizes.d));
       const Llama model(config, rng, Device::cuda());
       const auto composed = stepped_logits(model, sizes.prompt, 8, "composed");
@@ -263,7 +263,7 @@ TEST(GenerateOnGpu, ThePersistentDecoderOfCompressedLayersGivesTheLogitsOfItsOpe
       config.positions = 1024;
       config.rope = {};
       config.d_model = sizes.d, config.d_ff = sizes.f, config.heads = sizes.heads;
-      config.kv_heads = sizes.kv_heads, config.head = sizes.head, config.layers = 3;
+      config.kv_heads = sizes.kv_heads, config.head_dim = sizes.head, config.layers = 3;
       config.init_deviation = 1 / std::sqrt(double(sizes.d) * (1 - sizes.share));
       Llama model(config, rng, Device::cuda());
       prune(model, sizes.share, rng);
@@ -296,7 +296,7 @@ TEST(GenerateOnGpu, ThePersistentDecoderDeclinesWhatItDoesNotCompute) {
       if (biases && family != LlamaFamily::llama && family != LlamaFamily::qwen3) continue;
       LlamaConfig config = wide_family(family, DType::bf16);
       config.rope = {};
-      config.head = 64, config.attention_bias = biases;
+      config.head_dim = 64, config.attention_bias = biases;
       const Llama model = drawn<Llama>(config, rng, Device::cuda());
       // Biases of q, k and v (Qwen2) and norms of q and k (Qwen3) it computes, a bias of the output it does
       // not.
@@ -327,7 +327,7 @@ TEST(GenerateOnGpu, AFormOfAnyLayerTurnsThePersistentDecoderOff) {
   if (Device::cuda().info().major < 9) GTEST_SKIP() << "skipped: the kernel needs compute capability 9.0";
   Rng rng(3);
   LlamaConfig config = wide_llama(DType::bf16);
-  config.rope = {}, config.head = 64;
+  config.rope = {}, config.head_dim = 64;
   Llama model = drawn<Llama>(config, rng, Device::cuda());
   const nn::KvCache cache = model.make_cache(1, 64);
   EXPECT_EQ(model.persistent_lacks(cache), "");

@@ -133,7 +133,7 @@ TEST(CausalModels, ErrorsNameWhatIsWrong) {
   config.kv_heads = 3;
   EXPECT_EQ(message_of([&] { Llama(config, rng, kCpu); }), "llama: 4 heads are not a multiple of 3 kv_heads");
   config = small_llama();
-  config.head = 5;
+  config.head_dim = 5;
   EXPECT_EQ(message_of([&] { Llama(config, rng, kCpu); }),
             "llama: heads of 5 elements; positions turn pairs, so the size must be even");
 }

@@ -33,7 +33,7 @@ inline LlamaConfig small_llama(ops::RopeScaling scaling = ops::RopeScaling::none
           .d_ff = 20,
           .heads = 4,
           .kv_heads = 2,
-          .head = 6,
+          .head_dim = 6,
           .layers = 2,
           .rope = {.scaling = scaling, .factor = 2, .trained_length = 4},
           .init_deviation = 0.3,

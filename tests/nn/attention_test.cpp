@@ -97,32 +97,38 @@ TEST(Attend, LengthsOnTheDevice) {
 
 TEST(SelfAttention, HeadsThatDoNotDivideTheWidth) {
   Rng rng(1);
-  const auto make = [&](const SelfAttentionOptions& options) {
-    return SelfAttention(8, options, rng, Device::cpu());
-  };
+  const auto make = [&](const SelfAttentionOptions& options) { return SelfAttention(8, rng, options); };
   expect_error([&] { make({.heads = 0}); }, {"self attention: 0 heads"});
   expect_error([&] { make({.heads = 3}); }, {"self attention: d 8", "number of heads 3"});
   expect_error([&] { make({.heads = 4, .kv_heads = 3}); }, {"self attention: 4 heads and 3 kv_heads"});
-  expect_error([&] { make({.heads = 4, .head = -2}); }, {"self attention: heads of -2 features"});
-  EXPECT_EQ(make({.heads = 3, .head = 5}).out.in, 15);
+  expect_error([&] { make({.heads = 4, .head_dim = -2}); }, {"self attention: head_dim is -2"});
+  EXPECT_EQ(make({.heads = 3, .head_dim = 5}).out.in, 15);
+}
+
+TEST(SelfAttention, StartsAsItsLinearLayersDo) {
+  Rng rng(1), same(1), other(2);
+  const SelfAttention layer(8, rng, {.heads = 2, .kv_heads = 1});
+  const Linear qkv(8, 16, same), out(8, 8, same);
+  for (const auto& [got, want] : {std::pair(layer.qkv, qkv), std::pair(layer.out, out)}) {
+    EXPECT_EQ(got.weight.to_vector<float>(), want.weight.to_vector<float>());
+    EXPECT_EQ(got.bias.to_vector<float>(), want.bias.to_vector<float>());
+  }
+  EXPECT_NE(qkv.weight.to_vector<float>(), std::vector<float>(8 * 16));
+  const SelfAttention blank(8, other, {.heads = 2, .init = Init::zeros});
+  EXPECT_EQ(blank.out.weight.to_vector<float>(), std::vector<float>(8 * 8));
 }
 
 TEST(PrefixBlock, NeedsTheWidthOfItsMlp) {
   Rng rng(1);
-  const auto make = [&](const PrefixBlockOptions& options) {
-    return PrefixBlock(8, options, rng, Device::cpu());
-  };
-  expect_error([&] { make({.heads = 2}); }, {"prefix block: hidden is 0", "1 or more", "4 d = 32"});
-  expect_error([&] { make({.heads = 2, .hidden = -3}); }, {"prefix block: hidden is -3"});
-  EXPECT_EQ(make({.heads = 2, .hidden = 1}).mlp.down.in, 1);
+  const auto make = [&](int64_t hidden) { return PrefixBlock(8, hidden, rng, {.heads = 2}); };
+  expect_error([&] { make(0); }, {"prefix block: hidden is 0", "1 or more", "4 d = 32"});
+  expect_error([&] { make(-3); }, {"prefix block: hidden is -3"});
+  EXPECT_EQ(make(1).mlp.down.in, 1);
 }
 
 TEST(SelfAttention, LayersShareTheStarts) {
   Rng rng(1);
-  SelfAttention layer(8, {.heads = 2, .kv_heads = 1, .causal = true, .dtype = DType::f64}, rng,
-                      Device::cpu());
-  for (const Tensor& weight : {layer.qkv.weight, layer.out.weight})
-    ops::fill_normal(weight.detach(), 0, 1, rng);
+  SelfAttention layer(8, rng, {.heads = 2, .kv_heads = 1, .causal = true, .dtype = DType::f64});
   const Tensor x = random({6, 8}, 4);
   const AttentionPass pass{.sequences = {{4, 2}}};
   const auto wanted = layer(x, pass).to_vector<double>();
@@ -136,9 +142,7 @@ TEST(SelfAttention, LayersShareTheStarts) {
 
 TEST(SelfAttention, MakesTheRowsThatAreWanted) {
   Rng rng(1);
-  SelfAttention layer(8, {.heads = 2, .dtype = DType::f64}, rng, Device::cpu());
-  for (const Tensor& weight : {layer.qkv.weight, layer.out.weight})
-    ops::fill_normal(weight.detach(), 0, 1, rng);
+  SelfAttention layer(8, rng, {.heads = 2, .dtype = DType::f64});
   const Tensor x = random({6, 8}, 4), rows = Tensor::from(std::vector<int64_t>{4, 0, 5}, {3});
   for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{4, 2}, {3, 3}}) {
     const Tensor all = layer(x, {.sequences = {lengths}}),

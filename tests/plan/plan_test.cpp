@@ -24,7 +24,7 @@ TEST(LanguagePlan, CountsTheParametersOfTheModel) {
                               .d_ff = 37,
                               .heads = 4,
                               .kv_heads = 2,
-                              .head = 8,
+                              .head_dim = 8,
                               .layers = 2};
     llama.tied = tied, llama.attention_bias = tied, llama.gated = tied;
     EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));

@@ -40,7 +40,7 @@ TEST(Config, AbsentFieldsHaveTheDefaultsOfTransformers) {
   EXPECT_EQ(gpt2.dtype, DType::f32);
   const auto plain = llama(parse_config("c", with("llama", R"("num_attention_heads": 16)")));
   EXPECT_EQ(plain.kv_heads, 16);
-  EXPECT_EQ(plain.head_size(), 256);
+  EXPECT_EQ(plain.effective_head_dim(), 256);
   EXPECT_EQ(plain.eps, 1e-6);
   EXPECT_FALSE(plain.tied);
   const auto roberta = bert(parse_config("c", with("roberta", "")));
@@ -115,14 +115,14 @@ TEST(Config, LlamasFamiliesHaveDefaultsOfTheirOwn) {
   EXPECT_EQ(family("mistral", R"("num_key_value_heads": null)").kv_heads, 32);
   const auto second = family("mistral", R"("sliding_window": null, "head_dim": 64)");
   EXPECT_EQ(second.longest(), 131072);
-  EXPECT_EQ(second.head_size(), 64);
+  EXPECT_EQ(second.effective_head_dim(), 64);
   const auto qwen2 = family("qwen2");
   EXPECT_TRUE(qwen2.qkv_bias());
   EXPECT_FALSE(qwen2.attention_bias);  // none of the output projection
   EXPECT_EQ(qwen2.vocabulary, 151936);
   const auto qwen3 = family("qwen3", R"("hidden_size": 1024, "num_attention_heads": 64)");
   EXPECT_TRUE(qwen3.qk_norm());
-  EXPECT_EQ(qwen3.head_size(), 128);
+  EXPECT_EQ(qwen3.effective_head_dim(), 128);
   EXPECT_FALSE(qwen3.qkv_bias());
   EXPECT_EQ(family("phi3").eps, 1e-5);
   EXPECT_EQ(family("phi3", R"("resid_pdrop": 0.1, "embd_pdrop": 0.2)").embedding_dropout, 0.2);
@@ -419,7 +419,7 @@ TEST(Config, WhatIsWrittenReadsBackTheSame) {
                                .d_ff = 31,
                                .heads = 4,
                                .kv_heads = 2,
-                               .head = 8,
+                               .head_dim = 8,
                                .layers = 2,
                                .eps = 1e-4,
                                .activation = ops::Activation::relu_squared,
@@ -449,7 +449,7 @@ TEST(Config, WhatIsWrittenReadsBackTheSame) {
                                  .d_ff = 31,
                                  .heads = 4,
                                  .kv_heads = 2,
-                                 .head = 8,
+                                 .head_dim = 8,
                                  .layers = 2,
                                  .window = family == LlamaFamily::llama ? 0 : window,
                                  .full_layers = family == LlamaFamily::qwen3 && window > 0 ? 1 : 0,

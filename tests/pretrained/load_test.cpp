@@ -181,7 +181,7 @@ TEST_F(Load, NamesOfEachFamilyAreThoseOfTransformersAndStay) {
                                  .d_ff = 6,
                                  .heads = 4,
                                  .kv_heads = 2,
-                                 .head = 6,
+                                 .head_dim = 6,
                                  .layers = 2,
                                  .gated = one.family != LlamaFamily::arcee,
                                  .tied = tied,

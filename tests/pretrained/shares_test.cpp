@@ -140,7 +140,7 @@ TEST(Shares, TheRanksHaveEachElementOnceAndNoMoreMemory) {
       EXPECT_EQ(share.heads * ranks, config.heads);
       EXPECT_EQ(share.kv_heads * ranks, config.kv_heads);
       EXPECT_EQ(share.d_ff * ranks, config.d_ff);
-      EXPECT_EQ(share.head_size(), config.head_size());
+      EXPECT_EQ(share.effective_head_dim(), config.effective_head_dim());
     }
   }
   // Memory: a quarter of the weights and padding, and the whole of the norms.
