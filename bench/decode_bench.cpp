@@ -72,7 +72,7 @@ double bytes_of_step(const models::LanguageModel& model) {
   return model.visit([](const auto& held) {
     double bytes = 0;
     for (const auto& [name, parameter] : nn::parameters(held))
-      if (!parameter.shares_storage(held.token.weight) || held.head.tied())
+      if (!parameter.shares_storage(held.token.weight) || held.lm_head.tied())
         bytes += double(parameter.bytes());
     return bytes;
   });

@@ -175,6 +175,14 @@ std::map<std::string, Tensor> Checkpoint::tensors() const {
   return tensors;
 }
 
+void Checkpoint::rename(const std::string& name, const std::string& other) {
+  const auto found = values_.find(name);
+  check(found != values_.end() && !values_.contains(other), "checkpoint: cannot rename '", shown(name),
+        "' to '", shown(other), "': ", found == values_.end() ? "there is none" : "the name is taken");
+  put(other, found->second);
+  values_.erase(name);
+}
+
 const Checkpoint::Value* Checkpoint::find(const std::string& name) const {
   const auto found = values_.find(name);
   return found == values_.end() ? nullptr : &found->second;

@@ -83,6 +83,8 @@ class Checkpoint {
   /// The tensors alone, by name: for nn::load, which takes some of them, under other names and of other
   /// dtypes.
   std::map<std::string, Tensor> tensors() const;
+  /// Gives a value that there is another name, which must be free.
+  void rename(const std::string& name, const std::string& other);
   /// Null if there is none.
   const Value* find(const std::string& name) const;
   /// One value. Throws if there is none or it is of another type.

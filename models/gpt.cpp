@@ -65,8 +65,8 @@ Gpt::Gpt(const GptConfig& given, const Rng& rng, Device device, Start start)
       position(config.positions + config.position_offset(), config.d_model, rng, device,
                {.deviation = 0, .dtype = config.dtype}),
       norm(config.d_model, device, norm_options(config)),
-      head(config.d_model, config.vocabulary, rng, device,
-           {.tied = config.tied, .dtype = config.dtype, .init = nn::Init::zeros}),
+      lm_head(config.d_model, config.vocabulary, rng, device,
+              {.tied = config.tied, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.embedding_dropout, rng) {
   for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(config, rng, device);
   if (start == Start::blank) return;
@@ -80,7 +80,7 @@ Gpt::Gpt(const GptConfig& given, const Rng& rng, Device device, Start start)
     draw(block.mlp.up, rng, deviation);
     draw(block.mlp.down, rng, onto_residual);
   }
-  if (!head.tied()) draw(head.out, rng, deviation);
+  if (!lm_head.tied()) draw(lm_head.out, rng, deviation);
 }
 
 nn::AttentionPass Gpt::begin(const Tensor& tokens, const nn::Sequences& sequences) const {
@@ -114,13 +114,13 @@ Residual Gpt::block(int64_t i, const Residual& x, const nn::AttentionPass& pass,
 
 Tensor Gpt::finish(const Residual& x, Site site) const {
   const nn::LayerCall call(*this, site);
-  return head(add_norm(norm, x).y, token);
+  return lm_head(add_norm(norm, x).y, token);
 }
 
 Tensor Gpt::finish(const Residual& x, const Tensor& targets, Site site) const {
   const nn::LayerCall call(*this, site);
   const Tensor last = add_norm(norm, x).y;
-  return head.loss(last, flat_targets("gpt", targets, last.size(0)), token);
+  return lm_head.loss(last, flat_targets("gpt", targets, last.size(0)), token);
 }
 
 Residual Gpt::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {

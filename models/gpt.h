@@ -112,7 +112,7 @@ struct Gpt {
 
   void fields(auto&& visit) {
     visit("token", token), visit("position", position), visit("blocks", blocks), visit("norm", norm);
-    visit("head", head), visit("dropout", dropout);
+    visit("lm_head", lm_head), visit("dropout", dropout);
   }
   nn::LayerName layer_name;  // for messages
 
@@ -120,7 +120,7 @@ struct Gpt {
   nn::Embedding token, position;
   std::vector<GptBlock> blocks;
   nn::LayerNorm norm;
-  nn::LmHead head;
+  nn::LmHead lm_head;
   nn::Dropout dropout;
 
  private:

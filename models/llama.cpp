@@ -150,8 +150,8 @@ Llama::Llama(const LlamaConfig& whole, const LlamaConfig& share, const Rng& rng,
       ranks(ranks),
       token(share.vocabulary, config.d_model, rng, device, {.deviation = 0, .dtype = config.dtype}),
       norm(config.d_model, device, norm_options(config)),
-      head(config.d_model, share.vocabulary, rng, device,
-           {.tied = config.tied, .dtype = config.dtype, .init = nn::Init::zeros}),
+      lm_head(config.d_model, share.vocabulary, rng, device,
+              {.tied = config.tied, .dtype = config.dtype, .init = nn::Init::zeros}),
       dropout(config.embedding_dropout, rng) {
   for (int64_t i = 0; i < config.layers; ++i) blocks.emplace_back(share, rng, device, ranks);
   if (ranks.shares()) {
@@ -166,7 +166,7 @@ Llama::Llama(const LlamaConfig& whole, const LlamaConfig& share, const Rng& rng,
     for (const nn::Linear* linear :
          {&block.attention.qkv, &block.attention.out, &block.mlp.up, &block.mlp.down})
       draw(*linear, rng, deviation);
-  if (!head.tied()) draw(head.out, rng, deviation);
+  if (!lm_head.tied()) draw(lm_head.out, rng, deviation);
 }
 
 Tensor Llama::rope_table(int64_t length) const {
@@ -213,7 +213,7 @@ Tensor Llama::last_norm(const Residual& x) const {
 }
 
 Tensor Llama::logits(const Tensor& last) const {
-  const Tensor own = head(last, token);
+  const Tensor own = lm_head(last, token);
   return ranks.shares() ? ranks.gather(own, config.vocabulary) : own;
 }
 
@@ -225,7 +225,7 @@ Tensor Llama::finish(const Residual& x, Site site) const {
 Tensor Llama::finish(const Residual& x, const Tensor& targets, Site site) const {
   const nn::LayerCall call(*this, site);
   const Tensor last = last_norm(x), flat = flat_targets(name_of(config.family), targets, last.size(0));
-  return ranks.shares() ? ops::cross_entropy(logits(last), flat) : head.loss(last, flat, token);
+  return ranks.shares() ? ops::cross_entropy(logits(last), flat) : lm_head.loss(last, flat, token);
 }
 
 Residual Llama::hidden(const Tensor& tokens, const nn::AttentionPass& pass) const {

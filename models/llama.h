@@ -36,7 +36,7 @@ LlamaFamily parse_llama_family(std::string_view name);  // throws, naming the ch
 ///           may be fewer than heads
 ///           FFN gated:  down(act(gate) up), gate and up from one product; with SiLU this is ops::swiglu
 ///           FFN plain:  down(act(up)), as with the squared ReLU of Haziza et al., arXiv:2503.16672
-///   logits = head(RMSNorm(x)), the head being the token table if `tied`
+///   logits = lm_head(RMSNorm(x)), the LM head being the token table if `tied`
 struct LlamaConfig {
   LlamaFamily family = LlamaFamily::llama;
   int64_t vocabulary = 32000;
@@ -147,7 +147,7 @@ struct Llama {
   std::string persistent_lacks(const nn::KvCache& cache) const;
 
   void fields(auto&& visit) {
-    visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("head", head);
+    visit("token", token), visit("blocks", blocks), visit("norm", norm), visit("lm_head", lm_head);
     visit("dropout", dropout);
   }
   nn::LayerName layer_name;  // for messages
@@ -157,7 +157,7 @@ struct Llama {
   nn::Embedding token;
   std::vector<LlamaBlock> blocks;
   nn::RmsNorm norm;
-  nn::LmHead head;
+  nn::LmHead lm_head;
   nn::Dropout dropout;
 
  private:

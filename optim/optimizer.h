@@ -71,7 +71,7 @@ bool decays(const nn::NamedParameter& parameter);
 
 /// The weights of hidden layers, by the names of the bundled models: those that decay, have at least two rows
 /// and two columns, and belong neither to an embedding nor to a head, that is to no part whose name begins
-/// with the word token, position, type, embed, embedding, head (or the plural), classifier or language.
+/// with the word token, position, type, embed, embedding, head (or the plural), lm, classifier or language.
 bool is_hidden_matrix(const nn::NamedParameter& parameter);
 
 /// An optimizer: parameters, the rules that update them (optim/rule.h), and everything that all rules share.

@@ -38,9 +38,9 @@ std::vector<std::vector<std::string>> words_of(std::string_view name) {
 bool is_hidden_matrix(const nn::NamedParameter& parameter) {
   const Tensor& tensor = parameter.tensor;
   if (!decays(parameter) || tensor.size(-1) < 2 || tensor.size(-2) < 2) return false;
-  constexpr std::string_view kOuter[] = {"token", "tokens",     "position",  "positions",  "type",
-                                         "types", "embed",      "embedding", "embeddings", "head",
-                                         "heads", "classifier", "language"};
+  constexpr std::string_view kOuter[] = {"token", "tokens", "position",   "positions",  "type",
+                                         "types", "embed",  "embedding",  "embeddings", "head",
+                                         "heads", "lm",     "classifier", "language"};
   return std::ranges::none_of(words_of(parameter.name), [&](const auto& part) {
     return !part.empty() && std::ranges::find(kOuter, part.front()) != std::end(kOuter);
   });

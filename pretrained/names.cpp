@@ -107,7 +107,7 @@ NameTable name_table(const models::GptConfig& c) {
   if (c.tied)
     table.tied = {"lm_head.weight"};
   else
-    table.rules.push_back({"head.weight", {{"lm_head.weight", {c.vocabulary, c.d_model}}}});
+    table.rules.push_back({"lm_head.weight", {{"lm_head.weight", {c.vocabulary, c.d_model}}}});
   return table;
 }
 
@@ -146,7 +146,7 @@ NameTable name_table(const models::LlamaConfig& c) {
   if (c.tied)
     table.tied = {"lm_head.weight"};
   else
-    table.rules.push_back({"head.weight", {{"lm_head.weight", {c.vocabulary, c.d_model}}}});
+    table.rules.push_back({"lm_head.weight", {{"lm_head.weight", {c.vocabulary, c.d_model}}}});
   return table;
 }
 

@@ -50,7 +50,7 @@ ParameterShare share_of(const std::string& name, const models::LlamaConfig& conf
   const auto part = [&](int64_t begin, int64_t count) { return part_of(begin, count, rank, ranks); };
   const auto of = [&](const char* layer) { return name.find(layer) != std::string::npos; };
   const bool is_bias = name.ends_with(".bias");
-  if (name == "token.weight" || name == "head.weight") {
+  if (name == "token.weight" || name == "lm_head.weight") {
     const int64_t each = nn::TensorParallel::vocabulary_rows(config.vocabulary, ranks),
                   begin = std::min(rank * each, config.vocabulary);
     return {{{begin, std::min(begin + each, config.vocabulary)}}};

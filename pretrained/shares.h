@@ -25,7 +25,7 @@ struct ParameterShare {
 
 /// The share of the parameter `name` ("blocks.3.attention.qkv.weight", by our names) of the model, on rank
 /// `rank` of `ranks`:
-///   token, head              rows of the vocabulary
+///   token, lm_head           rows of the vocabulary
 ///   attention.qkv, mlp.up    rows: of its heads, of the gate and of the other half
 ///   attention.out, mlp.down  columns: those multiplied with its heads and hidden features; bias on rank 0
 ///   norms                    all

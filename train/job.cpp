@@ -38,6 +38,12 @@ bool Job::may_be_missing(const std::string& name) {
   return false;
 }
 
+std::string Job::former_name(std::string name) {
+  const std::string present = ".lm_head.", former = ".head.";
+  const size_t place = name.find(present);
+  return place == name.npos ? name : name.replace(place, present.size(), former);
+}
+
 /// At once: an error of the first checkpoint would lose what was trained until then.
 void Job::check_name(const std::string& name) const {
   check(name != "step" && name != "job", "job: keep(\"", name,

@@ -159,6 +159,8 @@ class Job {
     std::function<void(io::Checkpoint::Restoring&)> compare, assign;
   };
   static bool may_be_missing(const std::string& name);
+  /// The name that checkpoints of earlier versions have for a part of a bundled model; of others their own.
+  static std::string former_name(std::string name);
   Leaves kept_leaves() const;
   void check_name(const std::string& name) const;
   void check_seed(const std::string& name, const Rng& rng) const;
@@ -187,7 +189,11 @@ void Job::keep(const std::string& name, Part& part) {
                          for_each_field(
                              part,
                              [&](const std::string& field, const auto& leaf) {
-                               if (may_be_missing(field) && !stored.find(field)) stored.add(field, leaf);
+                               if (stored.find(field)) return;
+                               if (const std::string former = former_name(field); stored.find(former))
+                                 stored.rename(former, field);
+                               else if (may_be_missing(field))
+                                 stored.add(field, leaf);
                              },
                              name);
                        },

@@ -95,6 +95,17 @@ TEST(Checkpoint, RoundTripsAModel) {
   EXPECT_TRUE(same(load_safetensors(folder / "file").at("heads.1.weight"), model.heads[1].weight));
 }
 
+TEST(Checkpoint, AValueGetsAnotherName) {
+  Checkpoint checkpoint;
+  checkpoint.add("a", int64_t{1}).add("b", int64_t{2});
+  checkpoint.rename("a", "c");
+  EXPECT_EQ(checkpoint.find("a"), nullptr);
+  EXPECT_EQ(checkpoint.get<int64_t>("c"), 1);
+  expect_error([&] { checkpoint.rename("b", "c"); }, {"cannot rename 'b' to 'c'", "the name is taken"});
+  expect_error([&] { checkpoint.rename("a", "d"); }, {"cannot rename 'a' to 'd'", "there is none"});
+  EXPECT_EQ(checkpoint.get<int64_t>("b"), 2);
+}
+
 TEST(Checkpoint, APartIsRestoredAlone) {
   const TemporaryFolder folder;
   Model model = make_model(1), other = make_model(100);

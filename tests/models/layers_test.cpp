@@ -105,7 +105,7 @@ TEST(LayersOfModels, ACapturedStepFollowsTheForms) {
   Tensor loss = Tensor::empty({}, DType::f32, Device::cuda());
   Captured step(Device::cuda(), [&] { loss.copy_from(model.loss(tokens, targets)); });
   for (nn::Form* const form :
-       {&model.blocks[0].attention.qkv.form, &model.blocks[1].mlp.down.form, &model.head.out.form})
+       {&model.blocks[0].attention.qkv.form, &model.blocks[1].mlp.down.form, &model.lm_head.out.form})
     for (const bool scaled : {true, false}) {
       *form = scaled ? nn::Form(nn::Scaled{1.5}) : nn::Form(nn::Dense{});
       const double wanted = model.loss(tokens, targets).item();

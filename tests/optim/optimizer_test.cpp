@@ -388,7 +388,8 @@ TEST(Groups, HiddenMatricesAreThoseOfNoEmbeddingAndNoHead) {
   };
   for (const char* const name :
        {"token.weight", "tokens.weight", "position", "type.weight", "embed_in.weight", "embedding.weight",
-        "head.weight", "heads.0.weight", "a.classifier.dense", "language.dense.weight", "norm.weight"})
+        "head.weight", "heads.0.weight", "lm_head.weight", "a.classifier.dense", "language.dense.weight",
+        "norm.weight"})
     EXPECT_FALSE(is_hidden(name)) << name;
   for (const char* const name :
        {"blocks.0.mlp.up.weight", "headroom.weight", "typewriter.weight", "positional.0.weight"})

@@ -126,7 +126,7 @@ class Model:
             x = x + self.linear(block + "attention.out", mixed.transpose(1, 2).reshape(batch, length, -1))
             gate, up = self.linear(block + "mlp.up", self.norm(block + "norm2", x)).split(FF, -1)
             x = x + self.linear(block + "mlp.down", F.silu(gate) * up)
-        return F.cross_entropy((self.norm("norm", x) @ self.p["head.weight"].T).flatten(0, 1), targets.flatten())
+        return F.cross_entropy((self.norm("norm", x) @ self.p["lm_head.weight"].T).flatten(0, 1), targets.flatten())
 
 
 # ---- the optimizers ----

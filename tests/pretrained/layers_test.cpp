@@ -118,7 +118,7 @@ TEST(LinearModules, TiedHeadsAreModulesToo) {
   Rng rng(3);
   models::Gpt gpt(models::small_gpt(), rng, kCpu);
   const LinearModule head = linear_modules(gpt).at("lm_head");
-  EXPECT_EQ(head.layer, &gpt.head.out);
+  EXPECT_EQ(head.layer, &gpt.lm_head.out);
   EXPECT_EQ(head.rows, 19);
   EXPECT_EQ(linear_modules(gpt).at("h.1.attn.c_attn").rows, 3 * 12);
   models::Bert bert(models::small_bert(models::BertHead::masked_lm), rng, kCpu);

@@ -20,9 +20,10 @@ bool decayed(const nn::NamedParameter& parameter) {
 bool was_hidden(const nn::NamedParameter& parameter) {
   if (!decayed(parameter) || parameter.tensor.size(-1) < 2 || parameter.tensor.size(-2) < 2) return false;
   const std::string name = "." + parameter.name;
-  return std::ranges::none_of(std::initializer_list<const char*>{".token", ".position", ".type", ".embed",
-                                                                 ".head", ".classifier", ".language"},
-                              [&](const char* outer) { return name.find(outer) != std::string::npos; });
+  return std::ranges::none_of(
+      std::initializer_list<const char*>{".token", ".position", ".type", ".embed", ".head", ".lm_head",
+                                         ".classifier", ".language"},
+      [&](const char* outer) { return name.find(outer) != std::string::npos; });
 }
 
 void expect_same_groups(const auto& model) {
