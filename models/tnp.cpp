@@ -139,7 +139,7 @@ Tensor Tnp::hidden(const TnpBatch& batch) const {
   return x;
 }
 
-Tensor Tnp::forward(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site) const {
+Tensor Tnp::operator()(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site) const {
   const nn::LayerCall call(*this, site);
   return finish(hidden({xc, yc, xt, {}}));
 }

@@ -74,7 +74,7 @@ TnpBatch part_of(const TnpBatch& whole, std::shared_ptr<const TnpSplit> split);
 struct Tnp {
   Tnp(const TnpConfig& config, const Rng& rng, Device device);
   /// Mixture parameters [N, B, K, 3], token-major.
-  Tensor forward(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
+  Tensor operator()(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
   /// Mean negative log-likelihood of the targets in nats per point. For a batch with a split, this rank's
   /// share: the sum over its own targets divided by the number of all targets, so that losses and gradients
   /// of the ranks add up to those of the whole task.
@@ -82,7 +82,7 @@ struct Tnp {
   /// Of each target (with a split, of each one of this rank's): [B, N]. For evaluation, without a tape.
   Tensor point_losses(const TnpBatch& batch, Site site = Site::here()) const;
 
-  /// The stages of a pass, of which forward and loss are composed: embed, each block in turn, finish.
+  /// The stages of a pass, of which operator() and loss are composed: embed, each block in turn, finish.
   /// embed: [L, B, d], of which the first M tokens are the context.
   Tensor embed(const Tensor& xc, const Tensor& yc, const Tensor& xt, Site site = Site::here()) const;
   /// Block i over x [L, B, d] -> [L, B, d]; the last one -> [N, B, d], the targets.

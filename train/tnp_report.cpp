@@ -99,8 +99,8 @@ Tensor columns() {
 /// Density of the model's mixture at every pixel.
 std::vector<double> model_density(const models::Tnp& model, Device device, const Tensor& xc,
                                   const Tensor& yc) {
-  const std::vector<double> mixture = model.forward(xc.to(device), yc.to(device), columns().to(device))
-                                          .to_vector<double>();  // [columns, 1, K, 3]
+  const std::vector<double> mixture =
+      model(xc.to(device), yc.to(device), columns().to(device)).to_vector<double>();  // [columns, 1, K, 3]
   const int64_t components = model.config.components;
   std::vector<double> density(size_t(kWidth) * kHeight);
   for (int column = 0; column < kWidth; ++column) {

@@ -275,7 +275,7 @@ template <class Model>
 Tensor output_of(const Model& model) {
   if constexpr (std::is_same_v<Model, Tnp>) {
     const TnpBatch batch = small_tnp_batch();
-    return model.forward(batch.xc, batch.yc, batch.xt);
+    return model(batch.xc, batch.yc, batch.xt);
   } else if constexpr (std::is_same_v<Model, Bert>) {
     return model(small_bert_batch());
   } else {
