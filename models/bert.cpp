@@ -146,14 +146,15 @@ Bert::Bert(const BertConfig& given, const Rng& rng, Device device, Start start)
 }
 
 nn::AttentionPass Bert::begin(const BertBatch& batch, bool first_alone) const {
-  if (!batch.starts.defined()) check_packed("bert", batch.tokens, batch.sequences, config.longest());
-  check(!batch.starts.defined() || (batch.positions.defined() && batch.first.defined()),
+  if (!batch.cu_seqlens.defined()) check_packed("bert", batch.tokens, batch.sequences, config.longest());
+  check(!batch.cu_seqlens.defined() || (batch.positions.defined() && batch.first_rows.defined()),
         "bert: lengths that are on the device need positions and first rows there too");
   check(!batch.types.defined() || batch.types.shape() == batch.tokens.shape(),
         "bert: types has another shape than tokens ", batch.tokens.shape());
-  nn::AttentionPass pass{.sequences = batch.sequences, .starts = batch.starts};
+  nn::AttentionPass pass{.sequences = batch.sequences, .cu_seqlens = batch.cu_seqlens};
   if (first_alone)
-    pass.rows = batch.first.defined() ? batch.first : batch.sequences.starts(batch.tokens.device());
+    pass.rows =
+        batch.first_rows.defined() ? batch.first_rows : batch.sequences.first_rows(batch.tokens.device());
   pass.rows_from = config.layers - 1;
   return pass;
 }

@@ -65,10 +65,10 @@ struct BertBatch {
   nn::Sequences sequences;  // their lengths
   /// The tensors that a pass would otherwise compute from the lengths and copy to the device, which a
   /// captured graph cannot do.
-  Tensor positions = {};  // [N] rows of the position table
-  Tensor first = {};      // [B] rows that the classifier reads; undefined: the first of every sequence
-  Tensor starts = {};  // [B + 1], see ops::AttentionSequences: then rows past the last are padding rows, and
-                       // `sequences` is not read
+  Tensor positions = {};   // [N] rows of the position table
+  Tensor first_rows = {};  // [B] rows that the classifier reads; undefined: the first of every sequence
+  Tensor cu_seqlens = {};  // [B + 1], see ops::AttentionSequences: then rows past the last are padding rows,
+                           // and `sequences` is not read
   /// [R] different rows that a masked language head reads: the last block computes these alone, and logits
   /// and targets are theirs. Undefined: every row.
   Tensor masked = {};

@@ -38,7 +38,7 @@ Tensor Sequences::positions(int64_t offset, Device device) const {
   return Tensor::from(places, {int64_t(places.size())}, device);
 }
 
-Tensor Sequences::starts(Device device) const {
+Tensor Sequences::first_rows(Device device) const {
   std::vector<int64_t> rows;
   int64_t row = 0;
   for (const int64_t length : lengths) {
@@ -48,7 +48,7 @@ Tensor Sequences::starts(Device device) const {
   return Tensor::from(rows, {count()}, device);
 }
 
-Tensor Sequences::cumulative(Device device) const {
+Tensor Sequences::cu_seqlens(Device device) const {
   std::vector<int64_t> rows{0};
   for (const int64_t length : lengths) rows.push_back(rows.back() + length);
   return Tensor::from(rows, {count() + 1}, device);
@@ -99,14 +99,14 @@ Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences
     };
     return ops::reshape(ops::attention(split(q), split(k), split(v), operator_options(options)), q.shape());
   }
-  return attend(q, k, v, sequences.cumulative(q.device()), options);
+  return attend(q, k, v, sequences.cu_seqlens(q.device()), options);
 }
 
-Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
               const AttendOptions& options, Site site) {
   const CallScope call(site);
   check_heads(q, k);
-  return ops::attention(q, k, v, ops::AttentionSequences{starts}, operator_options(options));
+  return ops::attention(q, k, v, ops::AttentionSequences{cu_seqlens}, operator_options(options));
 }
 
 // ---- layer ----
@@ -116,8 +116,8 @@ Tensor AttentionPass::wanted(const Tensor& x, int64_t layer) const {
 }
 
 const Tensor& AttentionPass::valid_rows() const {
-  if (starts.defined() && !valid.defined()) {
-    const Tensor all = starts.detach();
+  if (cu_seqlens.defined() && !valid.defined()) {
+    const Tensor all = cu_seqlens.detach();
     valid = all.slice(0, all.size(0) - 1, all.size(0)).to(DType::i32).packed();
   }
   return valid;
@@ -142,9 +142,9 @@ SelfAttention::SelfAttention(int64_t d, const Rng& rng, Device device, SelfAtten
 Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int64_t layer, Site site) const {
   if (DropBP::drops(this)) return DropBP::off_tape({}, [&] { return (*this)(x, pass, layer, site); });
   const LayerCall call(*this, site);
-  const bool uniform = !pass.starts.defined() && pass.sequences.is_uniform();
+  const bool uniform = !pass.cu_seqlens.defined() && pass.sequences.is_uniform();
   const int64_t tokens = x.size(0), all = heads + 2 * kv_heads;
-  if (!pass.starts.defined()) pass.sequences.check_tokens("attend", tokens);
+  if (!pass.cu_seqlens.defined()) pass.sequences.check_tokens("attend", tokens);
   const AttendOptions options{.causal = causal, .dropout = &dropout};
   // Sequences of one length are a batch; others stand one after another.
   const int64_t batch = uniform ? pass.sequences.count() : 1, length = batch ? tokens / batch : 0;
@@ -197,9 +197,9 @@ Tensor SelfAttention::operator()(const Tensor& x, const AttentionPass& pass, int
     pass.cache->store(layer, flat(k), flat(v), pass.sequences);
   }
   if (uniform) return joined(ops::attention(q, k, v, operator_options(options)));
-  if (pass.starts.defined()) return joined(attend(q, k, v, pass.starts, options));
-  if (!pass.cumulative.defined()) pass.cumulative = pass.sequences.cumulative(x.device());
-  return joined(attend(q, k, v, pass.cumulative, options));
+  if (pass.cu_seqlens.defined()) return joined(attend(q, k, v, pass.cu_seqlens, options));
+  if (!pass.made_cu_seqlens.defined()) pass.made_cu_seqlens = pass.sequences.cu_seqlens(x.device());
+  return joined(attend(q, k, v, pass.made_cu_seqlens, options));
 }
 
 }  // namespace tessera::nn

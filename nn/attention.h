@@ -29,9 +29,9 @@ struct Sequences {
   /// i64 [N]: the place of each token within its sequence, plus `offset`.
   Tensor positions(int64_t offset, Device device) const;
   /// i64 [count]: the row of the first token of each sequence.
-  Tensor starts(Device device) const;
+  Tensor first_rows(Device device) const;
   /// i64 [count + 1]: the same, and the end of the last, as ops::AttentionSequences has them.
-  Tensor cumulative(Device device) const;
+  Tensor cu_seqlens(Device device) const;
 };
 
 struct AttendOptions {
@@ -45,9 +45,9 @@ struct AttendOptions {
 Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
               const AttendOptions& options, Site site = Site::here());
 
-/// The same for lengths on the device: `starts` as in ops::AttentionSequences (Sequences::cumulative). A
+/// The same for lengths on the device: as in ops::AttentionSequences (Sequences::cu_seqlens). A
 /// captured step may be replayed with other values of it.
-Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_seqlens,
               const AttendOptions& options, Site site = Site::here());
 
 /// The state that all layers of one pass share.
@@ -57,16 +57,18 @@ struct AttentionPass {
   Tensor positions = {};     // position of each token, [N]; undefined: each sequence counts from 0
   KvCache* cache = nullptr;  // not null: inference with a KV cache, nothing is recorded
   bool fills_cache = false;  // prefill: the cache is empty; else decode: sequences are uniform and begun
-  Tensor starts = {};     // the lengths of a captured step that is replayed with others: attention reads them
-                          // instead of those of `sequences`, and `positions` is needed where positions turn
-  Tensor rows = {};       // [R], i64 or i32: tokens whose results are needed; undefined: all
-  int64_t rows_from = 0;  // index of the first layer that computes only `rows`
-  mutable Tensor valid = {};       // see valid_rows()
-  mutable Tensor cumulative = {};  // cu_seqlens on the device, made by the first layer that needs it
+  Tensor cu_seqlens = {};    // the lengths of a captured step that is replayed with others: attention reads
+                           // them instead of those of `sequences`, and `positions` is needed where positions
+                           // turn
+  Tensor rows = {};                     // [R], i64 or i32: tokens whose results are needed; undefined: all
+  int64_t rows_from = 0;                // index of the first layer that computes only `rows`
+  mutable Tensor valid = {};            // see valid_rows()
+  mutable Tensor made_cu_seqlens = {};  // of `sequences`, by the first layer that needs it
 
   /// Whether that layer computes only `rows`.
   bool narrows(int64_t layer) const { return rows.defined() && layer >= rows_from; }
-  /// Number of rows that hold tokens, i32 [1] on the device, if only `starts` says so; undefined: all rows.
+  /// Number of rows that hold tokens, i32 [1] on the device, if only `cu_seqlens` says so; undefined: all
+  /// rows.
   const Tensor& valid_rows() const;
   /// The rows of x [N, ...] that this layer must compute.
   Tensor wanted(const Tensor& x, int64_t layer) const;

@@ -173,7 +173,7 @@ GradientBatch rows_of(const models::BertBatch& batch, const GradientTasks& what)
   GradientBatch rows{.tokens = sequences.tokens(), .padded_rows = sequences.tokens()};
   if (what.padding == Padding::max_length) rows.padded_rows = sequences.count() * what.max_length;
   if (what.padding == Padding::longest) rows.padded_rows = sequences.count() * sequences.longest();
-  const Tensor& read = batch.masked.defined() ? batch.masked : batch.first;
+  const Tensor& read = batch.masked.defined() ? batch.masked : batch.first_rows;
   rows.last_block = read.to(Device::cpu()).to(DType::i64).to_vector<int64_t>();
   return rows;
 }

@@ -68,15 +68,16 @@ models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::Ber
                            .types = config.types > 1 ? Tensor::from(types, {rows}, device) : Tensor(),
                            .sequences = sequences,
                            .positions = Tensor::from(positions, {rows}, device),
-                           .first = sequences.starts(device)};
-  if (fixed_length > 0) result.starts = sequences.cumulative(device);
+                           .first_rows = sequences.first_rows(device)};
+  if (fixed_length > 0) result.cu_seqlens = sequences.cu_seqlens(device);
   return result;
 }
 
 void copy_batch(const models::BertBatch& to, const models::BertBatch& from) {
-  for (const auto& [ours, theirs] : {std::pair(to.tokens, from.tokens), std::pair(to.types, from.types),
-                                     std::pair(to.positions, from.positions), std::pair(to.first, from.first),
-                                     std::pair(to.starts, from.starts)})
+  for (const auto& [ours, theirs] :
+       {std::pair(to.tokens, from.tokens), std::pair(to.types, from.types),
+        std::pair(to.positions, from.positions), std::pair(to.first_rows, from.first_rows),
+        std::pair(to.cu_seqlens, from.cu_seqlens)})
     if (ours.defined()) ours.copy_from(theirs);
 }
 

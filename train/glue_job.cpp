@@ -308,7 +308,7 @@ void GlueJob::estimate_rows(uint64_t step) {
     const int64_t all = batch_.tokens.count();
     const bool padded = settings_.batches == "padded";
     return AutoRows::BatchRows{
-        .rows = all, .valid = padded ? batch_.starts.to(DType::i64).to_vector<int64_t>().back() : all};
+        .rows = all, .valid = padded ? batch_.cu_seqlens.to(DType::i64).to_vector<int64_t>().back() : all};
   };
   const auto backward_again = [&] {
     rng_.set_state(masks);

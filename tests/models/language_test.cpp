@@ -432,7 +432,7 @@ TEST(Bert, TheHeadsBlockMakesFirstTokensAlone) {
     };
     const auto alone = gradients([&] { return model.encode_first(batch); });
     const auto of_all =
-        gradients([&] { return ops::gather_rows(model.encode(batch), batch.sequences.starts(kCpu)); });
+        gradients([&] { return ops::gather_rows(model.encode(batch), batch.sequences.first_rows(kCpu)); });
     for (size_t i = 0; i < alone.size(); ++i)
       EXPECT_LT(largest_difference(alone[i], of_all[i]), 100 * kRounding) << i;  // gradients of a few tens
   }

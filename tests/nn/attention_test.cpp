@@ -24,8 +24,8 @@ TEST(Sequences, CountTheirTokens) {
   EXPECT_TRUE(Sequences{}.is_uniform());
   EXPECT_EQ(some.positions(10, Device::cpu()).to_vector<int64_t>(),
             (std::vector<int64_t>{10, 11, 12, 10, 10, 11}));
-  EXPECT_EQ(some.starts(Device::cpu()).to_vector<int64_t>(), (std::vector<int64_t>{0, 3, 4}));
-  EXPECT_EQ(some.cumulative(Device::cpu()).to_vector<int64_t>(), (std::vector<int64_t>{0, 3, 4, 6}));
+  EXPECT_EQ(some.first_rows(Device::cpu()).to_vector<int64_t>(), (std::vector<int64_t>{0, 3, 4}));
+  EXPECT_EQ(some.cu_seqlens(Device::cpu()).to_vector<int64_t>(), (std::vector<int64_t>{0, 3, 4, 6}));
   EXPECT_EQ(message_of([&] { some.check_tokens("model", 7); }),
             "model: 3 sequences of 6 tokens in all, but 7 are given");
   EXPECT_EQ(message_of([&] {
@@ -84,14 +84,14 @@ TEST(Attend, StaysWithinItsSequenceAndSharesKeyHeads) {
 TEST(Attend, LengthsOnTheDevice) {
   const Tensor q = random({8, 4, 6}, 1), k = random({8, 2, 6}, 2), v = random({8, 2, 6}, 3);
   const Sequences some{{3, 1, 4}};
-  const Tensor starts = some.cumulative(Device::cpu());
+  const Tensor cu_seqlens = some.cu_seqlens(Device::cpu());
   const auto wanted = attend(q, k, v, some, {.causal = true}).to_vector<double>();
-  EXPECT_EQ(attend(q, k, v, starts, {.causal = true}).to_vector<double>(), wanted);
+  EXPECT_EQ(attend(q, k, v, cu_seqlens, {.causal = true}).to_vector<double>(), wanted);
   // With one stream the same probabilities are dropped.
   Rng rng(1), same(1);
   const Dropout dropout(0.5, rng), dropout_again(0.5, same);
   const auto some_dropped = attend(q, k, v, some, {.dropout = &dropout}).to_vector<double>();
-  EXPECT_EQ(attend(q, k, v, starts, {.dropout = &dropout_again}).to_vector<double>(), some_dropped);
+  EXPECT_EQ(attend(q, k, v, cu_seqlens, {.dropout = &dropout_again}).to_vector<double>(), some_dropped);
   EXPECT_NE(attend(q, k, v, some, {}).to_vector<double>(), some_dropped);
 }
 
@@ -126,18 +126,18 @@ TEST(PrefixBlock, NeedsTheWidthOfItsMlp) {
   EXPECT_EQ(make(1).mlp.down.in, 1);
 }
 
-TEST(SelfAttention, LayersShareTheStarts) {
+TEST(SelfAttention, LayersShareCuSeqlens) {
   Rng rng(1);
   SelfAttention layer(8, rng, {.heads = 2, .kv_heads = 1, .causal = true, .dtype = DType::f64});
   const Tensor x = random({6, 8}, 4);
   const AttentionPass pass{.sequences = {{4, 2}}};
   const auto wanted = layer(x, pass).to_vector<double>();
-  ASSERT_TRUE(pass.cumulative.defined());
-  const Tensor first = pass.cumulative;
+  ASSERT_TRUE(pass.made_cu_seqlens.defined());
+  const Tensor first = pass.made_cu_seqlens;
   layer(x, pass);
-  EXPECT_TRUE(pass.cumulative.shares_storage(first));
+  EXPECT_TRUE(pass.made_cu_seqlens.shares_storage(first));
   // Given for a replayed step: they take precedence over the host's lengths.
-  EXPECT_EQ(layer(x, {.sequences = {{3, 3}}, .starts = first}).to_vector<double>(), wanted);
+  EXPECT_EQ(layer(x, {.sequences = {{3, 3}}, .cu_seqlens = first}).to_vector<double>(), wanted);
 }
 
 TEST(SelfAttention, MakesTheRowsThatAreWanted) {

@@ -142,7 +142,7 @@ TEST(SliceForm, PaddingRowsOfAPassAreNotChosen) {
   Rng rng(1), draws(7);
   Linear layer(5, 4, rng, kCpu, {.dtype = DType::f64});
   const Tensor x = random({9, 5}, 2), dy = random({9, 4}, 3);
-  const AttentionPass pass{.starts = Tensor::from(std::vector<int64_t>{0, 2, 5}, {3})};
+  const AttentionPass pass{.cu_seqlens = Tensor::from(std::vector<int64_t>{0, 2, 5}, {3})};
   EXPECT_EQ(pass.valid_rows().to_vector<int64_t>(), (std::vector<int64_t>{5}));
   for (const SelectMode mode :
        {SelectMode::first, SelectMode::top_norm, SelectMode::random, SelectMode::importance}) {

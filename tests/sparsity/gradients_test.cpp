@@ -211,12 +211,12 @@ TEST(Gradients, RowsThatAreNotComputedAreZeroRowsOfAPaddedBatch) {
                               }
                             }});
     Tape tape;
-    tape.backward(model.finish(ops::gather_rows(model.encode(padded), padded.first), batch.labels));
+    tape.backward(model.finish(ops::gather_rows(model.encode(padded), padded.first_rows), batch.labels));
   }
   for (const nn::NamedParameter& parameter : nn::parameters(model)) zero_grad(parameter.tensor);
 
   GradientMeter meter(model, "all", {});
-  const auto first = packed.first.to_vector<int64_t>();
+  const auto first = packed.first_rows.to_vector<int64_t>();
   meter.begin({.tokens = packed.tokens.count(), .padded_rows = 4 * 24, .last_block = first});
   Tape tape;
   tape.backward(model.loss(packed, batch.labels));
