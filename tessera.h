@@ -85,7 +85,7 @@
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_activation.h"
 #include "ops/linear/linear_swiglu.h"
-#include "ops/linear/slice.h"
+#include "ops/linear/sliced_backward.h"
 #include "ops/linear/sparse_low_rank.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/losses/losses.h"

@@ -15,7 +15,7 @@ int main() {
                       .layers = 2,
                       .head = models::BertHead::classify},
                      rng, Device::best());
-  const nn::Slice slice{.rows = ops::SelectMode::importance, .share = 0.25, .rng = draws};
+  const nn::SlicedBackward slice{.rows = ops::SelectMode::importance, .share = 0.25, .rng = draws};
   const auto layers =
       pretrained::set_form(pretrained::linear_modules(model),
                            "encoder.layer.*.intermediate.dense,encoder.layer.*.output.dense", slice);

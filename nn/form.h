@@ -6,7 +6,7 @@
 
 #include "nn/module.h"
 #include "ops/activation/activation.h"
-#include "ops/linear/slice.h"
+#include "ops/linear/sliced_backward.h"
 #include "ops/linear/sparse_low_rank.h"
 #include "ops/mlp/mlp_sparse24.h"
 #include "ops/sparse_linear/sparse_linear.h"
@@ -33,7 +33,7 @@ struct Scaled {
 /// The plain GEMM, whose backward pass multiplies some of the rows only. Layers that have one
 /// operator for two (Mlp) choose their rows together while both carry the same slice.
 /// GroupedLinear has no sliced backward pass and throws.
-using Slice = ops::Slice;
+using SlicedBackward = ops::SlicedBackward;
 
 /// y = gate(x) W^T + bias with W compressed (ops::sparse_linear): the layer has no dense weight, and throws
 /// while a tape is recording. Of a Linear alone; GroupedLinear throws.
@@ -158,7 +158,7 @@ struct ColumnsPlusLowRank {
 /// same slice, or sparse24, by itself or in low_rank), and otherwise calls its linear layers one after the
 /// other; what cannot do that (DecoderLayers) says which layer prevents it. A captured step whose layers have
 /// other forms than when it was captured is captured again.
-using Form = std::variant<Dense, Scaled, Slice, Compressed, Sparse24, Weights24, LowRank, Cola,
+using Form = std::variant<Dense, Scaled, SlicedBackward, Compressed, Sparse24, Weights24, LowRank, Cola,
                           SparsePlusLowRank, ColumnsPlusLowRank>;
 
 inline bool is_dense(const Form& form) {

@@ -43,7 +43,7 @@ Tensor multiply(const Scaled& scaled, const Tensor& x, const Tensor& weight, con
                 const Tensor& residual) {
   return ops::linear(ops::scale(x, scaled.factor), weight, bias, residual);
 }
-Tensor multiply(const Slice& slice, const Tensor& x, const Tensor& weight, const Tensor& bias,
+Tensor multiply(const SlicedBackward& slice, const Tensor& x, const Tensor& weight, const Tensor& bias,
                 const Tensor& residual) {
   return ops::linear(x, weight, bias, residual, SliceScope::completed(slice));
 }
@@ -107,7 +107,7 @@ Tensor multiply_groups(const Scaled& scaled, const Tensor& x, const Tensor& weig
                        bool shared) {
   return ops::grouped_linear(ops::scale(x, scaled.factor), weight, bias, shared);
 }
-Tensor multiply_groups(const Slice& slice, const Tensor&, const Tensor&, const Tensor&, bool) {
+Tensor multiply_groups(const SlicedBackward& slice, const Tensor&, const Tensor&, const Tensor&, bool) {
   fail_at(Site::here(),
           "nn: a grouped linear layer has no sliced backward pass (its slice: ", to_string(slice),
           "); set its form to Dense");

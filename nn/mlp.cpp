@@ -19,9 +19,9 @@ namespace tessera::nn {
 namespace {
 
 /// The slice that both layers carry, or null.
-const Slice* common_slice(const Linear& up, const Linear& down) {
-  const auto* const one = std::get_if<Slice>(&up.form);
-  const auto* const other = std::get_if<Slice>(&down.form);
+const SlicedBackward* common_slice(const Linear& up, const Linear& down) {
+  const auto* const one = std::get_if<SlicedBackward>(&up.form);
+  const auto* const other = std::get_if<SlicedBackward>(&down.form);
   return one && other && *one == *other ? one : nullptr;
 }
 
@@ -85,7 +85,7 @@ Tensor Mlp::operator()(const Tensor& x, const Tensor& residual, Site site) const
   if (HiddenL1::wanted()) return with_l1(x, residual);
   if (!gated && !run_separately(up, down))
     return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual);
-  const Slice* const slice = common_slice(up, down);
+  const SlicedBackward* const slice = common_slice(up, down);
   if (!slice) return down(hidden(x), residual);
   if (!gated && !Observe::sees(&up) && !Observe::sees(&down))
     return ops::mlp(x, up.weight, down.weight, activation, up.bias, down.bias, residual,
@@ -97,7 +97,7 @@ Tensor Mlp::operator()(const Tensor& x, const Tensor& residual, Site site) const
 Tensor Mlp::hidden(const Tensor& x) const {
   const bool is_swiglu = gated && activation == ops::Activation::silu;
   if (is_swiglu && !up.bias.defined() && !run_separately(up)) return ops::linear_swiglu(x, up.weight);
-  if (const auto* const slice = std::get_if<Slice>(&up.form);
+  if (const auto* const slice = std::get_if<SlicedBackward>(&up.form);
       slice && is_swiglu && !up.bias.defined() && !Observe::sees(&up))
     return ops::linear_swiglu(x, up.weight, SliceScope::completed(*slice));
   if (const ops::SparsePart* const parts = is_swiglu ? gate_and_up(up, x) : nullptr) {

@@ -21,7 +21,7 @@ class SliceScope {
   static SliceScope of_shared_rows();
 
   /// The slice completed with the scope's facts, as operators take it.
-  static Slice completed(const Slice& slice);
+  static SlicedBackward completed(const SlicedBackward& slice);
 
  private:
   SliceScope(const AttentionPass* pass, std::shared_ptr<ops::SharedRows> shared)

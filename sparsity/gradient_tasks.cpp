@@ -93,7 +93,7 @@ std::unique_ptr<Loaded> load(const Origin& origin, const Task& task, const Gradi
     loaded->job->restore(origin.checkpoint);
     // The whole gradient is measured: zeros are not to be those of rows that the run's own slice left out.
     nn::for_each<nn::Linear>(loaded->model(), [](const std::string&, nn::Linear& layer) {
-      if (std::holds_alternative<nn::Slice>(layer.form)) layer.form = nn::Dense{};
+      if (std::holds_alternative<nn::SlicedBackward>(layer.form)) layer.form = nn::Dense{};
     });
     nn::set_training(loaded->model(), what.dropout);
     return loaded;

@@ -9,7 +9,7 @@
 #include "pretrained/layers.h"
 
 /// How sparse the gradients dY of the outputs of linear layers are: the matrices of which sliced backward
-/// passes (ops/linear/slice.h) multiply some rows.
+/// passes (ops/linear/sliced_backward.h) multiply some rows.
 
 namespace tessera::sparsity {
 

@@ -49,7 +49,7 @@ std::vector<std::string> AutoRows::groups() const {
 void AutoRows::apply() const {
   const std::vector<double> values = shares.to_vector<double>();
   for (size_t g = 0; g < groups_.size(); ++g) {
-    nn::Slice slice = settings_.slice(rows_);
+    nn::SlicedBackward slice = settings_.slice(rows_);
     slice.share = values[g];
     for (const pretrained::LayerParts& layer : groups_[g].layers) layer.layer->form = slice;
   }

@@ -11,7 +11,7 @@ namespace tessera::train {
 namespace {
 
 /// "50" -> n, "12.5%" -> share.
-void parse_rows(const std::string& text, ops::Slice& slice) {
+void parse_rows(const std::string& text, ops::SlicedBackward& slice) {
   const bool is_share = text.ends_with('%');
   const char* const begin = text.data();
   const char* const end = begin + text.size() - (is_share ? 1 : 0);
@@ -64,8 +64,8 @@ void SliceSettings::add_to(SettingList& list) {
       .absent_means(usual.probe_every);
 }
 
-ops::Slice SliceSettings::slice(const Rng& rng) const {
-  ops::Slice made{
+ops::SlicedBackward SliceSettings::slice(const Rng& rng) const {
+  ops::SlicedBackward made{
       .rows = ops::parse_select_mode(mode), .weight_grad = ops::parse_weight_grad(weight_grad), .rng = rng};
   const bool by_threshold = made.rows == ops::SelectMode::threshold;
   check(by_threshold || !rows.empty(), "slice: ", mode,

@@ -34,7 +34,7 @@ struct SliceSettings {
   bool is_auto() const { return slices() && rows == "auto"; }
   /// The form, drawing from `rng`; with rows "auto" that of all rows. Only if slices(). Throws, naming the
   /// flag, for values that mean nothing or do not go together.
-  ops::Slice slice(const Rng& rng) const;
+  ops::SlicedBackward slice(const Rng& rng) const;
   /// Throws as slice() does; also, with `given`, for flags that have no effect without --slice.
   void validate() const;
   void check_given(const Given& given) const;

@@ -312,7 +312,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const T
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual,
-              const Slice& slice, Site site) {
+              const SlicedBackward& slice, Site site) {
   const CallScope call(site);
   slice.validate("linear");
   Tensor y = linear_output(x, weight, bias, residual);

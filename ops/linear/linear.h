@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/linear/slice.h"
+#include "ops/linear/sliced_backward.h"
 
 namespace tessera::ops {
 
@@ -21,6 +21,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, co
 /// The same with a sliced backward pass. Saves the weight, and of x what the weight's gradient is summed
 /// over. dresidual = dy. Throws, in addition, unless the slice's settings go together.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& residual,
-              const Slice& slice, Site site = Site::here());
+              const SlicedBackward& slice, Site site = Site::here());
 
 }  // namespace tessera::ops

@@ -2,7 +2,7 @@
 
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear.h"
-#include "ops/linear/slice_spec_internal.h"
+#include "ops/linear/sliced_backward_spec_internal.h"
 #include "ops/op.h"
 
 namespace tessera::ops {

@@ -170,7 +170,7 @@ Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site) {
   return y;
 }
 
-Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const Slice& slice, Site site) {
+Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const SlicedBackward& slice, Site site) {
   const CallScope scope(site);
   slice.validate("linear_swiglu");
   Tape* const tape = Tape::recording(x, weight);

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/linear/slice.h"
+#include "ops/linear/sliced_backward.h"
 
 namespace tessera::ops {
 
@@ -16,6 +16,7 @@ namespace tessera::ops {
 Tensor linear_swiglu(const Tensor& x, const Tensor& weight, Site site = Site::here());
 /// The same with a sliced backward pass: rows of dy are chosen once, and the gradients of gate and up, of the
 /// weight and of x are made of these N rows. `full` makes those of gate and up for all rows.
-Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const Slice& slice, Site site = Site::here());
+Tensor linear_swiglu(const Tensor& x, const Tensor& weight, const SlicedBackward& slice,
+                     Site site = Site::here());
 
 }  // namespace tessera::ops

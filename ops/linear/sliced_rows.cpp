@@ -28,19 +28,20 @@ WeightGrad parse_weight_grad(const std::string& name) {
   return parse_name<WeightGrad>("slice: there is no weight_grad", kWeightGradNames, name);
 }
 
-bool Slice::operator==(const Slice& other) const {
+bool SlicedBackward::operator==(const SlicedBackward& other) const {
   return rows == other.rows && n == other.n && share == other.share && threshold == other.threshold &&
          weight_grad == other.weight_grad && rng == other.rng;
 }
 
-void Slice::validate(const std::string& what) const {
+void SlicedBackward::validate(const std::string& what) const {
   const std::string mode = name_of(rows);
   check(!n || *n >= 1, what, ": the slice has n = ", n.value_or(0), "; expected 1 or more rows");
   check(!share || (*share > 0 && *share <= 1), what, ": the slice has a share of ", share.value_or(0),
         "; expected a number above 0, at most 1 (all rows)");
   check(!threshold || !std::isnan(*threshold), what, ": the slice's threshold is NaN; expected a number");
   if (rows == SelectMode::threshold) {
-    check(threshold.has_value(), what, ": a slice of mode threshold needs a threshold; set Slice::threshold");
+    check(threshold.has_value(), what,
+          ": a slice of mode threshold needs a threshold; set SlicedBackward::threshold");
     check(!n && !share, what, ": a slice of mode threshold has no ", n ? "n" : "share",
           ", the threshold decides how many rows there are; leave it out");
     return;
@@ -51,10 +52,10 @@ void Slice::validate(const std::string& what) const {
         "; give one of the two");
   check(n || share, what, ": the slice does not say how many rows; set n or share");
   check(rng || (rows != SelectMode::random && rows != SelectMode::importance), what, ": a slice of mode ",
-        mode, " draws random numbers; set Slice::rng to a generator");
+        mode, " draws random numbers; set SlicedBackward::rng to a generator");
 }
 
-std::string to_string(const Slice& slice) {
+std::string to_string(const SlicedBackward& slice) {
   std::string text = name_of(slice.rows);
   if (slice.n) text += " " + std::to_string(*slice.n);
   if (slice.share) text += text_of(" ", 100 * *slice.share, "%");
@@ -64,7 +65,7 @@ std::string to_string(const Slice& slice) {
 
 // ---- the choice ----
 
-SlicedRows::SlicedRows(const char* op, const Slice& slice, int64_t rows, Device device)
+SlicedRows::SlicedRows(const char* op, const SlicedBackward& slice, int64_t rows, Device device)
     : slice_(slice), rows_(rows), count_(rows), device_(device) {
   slice.validate(op);
   if (slice.valid.defined())

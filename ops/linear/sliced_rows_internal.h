@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ops/linear/slice.h"
+#include "ops/linear/sliced_backward.h"
 #include "ops/variant.h"
 
 /// The rows of one call of a sliced operator, from its forward pass to its backward pass. Shared by linear,
@@ -21,7 +21,7 @@ class SlicedRows {
  public:
   /// In forward, for dy of `rows` rows. Reserves a random stream if the mode needs one, and chooses already
   /// if that does not need the gradient. Throws, beginning with `op`, if the settings are inconsistent.
-  SlicedRows(const char* op, const Slice& slice, int64_t rows, Device device);
+  SlicedRows(const char* op, const SlicedBackward& slice, int64_t rows, Device device);
 
   /// Whether every row is multiplied as it is.
   bool all() const { return all_; }
@@ -54,7 +54,7 @@ class SlicedRows {
   void use(const Selection& selection);
   void write_rows(const Tensor& dx, const Tensor& dy_rows, const Tensor& weight, bool accumulate) const;
 
-  Slice slice_;
+  SlicedBackward slice_;
   int64_t rows_;       // M
   int64_t count_ = 0;  // N, or as many as there may be
   Device device_;

@@ -167,7 +167,7 @@ int64_t tokens_of(const Tensor& x) {
   return flatten_leading(x, 1).size(0);
 }
 
-void record_sliced(Tape& tape, Tensor& y, const Call& call, const Slice& slice) {
+void record_sliced(Tape& tape, Tensor& y, const Call& call, const SlicedBackward& slice) {
   SlicedRows rows("mlp", slice, tokens_of(call.x), call.x.device());
   if (rows.is_dense()) return record_dense(tape, y, call);
   const bool trains = slice.weight_grad != WeightGrad::none;
@@ -188,7 +188,7 @@ void record_sliced(Tape& tape, Tensor& y, const Call& call, const Slice& slice) 
 }
 
 Tensor run_mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
-               const Tensor& down_bias, const Tensor& residual, const Slice* slice) {
+               const Tensor& down_bias, const Tensor& residual, const SlicedBackward* slice) {
   check_operand("mlp", "x", x, x);
   check(x.rank() >= 1, "mlp: x is a scalar; expected [..., D]");
   check_linear("mlp", "up", x, x.size(-1), up, up_bias);
@@ -217,7 +217,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
 }
 
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
-           const Tensor& down_bias, const Tensor& residual, const Slice& slice, Site site) {
+           const Tensor& down_bias, const Tensor& residual, const SlicedBackward& slice, Site site) {
   const CallScope call(site);
   return run_mlp(x, up, down, kind, up_bias, down_bias, residual, &slice);
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ops/activation/activation.h"
-#include "ops/linear/slice.h"
+#include "ops/linear/sliced_backward.h"
 
 namespace tessera::ops {
 
@@ -26,6 +26,7 @@ Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kin
 /// saved; dup is of the chosen rows, the only ones that arrive there. Saves x and h of the chosen rows, or
 /// whole where the choice needs dy.
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& down, Activation kind, const Tensor& up_bias,
-           const Tensor& down_bias, const Tensor& residual, const Slice& slice, Site site = Site::here());
+           const Tensor& down_bias, const Tensor& residual, const SlicedBackward& slice,
+           Site site = Site::here());
 
 }  // namespace tessera::ops

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "ops/gemm/gemm.h"
-#include "ops/linear/slice_spec_internal.h"
+#include "ops/linear/sliced_backward_spec_internal.h"
 #include "ops/mlp/mlp.h"
 #include "ops/op.h"
 

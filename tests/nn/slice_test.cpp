@@ -46,17 +46,17 @@ void expect_near_gradients(const std::vector<std::vector<double>>& a,
 TEST(SliceForm, ALinearLayerWithItIsTheSlicedOperator) {
   Rng rng(1), draws(7), same(7);
   Linear layer(5, 4, rng, kCpu, {.dtype = DType::f64});
-  layer.form = Slice{.rows = SelectMode::random, .n = 3, .rng = draws};
+  layer.form = SlicedBackward{.rows = SelectMode::random, .n = 3, .rng = draws};
   EXPECT_FALSE(is_dense(layer.form));
   EXPECT_STREQ(name_of(layer.form), "slice");
   const Tensor x = random({9, 5}, 2), dy = random({9, 4}, 3);
   const auto of_layer = gradients(layer, x, dy);
-  layer.form = Slice{.rows = SelectMode::random, .n = 3, .rng = same};
+  layer.form = SlicedBackward{.rows = SelectMode::random, .n = 3, .rng = same};
   zero_grad(layer);
   Tensor input = x.detach();
   require_grad(input);
   Tape tape;
-  const Slice slice{.rows = SelectMode::random, .n = 3, .rng = same};
+  const SlicedBackward slice{.rows = SelectMode::random, .n = 3, .rng = same};
   tape.backward(std::vector{ops::linear(input, layer.weight, layer.bias, {}, slice)}, std::vector{dy});
   EXPECT_EQ(of_layer, (std::vector{values_if_defined(grad(input)), values_if_defined(grad(layer.weight)),
                                    values_if_defined(grad(layer.bias))}));
@@ -65,7 +65,7 @@ TEST(SliceForm, ALinearLayerWithItIsTheSlicedOperator) {
 TEST(SliceForm, IsSavedWithTheLayerAsItsSettings) {
   Rng rng(1);
   Linear layer(3, 2, rng);
-  layer.form = Slice{.rows = SelectMode::top_norm, .share = 0.5, .weight_grad = WeightGrad::full};
+  layer.form = SlicedBackward{.rows = SelectMode::top_norm, .share = 0.5, .weight_grad = WeightGrad::full};
   std::vector<std::string> names;
   for_each_field(layer, [&](const std::string& name, auto&) { names.push_back(name); });
   EXPECT_EQ(names,
@@ -84,10 +84,10 @@ TEST(SliceForm, AGraphIsReplayedOnlyWithTheSliceThatItWasCapturedWith) {
     return step.graphs();
   };
   EXPECT_EQ(graphs(Dense{}), 1u);
-  EXPECT_EQ(graphs(Slice{.n = 2}), 2u);
-  EXPECT_EQ(graphs(Slice{.n = 2}), 2u);
-  EXPECT_EQ(graphs(Slice{.n = 3}), 3u);
-  EXPECT_EQ(graphs(Slice{.n = 2, .weight_grad = WeightGrad::none}), 4u);
+  EXPECT_EQ(graphs(SlicedBackward{.n = 2}), 2u);
+  EXPECT_EQ(graphs(SlicedBackward{.n = 2}), 2u);
+  EXPECT_EQ(graphs(SlicedBackward{.n = 3}), 3u);
+  EXPECT_EQ(graphs(SlicedBackward{.n = 2, .weight_grad = WeightGrad::none}), 4u);
 }
 
 // However it is computed (one operator, two, with a gate, observed), a feed-forward network chooses once: the
@@ -111,7 +111,7 @@ TEST(SliceForm, AFeedForwardNetworkChoosesOnce) {
           auto expected = gradients(mlp, x, scaled);
           // down's bias is of all rows.
           if (bias) expected.back() = gradients(mlp, x, dy).back();
-          mlp.up.form = mlp.down.form = Slice{.rows = mode, .n = 3, .rng = draws};
+          mlp.up.form = mlp.down.form = SlicedBackward{.rows = mode, .n = 3, .rng = draws};
           int seen = 0;
           std::optional<Observe> scope;
           if (observed) scope.emplace(mlp, Observer{.forward = [&](const LinearCall&) { ++seen; }});
@@ -129,10 +129,10 @@ TEST(SliceForm, LayersOfANetworkWithSlicesOfTheirOwnChooseEach) {
   Mlp mlp(5, 8, rng, kCpu, {.dtype = DType::f64});
   const Tensor x = random({9, 5}, 2), dy = random({9, 5}, 3);
   const auto dense = gradients(mlp, x, dy);
-  mlp.down.form = Slice{.n = 3};
+  mlp.down.form = SlicedBackward{.n = 3};
   const auto only_down = gradients(mlp, x, dy);
   EXPECT_NE(only_down, dense);
-  mlp.up.form = Slice{.n = 2};
+  mlp.up.form = SlicedBackward{.n = 2};
   const auto dx = gradients(mlp, x, dy)[0];
   for (size_t i = 0; i < dx.size(); ++i) EXPECT_EQ(dx[i], i < 10 ? dense[0][i] : 0) << i;
   for (size_t i = 0; i < only_down[0].size(); ++i) EXPECT_EQ(only_down[0][i], i < 15 ? dense[0][i] : 0) << i;
@@ -146,7 +146,7 @@ TEST(SliceForm, PaddingRowsOfAPassAreNotChosen) {
   EXPECT_EQ(pass.valid_rows().to_vector<int64_t>(), (std::vector<int64_t>{5}));
   for (const SelectMode mode :
        {SelectMode::first, SelectMode::top_norm, SelectMode::random, SelectMode::importance}) {
-    layer.form = Slice{.rows = mode, .n = 7, .rng = draws};
+    layer.form = SlicedBackward{.rows = mode, .n = 7, .rng = draws};
     const auto rows_of = [&](const auto& all) {
       std::vector<int64_t> rows;
       for (int64_t row = 0; row < 9; ++row)
@@ -160,7 +160,7 @@ TEST(SliceForm, PaddingRowsOfAPassAreNotChosen) {
       const SliceScope all_rows(nullptr);
       EXPECT_EQ(rows_of(gradients(layer, x, dy)).size(), 7u) << name_of(mode);
     }
-    layer.form = Slice{.rows = mode, .share = 0.4, .rng = draws};
+    layer.form = SlicedBackward{.rows = mode, .share = 0.4, .rng = draws};
     EXPECT_EQ(rows_of(gradients(layer, x, dy)).size(), 2u) << "of 5 rows, not of 9: " << name_of(mode);
   }
 }
@@ -168,7 +168,7 @@ TEST(SliceForm, PaddingRowsOfAPassAreNotChosen) {
 TEST(SliceForm, GroupedLayersRefuseIt) {
   Rng rng(1);
   GroupedMlp mlp(2, 3, 7, 5, rng, kCpu, {.dtype = DType::f64});
-  mlp.up.form = Slice{.n = 2};
+  mlp.up.form = SlicedBackward{.n = 2};
   EXPECT_EQ(message_of([&] {
               mlp(random({4, 3}, 2));
             }),

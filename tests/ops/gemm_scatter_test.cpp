@@ -222,7 +222,7 @@ TEST_F(GemmScatterCuda, LinearSwigluGivesTheGradientOfTheSeparateLaunches) {
     require_grad(x);
     const ForceVariant force("linear", scatters ? "wgmma scatter" : "wgmma");
     Tape tape;
-    const Slice slice{.rows = SelectMode::top_norm, .n = 70, .weight_grad = WeightGrad::none};
+    const SlicedBackward slice{.rows = SelectMode::top_norm, .n = 70, .weight_grad = WeightGrad::none};
     tape.backward(std::vector{linear_swiglu(x, weight, slice)}, std::vector{dy});
     return grad(x).to_vector<float>();
   };

@@ -1,4 +1,4 @@
-#include "ops/linear/slice.h"
+#include "ops/linear/sliced_backward.h"
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ struct Operator {
   std::vector<Tensor> inputs;
   std::vector<size_t> weights;
   int64_t out;
-  std::function<Tensor(const std::vector<Tensor>&, const Slice*)> run;
+  std::function<Tensor(const std::vector<Tensor>&, const SlicedBackward*)> run;
 
   int64_t rows() const { return inputs[0].size(0); }
 };
@@ -43,7 +43,7 @@ Operator linear_operator(int64_t rows, DType dtype = DType::f64) {
            normal({rows, 4}, 4, dtype)},
           {1},
           4,
-          [](const std::vector<Tensor>& in, const Slice* slice) {
+          [](const std::vector<Tensor>& in, const SlicedBackward* slice) {
             return slice ? linear(in[0], in[1], in[2], in[3], *slice) : linear(in[0], in[1], in[2], in[3]);
           }};
 }
@@ -54,7 +54,7 @@ Operator mlp_operator(int64_t rows, DType dtype = DType::f64) {
            normal({7}, 4, dtype), normal({4}, 5, dtype), normal({rows, 4}, 6, dtype)},
           {1, 2},
           4,
-          [](const std::vector<Tensor>& in, const Slice* slice) {
+          [](const std::vector<Tensor>& in, const SlicedBackward* slice) {
             const Activation kind = Activation::gelu;
             return slice ? mlp(in[0], in[1], in[2], kind, in[3], in[4], in[5], *slice)
                          : mlp(in[0], in[1], in[2], kind, in[3], in[4], in[5]);
@@ -66,7 +66,7 @@ Operator swiglu_operator(int64_t rows, DType dtype = DType::f64) {
           {normal({rows, 5}, 1, dtype), normal({8, 5}, 2, dtype)},
           {1},
           4,
-          [](const std::vector<Tensor>& in, const Slice* slice) {
+          [](const std::vector<Tensor>& in, const SlicedBackward* slice) {
             return slice ? linear_swiglu(in[0], in[1], *slice) : linear_swiglu(in[0], in[1]);
           }};
 }
@@ -76,7 +76,7 @@ std::vector<Operator> all_operators(int64_t rows, DType dtype = DType::f64) {
 }
 
 /// The gradients of all inputs that `wanted` names (all of them if it is empty); undefined where none came.
-std::vector<Tensor> gradients(const Operator& op, const Tensor& dy, const Slice* slice,
+std::vector<Tensor> gradients(const Operator& op, const Tensor& dy, const SlicedBackward* slice,
                               const std::vector<bool>& wanted = {}) {
   std::vector<Tensor> in;
   for (size_t i = 0; i < op.inputs.size(); ++i) {
@@ -116,8 +116,8 @@ void expect_near_if_defined(const Tensor& a, const Tensor& b, double tolerance, 
   for (size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(x[i], y[i], tolerance) << what << " element " << i;
 }
 
-Slice slice_of(SelectMode mode, WeightGrad kind, int64_t n, Rng& rng) {
-  Slice slice{.rows = mode, .weight_grad = kind, .rng = rng};
+SlicedBackward slice_of(SelectMode mode, WeightGrad kind, int64_t n, Rng& rng) {
+  SlicedBackward slice{.rows = mode, .weight_grad = kind, .rng = rng};
   if (mode == SelectMode::threshold)
     slice.threshold = 1.8;
   else
@@ -137,7 +137,7 @@ TEST(LinearSlice, GradientsAreTheSlopesOfTheScaledSum) {
     for (const SelectMode mode : {SelectMode::random, SelectMode::importance})
       for (const WeightGrad kind : {WeightGrad::slice, WeightGrad::full}) {
         const Tensor dy = normal({6, op.out}, 9), chosen = scaled_rows(dy, indices, scales);
-        Slice slice = slice_of(mode, kind, 3, rng);
+        SlicedBackward slice = slice_of(mode, kind, 3, rng);
         slice.shared = fixed(6, indices, scales);
         const auto grads = gradients(op, dy, &slice);
         const std::string name = op.name;
@@ -174,7 +174,7 @@ TEST(LinearSlice, IsTheDenseBackwardPassOfTheChosenRows) {
       for (const WeightGrad kind : kKinds) {
         Rng rng(5), same(5);
         const Tensor dy = normal({9, op.out}, 8);
-        const Slice slice = slice_of(mode, kind, 4, rng);
+        const SlicedBackward slice = slice_of(mode, kind, 4, rng);
         const Tensor norms = row_norms(dy);
         const Selection chosen = mode == SelectMode::first       ? Selection::first(9, 4, Device::cpu())
                                  : mode == SelectMode::top_norm  ? Selection::top_norm(norms, 4)
@@ -217,7 +217,7 @@ TEST(LinearSlice, OfAllRowsIsBitwiseTheDensePass) {
             if (mode == SelectMode::threshold) continue;
             Rng rng(5);
             const Tensor dy = normal({6, op.out}, 8, dtype);
-            const Slice slice = slice_of(mode, kind, n, rng);
+            const SlicedBackward slice = slice_of(mode, kind, n, rng);
             const auto sliced = gradients(op, dy, &slice), dense = gradients(op, dy, nullptr);
             for (size_t i = 0; i < sliced.size(); ++i) {
               const bool is_weight = i == 1 || (op.weights.size() == 2 && i == 2);
@@ -235,7 +235,7 @@ TEST(LinearSlice, ForwardIsThatOfTheDenseOperator) {
     for (const Operator& op : all_operators(6, dtype))
       for (const SelectMode mode : kModes) {
         Rng rng(5);
-        const Slice slice = slice_of(mode, WeightGrad::slice, 2, rng);
+        const SlicedBackward slice = slice_of(mode, WeightGrad::slice, 2, rng);
         EXPECT_EQ(values_if_defined(op.run(op.inputs, &slice)),
                   values_if_defined(op.run(op.inputs, nullptr)));
         EXPECT_EQ(rng.state().offset, 0u) << "nothing is drawn without a tape";
@@ -245,7 +245,7 @@ TEST(LinearSlice, ForwardIsThatOfTheDenseOperator) {
 TEST(LinearSlice, InputsOfAnyRankAndThoseThatOthersRead) {
   Rng rng(3);
   const Tensor x0 = normal({2, 3, 4}, 1), weight = normal({4, 4}, 2), dy = normal({2, 3, 4}, 3);
-  const auto gradient = [&](const Slice* slice, bool residual, const Tensor& gradient_of_y) {
+  const auto gradient = [&](const SlicedBackward* slice, bool residual, const Tensor& gradient_of_y) {
     Tensor x = x0.detach();
     require_grad(x);
     Tape tape;
@@ -259,7 +259,7 @@ TEST(LinearSlice, InputsOfAnyRankAndThoseThatOthersRead) {
   for (const bool residual : {false, true}) {
     const Tensor none = gradient(nullptr, residual, scale(dy, 0)), all = gradient(nullptr, residual, dy);
     for (const SelectMode mode : kModes) {
-      Slice slice = slice_of(mode, WeightGrad::slice, 3, rng);
+      SlicedBackward slice = slice_of(mode, WeightGrad::slice, 3, rng);
       slice.shared = fixed(6, {0, 1, 2}, {1, 1, 1});
       const auto got = values_if_defined(gradient(&slice, residual, dy)), nothing = values_if_defined(none),
                  dense = values_if_defined(all);
@@ -285,7 +285,7 @@ TEST(LinearSlice, RowsOfAnyRankAreThoseOfTheMatrix) {
                 input = input.reshape(leading.inserted(leading.rank(), input.size(1)));
             const Tensor dy = normal({6, op.out}, 8).reshape(leading.inserted(leading.rank(), op.out));
             Rng rng(5);
-            const Slice slice = slice_of(mode, kind, n, rng);
+            const SlicedBackward slice = slice_of(mode, kind, n, rng);
             return gradients(other, dy, &slice);
           };
           const auto matrix = gradients_of({6}), batch = gradients_of({2, 3});
@@ -298,7 +298,7 @@ TEST(LinearSlice, RowsOfAnyRankAreThoseOfTheMatrix) {
 TEST(LinearSlice, TheMlpsInputMayBeItsResidual) {
   const Tensor x0 = normal({6, 4}, 1), up = normal({7, 4}, 2), down = normal({4, 7}, 3),
                dy = normal({6, 4}, 4);
-  const auto gradient = [&](const Slice* slice, const Tensor& dy_of_branch) {
+  const auto gradient = [&](const SlicedBackward* slice, const Tensor& dy_of_branch) {
     Tensor x = x0.detach();
     require_grad(x);
     Tape tape;
@@ -310,7 +310,7 @@ TEST(LinearSlice, TheMlpsInputMayBeItsResidual) {
   };
   Rng rng(3);
   for (const SelectMode mode : kModes) {
-    Slice slice = slice_of(mode, WeightGrad::slice, 3, rng);
+    SlicedBackward slice = slice_of(mode, WeightGrad::slice, 3, rng);
     const std::vector<int32_t> rows{0, 1, 2};
     const std::vector<float> scales{1, 1, 1};
     slice.shared = fixed(6, rows, scales);
@@ -328,7 +328,7 @@ TEST(LinearSlice, AddsToAGradientThatIsThereOnEveryDevice) {
           const auto rounded = [&](const Tensor& t) { return t.to(dtype).to(own).to(at); };
           Rng rng(5);
           const Tensor weight = rounded(weight0), dy = rounded(dy0);
-          Slice slice{.rows = mode, .rng = rng};
+          SlicedBackward slice{.rows = mode, .rng = rng};
           mode == SelectMode::threshold ? slice.threshold.emplace(11.5) : slice.share.emplace(0.5);
           return gradient_of(rounded(x0), dy, [&](const Tensor& x) {
             const Tensor before = scale(x, 1);
@@ -351,7 +351,7 @@ TEST(LinearSlice, EveryReplayOfAGraphDrawsItsOwnRows) {
   const Device gpu = Device::cuda();
   for (const SelectMode mode : {SelectMode::random, SelectMode::importance}) {
     Rng rng(5);
-    const Slice slice{.rows = mode, .n = 20, .rng = rng};
+    const SlicedBackward slice{.rows = mode, .n = 20, .rng = rng};
     Tensor x = normal({200, 64}, 1, DType::f32).to(gpu);
     const Tensor weight = normal({32, 64}, 2, DType::f32).to(gpu),
                  dy = normal({200, 32}, 3, DType::f32).to(gpu);
@@ -378,7 +378,7 @@ TEST(LinearSlice, FrozenPartsGetNothing) {
   for (const Operator& op : all_operators(6))
     for (const SelectMode mode : {SelectMode::first, SelectMode::top_norm})
       for (const WeightGrad kind : kKinds) {
-        const Slice slice = slice_of(mode, kind, 3, rng);
+        const SlicedBackward slice = slice_of(mode, kind, 3, rng);
         const Tensor dy = normal({6, op.out}, 8);
         const auto all = gradients(op, dy, &slice);
         for (size_t wanted = 0; wanted < op.inputs.size(); ++wanted) {
@@ -407,7 +407,7 @@ TEST(LinearSlice, RandomRowsAreUnbiasedOverAllSets) {
         for (int32_t row = 0; row < kRows; ++row)
           if (set >> row & 1) rows.push_back(row);
         Rng rng(1);
-        Slice slice = slice_of(SelectMode::random, WeightGrad::slice, n, rng);
+        SlicedBackward slice = slice_of(SelectMode::random, WeightGrad::slice, n, rng);
         slice.shared = fixed(kRows, rows, std::vector<float>(size_t(n), float(kRows) / float(n)));
         const auto one = gradients(op, dy, &slice);
         for (size_t i = 0; i < one.size(); ++i)
@@ -434,7 +434,7 @@ TEST(LinearSlice, ImportantRowsAreUnbiasedOverAllDraws) {
     std::vector<Tensor> sums;
     for (const auto& chosen : draws) {
       Rng rng(1);
-      Slice slice = slice_of(SelectMode::importance, WeightGrad::slice, 2, rng);
+      SlicedBackward slice = slice_of(SelectMode::importance, WeightGrad::slice, 2, rng);
       slice.shared = fixed(4, chosen, {inverse[size_t(chosen[0])], inverse[size_t(chosen[1])]});
       const auto one = gradients(op, dy, &slice);
       for (size_t i = 0; i < one.size(); ++i)
@@ -447,7 +447,7 @@ TEST(LinearSlice, ImportantRowsAreUnbiasedOverAllDraws) {
     std::vector<int> seen(draws.size(), 0);
     for (uint64_t seed = 0; seed < 64; ++seed) {
       Rng rng(seed);
-      Slice slice = slice_of(SelectMode::importance, WeightGrad::slice, 2, rng);
+      SlicedBackward slice = slice_of(SelectMode::importance, WeightGrad::slice, 2, rng);
       slice.shared = std::make_shared<SharedRows>();
       gradients(op, dy, &slice);
       const Selection& made = slice.shared->selection;
@@ -468,7 +468,7 @@ TEST(LinearSlice, ChoosesAmongTheValidRowsAlone) {
   for (const Operator& op : all_operators(10))
     for (const SelectMode mode : kModes) {
       Rng rng(5);
-      Slice slice = slice_of(mode, WeightGrad::slice, 4, rng);
+      SlicedBackward slice = slice_of(mode, WeightGrad::slice, 4, rng);
       if (mode == SelectMode::threshold)
         slice.threshold = 0;
       else
@@ -501,7 +501,7 @@ TEST(LinearSlice, RowsWithNanAreChosenByTheModesThatLook) {
   for (const Operator& op : all_operators(8))
     for (const SelectMode mode : {SelectMode::top_norm, SelectMode::threshold, SelectMode::importance}) {
       Rng rng(5);
-      Slice slice = slice_of(mode, WeightGrad::slice, 1, rng);
+      SlicedBackward slice = slice_of(mode, WeightGrad::slice, 1, rng);
       if (slice.threshold) slice.threshold = 1e9;
       const Tensor dy = normal({8, op.out}, 8);
       dy.slice(0, 5, 6).fill(kNan);
@@ -515,7 +515,7 @@ TEST(LinearSlice, RowsWithNanAreChosenByTheModesThatLook) {
 TEST(LinearSlice, AThresholdThatNoRowReachesGivesZeros) {
   Rng rng(5);
   for (const Operator& op : all_operators(8)) {
-    Slice slice = slice_of(SelectMode::threshold, WeightGrad::slice, 0, rng);
+    SlicedBackward slice = slice_of(SelectMode::threshold, WeightGrad::slice, 0, rng);
     slice.threshold = 1e9;
     const auto grads = gradients(op, normal({8, op.out}, 8), &slice);
     for (const size_t i : op.weights)
@@ -528,7 +528,7 @@ TEST(LinearSlice, NoRowsGiveGradientsOfZero) {
   Rng rng(5);
   for (const Operator& op : all_operators(0))
     for (const SelectMode mode : kModes) {
-      const Slice slice = slice_of(mode, WeightGrad::slice, 3, rng);
+      const SlicedBackward slice = slice_of(mode, WeightGrad::slice, 3, rng);
       const auto grads = gradients(op, normal({0, op.out}, 8), &slice);
       EXPECT_EQ(grads[0].shape(), Shape({0, 5}));
       for (const double each : values_if_defined(grads[1])) EXPECT_EQ(each, 0);
@@ -547,7 +547,7 @@ TEST(LinearSlice, CallsThatShareTheirRowsScaleThemOnce) {
         Rng rng(11);
         Tensor x = normal({9, 5}, 1), first = up.detach(), second = down.detach();
         for (Tensor* each : {&x, &first, &second}) require_grad(*each);
-        Slice slice = slice_of(mode, kind, 3, rng);
+        SlicedBackward slice = slice_of(mode, kind, 3, rng);
         slice.shared = std::make_shared<SharedRows>();
         Tape tape;
         const Tensor y = one_call ? mlp(x, first, second, Activation::silu, {}, {}, {}, slice)
@@ -568,7 +568,7 @@ TEST(LinearSlice, KnownRowsAreAllThatForwardKeeps) {
          down = normal({kWidth, kWidth}, 3, DType::f32);
   require_grad(up), require_grad(down);
   Rng rng(5);
-  const auto kept = [&](const Slice* slice) {
+  const auto kept = [&](const SlicedBackward* slice) {
     Tape tape;
     const size_t before = Device::cpu().allocator().stats().allocated;
     Tensor input = x.clone();
@@ -580,11 +580,11 @@ TEST(LinearSlice, KnownRowsAreAllThatForwardKeeps) {
   const double dense = kept(nullptr);
   EXPECT_GE(dense, 3.0 * 4 * kRows * kWidth);  // x, h, a
   for (const SelectMode mode : {SelectMode::first, SelectMode::random}) {
-    const Slice slice{.rows = mode, .share = 0.1, .rng = rng};
+    const SlicedBackward slice{.rows = mode, .share = 0.1, .rng = rng};
     EXPECT_LE(kept(&slice), 0.15 * dense) << name_of(mode);
     EXPECT_GE(kept(&slice), 2.0 * 4 * 102 * kWidth) << name_of(mode);
   }
-  const Slice looks{.rows = SelectMode::top_norm, .share = 0.1};
+  const SlicedBackward looks{.rows = SelectMode::top_norm, .share = 0.1};
   EXPECT_LE(kept(&looks), 0.7 * dense);  // a is made of the chosen rows of h
 }
 
@@ -593,7 +593,7 @@ TEST(LinearSlice, ARecomputedCallChoosesTheSameRows) {
   for (const SelectMode mode : {SelectMode::random, SelectMode::importance}) {
     const auto gradient = [&](bool recomputed) {
       Rng rng(11);
-      const Slice slice = slice_of(mode, WeightGrad::slice, 3, rng);
+      const SlicedBackward slice = slice_of(mode, WeightGrad::slice, 3, rng);
       Tensor x = normal({9, 5}, 1);
       require_grad(x);
       Tape tape;
@@ -611,7 +611,7 @@ TEST(LinearSlice, EachCallDrawsItsOwnRows) {
   const Operator op = linear_operator(40);
   const Tensor dy = normal({40, 4}, 8);
   for (const SelectMode mode : {SelectMode::random, SelectMode::importance}) {
-    const Slice slice = slice_of(mode, WeightGrad::slice, 10, rng);
+    const SlicedBackward slice = slice_of(mode, WeightGrad::slice, 10, rng);
     EXPECT_NE(values_if_defined(gradients(op, dy, &slice)[0]),
               values_if_defined(gradients(op, dy, &slice)[0]));
   }
@@ -622,7 +622,9 @@ TEST(LinearSlice, EachCallDrawsItsOwnRows) {
 TEST(LinearSlice, SettingsThatDoNotGoTogether) {
   Rng rng(1);
   const Operator op = linear_operator(4);
-  const auto message = [&](const Slice& slice) { return message_of([&] { op.run(op.inputs, &slice); }); };
+  const auto message = [&](const SlicedBackward& slice) {
+    return message_of([&] { op.run(op.inputs, &slice); });
+  };
   EXPECT_EQ(message({}), "linear: the slice does not say how many rows; set n or share");
   EXPECT_EQ(message({.n = -1}), "linear: the slice has n = -1; expected 1 or more rows");
   EXPECT_EQ(message({.n = 0}), "linear: the slice has n = 0; expected 1 or more rows");
@@ -635,9 +637,9 @@ TEST(LinearSlice, SettingsThatDoNotGoTogether) {
   EXPECT_EQ(message({.n = 3, .share = 0.5}),
             "linear: the slice has n = 3 and a share of 0.5; give one of the two");
   EXPECT_EQ(message({.rows = SelectMode::random, .n = 3}),
-            "linear: a slice of mode random draws random numbers; set Slice::rng to a generator");
+            "linear: a slice of mode random draws random numbers; set SlicedBackward::rng to a generator");
   EXPECT_EQ(message({.rows = SelectMode::threshold}),
-            "linear: a slice of mode threshold needs a threshold; set Slice::threshold");
+            "linear: a slice of mode threshold needs a threshold; set SlicedBackward::threshold");
   EXPECT_EQ(
       message({.rows = SelectMode::threshold, .n = 3, .threshold = 1}),
       "linear: a slice of mode threshold has no n, the threshold decides how many rows there are; leave "
@@ -651,13 +653,13 @@ TEST(LinearSlice, SettingsThatDoNotGoTogether) {
   EXPECT_EQ(message_of([&] { parse_select_mode("best"); }),
             "select: there is no way to choose rows \"best\"; expected first, top_norm, threshold, random or "
             "importance");
-  const Slice two_dims{.n = 2, .valid = Tensor::from(std::vector<int32_t>{1, 2}, {2})};
+  const SlicedBackward two_dims{.n = 2, .valid = Tensor::from(std::vector<int32_t>{1, 2}, {2})};
   Tensor x = op.inputs[0].detach();
   require_grad(x);
   const Tape tape;
   expect_error([&] { linear(x, op.inputs[1], {}, {}, two_dims); }, {"valid rows", "expected i32 [1] on cpu"});
   for (const Operator& each : all_operators(4)) {
-    const Slice bad{.n = -1};
+    const SlicedBackward bad{.n = -1};
     expect_error([&] { each.run(each.inputs, &bad); }, {each.name, ": the slice has n = -1"});
   }
 }

@@ -63,7 +63,7 @@ TEST(SetForm, EquipsTheLayersThatPatternsName) {
     });
     return list;
   };
-  const nn::Form form = nn::Slice{.n = 3};
+  const nn::Form form = nn::SlicedBackward{.n = 3};
   const std::vector<std::string> outputs{"blocks.0.mlp.down", "blocks.1.mlp.down"};
   EXPECT_EQ(set_form(modules, "encoder.layer.*.output.dense", form), outputs);
   EXPECT_EQ(sliced(), outputs);

@@ -144,7 +144,7 @@ double added_variance(GlueJob& job, const AutoMade& made, int64_t batches, int d
   const auto modules = pretrained::layer_parts(pretrained::linear_modules(job.model()));
   std::vector<pretrained::LayerParts> sliced;
   for (const pretrained::LayerParts& layer : modules)
-    if (std::holds_alternative<nn::Slice>(layer.layer->form)) sliced.push_back(layer);
+    if (std::holds_alternative<nn::SlicedBackward>(layer.layer->form)) sliced.push_back(layer);
   EXPECT_FALSE(sliced.empty());
   const auto backward = [&] {
     Tape tape;

@@ -123,7 +123,7 @@ GradientDistance named(const std::vector<GradientDistance>& all, const std::stri
   return {};
 }
 
-std::vector<GradientDistance> probe(const MadeSst2& made, const nn::Slice& slice, int draws) {
+std::vector<GradientDistance> probe(const MadeSst2& made, const nn::SlicedBackward& slice, int draws) {
   GlueSettings settings = made.job(4);
   settings.bert.hidden_dropout = settings.bert.attention_dropout = 0;
   GlueJob job(settings, Device::cpu(), &made.examples);
@@ -139,7 +139,7 @@ std::vector<GradientDistance> probe(const MadeSst2& made, const nn::Slice& slice
     Tape tape;
     tape.backward(job.loss());
   });
-  EXPECT_EQ(std::get<nn::Slice>(job.model().blocks[0].mlp.up.form), slice) << "as before";
+  EXPECT_EQ(std::get<nn::SlicedBackward>(job.model().blocks[0].mlp.up.form), slice) << "as before";
   return distances;
 }
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ops/linear/slice_spec_internal.h"
+#include "ops/linear/sliced_backward_spec_internal.h"
 
 namespace tessera::ops {
 
@@ -17,7 +17,7 @@ std::vector<AttrSpec> slice_attrs() {
       {"seed", int64_t{0}, "random seed of slices random and importance"}};
 }
 
-std::optional<Slice> slice_of(const char* op, const Attrs& attrs, const Rng& rng) {
+std::optional<SlicedBackward> slice_of(const char* op, const Attrs& attrs, const Rng& rng) {
   const std::string& mode = attrs.word("slice");
   const int64_t rows = attrs.integer("rows");
   const double share = attrs.number("share"), threshold = attrs.number("threshold");
@@ -31,8 +31,9 @@ std::optional<Slice> slice_of(const char* op, const Attrs& attrs, const Rng& rng
           " is of a slice; set slice=first, top_norm, ", "threshold, random or importance as well");
     return std::nullopt;
   }
-  Slice slice{.rows = parse_select_mode(mode), .weight_grad = parse_weight_grad(weight_grad), .rng = rng};
-  // In the words of the attributes, before Slice::validate says the rest.
+  SlicedBackward slice{
+      .rows = parse_select_mode(mode), .weight_grad = parse_weight_grad(weight_grad), .rng = rng};
+  // In the words of the attributes, before SlicedBackward::validate says the rest.
   check(rows >= 0, op, ": rows is ", rows, "; expected 1 or more rows of the slice, or 0 with a share");
   if (slice.rows == SelectMode::threshold) {
     check(rows == 0 && share == 0, op, ": ", rows ? "rows" : "share",

@@ -39,7 +39,7 @@ struct SharedRows {
 /// at the norms of dy's rows and keep all of them. `random` and `importance` are unbiased. `threshold`: only
 /// the device knows how many rows were chosen, and the host never waits: on a GPU all M rows are multiplied,
 /// those that were not chosen as zeros, so it saves no time there.
-struct Slice {
+struct SlicedBackward {
   static constexpr const char* kKind = "slice";
 
   SelectMode rows = SelectMode::first;
@@ -63,12 +63,12 @@ struct Slice {
     visit("weight_grad", weight_grad);
   }
   /// Of the settings and the generator.
-  bool operator==(const Slice& other) const;
+  bool operator==(const SlicedBackward& other) const;
   /// Throws, beginning with `what`, unless the settings go together.
   void validate(const std::string& what) const;
 };
 
 /// "random 10%, weight_grad slice"
-std::string to_string(const Slice& slice);
+std::string to_string(const SlicedBackward& slice);
 
 }  // namespace tessera::ops

@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "ops/linear/slice.h"
+#include "ops/linear/sliced_backward.h"
 #include "ops/op.h"
 
 /// The slice of an operator as attributes of its declaration: what linear and mlp have in common.
@@ -14,7 +14,7 @@ namespace tessera::ops {
 std::vector<AttrSpec> slice_attrs();
 /// What they say, drawing from `rng`; none if slice is "none". Throws, beginning with `op`, if they do not go
 /// together.
-std::optional<Slice> slice_of(const char* op, const Attrs& attrs, const Rng& rng);
+std::optional<SlicedBackward> slice_of(const char* op, const Attrs& attrs, const Rng& rng);
 /// How many of `rows` rows a backward pass multiplies.
 int64_t sliced_rows(const Attrs& attrs, int64_t rows);
 
