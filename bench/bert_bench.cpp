@@ -30,7 +30,7 @@ Record measure_bert(const models::BertConfig& config, const BertBenchOptions& op
   settings.slice = options.slice, settings.drop = options.drop;
   settings.optimizer_states = options.optimizer_states;
   settings.bert = config, settings.batch = count, settings.max_length = length;
-  settings.lr = 1e-5, settings.clip_norm = 0, settings.steps = 1;
+  settings.lr = 1e-5, settings.max_grad_norm = 0, settings.steps = 1;
   settings.set_precision(precision);
   Record record = measure_job(settings, options.device, graph, options.timer, options.ranks,
                               [&](const train::GlueSettings& own) {

@@ -44,7 +44,7 @@ std::vector<Record> bench_optim(const OptimBenchOptions& options) {
     for (const bool clip : options.clip) {
       Rng rng(1);
       optim::AdamW adamw(random_parameters(options.parameters, dtype, options.device, rng),
-                         {.lr = 1e-4, .max_norm = clip ? 1.0 : 0.0});
+                         {.lr = 1e-4, .max_grad_norm = clip ? 1.0 : 0.0});
       // Gradients arrive once and stay: no zero_grad between the steps.
       for (const nn::NamedParameter& parameter : adamw.parameters()) {
         Tape tape;

@@ -39,7 +39,7 @@ int main() {
   Rng rng(42);
   nn::Sequential model{nn::Linear(2, 64, rng, device), nn::Gelu{}, nn::Linear(64, 1, rng, device)};
   // Matrices by the rule above, biases by AdamW with a learning rate of a tenth.
-  optim::Optimizer optimizer("mine", nn::parameters(model), {.lr = 0.1, .max_norm = 1},
+  optim::Optimizer optimizer("mine", nn::parameters(model), {.lr = 0.1, .max_grad_norm = 1},
                              {{.rule = std::make_shared<NormalizedMomentum>(), .takes = optim::decays},
                               {.rule = optim::adamw_rule(), .lr_scale = 0.1}});
   const optim::Schedule schedule({.kind = optim::ScheduleKind::linear, .lr = 0.1, .steps = 1000});

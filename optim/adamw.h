@@ -9,7 +9,7 @@ struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;  // where the no-decay rule allows it
-  double max_norm = 0;         // clips the norm of all gradients; 0: no clipping
+  double max_grad_norm = 0;    // clips the norm of all gradients; 0: no clipping
   int64_t momentum_reset = 0;  // period of resets of the moments, in steps; 0: never
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then

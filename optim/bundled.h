@@ -22,7 +22,7 @@ struct ModelStructure {
 
 /// Options for making a bundled optimizer by name; each optimizer reads its own.
 struct BundledOptions {
-  double lr = 1e-3, weight_decay = 0, max_norm = 0;
+  double lr = 1e-3, weight_decay = 0, max_grad_norm = 0;
   double momentum = 0.95;             // Sgd, Muon
   double beta1 = 0.9, beta2 = 0.999;  // AdamW, and Muon's parameters that AdamW updates
   int64_t momentum_reset = 0;         // AdamW, Galore, Loro

@@ -5,8 +5,8 @@
 
 namespace tessera::optim {
 
-Tensor clip_grad_norm(const std::vector<nn::NamedParameter>& parameters, double max_norm) {
-  check(max_norm > 0, "clip_grad_norm: max_norm = ", max_norm, " must be positive");
+Tensor clip_grad_norm(const std::vector<nn::NamedParameter>& parameters, double max_grad_norm) {
+  check(max_grad_norm > 0, "clip_grad_norm: max_grad_norm = ", max_grad_norm, " must be positive");
   check(!parameters.empty(), "clip_grad_norm: there is no parameter");
   std::vector<nn::NamedParameter> gradients;
   for (const auto& [name, tensor] : parameters) {
@@ -31,7 +31,7 @@ Tensor clip_grad_norm(const std::vector<nn::NamedParameter>& parameters, double 
   args.status = status.data<double>();
   args.counts = counts.data<int64_t>();
   PrepareOptions options;
-  options.max_norm = max_norm;
+  options.max_grad_norm = max_grad_norm;
   measure(device, packing.compute_dtype(), args, partials.data<double>(), options);
   const Tensor factor = status.at({kClip}).to(packing.compute_dtype());
   for (size_t i = 0; i < gradients.size(); ++i)

@@ -28,7 +28,7 @@ struct LoroOptions {
   SingularFactor singular = SingularFactor::error;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0;    // decoupled, where the no-decay rule allows it
-  double max_norm = 0;        // clips the norm of all gradients; 0: no clipping
+  double max_grad_norm = 0;   // clips the norm of all gradients; 0: no clipping
   double adamw_lr_scale = 1;  // learning rate of the parameters that AdamW updates, times lr
   std::vector<FactorNames> pairs = {};
   std::vector<Group> groups = {};

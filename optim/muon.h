@@ -20,7 +20,7 @@ struct MuonOptions {
   std::optional<DType> compute =
       {};                     // of Newton-Schulz; default: bf16 on a GPU, on the CPU f32 (f64 for f64)
   double weight_decay = 0;    // decoupled, where the no-decay rule allows it
-  double max_norm = 0;        // clips the norm of all gradients; 0: no clipping
+  double max_grad_norm = 0;   // clips the norm of all gradients; 0: no clipping
   double adamw_lr_scale = 1;  // learning rate of the parameters that AdamW updates, times lr
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // of AdamW
   /// A group may say .rule = "muon" or "adamw"; else is_hidden_matrix() decides.

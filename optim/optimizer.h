@@ -40,8 +40,8 @@ MissingGrad parse_missing_grad(const std::string& name);
 /// Options of every optimizer.
 struct OptimizerOptions {
   double lr = 1e-3;
-  double weight_decay = 0;  // where the no-decay rule allows it
-  double max_norm = 0;      // clips the norm of all gradients; 0: no clipping
+  double weight_decay = 0;   // where the no-decay rule allows it
+  double max_grad_norm = 0;  // clips the norm of all gradients; 0: no clipping
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
   /// skip: of elementwise rules alone (Rule::spreads()), on one rank.
@@ -90,8 +90,9 @@ bool is_hidden_matrix(const nn::NamedParameter& parameter);
 ///      any;
 ///   3. if the norm is not finite, counts a skip, lowers the loss scale and changes nothing else: weights,
 ///      moments and the step count keep their bits;
-///   4. else multiplies gradients by min(1, max_norm / (norm + 1e-6)) if max_norm > 0, divides them by the
-///      loss scale, and lets each rule update its parameters; elementwise rules do so in one launch each.
+///   4. else multiplies gradients by min(1, max_grad_norm / (norm + 1e-6)) if max_grad_norm > 0, divides
+///      them by the loss scale, and lets each rule update its parameters; elementwise rules do so in one
+///      launch each.
 /// Gradients lie in one arena: backward passes add to them until zero_grad(), so that accumulating over k
 /// batches needs only the losses scaled by 1/k. Only gradients that are spread over ranks
 /// (Sharding::gradients) are overwritten by each pass: dist::GradientTree adds those of several passes.

@@ -86,8 +86,9 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   check(
       !parameters.empty(), name,
       ": there are no parameters; expected at least one (a model whose parameters are all frozen has none)");
-  check(options.weight_decay >= 0 && options.max_norm >= 0, name, ": weight_decay = ", options.weight_decay,
-        " and max_norm = ", options.max_norm, " must not be negative");
+  check(options.weight_decay >= 0 && options.max_grad_norm >= 0, name,
+        ": weight_decay = ", options.weight_decay, " and max_grad_norm = ", options.max_grad_norm,
+        " must not be negative");
   state_->buffers = std::make_shared<Buffers>();
   state_->buffers->name = name;
   check_states(options, parameters, rules);
@@ -96,7 +97,7 @@ Optimizer::Optimizer(const char* name, std::vector<nn::NamedParameter> parameter
   check_missing(options, rules);
   make_gradients();
   make_rules(rules);
-  state_->prepare.max_norm = options.max_norm;
+  state_->prepare.max_grad_norm = options.max_grad_norm;
   if (options.loss_scale) {
     const Device device = state_->buffers->packing.device();
     check_loss_scale(name, *options.loss_scale);

@@ -15,7 +15,7 @@ concept ElementwiseOptions = requires(O o) {
 /// a base.
 template <class To, class From>
 void copy_shared_options(To& to, const From& from) {
-  to.lr = from.lr, to.weight_decay = from.weight_decay, to.max_norm = from.max_norm;
+  to.lr = from.lr, to.weight_decay = from.weight_decay, to.max_grad_norm = from.max_grad_norm;
   to.groups = from.groups, to.loss_scale = from.loss_scale;
   if constexpr (ElementwiseOptions<To> && ElementwiseOptions<From>)
     to.missing = from.missing, to.states = from.states, to.rounding_seed = from.rounding_seed,

@@ -198,8 +198,8 @@ struct Betas {
 };
 
 struct PrepareOptions {
-  double max_norm = 0;   // 0: no clipping
-  bool nothing = false;  // no gradient arrived: the step is skipped, and tells nothing of the loss scale
+  double max_grad_norm = 0;  // 0: no clipping
+  bool nothing = false;      // no gradient arrived: the step is skipped, and tells nothing of the loss scale
   Betas betas[kMostRules] = {};
   LossScale loss_scale = {};  // used if there is a scale
 };
@@ -221,14 +221,14 @@ TESSERA_HD void adapt(const ScaleState& state, bool finite, const LossScale& opt
 
 /// Decides about a step from the sum of squares of all gradients, which are multiplied by the loss scale if
 /// there is one: counts it, or skips it if the norm is not finite; the factor of clipping as PyTorch's,
-/// max_norm / (norm + 1e-6) up to 1; the bias corrections; the next loss scale. `restarts`: the step after
-/// which the moments of each rule began at zero again, or null.
+/// max_grad_norm / (norm + 1e-6) up to 1; the bias corrections; the next loss scale. `restarts`: the step
+/// after which the moments of each rule began at zero again, or null.
 TESSERA_HD void prepare(double* status, int64_t* counts, const ScaleState& scaling, double sum_of_squares,
                         const PrepareOptions& options, const int64_t* restarts = nullptr) {
   const double inverse = scaling.scale ? 1 / double(*scaling.scale) : 1.0;
   const double norm = std::sqrt(sum_of_squares) * inverse;
   const bool finite = norm - norm == 0, applies = finite && !options.nothing;
-  const double clip = options.max_norm > 0 ? options.max_norm / (norm + 1e-6) : 1.0;
+  const double clip = options.max_grad_norm > 0 ? options.max_grad_norm / (norm + 1e-6) : 1.0;
   counts[applies ? kSteps : kSkipped] += 1;
   status[kNorm] = norm;
   status[kClip] = (clip < 1 ? clip : 1.0) * inverse;

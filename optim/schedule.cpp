@@ -30,8 +30,8 @@ ScheduleKind parse_schedule(std::string_view name) {
 Schedule::Schedule(const ScheduleOptions& options) : options_(options) {
   check(std::isfinite(options.lr) && options.lr >= 0, "schedule: learning rate ", options.lr,
         " must be finite and not negative");
-  check(std::isfinite(options.final_factor) && options.final_factor >= 0, "schedule: final factor ",
-        options.final_factor, " must be finite and not negative");
+  check(options.min_lr_ratio >= 0 && options.min_lr_ratio <= 1, "schedule: min_lr_ratio ",
+        options.min_lr_ratio, " must be from 0 to 1");
   check(options.steps >= 0 && options.warmup >= 0 && options.decay_steps >= 0, "schedule: steps ",
         options.steps, ", warm-up ", options.warmup, " and decay ", options.decay_steps,
         " must not be negative");
@@ -74,7 +74,7 @@ int64_t Schedule::begin_of(int64_t cycle) const {
 /// The rate of `step`, after the first warm-up.
 double Schedule::restarting(int64_t step) const {
   const auto& o = options_;
-  const auto rate = [&](double shape) { return o.lr * (o.final_factor + (1 - o.final_factor) * shape); };
+  const auto rate = [&](double shape) { return o.lr * (o.min_lr_ratio + (1 - o.min_lr_ratio) * shape); };
   const int64_t length = o.steps - o.warmup, from = std::min(step, o.steps) - o.warmup;
   int64_t cycle = std::min(from * (o.restarts + 1) / length, o.restarts);
   if (cycle < o.restarts && step >= begin_of(cycle + 1)) cycle += 1;  // its beginning was rounded down
@@ -90,7 +90,7 @@ double Schedule::restarting(int64_t step) const {
 
 double Schedule::at(int64_t step) const {
   check(step >= 0, "schedule: the rate of step ", step, "; steps count from 0");
-  const auto& [kind, lr, steps, warmup, final_factor, decay_steps, restarts, restart_warmup] = options_;
+  const auto& [kind, lr, steps, warmup, min_lr_ratio, decay_steps, restarts, restart_warmup] = options_;
   if (step < warmup) return lr * double(step + 1) / double(warmup);
   if (has_restarts()) return restarting(step);
   const auto progress = [&](int64_t begin) {  // 0 at `begin`, 1 at the end of the run and beyond
@@ -102,7 +102,7 @@ double Schedule::at(int64_t step) const {
   if (kind == ScheduleKind::linear) shape = 1 - progress(warmup);
   if (kind == ScheduleKind::cosine) shape = cosine(progress(warmup));
   if (kind == ScheduleKind::wsd) shape = 1 - progress(steps - decay_steps);
-  return lr * (final_factor + (1 - final_factor) * shape);
+  return lr * (min_lr_ratio + (1 - min_lr_ratio) * shape);
 }
 
 }  // namespace tessera::optim

@@ -8,11 +8,11 @@ namespace tessera::optim {
 /// The shape of a learning rate over a run.
 enum class ScheduleKind : uint8_t {
   constant,
-  linear,  // a straight line down to `final`
-  cosine,  // half a cosine down to `final`            Loshchilov, Hutter, arXiv:1608.03983, equation 5
-  wsd,     // constant, then a straight line down to `final` over the last `decay_steps`: warm-up, stable,
-           // decay                                    Hu et al., MiniCPM, arXiv:2404.06395, section 4
-  cosine_restarts,  // `restarts` + 1 cosines of equal length, each from the peak down to `final`
+  linear,  // a straight line down to the minimum
+  cosine,  // half a cosine down to the minimum        Loshchilov, Hutter, arXiv:1608.03983, equation 5
+  wsd,     // constant, then a straight line down to the minimum over the last `decay_steps`: warm-up,
+           // stable, decay                            Hu et al., MiniCPM, arXiv:2404.06395, section 4
+  cosine_restarts,  // `restarts` + 1 cosines of equal length, each from the peak down to the minimum
                     //                                 Loshchilov, Hutter, arXiv:1608.03983, section 3
   cosine_warmups  // one cosine over the run, with a warm-up up to it after each of `restarts` resets to zero
                   //                                 Lialin et al., ReLoRA, arXiv:2307.05695, section 3
@@ -27,7 +27,7 @@ struct ScheduleOptions {
   double lr = 1e-3;            // the peak
   int64_t steps = 0;           // of the whole run; at least 1 unless constant
   int64_t warmup = 0;          // steps of a straight line up to the peak
-  double final_factor = 0;     // the last rate is this times the peak
+  double min_lr_ratio = 0;     // the minimum, that of the last step, is this times the peak; at most 1
   int64_t decay_steps = 0;     // wsd: of the last phase; 0: a tenth of the run
   int64_t restarts = 0;        // of cosine_restarts and cosine_warmups, at least 1
   int64_t restart_warmup = 0;  // steps of a straight line up after each restart
@@ -36,7 +36,7 @@ struct ScheduleOptions {
 /// The learning rate of each step: a pure function of the step's number, so there is no state to save.
 ///   warm-up   lr (step + 1) / warmup                                  step < warmup
 ///   after it  lr (f + (1 - f) shape(p)),  p = (step - warmup) / (steps - warmup), at most 1
-/// with f = final_factor and shape 1, 1 - p, or (1 + cos(pi p)) / 2: torch's LambdaLR, LinearLR and
+/// with f = min_lr_ratio and shape 1, 1 - p, or (1 + cos(pi p)) / 2: torch's LambdaLR, LinearLR and
 /// CosineAnnealingLR with eta_min = f lr, T_max = steps - warmup, counted from the end of the warm-up. Beyond
 /// the last step it stays where it ended.
 ///

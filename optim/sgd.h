@@ -7,9 +7,9 @@ namespace tessera::optim {
 struct SgdOptions {
   double lr = 1e-2;
   double momentum = 0;
-  bool nesterov = false;    // needs a momentum
-  double weight_decay = 0;  // added to the gradient, where the no-decay rule allows it
-  double max_norm = 0;      // clips the norm of all gradients; 0: no clipping
+  bool nesterov = false;     // needs a momentum
+  double weight_decay = 0;   // added to the gradient, where the no-decay rule allows it
+  double max_grad_norm = 0;  // clips the norm of all gradients; 0: no clipping
   std::vector<Group> groups = {};
   std::optional<LossScale> loss_scale = {};  // for f16; the tape needs loss_scale() then
   MissingGrad missing = MissingGrad::zero;   // OptimizerOptions::missing

@@ -14,8 +14,9 @@ namespace {
 /// Throws, naming the checkpoint `file` and the setting, unless the settings written in it are `ours`; only
 /// the number of steps may differ.
 void check_same_settings(const std::string& file, const std::string& stored, const json& ours) {
-  const json theirs = json::parse(stored, nullptr, false);
+  json theirs = json::parse(stored, nullptr, false);
   check(theirs.is_object(), file, ": its \"job\" is not a JSON object");
+  rename_settings(theirs, ours);
   for (const auto& [name, value] : ours.items())
     check(name == "steps" || theirs.value(name, json()) == value, file, ": it belongs to another job: \"",
           name, "\" is ", theirs.value(name, json()).dump(), " in it, ", value.dump(),

@@ -85,7 +85,9 @@ SettingList LanguageSettings::list() {
   add_to(list);
   add_ranks(list);
   add_data_order(list);
-  list.add("final_lr", final_lr, "Final learning rate, as a share of the peak").range(0.0, 1.0);
+  list.add("min_lr_ratio", min_lr_ratio, "Final learning rate, as a share of the peak")
+      .formerly("--final-lr")
+      .range(0.0, 1.0);
   list.add("beta2", beta2, "Decay of AdamW's second moment (beta2)").range(1e-7, 0.9999999);
   add_averages(list);
   list.add("keep_zeros", keep_zeros,

@@ -52,7 +52,7 @@ struct LanguageSettings : TrainingSettings {
   bool keep_zeros = false;  // weights of the blocks' matrices that are 0 in `start` stay 0
   FormSettings factors;     // of the blocks' linear layers
 
-  LanguageSettings() { weight_decay = 0.1, final_lr = 0.1; }
+  LanguageSettings() { weight_decay = 0.1, min_lr_ratio = 0.1; }
   /// Every setting, with its flag; those of the model are its config.json, one JSON object.
   SettingList list();
   /// Adds the sizes of a batch alone, which benchmarks and plans have too.

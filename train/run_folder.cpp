@@ -15,6 +15,7 @@
 #include "io/utf8.h"
 #include "report/run_table.h"
 #include "runtime/error.h"
+#include "train/setting.h"
 
 namespace tessera::train {
 
@@ -80,6 +81,9 @@ json RunFolder::settings() const {
   json settings = json::parse(text, nullptr, false);
   check(!settings.is_discarded() && settings.is_object(), (path_ / "run.json").string(),
         ": it is not a JSON object; restore it, or remove the run's folder and start it again");
+  // A run without "model" is of a job of a program's own, whose settings are not known here.
+  if (settings.contains("model") && settings.value("job", json()).is_object())
+    rename_settings(settings["job"]);
   return settings;
 }
 

@@ -165,6 +165,17 @@ void take_job(SettingList& list, const json& in, const std::string& what) {
     check(known.contains(name), what, ": \"", name, "\" is not a setting");
 }
 
+void rename_settings(json& stored, const json& ours) {
+  constexpr std::pair<const char*, const char*> kRenamed[] = {{"clip_norm", "max_grad_norm"},
+                                                              {"final_lr", "min_lr_ratio"}};
+  for (const auto& [old, now] : kRenamed) {
+    const auto found = stored.find(old);
+    if (found == stored.end() || ours.contains(old) || stored.contains(now)) continue;
+    stored[now] = *found;
+    stored.erase(old);
+  }
+}
+
 void take_options(SettingList& list, const json& run, const std::string& path, const Given& given) {
   const auto options = run.find("options");
   if (options == run.end()) return;

@@ -139,6 +139,9 @@ Settings job_settings(const nlohmann::json& in, const char* what) {
   settings.validate();
   return settings;
 }
+/// Gives settings that an earlier version wrote under other names their present ones, unless `ours` has a
+/// setting of the old name.
+void rename_settings(nlohmann::json& stored, const nlohmann::json& ours = {});
 /// Takes the options of the run.json at `path` that are not given again. Those that it lacks stay as they
 /// are.
 void take_options(SettingList& list, const nlohmann::json& run, const std::string& path, const Given& given);

@@ -87,7 +87,8 @@ void TrainingSettings::add_to(SettingList& list) {
   list.add("weight_decay", weight_decay,
            "Decoupled weight decay (not of norms and biases, nor embeddings of gpt and llama)")
       .range(0.0, 1e6);
-  list.add("clip_norm", clip_norm, "Maximum gradient norm; 0: no clipping")
+  list.add("max_grad_norm", max_grad_norm, "Maximum gradient norm; 0: no clipping")
+      .formerly("--clip-norm")
       .formerly("--clip")
       .range(0.0, 1e30);
   list.add_hidden("f32_math", f32_math).absent_means(name_of(F32Math::ieee));
@@ -164,7 +165,7 @@ optim::Schedule TrainingSettings::make_schedule() const {
                           .lr = lr,
                           .steps = steps,
                           .warmup = std::min(warmup, steps / 2),
-                          .final_factor = final_lr,
+                          .min_lr_ratio = min_lr_ratio,
                           .restarts = restarts,
                           .restart_warmup = restart_warmup});
 }
@@ -177,7 +178,7 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
   return optim::make_optimizer(optimizer, std::move(parameters),
                                {.lr = lr,
                                 .weight_decay = weight_decay,
-                                .max_norm = clip_norm,
+                                .max_grad_norm = max_grad_norm,
                                 .momentum = momentum,
                                 .beta2 = beta2,
                                 .momentum_reset = momentum_reset,
@@ -212,8 +213,8 @@ void TrainingSettings::check_optimizer_flags(const Given& given) const {
        optimizer == "loro", "loro");
   only({"--momentum"}, optimizer == "sgd" || optimizer == "muon", "sgd and muon");
   only({"--beta2"}, optimizer != "sgd", "adamw, muon, galore and loro");
-  check(schedule != "constant" || !given.contains("--final-lr"),
-        "--final-lr is what the learning rate falls to, and --schedule is constant; leave it out");
+  check(schedule != "constant" || !given.contains("--min-lr-ratio"),
+        "--min-lr-ratio says how far the learning rate falls, and --schedule is constant; leave it out");
   only({"--momentum-reset"}, optimizer == "adamw" || optimizer == "galore" || optimizer == "loro",
        "adamw, galore and loro");
 }

@@ -19,8 +19,8 @@ namespace tessera::train {
 
 /// The training settings that all bundled jobs share.
 struct TrainingSettings {
-  double lr = 1e-3, weight_decay = 0.01, clip_norm = 1.0;
-  double final_lr = 0;  // where the schedule falls to, as a share of lr; declared by those that set it
+  double lr = 1e-3, weight_decay = 0.01, max_grad_norm = 1.0;
+  double min_lr_ratio = 0;          // the schedule's minimum over lr; declared by those that set it
   std::string optimizer = "adamw";  // optim::optimizer_names()
   double momentum = 0.95;           // of sgd and muon
   int64_t momentum_reset = 0;       // steps; of adamw, galore and loro

@@ -191,7 +191,7 @@ TEST(LowRankRun, EndsWithOneLineForBadInputs) {
             "--momentum-reset is for --optimizer adamw, galore and loro"},
            {"--momentum 0.5", "--momentum is for --optimizer sgd and muon|--optimizer is adamw"},
            {"--optimizer sgd --beta2 0.9", "--beta2 is for --optimizer adamw"},
-           {"--final-lr 0.1", "--final-lr|--schedule is constant"},
+           {"--min-lr-ratio 0.1", "--min-lr-ratio|--schedule is constant"},
            {"--optimizer loro", "loro|--form is dense|--form low_rank"},
            {"--optimizer loro --form cola --rank 4", "loro|--form is cola"},
            {"--optimizer loro --form low_rank --rank 4 --loro-lr-scale -0.5", "--loro-lr-scale"},

@@ -149,7 +149,8 @@ TEST(Study, CellsSideBySideGiveTheSameBytesAndTimesOfTheirOwn) {
 TEST(Study, ACellThatFailsIsRecordedAndTheOthersFinish) {
   const Workplace at;
   at.put("s.toml",
-         plan_of(40, kHead, "[[arm]]\nname = \"good\"\n[[arm]]\nname = \"bad\"\nlr = 1e30\nclip-norm = 0\n"));
+         plan_of(40, kHead,
+                 "[[arm]]\nname = \"good\"\n[[arm]]\nname = \"bad\"\nlr = 1e30\nmax-grad-norm = 0\n"));
   expect_failure(at, "study run s.toml --out s", 1,
                  "2 of 4 runs failed, first bad,seed-1: |s/logs|tries them again");
   const json cells = json::parse(at.get("s/results.json")).at("cells");

@@ -241,7 +241,7 @@ constexpr BadLine kBadLines[] = {
     {"train tnp --n 2000000000", "--n|2000000000 not in range"},
     {"train tnp --warmup -1", "--warmup|-1 not in range"},
     {"train tnp --weight-decay=-0.1", "--weight-decay|-0.1 not in range"},
-    {"train tnp --clip-norm nan", "--clip-norm|nan is not finite"},
+    {"train tnp --max-grad-norm nan", "--max-grad-norm|nan is not finite"},
     {"train tnp --log-every 0", "--log-every|0 not in range"},
     {"train tnp --keep 0", "--keep|0 not in range"},
     {"train tnp --loss-scale 1000 --precision f16", "--loss-scale|1000 is not a power of two"},
@@ -344,7 +344,7 @@ constexpr BadLine kBadLines[] = {
     {"train gpt --text a --epochs 0", "--epochs|0 not in range"},
     {"train llama --text a --minutes 0", "--minutes|0 not in range"},
     {"train gpt --text a --validation 0.95", "--validation|0.95 not in range"},
-    {"train gpt --text a --final-lr 2", "--final-lr|2 not in range"},
+    {"train gpt --text a --min-lr-ratio 2", "--min-lr-ratio|2 not in range"},
     {"train gpt --text a --precision f64", "--precision|f64 not in|bf16"},
     {"train gpt --text a --ngram 17", "--ngram|17 not in range"},
     {"train gpt --text a --ema 1", "--ema|1 not in range"},
@@ -534,17 +534,20 @@ TEST(OldFlags, MeanWhatTheNewOnesMean) {
     EXPECT_EQ(outcome.code, 0) << outcome.err;
     return nlohmann::json::parse(at.get("runs/" + name + "/run.json")).at("job");
   };
-  const nlohmann::json now = job("new", "--batch-size 3 --n-head 4 --clip-norm 0.5 --json new.json");
+  const nlohmann::json now =
+      job("new", "--batch-size 3 --n-head 4 --max-grad-norm 0.5 --min-lr-ratio 0.2 --json new.json");
   EXPECT_EQ(now.at("batch"), 3);
-  EXPECT_EQ(now.at("clip_norm"), 0.5);
-  EXPECT_EQ(job("old", "--batch 3 --heads 4 --clip 0.5 --json-out old.json"), now);
-  at.put("run.toml", "batch = 3\nheads = 4\nclip = 0.5\njson-out = \"toml.json\"\n");
+  EXPECT_EQ(now.at("max_grad_norm"), 0.5);
+  EXPECT_EQ(job("old", "--batch 3 --heads 4 --clip 0.5 --final-lr 0.2 --json-out old.json"), now);
+  EXPECT_EQ(job("second", "--batch 3 --heads 4 --clip-norm 0.5 --final-lr 0.2"), now);
+  at.put("run.toml", "batch = 3\nheads = 4\nclip = 0.5\nfinal-lr = 0.2\njson-out = \"toml.json\"\n");
   EXPECT_EQ(job("toml", "--config run.toml"), now);
   for (const char* file : {"new.json", "old.json", "toml.json"}) EXPECT_TRUE(fs::exists(at / file)) << file;
   const std::string help = run(at, "train gpt --help").out + run(at, "train bert --help").out;
-  for (const char* old : {"--batch ", "--batch,", "--heads", "--clip ", "--clip,", "--json-out", "--preset"})
+  for (const char* old :
+       {"--batch ", "--batch,", "--heads", "--clip", "--final-lr", "--json-out", "--preset"})
     EXPECT_EQ(help.find(old), std::string::npos) << old;
-  EXPECT_TRUE(holds_all(help, "--batch-size|--n-head|--clip-norm|--json |--size"));
+  EXPECT_TRUE(holds_all(help, "--batch-size|--n-head|--max-grad-norm|--json |--size"));
   // Fine-tuning is evaluated after each epoch unless told otherwise: there the default is not 0.
   const std::string bert = run(at, "train bert --help").out;
   EXPECT_TRUE(holds_all(bert, "--eval-every INT  |default: an epoch, with --task mlm 0"));

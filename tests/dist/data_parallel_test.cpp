@@ -52,7 +52,7 @@ std::vector<std::vector<float>> weights_of(const optim::Optimizer& optimizer) {
 std::vector<std::vector<float>> trained_weights(const World& world, uint64_t seed, int micro_batches = 8,
                                                 double bucket_mb = 0) {
   SmallNet net(seed);
-  optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01, .max_norm = 0.1});
+  optim::AdamW optimizer(nn::parameters(net), {.lr = 0.01, .max_grad_norm = 0.1});
   DataParallel reduce(optimizer, world, {.mean = false, .bucket_mb = bucket_mb > 0 ? bucket_mb : 32});
   const Share share = share_of(micro_batches, world.rank(), world.size());
   GradientTree tree(optimizer);

@@ -60,7 +60,7 @@ End trained_deep(const World& world, bool tied, bool gradients, const std::vecto
   optim::AdamW optimizer(
       nn::parameters(net),
       {.lr = 0.01,
-       .max_norm = 0.1,
+       .max_grad_norm = 0.1,
        .sharding = world.size() > 1 ? optim::Sharding{world.rank(), world.size(), 1e-6, gradients}
                                     : optim::Sharding()});
   DataParallel reduce(optimizer, world, {.mean = false});

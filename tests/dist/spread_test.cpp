@@ -54,7 +54,7 @@ enum class Which { adamw, momentum, sgd };
 
 optim::Optimizer make(Which which, WideNet& net, const optim::Sharding& sharding) {
   if (which == Which::adamw)
-    return optim::AdamW(nn::parameters(net), {.lr = 0.01, .max_norm = 0.05, .sharding = sharding});
+    return optim::AdamW(nn::parameters(net), {.lr = 0.01, .max_grad_norm = 0.05, .sharding = sharding});
   return optim::Sgd(nn::parameters(net), {.lr = 0.05,
                                           .momentum = which == Which::momentum ? 0.9 : 0,
                                           .weight_decay = 0.1,

@@ -152,11 +152,11 @@ TEST_P(CapturedTraining, WithSgdEqualsEager) {
 }
 
 TEST_P(CapturedTraining, WithMomentumEqualsEager) {
-  equals_eager<Sgd>(device(), SgdOptions{.momentum = 0.9, .nesterov = true, .max_norm = 3});
+  equals_eager<Sgd>(device(), SgdOptions{.momentum = 0.9, .nesterov = true, .max_grad_norm = 3});
 }
 
 TEST_P(CapturedTraining, WithAdamWEqualsEager) {
-  equals_eager<AdamW>(device(), AdamWOptions{.max_norm = 5});
+  equals_eager<AdamW>(device(), AdamWOptions{.max_grad_norm = 5});
 }
 
 TEST_P(CapturedTraining, ACaptureThatThrowsLeavesGradientsAsTheyWere) {

@@ -33,7 +33,7 @@ TEST_P(ClipOn, EqualsThatOfAnOptimizerBitForBit) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::vector<nn::NamedParameter> own = shaped_parameters(device(), dtype),
                                           other = shaped_parameters(device(), dtype);
-    Sgd plain(own, {.lr = 1}), clips(other, {.lr = 1, .max_norm = 0.5});
+    Sgd plain(own, {.lr = 1}), clips(other, {.lr = 1, .max_grad_norm = 0.5});
     arrive_at(own), arrive_at(other);
     const double norm = clip_grad_norm(own, 0.5).item();
     plain.step(), clips.step();
@@ -80,7 +80,10 @@ TEST(Clip, AGradientThatIsNotFiniteMakesAnOptimizerSkip) {
 
 TEST(Clip, RefusesWhatHasNoNorm) {
   const Tensor weight = new_parameter(1, {3}, DType::f32, kCpu);
-  expect_parts(message_of([&] { clip_grad_norm({{"p", weight}}, 0); }), {"max_norm = 0 must be positive"});
+  expect_parts(message_of([&] {
+                 clip_grad_norm({{"p", weight}}, 0);
+               }),
+               {"max_grad_norm = 0 must be positive"});
   expect_parts(message_of([&] { clip_grad_norm({}, 1); }), {"there is no parameter"});
   expect_parts(message_of([&] {
                  clip_grad_norm({{"p", weight.detach()}}, 1);

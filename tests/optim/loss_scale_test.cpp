@@ -27,10 +27,11 @@ void arrive_scaled(const Optimizer& optimizer, const Tensor& leaf, double gradie
 }
 
 TEST_P(LossScaling, StepsHaveTheBitsOfStepsWithoutIt) {
-  for (const double max_norm : {0.0, 0.5}) {
+  for (const double max_grad_norm : {0.0, 0.5}) {
     const auto train = [&](const std::optional<LossScale>& loss_scale) {
       Tensor weight = new_parameter(1, {5, 7}, DType::f16, device());
-      AdamW optimizer({{"w", weight}}, {.lr = 0.01, .max_norm = max_norm, .loss_scale = loss_scale});
+      AdamW optimizer({{"w", weight}},
+                      {.lr = 0.01, .max_grad_norm = max_grad_norm, .loss_scale = loss_scale});
       std::vector<double> result;
       for (uint64_t t = 0; t < 10; ++t) {
         const double scale = loss_scale ? optimizer.loss_scale().item() : 1;
@@ -54,7 +55,7 @@ TEST_P(LossScaling, StepsHaveTheBitsOfStepsWithoutIt) {
       return result;
     };
     // The scale rises from 2^10 to 2^13 on the way.
-    EXPECT_EQ(train(LossScale{.initial = 0x1p10, .interval = 3}), train({})) << max_norm;
+    EXPECT_EQ(train(LossScale{.initial = 0x1p10, .interval = 3}), train({})) << max_grad_norm;
   }
 }
 

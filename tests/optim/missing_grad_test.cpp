@@ -156,7 +156,7 @@ TEST_P(MissingGradients, ThatAreSkippedDoNotClipTheOthers) {
   const auto [name, dtype] = GetParam();
   const Tensor a = parameter_of(1, dtype), b = parameter_of(2, dtype), alone = parameter_of(1, dtype);
   BundledOptions options = options_of(MissingGrad::skip);
-  options.max_norm = 0.5;
+  options.max_grad_norm = 0.5;
   Optimizer both = make_optimizer(name, {{"a.weight", a}, {"b.weight", b}}, options);
   Optimizer other = make_optimizer(name, {{"a.weight", alone}}, options);
   run_step(both, {b}, 0, 100);
@@ -165,7 +165,7 @@ TEST_P(MissingGradients, ThatAreSkippedDoNotClipTheOthers) {
   for (int step = 1; step < 3; ++step) {
     run_step(both, {a}, step);
     run_step(other, {alone}, step);
-    EXPECT_GT(both.grad_norm(), options.max_norm);
+    EXPECT_GT(both.grad_norm(), options.max_grad_norm);
     EXPECT_EQ(both.grad_norm(), other.grad_norm());
     EXPECT_EQ(values_of(a), values_of(alone));
   }

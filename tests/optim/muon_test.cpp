@@ -234,7 +234,7 @@ TEST_P(MuonOn, MastersOf16BitWeightsFollowTheF64Optimizer) {
       nn::make_parameter(exact);
       oracle.push_back({name, exact});
     }
-    const MuonOptions options{.lr = 0.01, .weight_decay = 0.1, .max_norm = 1};
+    const MuonOptions options{.lr = 0.01, .weight_decay = 0.1, .max_grad_norm = 1};
     Muon optimizer(list, options), reference(oracle, options);
     for (uint64_t t = 0; t < 3; ++t) {
       for (size_t i = 0; i < list.size(); ++i) {
@@ -284,7 +284,7 @@ TEST_P(MuonOn, TheGradientNormIsThatOfOtherOptimizersToTheBit) {
 /// A step that is skipped changes nothing, and the next one does.
 TEST_P(MuonOn, ANonFiniteGradientChangesNothing) {
   const std::vector<nn::NamedParameter> list = parameters_of(DType::bf16, device());
-  Muon optimizer(list, {.max_norm = 1});
+  Muon optimizer(list, {.max_grad_norm = 1});
   const auto state = [&] {
     std::vector<Matrix> all;
     for (const auto& [name, tensor] : list) all.push_back(tensor.detach().to_vector<double>());
@@ -312,7 +312,7 @@ TEST_P(MuonOn, ANonFiniteGradientChangesNothing) {
 TEST_P(MuonOn, AReplayedGraphEqualsEagerStepsAndAllocatesNothing) {
   const auto run = [&](bool captured) {
     const std::vector<nn::NamedParameter> list = parameters_of(DType::f32, device());
-    Muon optimizer(list, {.weight_decay = 0.1, .max_norm = 1});
+    Muon optimizer(list, {.weight_decay = 0.1, .max_grad_norm = 1});
     Captured step(device(), [&] { optimizer.step(); });
     size_t calls = 0;
     for (uint64_t t = 0; t < 6; ++t) {

@@ -110,7 +110,7 @@ TEST_P(OptimizerOn, EveryShapeAndDtypeEqualsTheF64Optimizer) {
       nn::make_parameter(exact);
       oracle.push_back({list.back().name, exact});
     }
-    const AdamWOptions options{.lr = 0.01, .weight_decay = 0.1, .max_norm = 1};
+    const AdamWOptions options{.lr = 0.01, .weight_decay = 0.1, .max_grad_norm = 1};
     AdamW optimizer(list, options), reference(oracle, options);
     for (uint64_t t = 0; t < 5; ++t) {
       for (size_t i = 0; i < kUpdateShapes.size(); ++i) {
@@ -168,7 +168,7 @@ TEST_P(OptimizerOn, SmallUpdatesOfABf16WeightAddUpInTheMaster) {
 TEST_P(OptimizerOn, ClippingScalesAllGradientsToTheNorm) {
   Tensor a = Tensor::zeros({3}, DType::f32, device()), b = Tensor::zeros({2, 2}, DType::f32, device());
   nn::make_parameter(a), nn::make_parameter(b);
-  Sgd optimizer({{"a", a}, {"b", b}}, {.lr = 1, .max_norm = 0.5});
+  Sgd optimizer({{"a", a}, {"b", b}}, {.lr = 1, .max_grad_norm = 0.5});
   arrive(a, Tensor::full({3}, 2, DType::f32, Device::cpu()));
   arrive(b, Tensor::full({2, 2}, -1, DType::f32, Device::cpu()));
   optimizer.step();
@@ -201,7 +201,7 @@ TEST_P(OptimizerOn, ANonFiniteGradientChangesNothingAndIsCounted) {
                            -std::numeric_limits<double>::infinity()}) {
     Tensor a = new_parameter(1, {3, 5}, DType::bf16, device()),
            b = new_parameter(2, {9}, DType::f32, device());
-    AdamW optimizer({{"a", a}, {"b", b}}, {.max_norm = 1});
+    AdamW optimizer({{"a", a}, {"b", b}}, {.max_grad_norm = 1});
     arrive(a, Tensor::from(numbers(3, 15), {3, 5}));
     optimizer.step(), optimizer.zero_grad();
     const auto before = state_of(optimizer);
@@ -260,7 +260,7 @@ TEST_P(OptimizerOn, WhatLiesInPadsReachesNoElement) {
       Layout pads = Layout::pitched({5, pitch - 9}, pitch);
       pads.offset = 9;
       Tensor::view_of(weight.storage(), pads, dtype).fill(pad);
-      AdamW optimizer({{"weight", weight}}, {.lr = 0.1, .weight_decay = 0.1, .max_norm = 1});
+      AdamW optimizer({{"weight", weight}}, {.lr = 0.1, .weight_decay = 0.1, .max_grad_norm = 1});
       for (int step = 0; step < 3; ++step) {
         arrive(weight, Tensor::from(numbers(40 + uint64_t(step), 54), {6, 9}));
         optimizer.step(), optimizer.zero_grad();

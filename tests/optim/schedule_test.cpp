@@ -17,7 +17,7 @@ TEST(Schedule, ConstantIsLambdaLrWithWarmup) {
 }
 
 TEST(Schedule, LinearIsTorchsLinearLr) {
-  const Schedule rate({.kind = ScheduleKind::linear, .lr = 0.1, .steps = 50, .final_factor = 0.2});
+  const Schedule rate({.kind = ScheduleKind::linear, .lr = 0.1, .steps = 50, .min_lr_ratio = 0.2});
   // LinearLR(start_factor=1, end_factor=0.2, total_iters=50): base * (1 + (end - 1) t / total).
   for (int t = 0; t < 70; ++t)
     EXPECT_NEAR(rate.at(t), 0.1 * (1 + (0.2 - 1) * std::min(t, 50) / 50.0), 1e-16) << t;
@@ -25,7 +25,7 @@ TEST(Schedule, LinearIsTorchsLinearLr) {
 
 TEST(Schedule, CosineIsTorchsCosineAnnealingAfterTheWarmup) {
   const double base = 3e-4, low = 3e-5;
-  const Schedule rate({.lr = base, .steps = 110, .warmup = 10, .final_factor = 0.1});
+  const Schedule rate({.lr = base, .steps = 110, .warmup = 10, .min_lr_ratio = 0.1});
   for (int t = 0; t < 10; ++t) EXPECT_DOUBLE_EQ(rate.at(t), base * (t + 1) / 10);
   // CosineAnnealingLR(T_max=100, eta_min=low), closed form.
   for (int t = 10; t <= 110; ++t)
@@ -38,7 +38,7 @@ TEST(Schedule, WsdStaysThenFallsInAStraightLine) {
                        .lr = 1,
                        .steps = 100,
                        .warmup = 5,
-                       .final_factor = 0.1,
+                       .min_lr_ratio = 0.1,
                        .decay_steps = 20});
   EXPECT_DOUBLE_EQ(rate.at(0), 0.2);
   for (int t = 4; t <= 80; ++t) EXPECT_EQ(rate.at(t), 1) << t;
@@ -57,7 +57,7 @@ TEST(Schedule, CosineRestartsAreTorchsCosineAnnealingWarmRestarts) {
                        .lr = 0.1,
                        .steps = 65,
                        .warmup = 5,
-                       .final_factor = 0.2,
+                       .min_lr_ratio = 0.2,
                        .restarts = 2});
   for (int t = 0; t < 5; ++t) EXPECT_DOUBLE_EQ(rate.at(t), 0.1 * (t + 1) / 5);
   // CosineAnnealingWarmRestarts(T_0=20, T_mult=1, eta_min=0.02), closed form.
@@ -89,12 +89,12 @@ TEST(Schedule, CyclesThatDoNotDivideTheRunCoverIt) {
 }
 
 TEST(Schedule, CosineWarmupsClimbBackToOneCosine) {
-  const Schedule whole({.lr = 0.1, .steps = 104, .warmup = 4, .final_factor = 0.1});
+  const Schedule whole({.lr = 0.1, .steps = 104, .warmup = 4, .min_lr_ratio = 0.1});
   const Schedule rate({.kind = ScheduleKind::cosine_warmups,
                        .lr = 0.1,
                        .steps = 104,
                        .warmup = 4,
-                       .final_factor = 0.1,
+                       .min_lr_ratio = 0.1,
                        .restarts = 3,
                        .restart_warmup = 5});
   for (int t = 0; t < 110; ++t) {

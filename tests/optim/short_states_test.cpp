@@ -96,8 +96,8 @@ TEST_P(ShortStates, AdamWFollowsItsF32Form) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     Tensor exact = new_parameter(1, shape, DType::f32, device()),
            near = new_parameter(1, shape, dtype, device());
-    AdamW reference({{"weight", exact}}, {.lr = 1e-3, .max_norm = 1});
-    AdamW optimizer({{"weight", near}}, {.lr = 1e-3, .max_norm = 1, .states = DType::bf16});
+    AdamW reference({{"weight", exact}}, {.lr = 1e-3, .max_grad_norm = 1});
+    AdamW optimizer({{"weight", near}}, {.lr = 1e-3, .max_grad_norm = 1, .states = DType::bf16});
     EXPECT_LT(optimizer.bytes(), reference.bytes() * 2 / 3 + 1);
     for (int step = 0; step < 300; ++step) {
       const Tensor gradient = gradient_of(0, step % 7, shape);

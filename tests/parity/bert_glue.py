@@ -136,7 +136,7 @@ def train_in_tessera(work, folder, task, data):
     steps, rate, metric = TASKS[task][4:7]
     out = os.path.join(work, "out.json")
     command = [args.tessera, "train", "bert", "--task", task, "--data", data, "--model", folder, "--seeds", SEEDS, "--steps", steps,
-               "--batch-size", BATCH, "--max-length", LENGTH, "--lr", rate, "--weight-decay", DECAY, "--clip-norm", CLIP,
+               "--batch-size", BATCH, "--max-length", LENGTH, "--lr", rate, "--weight-decay", DECAY, "--max-grad-norm", CLIP,
                "--device", "cpu", "--runs", os.path.join(work, "runs"), "--quiet", "--json", out]
     subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
     with open(out) as file:

@@ -261,7 +261,7 @@ def compare(folder, name, flags, peak, limit):
 
     common = ["train", "llama", "--text", "text", "--validation", "0", "--tokenizer", "t.json", "--device", "cpu", "--layers", str(LAYERS),
               "--d-model", str(D), "--n-head", str(HEADS), "--kv-heads", str(KV_HEADS), "--d-ff", str(FF), "--length", str(LENGTH),
-              "--stride", str(LENGTH), "--batch-size", str(BATCH), "--final-lr", str(FINAL), "--clip-norm", str(CLIP), "--beta2", str(BETA2),
+              "--stride", str(LENGTH), "--batch-size", str(BATCH), "--min-lr-ratio", str(FINAL), "--max-grad-norm", str(CLIP), "--beta2", str(BETA2),
               "--log-every", "1", "--quiet", "--sample-tokens", "0", "--precision", "f32"]
     run = name.replace(" ", "-")
     form = [w for i, w in enumerate(flags) if not any(o in (flags[i], flags[i - 1]) for o in flags

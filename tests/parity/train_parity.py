@@ -95,8 +95,8 @@ for kind, make in MODELS.items():
             share = len(held) / len(train + held)
             tessera("train", "gpt" if kind == "gpt" else "llama", "--text", "text", "--validation", str(share), "--tokenizer", "t.json", "--model", "start", "--device", "cpu",
                     "--steps", str(STEPS), "--warmup", str(WARMUP), "--length", str(LENGTH), "--stride", str(LENGTH), "--batch", str(BATCH // accumulate),
-                    "--accumulate", str(accumulate), "--lr", str(RATE), "--final-lr", str(FINAL), "--weight-decay", str(DECAY),
-                    "--clip-norm", str(CLIP), "--beta2", str(BETA2), "--log-every", "1", "--quiet", "--name", "r")
+                    "--accumulate", str(accumulate), "--lr", str(RATE), "--min-lr-ratio", str(FINAL), "--weight-decay", str(DECAY),
+                    "--max-grad-norm", str(CLIP), "--beta2", str(BETA2), "--log-every", "1", "--quiet", "--name", "r")
             lines = [json.loads(line) for line in open(os.path.join(folder, "runs/r/metrics.jsonl"))]
 
             tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, "t.json"))

@@ -119,7 +119,7 @@ TEST(LanguageSettings, SaysWhatDoesNotFit) {
   refuses([](LanguageSettings& job) { job.lr = 0; }, "lr");
   refuses([](LanguageSettings& job) { job.galore_scale = 0; },
           "galore_scale (--galore-scale) is 0; expected 1e-06 to");
-  refuses([](LanguageSettings& job) { job.final_lr = 2; }, "final_lr");
+  refuses([](LanguageSettings& job) { job.min_lr_ratio = 2; }, "min_lr_ratio");
   refuses([](LanguageSettings& job) { job.beta2 = 1; }, "beta2");
   refuses([](LanguageSettings& job) { job.schedule = "spiral"; }, "spiral");
   refuses([](LanguageSettings& job) { job.ema = 1; }, "ema (--ema) is 1");

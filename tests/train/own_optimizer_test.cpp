@@ -118,7 +118,7 @@ TEST(OwnJob, AnyOptimizerTrainsAndResumes) {
     });
     expect_learns_and_resumes(parts, [](auto parameters) {
       return optim::Optimizer(
-          "own", std::move(parameters), {.lr = 5e-2, .max_norm = 1},
+          "own", std::move(parameters), {.lr = 5e-2, .max_grad_norm = 1},
           {{std::make_shared<NormalizedMomentum>(), optim::decays}, {optim::adamw_rule()}});
     });
     expect_learns_and_resumes(

@@ -26,7 +26,7 @@ struct Regression : Job {
       : Job(Device::cpu()),
         rng(1),
         layer(kIn, kOut, rng, Device::cpu(), {.dtype = dtype}),
-        optimizer(nn::parameters(layer), {.lr = 1e-2, .max_norm = 1, .loss_scale = scale}),
+        optimizer(nn::parameters(layer), {.lr = 1e-2, .max_grad_norm = 1, .loss_scale = scale}),
         parts(parts) {
     x = numbers(0, {kRows, kIn}).to(dtype), y = numbers(1, {kRows, kOut}).to(dtype);
     keep("model", layer), train_with(optimizer);
