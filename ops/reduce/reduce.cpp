@@ -335,7 +335,9 @@ Tensor argmin(const Tensor& x, int dim, bool keep, Site site) {
   return find_first("argmin", x, ReduceKind::min, dim, keep, site);
 }
 
-Tensor sum_to(const Tensor& x, const Shape& shape, DType dtype) {
+Tensor sum_to(const Tensor& x, const Shape& shape, DType dtype, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "sum_to: x is undefined");
   if (shape == x.shape() && dtype == x.dtype()) return x;
   check(broadcast(shape, x.shape(), "sum_to") == x.shape(), "sum_to: ", shape, " does not broadcast to ",
         describe(x));
@@ -353,6 +355,12 @@ Tensor sum_to(const Tensor& x, const Shape& shape, DType dtype) {
     }
   }
   return y;
+}
+
+Tensor sum_to(const Tensor& x, const Shape& shape, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "sum_to: x is undefined");
+  return sum_to(x, shape, x.dtype());
 }
 
 }  // namespace tessera::ops

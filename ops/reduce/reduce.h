@@ -53,9 +53,7 @@ Tensor argmin(const Tensor& x, int dim, bool keep = false, Site site = Site::her
 /// For backward functions, not recorded: x summed over the dimensions along which `shape` broadcasts to x's
 /// shape. Accumulated as above and rounded once, to `dtype`: x's own or f32. x itself if nothing is to be
 /// done.
-Tensor sum_to(const Tensor& x, const Shape& shape, DType dtype);
-inline Tensor sum_to(const Tensor& x, const Shape& shape) {
-  return sum_to(x, shape, x.dtype());
-}
+Tensor sum_to(const Tensor& x, const Shape& shape, DType dtype, Site site = Site::here());
+Tensor sum_to(const Tensor& x, const Shape& shape, Site site = Site::here());
 
 }  // namespace tessera::ops

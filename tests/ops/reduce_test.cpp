@@ -360,6 +360,8 @@ TEST(Reduce, SumToAnyShapeThatBroadcasts) {
   EXPECT_EQ(sum_to(Tensor::zeros({0, 3}, DType::f32, kCpu), {3}).to_vector<float>(), (std::vector<float>(3)));
   expect_error([&] { sum_to(x, {2, 5}); }, {"sum_to", "[2, 5]", "[2, 3, 4, 5]"});
   expect_error([&] { sum_to(x, {5}, DType::f32); }, {"sum_to", "f64", "f32"});
+  expect_error([&] { sum_to({}, {5}); }, {"sum_to: x is undefined"});
+  expect_parts(report_of([&] { sum_to(x, {2, 5}); }), {"sum_to", "; called at ", "reduce_test.cpp"});
 }
 
 TEST(Reduce, ErrorsNameTheTensor) {
