@@ -200,7 +200,8 @@ void measure_model(models::LanguageModel& model, const std::string& name, const 
   }
 }
 
-models::Llama random_model(const models::LlamaConfig& config, Rng& rng, const DecodeBenchOptions& options) {
+models::Llama random_model(const models::LlamaConfig& config, const Rng& rng,
+                           const DecodeBenchOptions& options) {
   models::Llama model(config, rng, options.device, models::Start::blank, options.ranks);
   for (const auto& [name, parameter] : nn::parameters(model))
     if (parameter.rank() >= 2) ops::fill_normal(parameter.detach(), 0, 0.02, rng);

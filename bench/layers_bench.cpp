@@ -102,7 +102,7 @@ class Subject {
   int64_t tokens() const { return batch_.tokens.count(); }
 
  private:
-  static models::Bert make_model(const LayersBenchOptions& options, const Work& work, Rng& rng) {
+  static models::Bert make_model(const LayersBenchOptions& options, const Work& work, const Rng& rng) {
     models::BertConfig config = work.config;
     config.dtype = options.precision.dtype;
     return options.folder.empty() ? models::Bert(config, rng, options.device)

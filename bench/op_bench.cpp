@@ -69,7 +69,7 @@ std::vector<Precision> precisions_of(const ops::OpSpec& op, const std::vector<Pr
 namespace {
 
 Tensor random_input(const ops::OpSpec& op, size_t number, const ops::InputCase& input, DType dtype,
-                    Device device, uint64_t seed, Rng& rng) {
+                    Device device, uint64_t seed, const Rng& rng) {
   // The generators on the device write floats and integers; other dtypes are converted from those.
   const bool integers = input.fill == ops::Fill::index || dtype == DType::u8;
   const DType drawn = integers && dtype != DType::i64 ? DType::i32

@@ -22,7 +22,7 @@ Record describe_step(Device device, DType dtype) {
   return record;
 }
 
-std::vector<nn::NamedParameter> random_parameters(int64_t count, DType dtype, Device device, Rng& rng) {
+std::vector<nn::NamedParameter> random_parameters(int64_t count, DType dtype, Device device, const Rng& rng) {
   std::vector<nn::NamedParameter> list;
   for (int64_t left = count; left > 0;) {
     const int64_t rows = std::max<int64_t>(1, std::min(left, kWidth * kWidth) / kWidth);

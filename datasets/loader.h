@@ -45,14 +45,14 @@ struct LoaderShare {
 };
 
 struct LoaderOptions {
-  int64_t size = 1;            // items per batch; ItemSource only
-  Rng* shuffle = nullptr;      // a new order each epoch, from one stream of this generator; ItemSource only
-  int64_t epochs = 0;          // after which next() throws; 0: no end; ItemSource only
-  bool drop_last = false;      // leaves out the last batch of an epoch if it is smaller; ItemSource only
-  int workers = 1;             // threads; each makes whole batches on one core
-  int depth = 3;               // batches that wait or are being made
-  int64_t order = kDataOrder;  // version of the orders of `shuffle`; ItemSource only
-  LoaderShare share = {};      // the batches that next() returns; default: all
+  int64_t size = 1;              // items per batch; ItemSource only
+  const Rng* shuffle = nullptr;  // a new order each epoch, from one stream of this generator; ItemSource only
+  int64_t epochs = 0;            // after which next() throws; 0: no end; ItemSource only
+  bool drop_last = false;        // leaves out the last batch of an epoch if it is smaller; ItemSource only
+  int workers = 1;               // threads; each makes whole batches on one core
+  int depth = 3;                 // batches that wait or are being made
+  int64_t order = kDataOrder;    // version of the orders of `shuffle`; ItemSource only
+  LoaderShare share = {};        // the batches that next() returns; default: all
   /// Where batches go: for a GPU their tensors are page-locked (Tensor::empty_pinned), so that copies run
   /// next to the host. A batch, and the loader, may be dropped while copies from it run.
   Device device = Device::best();

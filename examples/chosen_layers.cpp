@@ -11,7 +11,7 @@ using namespace tessera;
 /// "2 32 gelu 32 tanh 1": numbers are the widths between which linear layers lie.
 struct Net {
   std::vector<nn::AnyLayer> layers;
-  Net(const std::string& config, Rng& rng) {
+  Net(const std::string& config, const Rng& rng) {
     std::istringstream words(config);
     std::string word;
     int64_t width = 0;

@@ -109,7 +109,7 @@ concept Holdable = !std::is_same_v<Layer, AnyLayer> && HasFields<Layer> &&
 /// ```cpp
 /// struct Net {
 ///   std::vector<nn::AnyLayer> layers;
-///   Net(const std::vector<int64_t>& widths, Rng& rng) {
+///   Net(const std::vector<int64_t>& widths, const Rng& rng) {
 ///     for (size_t i = 0; i + 1 < widths.size(); ++i) {
 ///       if (i > 0) layers.push_back(nn::Gelu{});
 ///       layers.push_back(nn::Linear(widths[i], widths[i + 1], rng));

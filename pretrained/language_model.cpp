@@ -19,7 +19,7 @@ void check_options(const std::string& folder, const std::optional<SparseOptions>
 
 }  // namespace
 
-models::LanguageModel load_dense_language(const std::string& folder, Rng& rng, Device device,
+models::LanguageModel load_dense_language(const std::string& folder, const Rng& rng, Device device,
                                           const LoadOptions& options) {
   if (is_llama(read_config(folder, options.config))) return load_llama(folder, rng, device, options);
   return load_gpt(folder, rng, device, options);
@@ -30,7 +30,7 @@ std::optional<int64_t> LoadedLanguageModel::first_token() const {
   return first && 0 <= *first && *first < model.vocabulary() ? first : std::nullopt;
 }
 
-LoadedLanguageModel load_language(const std::string& folder, Rng& rng, Device device,
+LoadedLanguageModel load_language(const std::string& folder, const Rng& rng, Device device,
                                   const LoadOptions& options, const std::optional<SparseOptions>& sparse) {
   check_options(folder, sparse);
   Config config = read_config(folder, options.config);

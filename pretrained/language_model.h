@@ -26,12 +26,12 @@ struct LoadedLanguageModel {
 /// Reads the model. With `sparse` its linear layers run compressed or under gates (make_sparse); without it,
 /// and in the mode off, they are dense: compressed ones are decompressed as they are read. Throws, before
 /// anything is loaded, if the folder holds another kind of model, or one that cannot run as it is asked to.
-LoadedLanguageModel load_language(const std::string& folder, Rng& rng, Device device,
+LoadedLanguageModel load_language(const std::string& folder, const Rng& rng, Device device,
                                   const LoadOptions& options = {},
                                   const std::optional<SparseOptions>& sparse = {});
 
 /// The model of a folder whose weights are dense. Throws if they are compressed.
-models::LanguageModel load_dense_language(const std::string& folder, Rng& rng, Device device,
+models::LanguageModel load_dense_language(const std::string& folder, const Rng& rng, Device device,
                                           const LoadOptions& options = {});
 
 void save(const models::LanguageModel& model, const std::string& folder, const SaveOptions& options = {});

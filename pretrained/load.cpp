@@ -147,8 +147,8 @@ DType stored_dtype(const std::string& folder) {
 namespace {
 
 template <class Model, class ModelConfig>
-Model load(const char* what, const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
-           LoadReport* report) {
+Model load(const char* what, const std::string& folder, const Rng& rng, Device device,
+           const LoadOptions& options, LoadReport* report) {
   const Config config = read_config(folder, options.config);
   const auto* const found = std::get_if<ModelConfig>(&config.model);
   check(found != nullptr, "load: ", folder, " holds a model of type ", config.type, ", not ", what);
@@ -183,16 +183,16 @@ Model load(const char* what, const std::string& folder, Rng& rng, Device device,
 
 }  // namespace
 
-models::Gpt load_gpt(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
+models::Gpt load_gpt(const std::string& folder, const Rng& rng, Device device, const LoadOptions& options,
                      LoadReport* report) {
   return load<models::Gpt, models::GptConfig>("gpt2 or opt", folder, rng, device, options, report);
 }
-models::Llama load_llama(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
+models::Llama load_llama(const std::string& folder, const Rng& rng, Device device, const LoadOptions& options,
                          LoadReport* report) {
   return load<models::Llama, models::LlamaConfig>("llama, mistral, qwen2, qwen3, phi3 or arcee", folder, rng,
                                                   device, options, report);
 }
-models::Bert load_bert(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
+models::Bert load_bert(const std::string& folder, const Rng& rng, Device device, const LoadOptions& options,
                        LoadReport* report) {
   return load<models::Bert, models::BertConfig>("bert or roberta", folder, rng, device, options, report);
 }

@@ -56,12 +56,12 @@ DType stored_dtype(const io::WeightSource& source);
 /// Read config.json and weights of the folder. `rng` draws what the file does not have, and dropout masks.
 /// The shapes in the file are compared with config.json before any memory is taken for the model. A model
 /// comes ready for evaluation (nn::set_training(model, true) turns dropout on).
-models::Gpt load_gpt(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},
-                     LoadReport* report = nullptr);
-models::Llama load_llama(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},
-                         LoadReport* report = nullptr);
-models::Bert load_bert(const std::string& folder, Rng& rng, Device device, const LoadOptions& options = {},
-                       LoadReport* report = nullptr);
+models::Gpt load_gpt(const std::string& folder, const Rng& rng, Device device,
+                     const LoadOptions& options = {}, LoadReport* report = nullptr);
+models::Llama load_llama(const std::string& folder, const Rng& rng, Device device,
+                         const LoadOptions& options = {}, LoadReport* report = nullptr);
+models::Bert load_bert(const std::string& folder, const Rng& rng, Device device,
+                       const LoadOptions& options = {}, LoadReport* report = nullptr);
 
 /// Our tensors (parameters, or their gradients, by our names) under the names of transformers. Undefined ones
 /// are left out.

@@ -75,7 +75,7 @@ void check_dtypes(const SparseFile& file, Device device, DType dtype) {
 }
 
 template <class Model, class Block, class ModelConfig>
-Model load_by_blocks(const char* what, const std::string& folder, Rng& rng, Device device,
+Model load_by_blocks(const char* what, const std::string& folder, const Rng& rng, Device device,
                      const LoadOptions& options, bool dense) {
   const Config config = read_config(folder, options.config);
   const auto* const found = std::get_if<ModelConfig>(&config.model);
@@ -257,12 +257,12 @@ bool steps_persistently(models::LanguageRef model) {
 
 }  // namespace
 
-models::Gpt load_sparse_gpt(const std::string& folder, Rng& rng, Device device, const LoadOptions& options,
-                            bool dense) {
+models::Gpt load_sparse_gpt(const std::string& folder, const Rng& rng, Device device,
+                            const LoadOptions& options, bool dense) {
   return load_by_blocks<models::Gpt, models::GptBlock, models::GptConfig>("gpt2 or opt", folder, rng, device,
                                                                           options, dense);
 }
-models::Llama load_sparse_llama(const std::string& folder, Rng& rng, Device device,
+models::Llama load_sparse_llama(const std::string& folder, const Rng& rng, Device device,
                                 const LoadOptions& options, bool dense) {
   return load_by_blocks<models::Llama, models::LlamaBlock, models::LlamaConfig>(
       "llama, mistral, qwen2, qwen3, phi3 or arcee", folder, rng, device, options, dense);

@@ -17,9 +17,9 @@ namespace tessera::pretrained {
 /// file. Blocks are made one after the other and the dense weights are never all there, so memory is that of
 /// the compressed model and one block. With `dense`, the layers are decompressed as they are read, into the
 /// dense model.
-models::Gpt load_sparse_gpt(const std::string& folder, Rng& rng, Device device,
+models::Gpt load_sparse_gpt(const std::string& folder, const Rng& rng, Device device,
                             const LoadOptions& options = {}, bool dense = false);
-models::Llama load_sparse_llama(const std::string& folder, Rng& rng, Device device,
+models::Llama load_sparse_llama(const std::string& folder, const Rng& rng, Device device,
                                 const LoadOptions& options = {}, bool dense = false);
 
 /// Gates of a model's linear modules, by their names in transformers.

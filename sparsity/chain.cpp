@@ -71,7 +71,7 @@ PruneGates prune_gates_of(const Calibration& dense, double activation_sparsity, 
   return {.gates = dense.gates(activation_sparsity, by_greedy), .prefill = dense.prefill};
 }
 
-pretrained::LoadedLanguageModel load(const std::string& folder, Rng& rng, Device device,
+pretrained::LoadedLanguageModel load(const std::string& folder, const Rng& rng, Device device,
                                      const LoadOptions& options) {
   pretrained::SparseOptions sparse = options.sparse;
   if (options.activation_sparsity) {

@@ -45,7 +45,7 @@ struct LoadOptions {
 
 /// pretrained::load_language with the gates of a calibration: ready to generate. A dense model without gates
 /// runs dense.
-pretrained::LoadedLanguageModel load(const std::string& folder, Rng& rng, Device device,
+pretrained::LoadedLanguageModel load(const std::string& folder, const Rng& rng, Device device,
                                      const LoadOptions& options = {});
 
 /// The gates of a calibration as options of pretrained::make_sparse. Throws for `by_greedy` if the

@@ -18,7 +18,7 @@ std::vector<double> norms_of(const Tensor& rows, int64_t count) {
 }  // namespace
 
 AutoRows::AutoRows(models::Bert& model, const std::vector<pretrained::LayerParts>& sliced,
-                   const SliceSettings& settings, Rng& rows)
+                   const SliceSettings& settings, const Rng& rows)
     : model_(model), settings_(settings), rows_(rows) {
   const auto find = [&](const nn::Linear& layer) {
     return std::ranges::find(sliced, &layer, &pretrained::LayerParts::layer);

@@ -48,7 +48,7 @@ class AutoRows {
   /// `sliced`: layers of the model that carry a slice of rows "auto", which draws from `rows`. The model must
   /// outlive this.
   AutoRows(models::Bert& model, const std::vector<pretrained::LayerParts>& sliced,
-           const SliceSettings& settings, Rng& rows);
+           const SliceSettings& settings, const Rng& rows);
 
   /// "blocks.3.mlp": both layers of a feed-forward network, or a layer by itself.
   std::vector<std::string> groups() const;
@@ -90,7 +90,7 @@ class AutoRows {
 
   models::Bert& model_;
   const SliceSettings settings_;
-  Rng& rows_;
+  const Rng& rows_;
   std::vector<Group> groups_;
   bool gpu_;
 };

@@ -2,7 +2,7 @@
 
 namespace tessera::train {
 
-models::Bert load_bert_as(const models::BertConfig& config, const std::string& folder, Rng& rng,
+models::Bert load_bert_as(const models::BertConfig& config, const std::string& folder, const Rng& rng,
                           Device device, pretrained::LoadReport* report) {
   models::Bert model = pretrained::load_bert(folder, rng, device,
                                              {.config = {.head = config.head, .labels = config.labels},

@@ -15,7 +15,7 @@ namespace tessera::train {
 /// The model of `config`, its dropout and head included, with the weights of a Hugging Face model directory;
 /// parameters that its file lacks (a head), or has for another number of classes, are drawn. Throws if the
 /// folder holds another model.
-models::Bert load_bert_as(const models::BertConfig& config, const std::string& folder, Rng& rng,
+models::Bert load_bert_as(const models::BertConfig& config, const std::string& folder, const Rng& rng,
                           Device device, pretrained::LoadReport* report = nullptr);
 
 /// Throws, naming the flag, unless the blocks of such a model can have that form.

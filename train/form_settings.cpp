@@ -117,7 +117,7 @@ void FormSettings::check_given(const Given& given) const {
   only({"--residual-rank"}, columns == "residual", "--columns residual");
 }
 
-std::vector<std::string> FormSettings::apply(const pretrained::LinearModules& modules, Rng& rng,
+std::vector<std::string> FormSettings::apply(const pretrained::LinearModules& modules, const Rng& rng,
                                              const FactorStart& start) const {
   std::vector<std::string> names;
   for (const pretrained::LayerParts& part : pretrained::layer_parts(modules)) {

@@ -62,7 +62,7 @@ struct FormSettings {
   void check_given(const Given& given) const;
   /// Gives the linear layers of the blocks their factors, those of each module on their own. Returns the
   /// names of the layers.
-  std::vector<std::string> apply(const pretrained::LinearModules& modules, Rng& rng,
+  std::vector<std::string> apply(const pretrained::LinearModules& modules, const Rng& rng,
                                  const FactorStart& start) const;
   /// "low_rank of rank 128, in attention and MLPs"; for a header.
   std::string description() const;

@@ -153,7 +153,7 @@ GlueSettings glue_settings_from_json(const json& in) {
 
 namespace {
 
-models::Bert make_model(const GlueSettings& settings, Rng& rng, Device device, bool restored,
+models::Bert make_model(const GlueSettings& settings, const Rng& rng, Device device, bool restored,
                         pretrained::LoadReport& report) {
   const MemoryTag tag("parameters");
   models::Bert model = settings.model.empty()
@@ -198,7 +198,7 @@ GlueJob::GlueJob(const GlueSettings& settings, Device device, const GlueSet* set
 
 // ---- data ----
 
-datasets::LoaderOptions GlueJob::loader_options(Rng& order, const datasets::LoaderShare& share) const {
+datasets::LoaderOptions GlueJob::loader_options(const Rng& order, const datasets::LoaderShare& share) const {
   return {.size = settings_.batch,
           .shuffle = &order,
           .drop_last = true,

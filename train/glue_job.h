@@ -99,7 +99,7 @@ class GlueJob : public Job {
   void load(const datasets::GlueBatch& batch);
 
  private:
-  datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
+  datasets::LoaderOptions loader_options(const Rng& order, const datasets::LoaderShare& share) const;
   datasets::GlueBatch micro_batch(uint64_t index) const;
   void start_drops();
   void calibrate_drops(uint64_t step);

@@ -334,7 +334,7 @@ void apply_size(LanguageConfig& config, const std::string& name) {
 namespace {
 
 /// With initial weights.
-models::LanguageModel initial_model(const LanguageSettings& settings, Rng& rng, Device device) {
+models::LanguageModel initial_model(const LanguageSettings& settings, const Rng& rng, Device device) {
   if (const auto* config = std::get_if<models::GptConfig>(&settings.model))
     return models::Gpt(*config, rng, device);
   models::LlamaConfig config = std::get<models::LlamaConfig>(settings.model);
@@ -344,7 +344,7 @@ models::LanguageModel initial_model(const LanguageSettings& settings, Rng& rng, 
 
 }  // namespace
 
-models::LanguageModel LanguageJob::make(const LanguageSettings& settings, Rng& rng, Device device,
+models::LanguageModel LanguageJob::make(const LanguageSettings& settings, const Rng& rng, Device device,
                                         const std::string& weights, FactorStart start) {
   const MemoryTag tag("parameters");
   models::LanguageModel model =

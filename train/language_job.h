@@ -201,13 +201,13 @@ class LanguageJob : public Job {
   void save(const std::string& folder);
 
  private:
-  static models::LanguageModel make(const LanguageSettings& settings, Rng& rng, Device device,
+  static models::LanguageModel make(const LanguageSettings& settings, const Rng& rng, Device device,
                                     const std::string& weights, FactorStart start);
   /// f(), the model in evaluation mode: without dropout, and with the averages of the weights if there are
   /// any.
   template <class F>
   auto as_used(F&& f);
-  datasets::LoaderOptions loader_options(Rng& order, const datasets::LoaderShare& share) const;
+  datasets::LoaderOptions loader_options(const Rng& order, const datasets::LoaderShare& share) const;
   bool keeps_best() const { return watch_.exported == "best"; }
   void find_zeros(bool of_start);
   void add_sparsity(Values& values);

@@ -70,7 +70,8 @@ void LanguageJob::set_data(const LanguageData& data, const LanguageWatch& watch,
   if (watch.sample_tokens > 0) prompt_ = sample_prompt(data, watch);
 }
 
-datasets::LoaderOptions LanguageJob::loader_options(Rng& order, const datasets::LoaderShare& share) const {
+datasets::LoaderOptions LanguageJob::loader_options(const Rng& order,
+                                                    const datasets::LoaderShare& share) const {
   return {.size = settings_.batch,
           .shuffle = &order,
           .drop_last = true,

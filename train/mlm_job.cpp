@@ -146,8 +146,8 @@ models::BertBatch masked_bert_batch(const MaskedBatch& batch, const models::Bert
 
 namespace {
 
-models::Bert make_mlm_model(const MlmSettings& settings, Rng& rng, Device device, const std::string& weights,
-                            bool restored) {
+models::Bert make_mlm_model(const MlmSettings& settings, const Rng& rng, Device device,
+                            const std::string& weights, bool restored) {
   const MemoryTag tag("parameters");
   models::Bert model = weights.empty() ? models::Bert(settings.bert, rng, device)
                                        : load_bert_as(settings.bert, weights, rng, device);
