@@ -1,7 +1,9 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -126,7 +128,7 @@ class Loader {
                          share.index(state_.batch), share.index(end()));
       running_ = state_;
     }
-    const uint64_t number = options_.share.number(options_.share.index(state_.batch));
+    const uint64_t number = next_number();
     check(number < end(), "loader: there is no batch after batch ", end(),
           ", the last one of LoaderOptions::epochs = ", options_.epochs,
           "; ask for no more, or set epochs to 0 for no end");
@@ -140,7 +142,55 @@ class Loader {
     const int64_t items = source_->size();
     return options_.drop_last ? items / options_.size : ceil_div(items, options_.size);
   }
-  uint64_t epoch() const requires kItems { return state_.batch / uint64_t(batches_per_epoch()); }
+  /// Number of whole epochs before the next batch.
+  uint64_t epoch_number() const requires kItems { return state_.batch / uint64_t(batches_per_epoch()); }
+
+  /// The batches of one epoch, or of what is left of it, as next() gives them:
+  ///
+  ///   for (int epoch = 0; epoch < 10; ++epoch)
+  ///     for (auto& [images, labels] : loader.epoch()) ...
+  ///
+  /// With a share, those of the share in that epoch, maybe none. After a loop that is left early or by an
+  /// error the next one goes on with the rest of its epoch.
+  class Epoch {
+   public:
+    class Iterator {
+     public:
+      explicit Iterator(Epoch* epoch) : epoch_(epoch) {}
+      Batch& operator*() const { return *epoch_->batch_; }
+      Iterator& operator++() {
+        epoch_->advance();
+        return *this;
+      }
+      bool operator==(std::default_sentinel_t) const { return !epoch_->batch_; }
+
+     private:
+      Epoch* epoch_;
+    };
+
+    explicit Epoch(Loader* loader) : loader_(loader) {}
+    Iterator begin() {
+      const uint64_t each = uint64_t(loader_->batches_per_epoch());
+      end_ = (loader_->epoch_number() + 1) * each;
+      advance();
+      return Iterator(this);
+    }
+    std::default_sentinel_t end() const { return {}; }
+
+   private:
+    void advance() {
+      batch_.reset();  // before the next one is waited for
+      if (loader_->next_number() < end_)
+        batch_.emplace(loader_->next());
+      else
+        loader_->skip_to(end_);
+    }
+
+    Loader* loader_;
+    uint64_t end_ = 0;  // number of the first batch of the next epoch
+    std::optional<Batch> batch_;
+  };
+  Epoch epoch() requires kItems { return Epoch(this); }
 
   /// Saving and resuming; what was made ahead is recomputed.
   const LoaderState& state() const { return state_; }
@@ -190,6 +240,15 @@ class Loader {
     }
   };
 
+  uint64_t next_number() const { return options_.share.number(options_.share.index(state_.batch)); }
+
+  /// Over batches of other shares: the next one stays the same.
+  void skip_to(uint64_t batch) {
+    const bool runs = running_ == state_;
+    state_.batch = std::max(state_.batch, batch);
+    if (runs) running_->batch = state_.batch;
+  }
+
   uint64_t end() const {
     if constexpr (kItems)
       if (options_.epochs > 0) return uint64_t(options_.epochs) * uint64_t(batches_per_epoch());
@@ -202,50 +261,5 @@ class Loader {
   std::optional<LoaderState> running_;  // what the prefetcher will give next; none before the first batch
   std::unique_ptr<Prefetcher> prefetcher_;
 };
-
-/// One epoch for a range-for: `for (auto [images, labels] : batches(train, {.size = 256, .shuffle = &rng}))`.
-/// Every further loop over the same object is a whole epoch again, with `shuffle` in an order of its own.
-template <ItemSource Source>
-class Epoch {
- public:
-  Epoch(const Source& source, LoaderOptions options)
-      : source_(&source),
-        options_((options.epochs = 1, options)),
-        loader_(source, options_),
-        batches_(int64_t(options.share.index(uint64_t(loader_.batches_per_epoch())))) {}
-  class Iterator {
-   public:
-    Iterator(Loader<Source>* loader, int64_t left) : loader_(loader), left_(left) {}
-    typename Loader<Source>::Batch operator*() const { return loader_->next(); }  // once a place
-    Iterator& operator++() {
-      --left_;
-      return *this;
-    }
-    bool operator!=(const Iterator& other) const { return left_ != other.left_; }
-
-   private:
-    Loader<Source>* loader_;
-    int64_t left_;
-  };
-  Iterator begin() {
-    if (std::exchange(begun_, true)) loader_ = Loader<Source>(*source_, options_);
-    return {&loader_, batches_};
-  }
-  Iterator end() { return {&loader_, 0}; }
-
- private:
-  const Source* source_;
-  LoaderOptions options_;
-  bool begun_ = false;
-  Loader<Source> loader_;
-  int64_t batches_;  // of the share
-};
-
-template <ItemSource Source>
-Epoch<Source> batches(const Source& source, const LoaderOptions& options) {
-  return Epoch<Source>(source, options);
-}
-template <ItemSource Source>
-Epoch<Source> batches(const Source&& temporary, const LoaderOptions& options) = delete;
 
 }  // namespace tessera::datasets

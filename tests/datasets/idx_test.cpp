@@ -80,7 +80,8 @@ TEST(Idx, LoadsImagesWithLabels) {
   folder.put("digits-labels.idx", bytes({0, 0, 8, 1, 0, 0, 0, 3, 4, 5, 6}));
   const Idx digits(folder / "digits");
   EXPECT_EQ(digits.size(), 3);
-  for (const auto& [images, labels] : batches(digits, {.size = 2})) {
+  Loader loader(digits, {.size = 2});
+  for (const auto& [images, labels] : loader.epoch()) {
     EXPECT_EQ(images.size(1), 2);
     EXPECT_EQ(labels.size(0), images.size(0));
   }

@@ -48,7 +48,7 @@ TEST(Loader, GivesBatchesInOrderWhateverTheNumberOfWorkers) {
       EXPECT_EQ(loader.batches_per_epoch(), 3);
       const std::vector<std::vector<int64_t>> expected{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}, {0, 1, 2, 3}};
       EXPECT_EQ(take(loader, 4), expected);
-      EXPECT_EQ(loader.epoch(), 1u);
+      EXPECT_EQ(loader.epoch_number(), 1u);
     }
   }
 }
@@ -198,48 +198,78 @@ TEST(Loader, APriorGivesTheSameBatchesThroughIt) {
     EXPECT_EQ(loader.next().yt.to_vector<float>(), prior.batch(i).yt.to_vector<float>());
 }
 
-TEST(Loader, OneEpochIsARange) {
-  const Range range{7};
-  Rng rng(1);
+std::vector<int64_t> items_of_epoch(Loader<Range>& loader) {
   std::vector<int64_t> seen;
-  for (const auto& [numbers] : batches(range, {.size = 3, .shuffle = &rng})) {
-    const std::vector<int64_t> now = numbers.to_vector<int64_t>();
+  for (auto& [numbers] : loader.epoch()) {
+    const std::vector<int64_t> now = numbers.template to_vector<int64_t>();
     seen.insert(seen.end(), now.begin(), now.end());
   }
-  EXPECT_EQ(std::set<int64_t>(seen.begin(), seen.end()).size(), 7u);
-  EXPECT_EQ(seen.size(), 7u);
+  return seen;
 }
 
-// As a loop over epochs around a DataLoader of PyTorch: a second loop ended with "there is no batch", and
-// after a break it began where the first one had stopped.
-TEST(Loader, EveryLoopOverARangeIsAWholeEpoch) {
+TEST(Loader, AnEpochIsARangeOfWhatNextGives) {
   const Range range{7};
-  Rng rng(1);
-  auto epochs = batches(range, {.size = 3, .shuffle = &rng});
-  std::vector<std::vector<int64_t>> seen(4);
-  for (size_t epoch = 0; epoch < seen.size(); ++epoch)
-    for (const auto& [numbers] : epochs) {
-      const std::vector<int64_t> now = numbers.to_vector<int64_t>();
-      seen[epoch].insert(seen[epoch].end(), now.begin(), now.end());
-      if (epoch == 1) break;
-    }
-  EXPECT_EQ(seen[1].size(), 3u);
-  EXPECT_NE(seen[0], seen[2]);
-  for (const size_t epoch : {0, 2, 3})
-    EXPECT_EQ(std::set<int64_t>(seen[epoch].begin(), seen[epoch].end()).size(), 7u) << epoch;
-  Rng same(1);
-  for (const auto& [numbers] : batches(range, {.size = 7, .shuffle = &same}))
-    EXPECT_EQ(numbers.to_vector<int64_t>(), seen[0]);
+  Rng rng(1), same(1);
+  Loader loader(range, {.size = 3, .shuffle = &rng, .workers = 2});
+  Loader by_next(range, {.size = 3, .shuffle = &same, .workers = 2});
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    EXPECT_EQ(loader.epoch_number(), epoch);
+    const std::vector<int64_t> seen = items_of_epoch(loader);
+    std::vector<int64_t> wanted;
+    for (const auto& batch : take(by_next, 3)) wanted.insert(wanted.end(), batch.begin(), batch.end());
+    EXPECT_EQ(seen, wanted);
+    EXPECT_EQ(std::set<int64_t>(seen.begin(), seen.end()).size(), 7u);
+    EXPECT_EQ(loader.state(), by_next.state());
+  }
 }
 
-TEST(Loader, TheSharesOfOneEpochAreRangesToo) {  // those of 7 items in 3 batches, for 1 to 5 consumers
+TEST(Loader, ALoopOverAnEpochGoesOnWhereTheOneBeforeStopped) {
+  const Range range{7};
+  Loader loader(range, {.size = 3});
+  for (const auto& batch : loader.epoch()) {
+    EXPECT_EQ(items(batch), (std::vector<int64_t>{0, 1, 2}));
+    break;
+  }
+  const LoaderState state = loader.state();
+  EXPECT_EQ(items_of_epoch(loader), (std::vector<int64_t>{3, 4, 5, 6}));
+  EXPECT_EQ(items_of_epoch(loader).size(), 7u);
+  Loader resumed(range, {.size = 3});
+  resumed.set_state(state);
+  EXPECT_EQ(items_of_epoch(resumed), (std::vector<int64_t>{3, 4, 5, 6}));
+}
+
+TEST(Loader, AnErrorEndsTheLoopOverAnEpochAndLosesOneBatch) {
+  const Range range{.count = 7, .fails_at = 4};
+  Loader loader(range, {.size = 3});
+  int64_t seen = 0;
+  expect_error(
+      [&] {
+        for (const auto& batch : loader.epoch()) seen += batch.items.size(0);
+      },
+      {"item 4 cannot be read"});
+  EXPECT_EQ(seen, 3);
+  EXPECT_EQ(items_of_epoch(loader), (std::vector<int64_t>{6}));
+}
+
+TEST(Loader, ThereAreNoMoreEpochsThanItsOptionsSay) {
+  const Range range{7};
+  Loader loader(range, {.size = 3, .epochs = 2});
+  for (int epoch = 0; epoch < 2; ++epoch) EXPECT_EQ(items_of_epoch(loader).size(), 7u);
+  expect_error([&] { items_of_epoch(loader); }, {"no batch after batch 6", "LoaderOptions::epochs = 2"});
+}
+
+TEST(Loader, AnEpochOfAShareIsThatOfAllConsumers) {  // 7 items in 3 batches, for 1 to 5 consumers
   const Range range{7};
   for (uint64_t consumers = 1; consumers <= 5; ++consumers) {
-    std::multiset<int64_t> seen;
-    for (uint64_t i = 0; i < consumers; ++i)
-      for (const auto& [numbers] : batches(range, {.size = 3, .share = {.period = consumers, .first = i}}))
-        for (const int64_t number : numbers.to_vector<int64_t>()) seen.insert(number);
-    EXPECT_EQ(seen, (std::multiset<int64_t>{0, 1, 2, 3, 4, 5, 6})) << consumers;
+    std::vector<std::multiset<int64_t>> seen(4);
+    for (uint64_t i = 0; i < consumers; ++i) {
+      Loader loader(range, {.size = 3, .share = {.period = consumers, .first = i}});
+      for (std::multiset<int64_t>& epoch : seen)
+        for (const int64_t number : items_of_epoch(loader)) epoch.insert(number);
+      EXPECT_EQ(loader.epoch_number(), 4u);
+    }
+    for (const auto& epoch : seen)
+      EXPECT_EQ(epoch, (std::multiset<int64_t>{0, 1, 2, 3, 4, 5, 6})) << consumers;
   }
 }
 
