@@ -10,11 +10,14 @@
 /// below it, its index counted down: 64 bits, no two of a row equal, and of equal values the lowest index has
 /// the largest key.
 ///
-/// A block per row finds the k-th largest key by its bytes from the top (radix select, as keep_largest does):
-/// each pass counts the elements that agree with the bytes so far by their next byte, until all that agree
-/// are taken, mostly after two to four passes. Another pass collects the k keys in any order.
-/// Up to 1,024 of them stay in shared memory, where the place of each is the number of larger ones; more are
-/// sorted in device memory (CUB, one segment per row).
+/// Few of a short row are found by a warp, which holds the row's scores in registers and takes the largest
+/// one k times.
+///
+/// Of other rows, a block per row finds the k-th largest key by its bytes from the top (radix select, as
+/// keep_largest does): each pass counts the elements that agree with the bytes so far by their next byte,
+/// until all that agree are taken, mostly after two to four passes. Another pass collects the k keys in any
+/// order. Up to 1,024 of them stay in shared memory, where the place of each is the number of larger ones;
+/// more are sorted in device memory (CUB, one segment per row).
 ///
 /// Bound by reads of x from L2, some five of them, and by the latency of a row's barriers.
 
@@ -22,7 +25,8 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kThreads = 256, kBins = 256, kPasses = 8;
-constexpr int64_t kMostInBlock = 1024;  // keys of 8 bytes
+constexpr int64_t kMostInBlock = 1024;                              // keys of 8 bytes
+constexpr int64_t kMostInWarp = 16, kMostOfWarp = 32 * gpu::kWarp;  // k, and elements of a row
 
 template <class T>
 __device__ __forceinline__ uint64_t key_of(const T* row, int64_t index) {
@@ -31,6 +35,37 @@ __device__ __forceinline__ uint64_t key_of(const T* row, int64_t index) {
 
 __device__ __forceinline__ int64_t index_of(uint64_t key) {
   return int64_t(uint32_t(~uint32_t(key)));
+}
+
+/// A warp per row of up to kOwn elements per lane.
+template <class T, int kOwn>
+__global__ void __launch_bounds__(kThreads)
+    warp_kernel(int64_t* indices, const T* x, int64_t rows, int length, int64_t stride, int k) {
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  gpu::wait_and_launch_dependents();
+  const int lane = int(threadIdx.x) % gpu::kWarp;
+  const int64_t row = int64_t(blockIdx.x) * (kThreads / gpu::kWarp) + threadIdx.x / gpu::kWarp;
+  if (row >= rows) return;
+  uint32_t scores[kOwn];  // of elements lane, lane + 32, ...; 0, below every score: none, or taken
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int at = i * gpu::kWarp + lane;
+    scores[i] = at < length ? score_key(__float_as_uint(float(x[row * stride + at]))) : 0;
+  }
+  int64_t found = 0;  // by lane n: the index of the largest but n
+  for (int n = 0; n < k; ++n) {
+    uint32_t own = 0, at = 0;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+      if (scores[i] > own) own = scores[i], at = uint32_t(i);
+    const uint32_t most = __reduce_max_sync(kAll, own);
+    const uint32_t first = __reduce_min_sync(kAll, own == most ? at * gpu::kWarp + uint32_t(lane) : kAll);
+    if (lane == n) found = first;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+      if (first == uint32_t(i * gpu::kWarp + lane)) scores[i] = 0;
+  }
+  if (lane < k) indices[row * k + lane] = found;
 }
 
 /// What is known of the smallest key that is taken.
@@ -134,13 +169,22 @@ gpu::LaunchShape grid_for(Device device, int64_t threads) {
 void topk_cuda(const Tensor& indices, const Tensor& x) {
   const Device device = x.device();
   const int64_t rows = x.rows(), k = indices.size(-1), count = rows * k;
+  const int64_t length = x.row_length();
+  if (k <= kMostInWarp && length <= kMostOfWarp) {
+    dispatch_floating_cuda(x.dtype(), "topk", [&]<class T>() {
+      gpu::launch_dependent(device, {gpu::grid_of(gpu::ceil_div(rows, kThreads / gpu::kWarp)), kThreads},
+                            length <= kMostOfWarp / 2 ? warp_kernel<T, 16> : warp_kernel<T, 32>,
+                            indices.data<int64_t>(), x.data<T>(), rows, int(length), x.row_stride(), int(k));
+    });
+    return;
+  }
   const bool in_block = k <= kMostInBlock;
   const auto scratch = [&](int64_t n, DType dtype) { return Tensor::empty_packed({n}, dtype, device); };
   const auto words = [](const Tensor& t) { return static_cast<uint64_t*>(t.raw()); };
   const Tensor keys = in_block ? Tensor() : scratch(count, DType::i64);
   dispatch_floating_cuda(x.dtype(), "topk", [&]<class T>() {
     gpu::launch_dependent(device, {gpu::grid_of(rows), kThreads}, select_kernel<T>, indices.data<int64_t>(),
-                          in_block ? nullptr : words(keys), x.data<T>(), x.row_length(), x.row_stride(), k);
+                          in_block ? nullptr : words(keys), x.data<T>(), length, x.row_stride(), k);
   });
   if (in_block) return;
   const Tensor begins = scratch(rows + 1, DType::i64), sorted = scratch(count, DType::i64);
