@@ -5,10 +5,10 @@
 /// Norms, backward. Two reads and one write per element; three reads with the residual's gradient, two writes
 /// where the residual was dropped: its mask (a byte per 16 bytes of elements) was written by forward. Warps
 /// (or blocks) loop over the rows with the stride of the grid, which is as large as fits at once; rows too
-/// long for a block's registers have one block each, which reads them twice. A thread has the same columns in
-/// every row, so its share of dweight and dbias stays in registers until the end; a block adds the shares of
-/// its warps in order and writes one row of partial sums, and a second kernel adds those rows in a fixed
-/// order. The grid, and so the order, depends only on the problem and the number of SMs.
+/// long for a block's registers have a block or a cluster each, which reads them twice. A thread has the same
+/// columns in every row, so its share of dweight and dbias stays in registers until the end; a block adds the
+/// shares of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a
+/// fixed order. The grid, and so the order, depends only on the problem and the number of SMs.
 ///
 /// With sums in registers few warps fit, so bytes in flight must not cost registers: each thread prefetches
 /// its words of the next rows into shared memory (cp.async), one or two rows ahead.
@@ -293,17 +293,17 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
   if constexpr (kBias) finish(dbias, args.dbiases);
 }
 
-/// dx of longer rows, one block per row, read in pieces twice: for the sums and for dx.
+/// dx of longer rows, a block or a cluster per row, read in pieces twice: for the sums and for dx.
 template <class T, bool kCentred, bool kResidual, bool kDrops>
 __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kChunk = kLongBlock * kLongSteps * kPack;
   using Rows = RowAccess<kLongBlock>;
-  using Sums = RowReduce<kLongBlock, 2>;
-  __shared__ float scratch[Sums::kScratch];
-  Sums add(scratch);
+  using Long = LongRow<kLongBlock, kChunk>;
+  __shared__ typename Long::Shared shared;
   gpu::wait_and_launch_dependents();
+  Long long_row(shared, args.rows, args.width);
   const int rank = int(threadIdx.x);
-  const int64_t row = blockIdx.x;
+  const int64_t row = long_row.row();
   BackwardShare<T, kCentred, kResidual, kDrops, Rows, kLongSteps> share;
   Words<T> weight[kLongSteps];
   const auto load = [&](int64_t base, int width) {
@@ -311,15 +311,15 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
     Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
   };
   float sums[kCentred ? 2 : 1] = {};
-  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
+  long_row.for_pieces([&](int64_t base, int width) {
     load(base, width);
 #pragma unroll
     for (int s = 0; s < kLongSteps; ++s) share.add(s, weight[s], sums, [](int, float, float, float) {});
   });
-  add(sums);
+  long_row.sum(sums);
   const float mean_gx = mean_of(sums[0], args.width, args.inverse),
               mean_g = kCentred ? mean_of(sums[kCentred], args.width, args.inverse) : 0.0f;
-  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
+  long_row.for_pieces([&](int64_t base, int width) {
     load(base, width);
     if constexpr (kDrops)
       load_keep_mask<T, kLongBlock>(share.keep_bits, args.mask, row, args.mask_stride, base / kPack, rank,
@@ -332,6 +332,7 @@ __global__ void __launch_bounds__(kLongBlock, 3) backward_long_rows(BackwardArgs
     }
     share.store(args, row, base, rank, width);
   });
+  long_row.close();
 }
 
 /// Partial sums of dweight and dbias of longer rows: a thread adds its pack of columns over a chunk of rows.
@@ -393,13 +394,16 @@ void with_partial_sums(const NormBackward& norm, BackwardArgs<T> args, int64_t p
 template <class T, bool kCentred, bool kResidual, bool kDrops>
 void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   const Device device = norm.x.device();
-  if (args.dx || args.dresidual)
-    gpu::launch_dependent(device, {grid_of(args.rows), kLongBlock},
+  if (args.dx || args.dresidual) {
+    const int blocks = blocks_per_row(args.rows, args.width, kLongBlock * kLongSteps * kPackOf<T>);
+    gpu::launch_dependent(device,
+                          {.grid = grid_of(args.rows * blocks), .block = kLongBlock, .cluster = blocks},
                           backward_long_rows<T, kCentred, kResidual, kDrops>, args);
+  }
   if (!norm.dweight.defined() && !norm.dbias.defined()) return;
   const int64_t tiles = ceil_div(args.width, kLongBlock * kPackOf<T>);
   const int64_t wanted = ceil_div(8 * int64_t(device.multiprocessors()), tiles);
-  const int64_t per_chunk = std::max<int64_t>(16, ceil_div(args.rows, wanted));
+  const int64_t per_chunk = std::max<int64_t>(4, ceil_div(args.rows, wanted));
   const int64_t chunks = ceil_div(args.rows, per_chunk);
   with_partial_sums(norm, args, chunks, [&](const BackwardArgs<T>& with) {
     gpu::launch_dependent(device, {grid_of(tiles, chunks), kLongBlock}, parameters_of_long_rows<T, kCentred>,

@@ -298,17 +298,18 @@ __global__ void __launch_bounds__(kBlock, 7) forward_row_pairs(ForwardArgs<T> ar
   }
 }
 
-/// Longer rows, one block per row, read in pieces three times: for the mean, for the squares and for y.
+/// Longer rows, a block or a cluster per row, read in pieces three times: for the mean, for the squares and
+/// for y.
 template <class T, bool kCentred, Adds kAdds>
 __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> args) {
   constexpr bool kResidual = kAdds != Adds::nothing;
   constexpr int kPack = kPackOf<T>, kChunk = kLongBlock * kLongSteps * kPack;
   using Rows = RowAccess<kLongBlock>;
-  using Sums = RowReduce<kLongBlock, 2>;
-  __shared__ float scratch[Sums::kScratch];
-  Sums add(scratch);
+  using Long = LongRow<kLongBlock, kChunk>;
+  __shared__ typename Long::Shared shared;
   gpu::wait_and_launch_dependents();
-  const int64_t row = blockIdx.x;
+  Long long_row(shared, args.rows, args.width);
+  const int64_t row = long_row.row();
   const int rank = int(threadIdx.x);
   float values[kLongSteps][kPack], mean = 0;
   const auto again = [&](int64_t base, int width) {  // x, or the sum that the first walk has written
@@ -319,21 +320,21 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
   };
   if (kCentred || kResidual) {
     float sum[1] = {};
-    for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
+    long_row.for_pieces([&](int64_t base, int width) {
       ForwardShare<T, kAdds, Rows, kLongBlock, kLongSteps> share;
       share.load(args, row, base, rank, width);
       share.values(values, args, row, base, rank, width);
       sum[0] += sum_of(values);
     });
-    add(sum);
+    long_row.sum(sum);
     if (kCentred) mean = mean_of(sum[0], args.width, args.inverse);
   }
   const auto add_row = [&]<int kSums>(float(&sums)[kSums]) {
-    for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
+    long_row.for_pieces([&](int64_t base, int width) {
       again(base, width);
       add_distances<T, kLongBlock>(sums, values, mean, rank, width);
     });
-    add(sums);
+    long_row.sum(sums);
   };
   float sums[kCentred ? 2 : 1] = {};
   add_row(sums);
@@ -342,8 +343,8 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
     add_row(squares);
     return squares[0];
   });
-  const float rstd = keep_statistics(args, row, rank == 0, mean, squares);
-  for_chunks<kChunk>(args.width, [&](int64_t base, int width) {
+  const float rstd = keep_statistics(args, row, long_row.is_first(), mean, squares);
+  long_row.for_pieces([&](int64_t base, int width) {
     again(base, width);
     Words<T> weight[kLongSteps], bias[kLongSteps], y[kLongSteps];
     Rows::load_vector(weight, args.weight ? args.weight + base : nullptr, 1.0f, rank, width);
@@ -351,6 +352,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_rows(ForwardArgs<T> a
     normalise<T>(y, values, weight, bias, args.bias != nullptr, mean, rstd);
     Rows::store(args.y + row * args.y_stride + base, y, rank, width);
   });
+  long_row.close();
 }
 
 template <class T, bool kCentred, Adds kAdds>
@@ -382,8 +384,10 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
   } else if (args.width <= 8192) {
     rows.template operator()<256, 32>();
   } else {
-    gpu::launch_dependent(device, {grid_of(args.rows), kLongBlock}, forward_long_rows<T, kCentred, kAdds>,
-                          args);
+    const int blocks = blocks_per_row(args.rows, args.width, kLongBlock * kLongSteps * kPackOf<T>);
+    gpu::launch_dependent(device,
+                          {.grid = grid_of(args.rows * blocks), .block = kLongBlock, .cluster = blocks},
+                          forward_long_rows<T, kCentred, kAdds>, args);
   }
 }
 

@@ -1,23 +1,24 @@
 #pragma once
 
+#include "gpu/barrier.cuh"
 #include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
 #include "gpu/row.cuh"
+#include "gpu/shared.cuh"
 #include "ops/dropout/dropout_mask.cuh"
 #include "ops/norm/norm_kernels.h"
 
 /// Shared by both directions of the norms. They are bound by memory (a dozen operations for 4 to 16 bytes),
 /// so each row must be read once, with enough loads in flight: at 3 TB/s and a latency of a microsecond some
 /// 16 KB per SM. A row is held in the registers of a warp or of a block as raw words, 16 bytes per thread and
-/// load. Longer rows are read by a block once per sum and once more, mostly from L2. What was tried and
-/// measured: docs/ops/norm.md.
+/// load. Longer rows are read by a block once per sum and once more, mostly from L2; few of them by a cluster
+/// of blocks each. What was tried and measured: docs/ops/norm.md.
 
 namespace tessera::ops::norm_rows {
 
 using gpu::ceil_div;
 using gpu::column_of;
 using gpu::first_row;
-using gpu::for_chunks;
 using gpu::grid_of;
 using gpu::kPackOf;
 using gpu::kWarp;
@@ -72,6 +73,72 @@ __device__ __forceinline__ void load_keep_mask(uint32_t (&keep_bits)[kSteps], co
     keep_bits[s] =
         column_of<T, kThreads>(s, rank) < width ? mask[row * stride + piece + s * kThreads + rank] : 0;
 }
+
+/// Blocks that share a row of that width, read in pieces of `piece`: 1, 2, 4 or 8, so that few rows still
+/// occupy the GPU. A function of the shape alone, as the order of the sums is.
+inline int blocks_per_row(int64_t rows, int64_t width, int64_t piece) {
+  constexpr int64_t kTargetBlocks = 256;
+  int blocks = 1;
+  while (blocks < 8 && 2 * blocks * rows <= kTargetBlocks && 2 * blocks * piece <= width) blocks *= 2;
+  return blocks;
+}
+
+/// A row that is longer than a block's registers: the columns that are this block's of the cluster, and sums
+/// over the row.
+template <int kThreads, int kPiece>
+class LongRow {
+ public:
+  static constexpr int kSums = 2;
+  struct Shared {
+    float scratch[RowReduce<kThreads, kSums>::kScratch], sums[2][kSums];
+  };
+  __device__ __forceinline__ LongRow(Shared& shared, int64_t rows, int64_t width)
+      : shared_(shared),
+        add_(shared.scratch),
+        blocks_(uint32_t(gridDim.x / rows)),
+        rank_(gpu::cluster_rank()) {
+    const int64_t pieces = ceil_div(ceil_div(width, kPiece), blocks_);
+    begin_ = min(int64_t(rank_) * pieces * kPiece, width);
+    end_ = min(begin_ + pieces * kPiece, width);
+  }
+  __device__ __forceinline__ int64_t row() const { return blockIdx.x / blocks_; }
+  __device__ __forceinline__ bool is_first() const { return rank_ == 0 && threadIdx.x == 0; }
+  /// visit(base, columns) for the pieces of this block.
+  template <class Visit>
+  __device__ __forceinline__ void for_pieces(Visit&& visit) const {
+    for (int64_t base = begin_; base < end_; base += kPiece)
+      visit(base, int(min(end_ - base, int64_t(kPiece))));
+  }
+  /// Sums over all threads of the row; every one gets them.
+  template <int kCount>
+  __device__ __forceinline__ void sum(float (&values)[kCount]) {
+    add_(values);
+    if (blocks_ == 1) return;
+    float* const own = shared_.sums[slot_];  // read by others until the sum after the next, or close()
+    slot_ ^= 1;
+    if (threadIdx.x == 0)
+#pragma unroll
+      for (int v = 0; v < kCount; ++v) own[v] = values[v];
+    gpu::cluster_sync();
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      values[v] = 0;
+      for (uint32_t block = 0; block < blocks_; ++block)
+        values[v] += gpu::load_cluster(gpu::cluster_address(gpu::shared_address(own + v), block));
+    }
+  }
+  /// The end of the kernel: no block leaves while another reads its sums.
+  __device__ __forceinline__ void close() const {
+    if (blocks_ > 1) gpu::cluster_sync();
+  }
+
+ private:
+  Shared& shared_;
+  RowReduce<kThreads, kSums> add_;
+  uint32_t blocks_, rank_;
+  int slot_ = 0;
+  int64_t begin_, end_;
+};
 
 /// sum / width, rounded as the division is (Markstein's correction of a product with 1 / width), without a
 /// division's slow path, whose call costs registers. NaN for an infinite sum.

@@ -49,6 +49,7 @@ std::vector<Case> norm_cases(int parameters) {
       {.dims = {{"R", 140}, {"C", 5003}}, .gradcheck = false},
       {.dims = {{"R", 3}, {"C", 8195}}, .gradcheck = false},
       {.dims = {{"R", 5}, {"C", 9001}}, .placement = Placement::strided, .gradcheck = false},
+      {.dims = {{"R", 3}, {"C", 40000}}, .gradcheck = false},
       {.dims = {{"R", 4099}, {"C", 67}}, .gradcheck = false}};
   if (parameters == 2) list.push_back({.dims = {{"R", 6}, {"C", 9}, {"P", 3}}});
   list.push_back(
