@@ -406,4 +406,75 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   launch_dependent(y.device(), shape, any_layout<kPack, F, Out, In...>, args, f);
 }
 
+/// Two results of one function.
+template <class T>
+struct Pair {
+  T first, second;
+};
+
+template <class Out, class... In>
+struct PairedRows {
+  Out* out[2];
+  std::tuple<const In*...> in;
+  int64_t strides[2 + sizeof...(In)];  // between rows: of the results, then of the inputs
+  uint32_t packs, packs_per_row;
+  Divider by_packs_per_row;
+};
+
+/// One pack of each operand per thread.
+template <int kPack, class F, class Out, class... In, size_t... K>
+__device__ __forceinline__ void paired_rows_body(const PairedRows<Out, In...>& args, F f,
+                                                 std::index_sequence<K...>) {
+  const uint32_t pack = blockIdx.x * blockDim.x + threadIdx.x;
+  if (pack >= args.packs) return;
+  const uint32_t row = args.by_packs_per_row.divide(pack);
+  const int64_t column = int64_t(pack - row * args.packs_per_row) * kPack;
+  const auto offset = [&](size_t operand) { return int64_t(row) * args.strides[operand] + column; };
+  const std::tuple<Pack<In, kPack>...> values{load_pack<kPack>(std::get<K>(args.in) + offset(K + 2))...};
+  Pack<Out, kPack> first, second;
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) {
+    const Pair<Out> both = f(std::get<K>(values).at[i]...);
+    first.at[i] = both.first, second.at[i] = both.second;
+  }
+  store_pack<kPack>(args.out[0] + offset(0), first);
+  store_pack<kPack>(args.out[1] + offset(1), second);
+}
+template <int kPack, class F, class Out, class... In>
+__global__ void __launch_bounds__(256) paired_rows(PairedRows<Out, In...> args, F f) {
+  wait_and_launch_dependents();
+  paired_rows_body<kPack>(args, f, std::index_sequence_for<In...>{});
+}
+
+/// a, b = the Pair f(x...), of the inputs' shape, in one pass. Returns false, and has done nothing, unless
+/// all are rows that begin on packs, and are whole packs or end with row padding of the results' own.
+template <class Out, class... In, class F, class... Inputs>
+bool elementwise_pair(const Tensor& a, const Tensor& b, F f, const Inputs&... x) {
+  static_assert(sizeof...(In) == sizeof...(Inputs));
+  constexpr int kPack = kPackOf<Out>, kOperands = 2 + int(sizeof...(In)), kThreads = 256;
+  const auto loop = make_loop(a.shape(), a, b, x...);
+  if (loop.count == 0) return true;
+  const int inner = loop.rank - 1;
+  const int64_t width = loop.sizes[inner], packs_per_row = ceil_div(width, kPack),
+                whole = packs_per_row * kPack;
+  const int64_t packs = loop.count / width * packs_per_row;
+  if (loop.rank > 2 || packs >= (int64_t(1) << 31) - kThreads) return false;
+  if (width != whole && !(owns_row_padding(a, whole) && owns_row_padding(b, whole))) return false;
+  PairedRows<Out, In...> rows{.out = {a.data<Out>(), b.data<Out>()}, .in = {x.template data<In>()...}};
+  const void* const bases[] = {rows.out[0], rows.out[1], x.template data<In>()...};
+  const size_t sizes[] = {sizeof(Out), sizeof(Out), sizeof(In)...};
+  for (int operand = 0; operand < kOperands; ++operand) {
+    const int64_t stride = inner == 1 ? loop.strides[operand][0] : 0;
+    if (loop.strides[operand][inner] != 1 || stride % kPack != 0 ||
+        reinterpret_cast<uintptr_t>(bases[operand]) % (sizes[operand] * kPack) != 0)
+      return false;
+    rows.strides[operand] = stride;
+  }
+  rows.packs = uint32_t(packs), rows.packs_per_row = uint32_t(packs_per_row);
+  rows.by_packs_per_row = Divider(rows.packs_per_row);
+  launch_dependent(a.device(), {dim3(unsigned(ceil_div(packs, kThreads))), kThreads},
+                   paired_rows<kPack, F, Out, In...>, rows, f);
+  return true;
+}
+
 }  // namespace tessera::gpu
