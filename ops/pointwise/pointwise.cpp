@@ -127,15 +127,41 @@ Tensor gradient_of(const Shape& shape, const Tensor& dy, Write&& write) {
   return whole ? d : sum_to(d, shape);
 }
 
-/// dy times `other`, for an operand of that shape.
-Tensor product_gradient(const Shape& shape, const Tensor& dy, const Tensor& other) {
+/// The gradient of an operand of that shape: of a product (`mine` may be undefined), of a quotient's divisor,
+/// or of a maximum or minimum.
+Tensor operand_gradient(const Shape& shape, const Tensor& dy, const Tensor& mine, const Tensor& other,
+                        Binary kind) {
+  const bool product = kind == Binary::mul;
   if constexpr (kCuda) {
     if (dy.device().is_cuda() && shape != dy.shape() && other.shape() == dy.shape()) {
       const Tensor sums = Tensor::empty(shape, DType::f32, dy.device());
-      if (sum_products_cuda(sums, dy, other)) return sums;
+      if (summed_gradient_cuda(sums, dy, product ? Tensor() : mine, other, kind)) return sums;
     }
   }
-  return gradient_of(shape, dy, [&](const Tensor& d) { run_binary(d, dy, other, Binary::mul); });
+  return gradient_of(shape, dy, [&](const Tensor& d) {
+    product ? run_binary(d, dy, other, kind) : run_operand_gradient(d, dy, mine, other, kind);
+  });
+}
+
+/// Gives both gradients if `write(da, db)`, on a GPU, makes both in one pass; the operands have those shapes.
+template <class Write>
+bool give_both(Backward& back, const Shape& a, const Shape& b, Write&& write) {
+  const Tensor dy = back.grad();
+  if (!dy.device().is_cuda() || a != dy.shape() || b != dy.shape() || !back.needs(0) || !back.needs(1))
+    return false;
+  Tensor da = Tensor::empty_like(dy), db = Tensor::empty_like(dy);
+  if (!write(da, db)) return false;
+  back.give(0, std::move(da));
+  back.give(1, std::move(db));
+  return true;
+}
+
+bool give_both(Backward& back, const Tensor& a, const Tensor& b, Binary kind) {
+  return a.defined() && b.defined() &&
+         give_both(back, a.shape(), b.shape(), [&](const Tensor& da, const Tensor& db) {
+           if constexpr (kCuda) return both_gradients_cuda(da, db, back.grad(), a, b, kind);
+           return false;
+         });
 }
 
 void record_sum(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
@@ -160,27 +186,24 @@ void record_product(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Bin
               [a_shape = a.shape(), b_shape = b.shape(), a = Saved(to_b ? a : Tensor()),
                b = Saved(to_a || kind == Binary::div ? b : Tensor()), kind](Backward& back) {
                 const Tensor dy = back.grad();
+                if (give_both(back, a.get(), b.get(), kind)) return;
                 if (back.needs(0))
-                  back.give(0, kind == Binary::mul ? product_gradient(a_shape, dy, b.get())
+                  back.give(0, kind == Binary::mul ? operand_gradient(a_shape, dy, a.get(), b.get(), kind)
                                                    : gradient_of(a_shape, dy, [&](const Tensor& da) {
                                                        run_binary(da, dy, b.get(), Binary::div);
                                                      }));
-                if (back.needs(1))
-                  back.give(1, kind == Binary::mul ? product_gradient(b_shape, dy, a.get())
-                                                   : gradient_of(b_shape, dy, [&](const Tensor& db) {
-                                                       run_operand_gradient(db, dy, b.get(), a.get(), kind);
-                                                     }));
+                if (back.needs(1)) back.give(1, operand_gradient(b_shape, dy, b.get(), a.get(), kind));
               });
 }
 
 void record_choice(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
   tape.record(name_of(kind), {&a, &b}, {&y}, [a = Saved(a), b = Saved(b), kind](Backward& back) {
+    if (give_both(back, a.get(), b.get(), kind)) return;
     const Tensor dy = back.grad();
     for (const int input : {0, 1}) {
       if (!back.needs(input)) continue;
       const Tensor &mine = input == 0 ? a.get() : b.get(), &other = input == 0 ? b.get() : a.get();
-      back.give(input, gradient_of(mine.shape(), dy,
-                                   [&](const Tensor& d) { run_operand_gradient(d, dy, mine, other, kind); }));
+      back.give(input, operand_gradient(mine.shape(), dy, mine, other, kind));
     }
   });
 }
@@ -323,15 +346,26 @@ Tensor where(const Tensor& mask, const Tensor& a, const Tensor& b, Site site) {
         "; expected bool on ", a.device().name());
   Tensor y = run_where(broadcast(mask.shape(), pair, "where"), mask, a, b);
   if (Tape* tape = Tape::recording(a, b))
-    tape->record("where", {&a, &b}, {&y},
-                 [a_shape = a.shape(), b_shape = b.shape(), mask = Saved(mask)](Backward& back) {
-                   const Tensor dy = back.grad(), zero = Tensor::zeros({}, dy.dtype(), dy.device());
-                   const auto part = [&](const Tensor& a, const Tensor& b) {
-                     return run_where(dy.shape(), mask.get(), a, b);
-                   };
-                   if (back.needs(0)) back.give(0, gradient_of(a_shape, part(dy, zero)));
-                   if (back.needs(1)) back.give(1, gradient_of(b_shape, part(zero, dy)));
-                 });
+    tape->record(
+        "where", {&a, &b}, {&y},
+        [a_shape = a.shape(), b_shape = b.shape(), mask = Saved(mask)](Backward& back) {
+          const Tensor dy = back.grad();
+          if (give_both(back, a_shape, b_shape, [&](const Tensor& da, const Tensor& db) {
+                if constexpr (kCuda) return both_gradients_cuda(da, db, dy, mask.get());
+                return false;
+              }))
+            return;
+          const auto gradient = [&](const Shape& shape, bool first) {
+            // Sums are chosen where the mask repeats as the operand does.
+            const bool sums = shape != dy.shape() && broadcast(mask.get().shape(), shape, "where") == shape;
+            const Tensor from = sums ? gradient_of(shape, dy) : dy,
+                         zero = Tensor::zeros({}, from.dtype(), dy.device());
+            const Tensor part = run_where(from.shape(), mask.get(), first ? from : zero, first ? zero : from);
+            return sums ? part : gradient_of(shape, part);
+          };
+          if (back.needs(0)) back.give(0, gradient(a_shape, true));
+          if (back.needs(1)) back.give(1, gradient(b_shape, false));
+        });
   return y;
 }
 

@@ -22,6 +22,19 @@ struct OperandGradient {
     return Out(operand_gradient<kKind>(float(dy), float(mine), float(other)));
   }
 };
+/// Both gradients, of a product as their products.
+template <Binary kKind, class T>
+struct BothGradients {
+  __device__ gpu::Pair<T> operator()(T dy, T a, T b) const {
+    const float g = float(dy), u = float(a), v = float(b);
+    if constexpr (kKind == Binary::mul)
+      return {T(g * v), T(g * u)};
+    else if constexpr (kKind == Binary::div)
+      return {T(g / v), T(operand_gradient<kKind>(g, v, u))};
+    else
+      return {T(operand_gradient<kKind>(g, u, v)), T(operand_gradient<kKind>(g, v, u))};
+  }
+};
 template <Comparison kKind, class T>
 struct Compare {
   __device__ bool operator()(T a, T b) const { return compare<kKind>(Compared<T>(a), Compared<T>(b)); }
@@ -29,6 +42,12 @@ struct Compare {
 template <class T>
 struct Choose {
   __device__ T operator()(bool first, T a, T b) const { return first ? a : b; }
+};
+template <class T>
+struct ChooseGradient {
+  __device__ gpu::Pair<T> operator()(T dy, bool first) const {
+    return {first ? dy : T(0.0f), first ? T(0.0f) : dy};
+  }
 };
 
 /// x^a by the approximate instructions: within |a log2 x| 2^-22 of it, which does not show in 16 bits.
@@ -111,6 +130,26 @@ void operand_gradient_cuda(const Tensor& d, const Tensor& dy, const Tensor& mine
       }
     });
   });
+}
+
+bool both_gradients_cuda(const Tensor& da, const Tensor& db, const Tensor& dy, const Tensor& a,
+                         const Tensor& b, Binary kind) {
+  bool done = false;
+  dispatch_floating_cuda(dy.dtype(), name_of(kind), [&]<class T>() {
+    dispatch_binary(kind, [&]<Binary kKind>() {
+      if constexpr (kKind == Binary::mul || kHasOperandGradient<kKind>)
+        done = gpu::elementwise_pair<T, T, T, T>(da, db, BothGradients<kKind, T>{}, dy, a, b);
+    });
+  });
+  return done;
+}
+
+bool both_gradients_cuda(const Tensor& da, const Tensor& db, const Tensor& dy, const Tensor& mask) {
+  bool done = false;
+  dispatch_floating_cuda(dy.dtype(), "where", [&]<class T>() {
+    done = gpu::elementwise_pair<T, T, bool>(da, db, ChooseGradient<T>{}, dy, mask);
+  });
+  return done;
 }
 
 void compare_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Comparison kind) {

@@ -50,6 +50,20 @@ void operand_gradient_cpu(const Tensor& d, const Tensor& dy, const Tensor& mine,
 void operand_gradient_cuda(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
                            Binary kind);
 
+/// The gradient of an operand that broadcasts, summed to d, which is f32 and has its shape: of a product
+/// (`mine` undefined: none needs it), of a quotient's divisor, or of a maximum or minimum. `other` has dy's
+/// shape. Returns false, and has done nothing, where dy and `other` lie differently or what is summed takes
+/// more than one pass.
+bool summed_gradient_cuda(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
+                          Binary kind);
+
+/// Both gradients of a product, quotient, maximum or minimum of operands of dy's shape, in one pass. Returns
+/// false, and has done nothing, where rows are not whole packs (gpu::elementwise_pair).
+bool both_gradients_cuda(const Tensor& da, const Tensor& db, const Tensor& dy, const Tensor& a,
+                         const Tensor& b, Binary kind);
+/// The same of where: da = mask ? dy : 0, db = mask ? 0 : dy.
+bool both_gradients_cuda(const Tensor& da, const Tensor& db, const Tensor& dy, const Tensor& mask);
+
 /// y, which is bool, = a op b.
 void compare_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Comparison kind);
 void compare_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Comparison kind);

@@ -55,7 +55,7 @@ struct FirstOf {
 
 /// dx at the chosen element of each output; dx is 0 elsewhere already.
 template <class T>
-__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+__global__ void __launch_bounds__(kThreads)
     scatter_kernel(const ReducePlan plan, T* dx, const T* dy, const int64_t* chosen) {
   gpu::wait_and_launch_dependents();
   const int64_t output = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -66,10 +66,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
 }
 
 }  // namespace
-
-bool choose_takes(const ReducePlan& plan) {
-  return is_one_pass(plan);
-}
 
 void choose_cuda(const Tensor& y, const Tensor& index, const Tensor& x, const ReducePlan& plan, bool most) {
   dispatch_floating_cuda(x.dtype(), most ? "max" : "min", [&]<class T>() {

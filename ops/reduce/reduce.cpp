@@ -108,6 +108,15 @@ void check_choice(const char* name, const Tensor& x, const Reduced& dims) {
         " has no element to choose from; reduce over a dimension that is not empty");
 }
 
+/// Makes x and its results `y`, whose reduced dimensions are 1 where they have x's rank, operands of one pass
+/// on a GPU: what none takes is packed first, in row-major order of the reduced dimensions.
+void make_one_pass(Tensor& x, std::initializer_list<Tensor*> y, const Reduced& dims) {
+  if (is_one_pass(plan_to(x.layout(), (*y.begin())->layout()))) return;
+  const Shape outputs = dims.result(x.shape(), false);
+  x = x.permute(dims.order()).packed().reshape(outputs.inserted(outputs.rank(), dims.length(x.shape())));
+  for (Tensor* const each : y) *each = each->reshape(outputs.inserted(outputs.rank(), 1));
+}
+
 /// max and min on a GPU, which keep the indices for backward.
 Tensor choose_on_gpu(Tape& tape, const Tensor& x, ReduceKind kind, const Reduced& dims, bool keep) {
   check_choice(name_of(kind), x, dims);
@@ -115,13 +124,7 @@ Tensor choose_on_gpu(Tape& tape, const Tensor& x, ReduceKind kind, const Reduced
   const Tensor index = Tensor::empty_packed({y.count()}, DType::i64, x.device());
   if constexpr (kCuda) {
     Tensor from = x.detach(), to = with_dims(y.detach(), x.shape(), dims);
-    if (!choose_takes(plan_to(from.layout(), to.layout()))) {  // in row-major order of the reduced dimensions
-      const Shape outputs = dims.result(x.shape(), false);
-      from = from.permute(dims.order())
-                 .packed()
-                 .reshape(outputs.inserted(outputs.rank(), dims.length(x.shape())));
-      to = to.reshape(outputs.inserted(outputs.rank(), 1));
-    }
+    make_one_pass(from, {&to}, dims);
     if (y.count() > 0)
       choose_cuda(to, index, from, plan_to(from.layout(), to.layout()), kind == ReduceKind::max);
     tape.record(name_of(kind), {&x}, {&y}, [index, shape = x.shape(), dims](Backward& b) {

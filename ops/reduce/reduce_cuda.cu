@@ -1,42 +1,15 @@
 #include "gpu/elementwise.cuh"
 #include "ops/reduce/reduce_kernels.h"
 #include "ops/reduce/reduce_pass.cuh"
+#include "ops/reduce/sum_of.cuh"
 
 namespace tessera::ops {
 namespace {
 
-/// Sums are f64, as on the CPU: a long sum that cancels stays right, and an f64 addition an element is far
-/// below what memory takes.
-struct SumOf {
-  using Acc = double;
-  template <class T>
-  using Partial = double;
-  static constexpr bool kOrdered = false;
-  static __device__ double identity() { return 0; }
-  static __device__ double combine(double a, double b) { return a + b; }
-  template <class T>
-  __device__ double add(double all, T x, int64_t) const {
-    return all + double(x);
-  }
-  SumOf rest() const { return {}; }
-  template <class Out>
-  __device__ void store(Out* y, int64_t at, int64_t, double sum, Finish how) const {
-    if constexpr (std::is_same_v<Out, double>) {
-      y[at] = sum;
-    } else {
-      const double mean = sum * how.share;
-      if (!how.root)
-        y[at] = Out(float(mean));
-      else if constexpr (sizeof(Out) == 2)
-        y[at] = Out(sqrtf(float(mean)));
-      else
-        y[at] = Out(float(sqrt(mean)));
-    }
-  }
-};
-
-/// Later passes add its sums.
+/// Later passes add its sums. Squares of bf16 leave the range of f32, so none are joined there.
 struct SquaresOf : SumOf {
+  template <class T>
+  static constexpr bool kJoins = false;
   template <class T>
   __device__ double add(double all, T x, int64_t) const {
     return all + double(x) * double(x);
@@ -109,19 +82,6 @@ void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, Reduc
         return reduce_all(device, plan, from, to, SquaresOf{}, Finish{.root = true});
     }
   });
-}
-
-bool sum_products_cuda(const Tensor& y, const Tensor& a, const Tensor& b) {
-  const ReducePlan plan = plan_to(a.layout(), y.layout());
-  if (a.layout().strides != b.layout().strides || !is_one_pass(plan) || plan.length == 0) return false;
-  if (plan.outputs == 0) return true;
-  dispatch_floating_cuda(a.dtype(), "sum", [&]<class T>() {
-    const Products<T> from{a.data<T>(), b.data<T>()};
-    const bool alike =
-        reinterpret_cast<uintptr_t>(from.x) % 16 == reinterpret_cast<uintptr_t>(from.other) % 16;
-    reduce_pass(a.device(), plan, from, y.data<float>(), SumOf{}, Finish{}, alike);
-  });
-  return true;
 }
 
 void spread_cuda(const Tensor& dx, const Tensor& dy, int64_t count) {

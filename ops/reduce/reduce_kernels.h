@@ -13,11 +13,6 @@ const char* name_of(ReduceKind kind);
 void reduce_cpu(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind);
 void reduce_cuda(const Tensor& y, const Tensor& x, const ReducePlan& plan, ReduceKind kind);
 
-/// y = the sums of the products a b, which are not rounded; y is f32 and its shape broadcasts to that of a
-/// and b, which are of one dtype. Returns false, and has done nothing, where they do not lie alike or what is
-/// summed takes more than one pass.
-bool sum_products_cuda(const Tensor& y, const Tensor& a, const Tensor& b);
-
 /// dx = dy / count, dy broadcasting to dx.
 void spread_cpu(const Tensor& dx, const Tensor& dy, int64_t count);
 void spread_cuda(const Tensor& dx, const Tensor& dy, int64_t count);
@@ -33,9 +28,8 @@ void max_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const
 void find_first_cpu(const Tensor& index, const Tensor& x, const Tensor& y, int dim);
 
 /// On a GPU both at once: y, unless it is undefined, and the index of that element in row-major order of what
-/// the plan reduces; index [outputs] is i64 and packed. `most`: the maximum. Only if choose_takes(plan).
+/// the plan reduces; index [outputs] is i64 and packed. `most`: the maximum. Only if is_one_pass(plan).
 void choose_cuda(const Tensor& y, const Tensor& index, const Tensor& x, const ReducePlan& plan, bool most);
-bool choose_takes(const ReducePlan& plan);
 /// dx = dy at those elements, else 0; the plan is that of dx's and dy's layouts.
 void choose_backward_cuda(const Tensor& dx, const Tensor& dy, const Tensor& index, const ReducePlan& plan);
 

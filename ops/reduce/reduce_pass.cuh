@@ -5,8 +5,8 @@
 
 #include "gpu/dependent_launch.cuh"
 #include "gpu/divide.cuh"
+#include "gpu/elementwise.cuh"
 #include "gpu/grid.cuh"
-#include "gpu/pack.cuh"
 #include "ops/reduce/reduce_plan.h"
 #include "tensor/tensor.h"
 
@@ -19,15 +19,19 @@
 ///            along the next output's; the others side by side along what is reduced: as many as leave each
 ///            thread some elements, so that a few long rows are a thread's own. A tree in shared memory joins
 ///            them.
-/// Both read words of 16 bytes where x is aligned for it, several before the first is used, one accumulator
-/// an element of the word, so sums are short. If few blocks would work on long sums (a full reduction, the
+/// Both read words of 16 bytes where x is aligned for it, several before the first is used, also of the last
+/// few. A thread has one accumulator an element of the word, so sums are short, or by rows one for all of
+/// them where the operator joins neighbours. If few blocks would work on long sums (a full reduction, the
 /// gradient of a bias), what is reduced is cut into chunks; a second pass of the same kernels joins their
 /// results, which lie in scratch memory. More than two reduced dimensions that cannot be merged are reduced
 /// one after the other. Cuts and orders are functions of the shape alone: no atomics, every run gives the
 /// same bits.
 ///
-/// Elements come from a source: Elements, those of x, or Products. How they are combined is an operator:
+/// Elements come from a source: Elements, those of x, or Mapped, a function of them. How they are combined is
+/// an operator:
 ///   Acc, identity(), combine(a, b)   of the accumulators
+///   kJoins<T>, join(all, few)        optional: all with a few neighbours of type T at once, which are f32
+///                                    here; zeros stand for those past the end
 ///   kOrdered, add(all, x, index)     all with the element x, `index` in row-major order of what is reduced
 ///                                    (kOrdered: a thread has one accumulator per row, and calls come by
 ///                                    rising index)
@@ -40,10 +44,8 @@ namespace tessera::ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerProcessor = 4;                    // 64 registers per thread
-constexpr int64_t kFewBlocks = 264, kTargetBlocks = 512;  // two and four on each of about 132 processors
-constexpr int64_t kMostSteps = (int64_t{1} << 31) - 1;    // that a Divider splits
-constexpr int64_t kLeastSteps = 4 * kThreads;             // of a chunk of rows
+constexpr int64_t kFewBlocks = 264;            // two on each of about 132 SMs
+constexpr int64_t kLeastSteps = 4 * kThreads;  // of a chunk of rows
 
 /// From a sum to the output: the sum times share, or the root of that.
 struct Finish {
@@ -75,33 +77,71 @@ struct Pass {
   int64_t packs_per_row = 1, packs = 1;  // columns: of the innermost dimension; of all outputs
 };
 
-/// What is reduced, by offset from x's first element.
+/// What is reduced: packs of what is read, by offset from x's first element, and `value`, element k of such a
+/// pack. `own`: what an output has of its own, by its offset in the plan's z.
 template <class T>
 struct Elements {
   using Element = T;
   static constexpr int kOperands = 1;
   const T* x;
   template <int kPack>
-  __device__ __forceinline__ gpu::Pack<T, kPack> load(int64_t at) const {
-    return gpu::load_pack<kPack>(x + at);
+  __device__ __forceinline__ gpu::PackedWords<T, kPack> load(int64_t at) const {
+    return gpu::load_partial_pack<kPack>(x + at, kPack);
+  }
+  struct Own {};
+  __device__ __forceinline__ Own own(int64_t) const { return {}; }
+  template <int kPack>
+  __device__ __forceinline__ T value(const gpu::PackedWords<T, kPack>& pack, int k, Own) const {
+    return pack[k];
   }
 };
 
-/// Products of the elements of x and of a tensor that lies as x does, not rounded.
-template <class T>
-struct Products {
+/// f(own, x, others...) in f32, not rounded: of the elements of tensors that lie as x does, and of
+/// own = f.own(m), where m is the output's element of z (null: 1).
+template <class F, class T, int kOthers = 0>
+struct Mapped {
   using Element = T;
-  static constexpr int kOperands = 2;
-  const T *x, *other;
+  static constexpr int kOperands = 1 + kOthers;
+  const T* x;
+  const T* others[kOthers > 0 ? kOthers : 1];
+  const T* z;
+  F f;
   template <int kPack>
-  __device__ __forceinline__ gpu::Pack<float, kPack> load(int64_t at) const {
-    const auto a = gpu::load_pack<kPack>(x + at), b = gpu::load_pack<kPack>(other + at);
-    gpu::Pack<float, kPack> products;
+  struct Packs {
+    gpu::PackedWords<T, kPack> of[kOperands];
+  };
+  template <int kPack>
+  __device__ __forceinline__ Packs<kPack> load(int64_t at) const {
+    Packs<kPack> packs;
+    packs.of[0] = gpu::load_partial_pack<kPack>(x + at, kPack);
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) products.at[k] = float(a.at[k]) * float(b.at[k]);
-    return products;
+    for (int n = 0; n < kOthers; ++n) packs.of[n + 1] = gpu::load_partial_pack<kPack>(others[n] + at, kPack);
+    return packs;
+  }
+  using Own = float;
+  __device__ __forceinline__ Own own(int64_t at) const {
+    return f.own(z ? float(z[at]) : 1.0f);
+  }
+  template <int kPack>
+  __device__ __forceinline__ float value(const Packs<kPack>& packs, int k, Own own) const {
+    if constexpr (kOthers == 0)
+      return f(own, float(packs.of[0][k]));
+    else
+      return f(own, float(packs.of[0][k]), float(packs.of[1][k]));
   }
 };
+
+template <class Op, class T>
+constexpr bool joins() {
+  if constexpr (requires { Op::template kJoins<T>; }) return Op::template kJoins<T>;
+  return false;
+}
+
+/// Blocks per SM, which leave a thread 80 or 64 registers.
+template <class From, class Op>
+inline constexpr int kBlocks = joins<Op, typename From::Element>() || From::kOperands > 1 ? 3 : 4;
+template <class From, class Op>
+inline constexpr int64_t kTargetBlocks = 128 * kBlocks<From, Op>;
 
 template <class Acc>
 __device__ __forceinline__ Acc from_lane(const Acc& value, int step) {
@@ -109,10 +149,11 @@ __device__ __forceinline__ Acc from_lane(const Acc& value, int step) {
 }
 
 template <int kPack, class From, class Out, class Op>
-__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+__global__ void __launch_bounds__(kThreads, (kBlocks<From, Op>))
     rows_kernel(const __grid_constant__ Pass pass, const From from, Out* y, const Op op, const Finish how) {
   using Acc = typename Op::Acc;
-  constexpr int kBatch = 4 / From::kOperands, kSums = Op::kOrdered ? 1 : kPack;
+  constexpr bool kJoins = joins<Op, typename From::Element>();
+  constexpr int kBatch = 4 / From::kOperands, kSums = Op::kOrdered || kJoins ? 1 : kPack;
   __shared__ Acc scratch[kThreads / gpu::kWarp];
   gpu::wait_and_launch_dependents();
   const Steps& steps = pass.steps;
@@ -134,6 +175,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
       y_offset += chunk * pass.chunk_y;
       const int64_t begin = chunk * pass.chunk_length,
                     end = begin + pass.chunk_length < steps.count ? begin + pass.chunk_length : steps.count;
+      const auto own = from.own(pass.plan.z_offset(output));
       // A pack at the end of a row is read whole: it lies inside the storage.
       const auto load = [&](int64_t step) {
         const int64_t row = steps.row_of(step), at = step - row * steps.per_row;
@@ -141,25 +183,33 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
       };
       const auto add = [&](int64_t step, const auto& pack) {
         const int64_t row = steps.row_of(step), column = (step - row * steps.per_row) * kPack;
-        const int64_t index = row * steps.width + column, left = steps.width - column;
-        if (left >= kPack) {
+        const int64_t left = steps.width - column;
+        [[maybe_unused]] const int64_t index = row * steps.width + column;
+        if constexpr (kJoins) {
+          float few[kPack];
 #pragma unroll
-          for (int k = 0; k < kPack; ++k) sums[k % kSums] = op.add(sums[k % kSums], pack.at[k], index + k);
+          for (int k = 0; k < kPack; ++k) few[k] = k < left ? float(from.value(pack, k, own)) : 0.0f;
+          sums[0] = op.join(sums[0], few);
+        } else if (left >= kPack) {
+#pragma unroll
+          for (int k = 0; k < kPack; ++k)
+            sums[k % kSums] = op.add(sums[k % kSums], from.value(pack, k, own), index + k);
         } else {
 #pragma unroll
           for (int k = 0; k < kPack - 1; ++k)
-            if (k < left) sums[k % kSums] = op.add(sums[k % kSums], pack.at[k], index + k);
+            if (k < left) sums[k % kSums] = op.add(sums[k % kSums], from.value(pack, k, own), index + k);
         }
       };
-      int64_t step = begin + lane;
-      for (; step + (kBatch - 1) * pass.across < end; step += kBatch * pass.across) {
+      for (int64_t step = begin + lane; step < end; step += kBatch * pass.across) {
+        const int ahead = int(::min(end - step, int64_t(kBatch) * pass.across));  // steps that there are
         decltype(load(step)) packs[kBatch];
 #pragma unroll
-        for (int n = 0; n < kBatch; ++n) packs[n] = load(step + n * pass.across);
+        for (int n = 0; n < kBatch; ++n)
+          if (n * pass.across < ahead) packs[n] = load(step + n * pass.across);
 #pragma unroll
-        for (int n = 0; n < kBatch; ++n) add(step + n * pass.across, packs[n]);
+        for (int n = 0; n < kBatch; ++n)
+          if (n * pass.across < ahead) add(step + n * pass.across, packs[n]);
       }
-      for (; step < end; step += pass.across) add(step, load(step));
     }
 #pragma unroll
     for (int half = kSums / 2; half > 0; half /= 2)
@@ -180,12 +230,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
 }
 
 template <int kPack, class From, class Out, class Op>
-__global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
+__global__ void __launch_bounds__(kThreads, (kBlocks<From, Op>))
     columns_kernel(const __grid_constant__ Pass pass, const From from, Out* y, const Op op,
                    const Finish how) {
   using Acc = typename Op::Acc;
-  constexpr int kSumBytes = int(sizeof(Acc)) * kPack * From::kOperands;
-  constexpr int kBatch = kSumBytes > 64 ? 1 : kSumBytes > 32 ? 2 : 4;  // loads in flight, as registers allow
+  constexpr bool kJoins = joins<Op, typename From::Element>();
+  // Loads in flight, as registers allow: four words, or as many as leave room for the sums.
+  constexpr int kSumBytes = int(sizeof(Acc)) * kPack;
+  constexpr int kWords = kJoins || kSumBytes <= 32 ? 4 : kSumBytes <= 64 ? 2 : 1;
+  constexpr int kBatch = kWords < From::kOperands ? 1 : kWords / From::kOperands;
   __shared__ Acc scratch[kPack][kThreads];  // [column of the pack][thread]: neighbours in different banks
   gpu::wait_and_launch_dependents();
   const ReducePlan& plan = pass.plan;
@@ -215,19 +268,35 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
         return from.template load<kPack>(x_offset + row * steps.row_stride +
                                          (step - row * steps.per_row) * steps.stride);
       };
-      const auto add = [&](int64_t step, const auto& pack) {
+      typename From::Own own[kPack] = {};
+      const int64_t z_offset = plan.z_offset(output), column_z = plan.kept_z[plan.kept_rank - 1];
 #pragma unroll
-        for (int k = 0; k < kPack; ++k) sums[k] = op.add(sums[k], pack.at[k], step);
-      };
-      int64_t step = begin + line;
-      for (; step + (kBatch - 1) * along < end; step += kBatch * along) {
+      for (int k = 0; k < kPack; ++k)
+        if (k < left) own[k] = from.own(z_offset + k * column_z);
+      for (int64_t step = begin + line; step < end; step += kBatch * along) {
+        const int ahead = int(::min(end - step, int64_t(kBatch) * along));
         decltype(load(step)) packs[kBatch];
 #pragma unroll
-        for (int n = 0; n < kBatch; ++n) packs[n] = load(step + n * along);
+        for (int n = 0; n < kBatch; ++n)
+          if (n * along < ahead) packs[n] = load(step + n * along);
+        if constexpr (kJoins) {
 #pragma unroll
-        for (int n = 0; n < kBatch; ++n) add(step + n * along, packs[n]);
+          for (int k = 0; k < kPack; ++k) {
+            float few[kBatch];
+#pragma unroll
+            for (int n = 0; n < kBatch; ++n)
+              few[n] = n * along < ahead ? float(from.value(packs[n], k, own[k])) : 0.0f;
+            sums[k] = op.join(sums[k], few);
+          }
+        } else {
+#pragma unroll
+          for (int n = 0; n < kBatch; ++n)
+            if (n * along < ahead)
+#pragma unroll
+              for (int k = 0; k < kPack; ++k)
+                sums[k] = op.add(sums[k], from.value(packs[n], k, own[k]), step + n * along);
+        }
       }
-      for (; step < end; step += along) add(step, load(step));
     }
     if (along > 1) {
 #pragma unroll
@@ -275,10 +344,10 @@ inline unsigned grid(Device device, int64_t blocks) {
   return unsigned(std::min<int64_t>(blocks, int64_t(device.multiprocessors()) * 32));
 }
 
-/// Cuts the steps so that `blocks` become about kTargetBlocks, each chunk of at least `least` steps.
-inline void cut(Pass& pass, int64_t blocks, int64_t least) {
+/// Cuts the steps so that `blocks` become about `target`, each chunk of at least `least` steps.
+inline void cut(Pass& pass, int64_t blocks, int64_t target, int64_t least) {
   const int64_t steps = pass.steps.count;
-  const int64_t wanted = std::min(gpu::ceil_div(steps, least), gpu::ceil_div(kTargetBlocks, blocks));
+  const int64_t wanted = std::min(gpu::ceil_div(steps, least), gpu::ceil_div(target, blocks));
   pass.chunk_length = gpu::ceil_div(steps, wanted);
   pass.chunks = gpu::ceil_div(steps, pass.chunk_length);
 }
@@ -320,10 +389,10 @@ void reduce_pass(Device device, const ReducePlan& plan, const From& from, Out* y
   int64_t blocks = 0;
   if (by_rows) {
     // About four steps per lane, so that there are loads in flight; a block for few long rows.
-    const bool few = plan.outputs < 4 * kTargetBlocks;
+    const bool few = plan.outputs < 4 * kTargetBlocks<From, Op>;
     pass.across = steps > (few ? 128 : 512) ? kThreads : power_of_two(gpu::ceil_div(steps, 4), 4, gpu::kWarp);
     blocks = gpu::ceil_div(plan.outputs, kThreads / pass.across);
-    if (!whole && blocks < kFewBlocks) cut(pass, blocks, kLeastSteps);
+    if (!whole && blocks < kFewBlocks) cut(pass, blocks, kTargetBlocks<From, Op>, kLeastSteps);
     blocks = gpu::ceil_div(plan.outputs * pass.chunks, kThreads / pass.across);
   } else {
     pass.packs_per_row = gpu::ceil_div(plan.kept_sizes[last], pack);
@@ -334,7 +403,7 @@ void reduce_pass(Device device, const ReducePlan& plan, const From& from, Out* y
     if (packs && blocks_of() < kFewBlocks && steps >= 8 * 64) along = 64;
     pass.across = kThreads / along;
     blocks = blocks_of();
-    if (!whole && blocks < kFewBlocks) cut(pass, blocks, int64_t(along) * 8);
+    if (!whole && blocks < kFewBlocks) cut(pass, blocks, kTargetBlocks<From, Op>, int64_t(along) * 8);
     blocks *= pass.chunks;
   }
   const auto launch = [&]<class To>(To* to, Finish finish) {
@@ -362,11 +431,6 @@ void reduce_pass(Device device, const ReducePlan& plan, const From& from, Out* y
   rest.length = rest.reduced_sizes[0] = pass.chunks;
   rest.reduced_x[0] = plan.outputs;
   reduce_pass(device, rest, Elements<Partial>{partial}, y, op.rest(), how, true, true);
-}
-
-/// Whether reduce_pass takes the plan.
-inline bool is_one_pass(const ReducePlan& plan) {
-  return plan.reduced_rank == 1 || (plan.reduced_rank == 2 && plan.length <= kMostSteps);
 }
 
 /// Reduces any plan: one that is no single pass by its innermost reduced dimension first, then the others,

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "autograd/tape.h"
 #include "ops/cast/cast.h"
@@ -318,6 +319,47 @@ TEST(Pointwise, BroadcastGradientsOfAMaximumOfSixteenBitsAreSummedUnrounded) {
   const Tensor y = maximum(Tensor::full({4097}, 1, DType::bf16, kCpu), b);
   tape.backward(std::vector{y}, std::vector{Tensor::full({4097}, 1 + 0x1p-7, DType::bf16, kCpu)});
   EXPECT_EQ(grad(b).item(), 4097 * (1 + 0x1p-7));
+}
+
+/// Gradients of small whole numbers and their quotients by powers of two are exact, in every dtype and order
+/// of summation: those of f64 on the CPU.
+TEST(Pointwise, GradientsOfOperandsThatBroadcastAreExactSumsOnEveryDevice) {
+  using F = std::function<Tensor(const Tensor&, const Tensor&)>;
+  const auto numbers = [](const Shape& shape, std::initializer_list<float> of, DType dtype, Device device) {
+    std::vector<float> values(size_t(shape.count()));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = of.begin()[(i * i + i / 7) % of.size()];
+    return Tensor::from(values, shape).to(dtype).to(device);
+  };
+  const Shape shape{3, 50, 40};
+  for (const Shape& own : {Shape{3, 1, 40}, Shape{3, 50, 1}, Shape{50, 40}, Shape{50, 1}, Shape{1}, shape}) {
+    const auto run = [&](const F& f, DType dtype, Device device) {
+      Tensor a = numbers(shape, {-5, 4, 2, 0, -1, 3, 5}, dtype, device),
+             b = numbers(own, {2, -4, 1, 0.5f, -1}, dtype, device);
+      const DType wide = dtype == DType::f64 ? dtype : DType::f32;
+      require_grad(a, wide), require_grad(b, wide);
+      Tape tape;
+      const Tensor y = f(a, b);
+      tape.backward(std::vector{y}, std::vector{numbers(shape, {1, -2, 3, 0}, dtype, device)});
+      return std::pair(grad(a).to_vector<double>(), grad(b).to_vector<double>());
+    };
+    std::vector<F> functions;
+    for (const auto f : {mul, div, maximum, minimum})
+      functions.push_back([f](const Tensor& a, const Tensor& b) { return f(a, b, Site::here()); });
+    for (const Shape& masked : {shape, own, Shape{1, 50, 1}})
+      functions.push_back([&, masked](const Tensor& a, const Tensor& b) {
+        const Tensor mask = numbers(masked, {1, 0, 0, 1, 1}, DType::f32, a.device()).to(DType::boolean);
+        return add(where(mask, a, b), where(mask, b, a));
+      });
+    for (size_t n = 0; n < functions.size(); ++n) {
+      const auto expected = run(functions[n], DType::f64, kCpu);
+      for (const Device device : devices())
+        for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+          const auto [da, db] = run(functions[n], dtype, device);
+          EXPECT_EQ(da, expected.first) << n << name_of(dtype) << device.name();
+          EXPECT_EQ(db, expected.second) << n << name_of(dtype) << device.name();
+        }
+    }
+  }
 }
 
 TEST(Operators, CallTheFunctions) {

@@ -289,6 +289,32 @@ TEST(Reduce, PartsOfLongSumsHaveTheRangeAndTheDigitsOfF64) {
   }
 }
 
+TEST(Reduce, SumsOfSixteenBitsAreExactAndDoNotOverflowInBetween) {
+  for (const Device device : devices()) {
+    // Numbers of both signs whose sums have more digits than 16 bits do; by rows, by columns and of all.
+    const int64_t rows = 517, columns = 131;
+    std::vector<float> values(size_t(rows * columns)), by_row(size_t(rows), 0), by_column(size_t(columns), 0);
+    float total = 0;
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      const float value = float(i * 7919 % 255 - 100);
+      values[size_t(i)] = value, by_row[size_t(i / columns)] += value,
+      by_column[size_t(i % columns)] += value;
+      total += value;
+    }
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      const Tensor x = Tensor::from(values, {rows, columns}).to(dtype).to(device);
+      for (const Tensor& each : {x, x.transpose(0, 1)})
+        EXPECT_EQ(sum_to(each, Shape{}, DType::f32).item(), total);
+      EXPECT_EQ(sum_to(x, Shape{rows, 1}, DType::f32).to_vector<float>(), by_row) << device.name();
+      EXPECT_EQ(sum_to(x, Shape{1, columns}, DType::f32).to_vector<float>(), by_column) << device.name();
+    }
+    std::vector<float> large(64, 3e38f);
+    const Tensor x = Tensor::from(large, {64}).to(DType::bf16).to(device);
+    EXPECT_EQ(mean(x).item(), x.to_vector<double>()[0]) << device.name();
+    EXPECT_EQ(mean(x.reshape({64, 1}).expand({64, 3}), 0).to_vector<double>()[2], x.to_vector<double>()[0]);
+  }
+}
+
 TEST(Reduce, AReductionInChunksIsThatOfItsParts) {
   // Of one row of many elements, of many rows with gaps and of a transposed tensor; sums of integers are
   // exact.
