@@ -1,16 +1,21 @@
 #include "gpu/elementwise.cuh"
+#include "ops/reduce/exponential.cuh"
 #include "ops/reduce/logsumexp_kernels.h"
+#include "ops/reduce/reduce_kernels.h"
+#include "ops/reduce/reduce_pass.cuh"
+#include "ops/reduce/sum_of.cuh"
 
-/// Elementwise: a read of x and a write of its exponentials in f32, which ops/reduce then sums; bound by
-/// memory. A kernel of its own would read x twice and write nothing: half of the bytes, for one more kernel
-/// of every layout, length and cut.
+/// Two reads of x, for its maximum and for the sum of its exponentials, which are not written; backward one
+/// read and one write. Bound by memory.
 
 namespace tessera::ops {
 namespace {
 
+/// scaled_exponential; own: what is subtracted.
 template <class T>
 struct Exponential {
-  __device__ float operator()(T x, T largest) const { return scaled_exponential(float(x), float(largest)); }
+  __device__ __forceinline__ float own(float largest) const { return isinf(largest) ? 0.0f : largest; }
+  __device__ __forceinline__ float operator()(float own, float x) const { return exponential<T>(x - own); }
 };
 template <class T>
 struct Logarithm {
@@ -29,9 +34,12 @@ struct ShareOut {
 
 }  // namespace
 
-void exponentials_cuda(const Tensor& e, const Tensor& x, const Tensor& largest) {
-  dispatch_floating_cuda(x.dtype(), "logsumexp",
-                         [&]<class T>() { gpu::elementwise<float, T, T>(e, Exponential<T>{}, x, largest); });
+void sum_exponentials_cuda(const Tensor& sum, const Tensor& x, const Tensor& largest) {
+  dispatch_floating_cuda(x.dtype(), "logsumexp", [&]<class T>() {
+    const Mapped<Exponential<T>, T> from{.x = x.data<T>(), .z = largest.data<T>()};
+    reduce_pass(x.device(), plan_to(x.layout(), sum.layout(), &largest.layout()), from, sum.data<float>(),
+                SumOf{}, Finish{});
+  });
 }
 
 void logarithms_cuda(const Tensor& y, const Tensor& largest, const Tensor& sum) {

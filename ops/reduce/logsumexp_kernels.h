@@ -28,7 +28,8 @@ TESSERA_HD C gradient_per_exponential(C dy, C sum) {
 
 /// e = the exponentials of x, in sum_dtype.
 void exponentials_cpu(const Tensor& e, const Tensor& x, const Tensor& largest);
-void exponentials_cuda(const Tensor& e, const Tensor& x, const Tensor& largest);
+/// Their sums. What is reduced is one pass on a GPU (is_one_pass).
+void sum_exponentials_cuda(const Tensor& sum, const Tensor& x, const Tensor& largest);
 /// y = the logarithm of the sum of all, in x's dtype.
 void logarithms_cpu(const Tensor& y, const Tensor& largest, const Tensor& sum);
 void logarithms_cuda(const Tensor& y, const Tensor& largest, const Tensor& sum);

@@ -223,15 +223,18 @@ Tensor log_sum(const Tensor& x, const Reduced& dims, bool keep) {
     y.fill(-std::numeric_limits<double>::infinity());
   } else {
     largest = reduced("logsumexp", x.detach(), ReduceKind::max, dims, true);
-    const Tensor e = Tensor::empty(x.shape(), sum_dtype(x.dtype()), x.device());
     const Tensor whole = y.reshape(largest.shape());
+    const DType dtype = sum_dtype(x.dtype());
     if (x.device().is_cpu()) {
+      const Tensor e = Tensor::empty(x.shape(), dtype, x.device());
       exponentials_cpu(e, x.detach(), largest);
       sum = sum_to(e, largest.shape());
       logarithms_cpu(whole, largest, sum);
     } else if constexpr (kCuda) {
-      exponentials_cuda(e, x.detach(), largest);
-      sum = sum_to(e, largest.shape());
+      sum = Tensor::empty(largest.shape(), dtype, x.device());
+      Tensor from = x.detach(), to = sum, most = largest;
+      make_one_pass(from, {&to, &most}, dims);
+      sum_exponentials_cuda(to, from, most);
       logarithms_cuda(whole, largest, sum);
     }
   }
