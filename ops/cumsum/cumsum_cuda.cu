@@ -1,8 +1,7 @@
 #include <algorithm>
 
-#include "gpu/dependent_launch.cuh"
+#include "gpu/elementwise.cuh"
 #include "gpu/grid.cuh"
-#include "gpu/pack.cuh"
 #include "ops/cumsum/cumsum_kernels.h"
 
 /// Running sums on a GPU: one read of x and one write of y, bound by memory.
@@ -16,8 +15,10 @@
 /// second one makes running sums of these (by rows), and the main one begins each chunk with them. x is read
 /// twice then.
 ///
-/// Sums are f64, as on the CPU: a long sum that cancels stays right, and the f64 additions (some ten for an
-/// element) stay below what memory takes. Cuts and orders are functions of the shape alone.
+/// Sums are f64, as on the CPU: a long sum that cancels stays right. Additions in f64 stay below what memory
+/// takes, conversions do not (16 per clock and SM), so of 16-bit numbers the running sums within a word are
+/// f32, and what lies before it, from f64, is added as two f32: off by 2^-23 of the larger of both at most.
+/// Cuts and orders are functions of the shape alone.
 
 namespace tessera::ops {
 namespace {
@@ -57,6 +58,42 @@ __device__ __forceinline__ Y rounded(Sum sum) {
     return Y(float(sum));
 }
 
+/// Running sums within a word of elements of type T: f32 of 16-bit floats, an eighth of them, so that eight
+/// do not overflow.
+template <class T>
+inline constexpr bool kShort = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+template <class T>
+using WordSum = std::conditional_t<kShort<T>, float, RunningSum<T>>;
+
+template <class T>
+__device__ __forceinline__ WordSum<T> word_term(T x) {
+  if constexpr (kShort<T>)
+    return 0.125f * float(x);
+  else
+    return term(x);
+}
+
+/// What lies before a word, as it is added to the sums in it.
+template <class T>
+struct Before {
+  RunningSum<T> sum;
+  template <class Y>
+  __device__ __forceinline__ Y plus(WordSum<T> own) const {
+    return rounded<Y>(own + sum);
+  }
+};
+template <class T>
+requires kShort<T>
+struct Before<T> {
+  float high, low;
+  __device__ __forceinline__ explicit Before(double sum)
+      : high(float(0.125 * sum)), low(isinf(high) ? 0.0f : float(0.125 * sum - double(high))) {}
+  template <class Y>
+  __device__ __forceinline__ Y plus(float own) const {
+    return Y(8.0f * (high + (low + own)));
+  }
+};
+
 /// What lies before this chunk of the line, in the order of the sums; `sums` [lines, chunks] are those of the
 /// chunks up to each, itself included.
 template <bool kReverse, class Sum>
@@ -78,27 +115,38 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t units = plan.outputs * work.chunks;
   for (int64_t unit = int64_t(blockIdx.x) * kWarps + threadIdx.x / gpu::kWarp; unit < units;
        unit += int64_t(gridDim.x) * kWarps) {
-    const int64_t line = unit / work.chunks, chunk = unit - line * work.chunks;
+    const int64_t line = ReducePlan::quotient(unit, work.chunks), chunk = unit - line * work.chunks;
     int64_t x_offset, y_offset;
     plan.offsets(line, x_offset, y_offset);
     const int64_t begin = chunk * work.chunk_length;
     const int64_t end = begin + work.chunk_length < plan.length ? begin + work.chunk_length : plan.length;
     const int64_t rounds = gpu::ceil_div(end - begin, gpu::kWarp * kPack);
     Sum carry = sum_before<kReverse>(sums, line, chunk, work.chunks);
+    const auto first_of = [&](int64_t round) {
+      return begin + ((kReverse ? rounds - 1 - round : round) * gpu::kWarp + lane) * kPack;
+    };
+    const auto is_whole = [&](int64_t first) { return work.packs && end - first >= kPack; };
+    gpu::PackedWords<T, kPack> next;
+    const auto load = [&](int64_t round) {
+      const int64_t first = first_of(round);
+      if (round < rounds && is_whole(first))
+        next = gpu::load_partial_pack<kPack>(x + x_offset + first, kPack);
+    };
+    load(0);
     for (int64_t round = 0; round < rounds; ++round) {
-      const int64_t first = begin + ((kReverse ? rounds - 1 - round : round) * gpu::kWarp + lane) * kPack;
+      const int64_t first = first_of(round);
       const int64_t left = end - first;  // 0 or less: nothing for this lane
-      const bool whole = work.packs && left >= kPack;
-      Sum values[kPack];  // own elements, then their running sums
+      const bool whole = is_whole(first);
+      WordSum<T> values[kPack];  // own elements, then their running sums
       if (whole) {
-        const auto pack = gpu::load_pack<kPack>(x + x_offset + first);
 #pragma unroll
-        for (int k = 0; k < kPack; ++k) values[k] = term(pack.at[k]);
+        for (int k = 0; k < kPack; ++k) values[k] = word_term(next[k]);
       } else {
 #pragma unroll
         for (int k = 0; k < kPack; ++k)
-          values[k] = k < left ? term(x[x_offset + (first + k) * x_stride]) : Sum(0);
+          values[k] = k < left ? word_term(x[x_offset + (first + k) * x_stride]) : WordSum<T>(0);
       }
+      load(round + 1);
 #pragma unroll
       for (int k = 1; k < kPack; ++k) {
         if constexpr (kReverse)
@@ -106,7 +154,8 @@ __global__ void __launch_bounds__(kThreads)
         else
           values[k] += values[k - 1];
       }
-      Sum through = values[kReverse ? 0 : kPack - 1];  // of the lanes up to this one
+      Sum through = Sum(values[kReverse ? 0 : kPack - 1]);  // of the lanes up to this one
+      if constexpr (kShort<T>) through *= 8;
 #pragma unroll
       for (int step = 1; step < gpu::kWarp; step *= 2) {
         const Sum other =
@@ -115,17 +164,17 @@ __global__ void __launch_bounds__(kThreads)
       }
       Sum before = kReverse ? __shfl_down_sync(kAll, through, 1) : __shfl_up_sync(kAll, through, 1);
       if (lane == (kReverse ? gpu::kWarp - 1 : 0)) before = Sum(0);
-      before += carry;
+      const Before<T> all_before{before + carry};
       carry += __shfl_sync(kAll, through, kReverse ? 0 : gpu::kWarp - 1);
       if (whole) {
         gpu::Pack<Y, kPack> pack;
 #pragma unroll
-        for (int k = 0; k < kPack; ++k) pack.at[k] = rounded<Y>(values[k] + before);
+        for (int k = 0; k < kPack; ++k) pack.at[k] = all_before.template plus<Y>(values[k]);
         gpu::store_pack<kPack>(y + y_offset + first, pack);
       } else {
 #pragma unroll
         for (int k = 0; k < kPack; ++k)
-          if (k < left) y[y_offset + (first + k) * y_stride] = rounded<Y>(values[k] + before);
+          if (k < left) y[y_offset + (first + k) * y_stride] = all_before.template plus<Y>(values[k]);
       }
     }
   }

@@ -60,7 +60,7 @@ TEST(Cumsum, LongLinesAreTheSameInEveryCut) {
         for (int64_t line = 0; line < lines; ++line)
           for (int64_t i = 0, sum = 0; i < length; ++i)
             across[size_t(i * lines + line)] = sum += values[size_t(i * lines + line)];
-        for (const DType dtype : {DType::i64, DType::i32, DType::f32}) {
+        for (const DType dtype : {DType::i64, DType::i32, DType::f32, DType::bf16, DType::f16}) {
           SCOPED_TRACE(name_of(dtype));
           const auto made = [&](const Shape& shape) {
             return Tensor::from(values, shape).to(dtype).to(device);
@@ -75,17 +75,27 @@ TEST(Cumsum, SumsOfSixteenBitsAreRoundedOnce) {
   for (const Device device : devices()) {
     const Tensor x = ones({400}, DType::bf16, device);  // added up in bf16 they would stay at 256
     EXPECT_EQ(cumsum(x, 0).to_vector<double>().back(), 400);
+    // Eight elements are beyond f32's range, a running sum of two of them beyond bf16's.
+    std::vector<float> large(256);
+    for (size_t i = 0; i < large.size(); ++i) large[i] = i % 4 < 2 ? 3e38f : -3e38f;
+    const auto y = cumsum(Tensor::from(large, {256}).to(DType::bf16).to(device), 0).to_vector<float>();
+    EXPECT_EQ(y[1], kInfF);
+    EXPECT_EQ(y[254], y[0]);
+    EXPECT_EQ(y[255], 0);
   }
 }
 
 TEST(Cumsum, ANaNStaysFromWhereItIs) {
-  for (const Device device : devices()) {
-    const auto y =
-        cumsum(Tensor::from(std::vector<float>{1, kInfF, 2, kNanF, 3}, {5}, device), 0).to_vector<float>();
-    EXPECT_EQ(y[0], 1);
-    EXPECT_EQ(y[2], kInfF);
-    EXPECT_TRUE(std::isnan(y[3]) && std::isnan(y[4]));
-  }
+  std::vector<float> values(300, 1);  // of a line that a GPU adds up in several rounds
+  values[1] = kInfF, values[290] = kNanF;
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const auto y = cumsum(Tensor::from(values, {300}).to(dtype).to(device), 0).to_vector<float>();
+      EXPECT_EQ(y[0], 1);
+      EXPECT_EQ(y[2], kInfF);
+      EXPECT_EQ(y[289], kInfF);
+      EXPECT_TRUE(std::isnan(y[290]) && std::isnan(y[299]));
+    }
 }
 
 TEST(Cumsum, ErrorsNameTheOperand) {
