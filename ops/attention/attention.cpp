@@ -7,7 +7,9 @@
 #include "autograd/tape.h"
 #include "ops/attention/attention_kernels.h"
 #include "ops/attention/head_padding.h"
+#include "ops/pointwise/pointwise.h"
 #include "runtime/has_cuda.h"
+#include "runtime/integers.h"
 
 namespace tessera::ops {
 namespace {
@@ -49,6 +51,52 @@ Tensor as_heads(const Tensor& x, int64_t dim) {
   const Tensor copy = empty_in_order_of(x, dim);
   copy_padded(copy, x);
   return copy;
+}
+
+/// The bias with four dimensions, leading ones added. Throws unless each of them is that of `scores` or 1.
+Tensor with_four_dims(const Tensor& bias, const Shape& scores) {
+  const auto fits = [&] {
+    if (bias.rank() > 4) return false;
+    for (int dim = 1; dim <= bias.rank(); ++dim)
+      if (bias.size(-dim) != 1 && bias.size(-dim) != scores[-dim]) return false;
+    return true;
+  };
+  check(fits(), "attention: bias is ", describe(bias), "; expected one that broadcasts to ", scores,
+        " (B, H, Lq, Lk)");
+  Layout layout = bias.layout();
+  layout.shape = {1, 1, 1, 1};
+  layout.strides = {};
+  for (int dim = 1; dim <= bias.rank(); ++dim) {
+    layout.shape = layout.shape.with(4 - dim, bias.size(-dim));
+    layout.strides[size_t(4 - dim)] = bias.layout().stride(bias.rank() - dim);
+  }
+  return Tensor::view_of(bias.storage(), layout, bias.dtype());
+}
+
+/// A bias of four dimensions as the kernels read it (AttentionProblem::bias). On CUDA they read pairs of
+/// keys: rows are even then and start at even elements, and a row of one key for all is a pair of it.
+Tensor as_scores(const Tensor& bias, const Shape& scores) {
+  const bool pairs = bias.device().is_cuda(), one = bias.size(3) == 1 && scores[3] != 1;
+  const auto readable_in_place = [&] {
+    if (one) return !pairs;
+    if (bias.size(3) > 1 && bias.layout().stride(3) != 1) return false;
+    if (!pairs) return true;
+    for (int dim = 0; dim < 3; ++dim)
+      if (bias.size(dim) > 1 && bias.layout().stride(dim) % 2 != 0) return false;
+    return bias.size(3) % 2 == 0 &&
+           reinterpret_cast<uintptr_t>(bias.raw()) % (2 * size_of(bias.dtype())) == 0;
+  };
+  Tensor rows = bias;
+  if (!readable_in_place()) {
+    const int64_t width = one ? 2 : pairs ? round_up(bias.size(3), 2) : bias.size(3);
+    rows = Tensor::empty(bias.shape().with(-1, width), bias.dtype(), bias.device());
+    (one ? rows : rows.slice(3, 0, bias.size(3))).copy_from(bias);
+  }
+  Layout layout = rows.layout();
+  for (int dim = 0; dim < 4; ++dim)
+    if (bias.size(dim) == 1) layout.strides[size_t(dim)] = 0;
+  layout.shape = scores;
+  return Tensor::view_of(rows.storage(), layout, rows.dtype());
 }
 
 /// [N, H, D] as the one batch [1, N, H, D] and back.
@@ -118,6 +166,10 @@ void check_operands(const Tensor& q, const Tensor& k, const Tensor& v, const Att
         ", k on ", k.device().name(), ", v on ", v.device().name(), "; expected one device");
   check(std::isfinite(options.scale) && options.scale >= 0, "attention: scale is ", options.scale,
         "; expected a positive number, or 0 for 1 / sqrt(D)");
+  if (const Tensor& bias = options.bias; bias.defined())
+    check(bias.dtype() == q.dtype() && bias.device() == q.device(), "attention: bias is ", describe(bias),
+          "; expected ", q.dtype(), " on ", q.device().name(), ", as q (",
+          bias.dtype() == DType::boolean ? "mask_bias makes one of a mask)" : "see cast)");
   applied_dropout(options.dropout);
   check(options.dropout == 0 || options.rng, "attention: dropout needs a source of random numbers (rng)");
   const int64_t dim = q.size(3);
@@ -151,14 +203,22 @@ void check_cu_seqlens(const char* name, const Tensor& starts, const Tensor& q) {
         q.device().name(), "; expected one device");
 }
 
-/// The operands [B, L, H, D], or with starts [1, N, H, D]. `given` is what was called with, for the tape.
-AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, const Tensor& k, const Tensor& v,
+/// The operands [B, L, H, D], or with starts [1, N, H, D]. `given` is what was called with, for the tape: q,
+/// k, v and the bias.
+AttentionResult record_attention(const Tensor (&given)[4], const Tensor& q, const Tensor& k, const Tensor& v,
                                  AttentionProblem problem) {
   check_operands(q, k, v, problem);
   if (problem.scale == 0) problem.scale = 1 / std::sqrt(double(q.size(3)));
   if (q.dtype() == DType::f32) problem.math = f32_math();
   if (problem.dropout > 0) problem.drop = {problem.dropout, problem.rng->reserve(q.device())};
   problem.rng.reset();  // the tape needs the stream alone
+  Shape bias_shape;
+  if (given[3].defined()) {
+    const Shape scores{q.size(0), q.size(2), q.size(1), k.size(1)};
+    const Tensor four = with_four_dims(given[3], scores);
+    bias_shape = four.shape();
+    problem.bias = as_scores(four, scores);
+  }
   const DType statistics = q.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const int64_t dim = q.size(3), padded = padded_head_dim(dim, q.device());
   const Tensor q_rows = as_heads(q, padded), k_rows = as_heads(k, padded), v_rows = as_heads(v, padded);
@@ -178,14 +238,19 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
     o.copy_from(o_rows.slice(3, 0, dim));
   }
   AttentionResult result{packed ? without_batch(o) : o, packed ? without_batch(lse) : lse};
-  if (Tape* tape = Tape::recording(given[0], given[1], given[2])) {
+  if (Tape* tape = Tape::recording(given[0], given[1], given[2], given[3])) {
     tape->record(
-        "attention", {&given[0], &given[1], &given[2]}, {&result.o},
+        "attention", {&given[0], &given[1], &given[2], &given[3]}, {&result.o},
         [q = Saved(q_rows), k = Saved(k_rows), v = Saved(v_rows), o = Saved(o_rows), lse = Saved(lse),
          cu_seqlens_q = Saved(problem.cu_seqlens_q), cu_seqlens_k = Saved(problem.cu_seqlens_k),
-         options = AttentionOptions(problem), drop = problem.drop, math = problem.math, dim,
-         padded](Backward& b) {
-          const AttentionProblem problem{options, cu_seqlens_q.get(), cu_seqlens_k.get(), drop, math};
+         bias = Saved(problem.bias), bias_shape, options = AttentionOptions(problem), drop = problem.drop,
+         math = problem.math, given_shape = given[3].shape(), dim, padded](Backward& b) {
+          AttentionProblem problem{options, cu_seqlens_q.get(), cu_seqlens_k.get(), drop, math};
+          problem.bias = bias.get();
+          // One value for all keys of a query changes no probability.
+          const bool dbias_wanted = b.needs(3) && bias_shape[3] > 1;
+          if (dbias_wanted)
+            problem.dbias = Tensor::empty(bias_shape, problem.bias.dtype(), problem.bias.device());
           const bool packed = problem.packed();
           const Tensor dout = as_heads(packed ? as_batch(b.grad()) : b.grad(), padded);
           const bool keys_wanted = b.needs(1) || b.needs(2);
@@ -193,7 +258,7 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
           GradBuffer dk = keys_wanted ? grad_buffer_of(b, 1, k.get(), dim, packed) : GradBuffer{};
           GradBuffer dv = keys_wanted ? grad_buffer_of(b, 2, v.get(), dim, packed) : GradBuffer{};
           if (k.get().size(2) == 0) {
-            // no heads, nothing to compute
+            if (dbias_wanted) problem.dbias.fill(0);
           } else if (dout.device().is_cpu()) {
             attention_backward_cpu(dq.rows, dk.rows, dv.rows, dout, q.get(), k.get(), v.get(), o.get(),
                                    lse.get(), problem);
@@ -204,6 +269,9 @@ AttentionResult record_attention(const Tensor (&given)[3], const Tensor& q, cons
           if (b.needs(0)) write(b, 0, dq, dim, packed);
           if (b.needs(1)) write(b, 1, dk, dim, packed);
           if (b.needs(2)) write(b, 2, dv, dim, packed);
+          if (b.needs(3))
+            b.give(3, dbias_wanted ? problem.dbias.reshape(given_shape)
+                                   : Tensor::zeros(given_shape, b.grad_dtype(3), dout.device()));
         });
   }
   return result;
@@ -225,7 +293,7 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
   check(q.defined() && k.defined() && v.defined(), "attention: q, k or v is undefined");
   check(q.rank() == 4 && k.rank() == 4 && v.rank() == 4, "attention: q is ", describe(q), ", k ", describe(k),
         ", v ", describe(v), "; expected [B, Lq, H, D], [B, Lk, Hk, D] and [B, Lk, Hk, D]");
-  return record_attention({q, k, v}, q, k, v, {options, {}, {}});
+  return record_attention({q, k, v, options.bias}, q, k, v, {options, {}, {}});
 }
 
 AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -236,6 +304,9 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
         "attention: q, k, v or cu_seqlens_q is undefined");
   check(q.rank() == 3 && k.rank() == 3 && v.rank() == 3, "attention: q is ", describe(q), ", k ", describe(k),
         ", v ", describe(v), "; expected [N, H, D], [M, Hk, D] and [M, Hk, D] of sequences");
+  check(!options.bias.defined(),
+        "attention: a bias cannot be combined with packed sequences; pad them to one length "
+        "([B, L, H, D]) and hide the padding keys by the bias (mask_bias)");
   const Tensor& cu_seqlens_q = sequences.cu_seqlens_q;
   const Tensor& cu_seqlens_k = sequences.cu_seqlens_k.defined() ? sequences.cu_seqlens_k : cu_seqlens_q;
   check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q);
@@ -245,8 +316,20 @@ AttentionResult attention_with_lse(const Tensor& q, const Tensor& k, const Tenso
         "; expected as many sequences, in one dtype");
   check(sequences.cu_seqlens_k.defined() || q.size(0) == k.size(0), "attention: q is ", describe(q),
         " but k and v are ", describe(k), "; without cu_seqlens_k they have as many rows");
-  return record_attention({q, k, v}, as_batch(q), as_batch(k), as_batch(v),
+  return record_attention({q, k, v, {}}, as_batch(q), as_batch(k), as_batch(v),
                           {options, cu_seqlens_q.detach(), cu_seqlens_k.detach()});
+}
+
+Tensor mask_bias(const Tensor& mask, DType dtype, Site site) {
+  const CallScope call(site);
+  check(mask.defined() && mask.dtype() == DType::boolean, "mask_bias: the mask is ",
+        mask.defined() ? name_of(mask.dtype()) : "undefined",
+        "; expected bool (ops::equal and ops::less make one)");
+  check(is_floating(dtype) && dtype != DType::f8e4m3, "mask_bias: dtype ", dtype,
+        "; expected that of the queries");
+  const Shape one{};
+  return where(mask, Tensor::zeros(one, dtype, mask.device()),
+               Tensor::full(one, -std::numeric_limits<double>::infinity(), dtype, mask.device()));
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,

@@ -12,6 +12,7 @@ struct AttentionOptions {
   double scale = 0;    // factor of the scores, positive; 0 means 1 / sqrt(D)
   double dropout = 0;  // dropout rate of the probabilities, 0 <= p < 1, rounded to applied_dropout(p)
   std::optional<Rng> rng = {};  // for dropout: reserves one stream per call
+  Tensor bias = {};             // added to the scaled scores: masks, ALiBi, relative positions; see attention
 };
 
 struct AttentionResult {
@@ -39,6 +40,13 @@ struct AttentionSequences {
 /// `causal`), or whose scores are all -inf, gives o = 0 and lse = -inf, and its gradient is 0. Keys hidden by
 /// `causal` must be finite all the same: a kernel may multiply them by 0.
 ///
+/// `bias`: S = scale Q K^T + bias, of q's dtype and any strides, broadcast to [B, H, Lq, Lk]: each dimension
+/// is that or 1, and leading ones may be missing. -inf hides a pair from each other (mask_bias makes such a
+/// bias of a bool mask); a query whose scores are all -inf sees nothing, as above. On CUDA a finite value
+/// below -2.3e38 counts as -inf, too. A bias that is on the tape gets its gradient: dS, summed over the
+/// dimensions that broadcast in f32 (f64 for f64), in a fixed order, and rounded once; it is exactly 0 for
+/// one value for all keys. Keys hidden by the bias must be finite. Not with packed sequences.
+///
 /// `dropout`: O = (Z P) V / (1 - p) with a mask Z that is 0 with chance p, else 1 (Srivastava et al., JMLR
 /// 15, 2014), after the softmax: lse is of all probabilities. p is rounded to a multiple of 1/256
 /// (applied_dropout), and the rounded p is what 1 - p is computed from; 0 draws nothing. A NaN stays visible:
@@ -61,13 +69,21 @@ struct AttentionSequences {
 /// dropout P stands for Z P and dS for (1 - p) dS there: 1 / (1 - p) is a factor of results. f32 and f64
 /// round as they compute. With one key the softmax is constant: dq and dk are then exactly 0.
 ///
-/// Saved: q, k, v, o, lse. Backward computes S again (Dao, FlashAttention-2, arXiv:2307.08691, section 3.1).
-/// Deterministic: fixed orders of summation, no atomics.
+/// Saved: q, k, v, o, lse and the bias, which is read in place (on CUDA if its rows are whole pairs: adjacent
+/// keys, an even number of them, even strides), else copied. Backward computes S again (Dao,
+/// FlashAttention-2, arXiv:2307.08691, section 3.1). The gradient of the bias takes [B, H, Lq, Lk] in f32 on
+/// the CPU, on CUDA up to 7 MiB of partial sums. Deterministic: fixed orders of summation, no atomics.
+///
 /// Throws if ranks, sizes, dtypes or devices do not match, for a scale that is negative or not finite, for a
 /// dropout outside [0, 1), below 1/512 but not 0, or without `rng`, and for a D or dtype that the device does
 /// not support.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {},
                  Site site = Site::here());
+
+/// The bias of a bool mask of any shape: 0 where it is true, -inf where it is false, so that a query sees the
+/// keys for which the mask is true. One call serves all layers that share a mask:
+///   attention(q, k, v, {.bias = mask_bias(mask, q.dtype())})
+Tensor mask_bias(const Tensor& mask, DType dtype, Site site = Site::here());
 
 /// The chance that attention applies for options.dropout = p: p rounded to the nearest multiple of 1/256, at
 /// most 255/256 (a mask of eight random bits per probability; 0.1 becomes 26/256 = 0.1016). Throws for p

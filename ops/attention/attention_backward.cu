@@ -1,5 +1,6 @@
 #include "gpu/approx.cuh"
 #include "gpu/pack.cuh"
+#include "ops/attention/attention_bias.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_tile.cuh"
@@ -32,13 +33,13 @@ constexpr int kWalked = 64;               // rows of a walked tile
 constexpr int kStep = 32;                 // rows of a walked tile per step
 static_assert(kWalked == kAttentionPad && kOwned <= kAttentionPad);
 
-template <int kD, bool kDrops>
+template <int kD, bool kExtra>
 struct BackwardTile {
   static constexpr bool kInRegisters = kD <= 64;  // own rows in registers
   static constexpr size_t kTileBytes = size_t(kOwned + 2 * kWalked) * 2 * kD * 2;
   static constexpr size_t kStatisticsBytes = 2 * 2 * kWalked * sizeof(float);
-  // Blocks per SM; one less where dropout needs the registers.
-  static constexpr int kKeyBlocks = kD > 64 || kDrops ? 2 : 3, kQueryBlocks = kD > 64 ? 2 : kDrops ? 3 : 4;
+  // Blocks per SM; one less where dropout or a bias (kExtra) needs the registers.
+  static constexpr int kKeyBlocks = kD > 64 || kExtra ? 2 : 3, kQueryBlocks = kD > 64 ? 2 : kExtra ? 3 : 4;
 };
 
 /// Computes delta and lse2: kLanes lanes per row, 16 bytes of the row each.
@@ -70,10 +71,10 @@ __global__ void __launch_bounds__(256) attention_delta_kernel(AttentionArgs<T> a
   args.lse2[row] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;
 }
 
-template <class T, int kD, bool kDrops>
-__global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks)
+template <class T, int kD, bool kDrops, bool kBias>
+__global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::kKeyBlocks)
     attention_backward_keys_kernel(AttentionArgs<T> args) {
-  using Tile = BackwardTile<kD, kDrops>;
+  using Tile = BackwardTile<kD, kDrops || kBias>;
   extern __shared__ __align__(1024) uint4 shared[];
   T* const k_tile = reinterpret_cast<T*>(shared);    // [kOwned, kD]
   T* const v_tile = k_tile + kOwned * kD;            // [kOwned, kD]
@@ -142,6 +143,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
       float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [keys, queries]
       gemm_abt<T>(s, k, q_tile, step);
       gemm_abt<T>(dp, v, dout_tile, step);
+      if constexpr (kBias) add_bias_transposed(s, args, coord, h, query + step, first + warp_row);
       if (query + step < coord.first_query(args.causal, first + kOwned - 1)) {
 #pragma unroll
         for (int m = 0; m < kM; ++m)
@@ -167,7 +169,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
         for (int m = 0; m < kM; ++m)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -(e % 2 ? row_lse2.y : row_lse2.x)));
+            s[m][n][e] = gpu::exp2_approx(
+                fmaf(s[m][n][e], exponent_scale<kBias>(args), -(e % 2 ? row_lse2.y : row_lse2.x)));
             const float own_delta = e % 2 ? row_delta.y : row_delta.x;
             if constexpr (kDrops) {
               static_assert(kM == 1 && kWalked == 64);
@@ -202,10 +205,10 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kKeyBlocks
                  args.dim);
 }
 
-template <class T, int kD, bool kDrops>
-__global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBlocks)
+template <class T, int kD, bool kDrops, bool kBias>
+__global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::kQueryBlocks)
     attention_backward_queries_kernel(AttentionArgs<T> args) {
-  using Tile = BackwardTile<kD, kDrops>;
+  using Tile = BackwardTile<kD, kDrops || kBias>;
   extern __shared__ __align__(1024) uint4 shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);  // [kOwned, kD]
   T* const dout_tile = q_tile + kOwned * kD;       // [kOwned, kD]
@@ -270,6 +273,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBloc
       float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [queries, keys]
       gemm_abt<T>(s, q, k_tile, step);
       gemm_abt<T>(dp, dout, v_tile, step);
+      if constexpr (kBias) add_bias(s, args, coord, coord.head, first + warp_row, tile * kWalked + step);
       if (tile * kWalked + step + kStep > unmasked) {
 #pragma unroll
         for (int m = 0; m < kM; ++m)
@@ -292,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops>::kQueryBloc
         for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const float p = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -lse2[m][e / 2]));
+            const float p = gpu::exp2_approx(fmaf(s[m][n][e], exponent_scale<kBias>(args), -lse2[m][e / 2]));
             if constexpr (kDrops) dp[m][n][e] = bits[n / 2].drop(dp[m][n][e], n % 2, e);
             dp[m][n][e] = p * (dp[m][n][e] - delta[m][e / 2]);
           }
@@ -354,16 +358,18 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
       (problem.math == F32Math::tf32 ? attention_backward_tf32_cuda : attention_backward_f32_cuda)(q, k,
                                                                                                    args);
     } else {
-      dispatch_head_size(q.size(3), args.drop, [&]<int kD, bool kDrops>() {
-        using Tile = BackwardTile<kD, kDrops>;
+      dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
+        using Tile = BackwardTile<kD, kDrops || kBias>;
         if (dk.defined())
           launch_attention(k, args, kOwned, kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
-                           attention_backward_keys_kernel<T, kD, kDrops>);
+                           attention_backward_keys_kernel<T, kD, kDrops, kBias>);
         if (dq.defined())
           launch_attention(q, args, kOwned, kThreads, Tile::kTileBytes,
-                           attention_backward_queries_kernel<T, kD, kDrops>);
+                           attention_backward_queries_kernel<T, kD, kDrops, kBias>);
       });
     }
+    if (problem.dbias.defined() && q.count() > 0 && k.count() > 0)
+      attention_backward_bias_cuda(q, k, args, problem);
   });
 }
 

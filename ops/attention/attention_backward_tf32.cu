@@ -1,4 +1,5 @@
 #include "gpu/approx.cuh"
+#include "ops/attention/attention_bias.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_tile_tf32.cuh"
@@ -32,7 +33,7 @@ struct BackwardTile {
   static constexpr size_t kStatisticsBytes = size_t(kStages) * 2 * kWalked * sizeof(float);
 };
 
-template <int kD, bool kDrops>
+template <int kD, bool kDrops, bool kBias>
 __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::kBlocks)
     attention_backward_keys_tf32_kernel(AttentionArgs<float> args) {
   using Tile = BackwardTile<kD>;
@@ -110,6 +111,7 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
       float s[1][kStep / 8][4] = {}, dp[1][kStep / 8][4] = {};
       tf32::gemm_abt<kD>(s, k, q_tile, step);
       tf32::gemm_abt<kD>(dp, v, dout_tile, step);
+      if constexpr (kBias) add_bias_transposed(s, args, coord, h, query + step, first + warp_row);
       if (query + step < coord.first_query(args.causal, first + kOwned - 1)) {
 #pragma unroll
         for (int n = 0; n < kStep / 8; ++n)
@@ -131,7 +133,8 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
         const float2 row_delta = *reinterpret_cast<const float2*>(own_lse2 + kWalked + column);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float p = gpu::exp2_approx(fmaf(s[0][n][e], args.scale2, -(e % 2 ? row_lse2.y : row_lse2.x)));
+          const float p = gpu::exp2_approx(
+              fmaf(s[0][n][e], exponent_scale<kBias>(args), -(e % 2 ? row_lse2.y : row_lse2.x)));
           const float own_delta = e % 2 ? row_delta.y : row_delta.x;
           if constexpr (kDrops) {
             s[0][n][e] = bits[n / 2].drop(p, n % 2, e);
@@ -164,7 +167,7 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
                           args.dim);
 }
 
-template <int kD, bool kDrops>
+template <int kD, bool kDrops, bool kBias>
 __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::kBlocks)
     attention_backward_queries_tf32_kernel(AttentionArgs<float> args) {
   using Tile = BackwardTile<kD>;
@@ -238,6 +241,7 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
       float s[1][kStep / 8][4] = {}, dp[1][kStep / 8][4] = {};
       tf32::gemm_abt<kD>(s, q, k_tile, step);
       tf32::gemm_abt<kD>(dp, dout, v_tile, step);
+      if constexpr (kBias) add_bias(s, args, coord, coord.head, first + warp_row, tile * kWalked + step);
       if (tile * kWalked + step + kStep > unmasked) {
 #pragma unroll
         for (int n = 0; n < kStep / 8; ++n)
@@ -256,7 +260,7 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
       for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float p = gpu::exp2_approx(fmaf(s[0][n][e], args.scale2, -lse2[e / 2]));
+          const float p = gpu::exp2_approx(fmaf(s[0][n][e], exponent_scale<kBias>(args), -lse2[e / 2]));
           if constexpr (kDrops) dp[0][n][e] = bits[n / 2].drop(dp[0][n][e], n % 2, e);
           dp[0][n][e] = p * (dp[0][n][e] - delta[e / 2]);
         }
@@ -278,14 +282,14 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
 }  // namespace
 
 void attention_backward_tf32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args) {
-  dispatch_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+  dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
     using Tile = BackwardTile<kD>;
     if (args.dk.data)
       launch_attention(k, args, Tile::kOwned, Tile::kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
-                       attention_backward_keys_tf32_kernel<kD, kDrops>);
+                       attention_backward_keys_tf32_kernel<kD, kDrops, kBias>);
     if (args.dq.data)
       launch_attention(q, args, Tile::kOwned, Tile::kThreads, Tile::kTileBytes,
-                       attention_backward_queries_tf32_kernel<kD, kDrops>);
+                       attention_backward_queries_tf32_kernel<kD, kDrops, kBias>);
   });
 }
 

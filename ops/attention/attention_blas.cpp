@@ -78,6 +78,15 @@ void drop_row(float* row, const uint8_t* dropped, int64_t n) {
   for (int64_t j = 0; j < n; ++j) row[j] *= dropped[j] ? 0.0f : 1.0f;
 }
 
+/// f(the bias of key j as a function of j), of a function that vectorises.
+template <class F>
+void with_bias(const BiasRows<float>& bias, int64_t b, int64_t h, int64_t i, F&& f) {
+  if (!bias.data) return f([](int64_t) { return 0.0f; });
+  const float* const row = bias.row(b, h, i);
+  if (bias.key == 0) return f([row](int64_t) { return *row; });
+  f([row](int64_t j) { return row[j]; });
+}
+
 template <class T, bool kTf32>
 void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tensor& k_, const Tensor& v_,
              const AttentionProblem& problem) {
@@ -87,6 +96,8 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
   const auto q = const_head_rows<float>(wide[0]), k = const_head_rows<float>(wide[1]),
              v = const_head_rows<float>(wide[2]);
   const auto o = head_rows<T>(o_);
+  const Tensor wide_bias = attention_bias(problem.bias);
+  const auto bias = bias_rows<float>(wide_bias);
   float* const lse = lse_.data<float>();
   const int64_t lse_stride = lse_.layout().stride(1);
   const float scale = float(problem.scale), lowest = -std::numeric_limits<float>::infinity();
@@ -106,7 +117,9 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
       for (int64_t i = first; i < last; ++i) {
         float* const p = &scores[size_t((i - first) * keys)];
         const int64_t seen = visible_keys(i, n.queries, n.keys, problem.causal);
-        for (int64_t j = 0; j < seen; ++j) p[j] *= scale;
+        with_bias(bias, b, h, i, [&](const auto& bias_of) {
+          for (int64_t j = 0; j < seen; ++j) p[j] = p[j] * scale + bias_of(j);
+        });
         const float top = lane_max(p, seen);
         const float base = top == lowest ? 0.0f : top;
         for (int64_t j = 0; j < seen; ++j) p[j] = vector_exponential(p[j] - base);
@@ -158,6 +171,8 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
   const auto q = const_head_rows<float>(wide[0]), k = const_head_rows<float>(wide[1]),
              v = const_head_rows<float>(wide[2]), dout = const_head_rows<float>(wide[3]),
              o = const_head_rows<float>(wide[4]), plain_dout = const_head_rows<float>(wide[5]);
+  const Tensor wide_bias = attention_bias(problem.bias), dscores = attention_dscores(problem, q_, k_);
+  const auto bias = bias_rows<float>(wide_bias);
   const Tensor dq_sum = sum_of(dq_), dk_sum = sum_of(dk_), dv_sum = sum_of(dv_);
   const float* const lse = lse_.data<float>();
   const int64_t lse_stride = lse_.layout().stride(1);
@@ -196,9 +211,16 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
                      seen, dropped.data());
             drop_row(ds_row, dropped.data(), seen);
           }
-          for (int64_t j = 0; j < seen; ++j) {
-            p_row[j] = vector_exponential(p_row[j] * scale - row_lse);
-            ds_row[j] = p_row[j] * (ds_row[j] - delta);
+          with_bias(bias, b, h, i, [&](const auto& bias_of) {
+            for (int64_t j = 0; j < seen; ++j) {
+              p_row[j] = vector_exponential(p_row[j] * scale + (bias_of(j) - row_lse));
+              ds_row[j] = p_row[j] * (ds_row[j] - delta);
+            }
+          });
+          if (dscores.defined()) {
+            float* const row =
+                dscores.data<float>() + ((b * n.heads + h) * n.queries + i) * dscores.row_stride();
+            for (int64_t j = 0; j < seen; ++j) row[j] = ds_row[j] * drop.scale;
           }
           round_row<T, kTf32>(p_row, seen), round_row<T, kTf32>(ds_row, seen);
           if (drop.drops()) drop_row(p_row, dropped.data(), seen);
@@ -224,6 +246,7 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
     }
   });
   write_back(dq_, dq_sum), write_back(dk_, dk_sum), write_back(dv_, dv_sum);
+  write_dbias(problem, dscores);
 }
 
 /// f.operator()<T, whether operands are rounded to TF32>()

@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "ops/attention/attention_kernels.h"
 #include "ops/lane_sum_internal.h"
+#include "ops/reduce/reduce.h"
 #include "runtime/parallel.h"
 #include "tensor/precision.h"
 
@@ -32,6 +34,11 @@ C rounded(C value) {
   return C(T(value));
 }
 
+template <class C>
+C bias_of(const BiasRows<C>& bias, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return bias.data ? bias.row(b, h, i)[j * bias.key] : C(0);
+}
+
 template <class T, bool kTf32>
 void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tensor& k_, const Tensor& v_,
              const AttentionProblem& problem) {
@@ -45,6 +52,8 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
   const auto o = head_rows<T>(o_);
   C* const lse = lse_.data<C>();
   const int64_t lse_stride = lse_.layout().stride(1);
+  const Tensor wide_bias = attention_bias(problem.bias);
+  const auto bias = bias_rows<C>(wide_bias);
   const C scale = C(problem.scale), rescale = 1 / C(problem.drop.keep),
           lowest = -std::numeric_limits<C>::infinity();
 
@@ -58,7 +67,7 @@ void forward(const Tensor& o_, const Tensor& lse_, const Tensor& q_, const Tenso
       const int64_t seen = visible_keys(i, queries, keys, problem.causal);
       C top = lowest;
       for (int64_t j = 0; j < seen; ++j) {
-        p[size_t(j)] = scale * dot(q.at(b, h, i), k.at(b, kv, j), dim);
+        p[size_t(j)] = scale * dot(q.at(b, h, i), k.at(b, kv, j), dim) + bias_of(bias, b, h, i, j);
         top = p[size_t(j)] > top ? p[size_t(j)] : top;
       }
       const C base = top == lowest ? C(0) : top;
@@ -100,6 +109,8 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
              o = const_head_rows<C>(wide[4]), plain_dout = const_head_rows<C>(wide[5]);
   const C* const lse = lse_.data<C>();
   const int64_t lse_stride = lse_.layout().stride(1);
+  const Tensor wide_bias = attention_bias(problem.bias), dscores = attention_dscores(problem, q_, k_);
+  const auto bias = bias_rows<C>(wide_bias);
   const C scale = C(problem.scale), keep = C(problem.drop.keep), rescale = 1 / keep,
           last = C(gradient_scale(problem.scale, keys)) * rescale;
 
@@ -121,10 +132,13 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
             problem.drop.row(drop_head_row(uint32_t(b), queries, problem.first_query, heads, uint32_t(h)), i,
                              seen, dropped.data());
           for (int64_t j = 0; j < seen; ++j) {
-            const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, kv, j), dim) - row_lse);
+            const C shift = bias_of(bias, b, h, i, j) - row_lse;
+            const C p = std::exp(scale * dot(q.at(b, h, i), k.at(b, kv, j), dim) + shift);
             const C kept = dropped[size_t(j)] ? C(0) : C(1);
             const C dp = kept * dot(dout.at(b, h, i), v.at(b, kv, j), dim);
-            const C ds = rounded<T, kTf32>(p * (dp - delta));
+            const C exact = p * (dp - delta), ds = rounded<T, kTf32>(exact);
+            if (dscores.defined())
+              dscores.data<C>()[((b * heads + h) * queries + i) * dscores.row_stride() + j] = exact * rescale;
             add_scaled(&dv[size_t(j * dim)], rounded<T, kTf32>(p) * kept, dout.at(b, h, i), dim);
             add_scaled(&dk[size_t(j * dim)], ds, q.at(b, h, i), dim);
             add_scaled(dq.data(), ds, k.at(b, kv, j), dim);
@@ -141,6 +155,7 @@ void backward(const Tensor& dq_, const Tensor& dk_, const Tensor& dv_, const Ten
         }
     }
   });
+  write_dbias(problem, dscores);
 }
 
 /// Where the sequences start, checked, with the number of rows after them.
@@ -181,6 +196,24 @@ void for_each_sequence(const Tensor& q, const Tensor& k, const AttentionProblem&
 Tensor attention_operand(const Tensor& x, F32Math math) {
   if (math == F32Math::tf32) return rounded_to_tf32(x);
   return x.to(x.dtype() == DType::f64 ? DType::f64 : DType::f32);
+}
+
+Tensor attention_bias(const Tensor& bias) {
+  if (!bias.defined()) return bias;
+  Tensor own = bias;  // without what expand repeats
+  for (int dim = 0; dim < 4; ++dim)
+    if (bias.layout().stride(dim) == 0) own = own.slice(dim, 0, std::min<int64_t>(1, own.size(dim)));
+  return attention_operand(own, F32Math::ieee).expand(bias.shape());
+}
+
+Tensor attention_dscores(const AttentionProblem& problem, const Tensor& q, const Tensor& k) {
+  if (!problem.dbias.defined()) return {};
+  return Tensor::zeros({q.size(0), q.size(2), q.size(1), k.size(1)},
+                       q.dtype() == DType::f64 ? DType::f64 : DType::f32);
+}
+
+void write_dbias(const AttentionProblem& problem, const Tensor& dscores) {
+  if (dscores.defined()) problem.dbias.copy_from(sum_to(dscores, problem.dbias.shape()));
 }
 
 void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,

@@ -24,6 +24,7 @@ struct AttentionArgs {
   float scale;   // of the scores, and of dq and dk
   float scale2;  // scale * log2(e): P = 2^(scale2 q.k - lse2)
   AttentionDropout drop;
+  BiasRows<T> bias;
 };
 
 /// Rows of the backward statistics are padded to the largest query tile of any kernel.
@@ -139,6 +140,7 @@ AttentionArgs<T> attention_args(const Tensor& lse, const Tensor& q, const Tensor
   args.scale = float(problem.scale);
   args.scale2 = float(problem.scale * kLog2E);
   args.drop = problem.drop;
+  args.bias = bias_rows<T>(problem.bias);
   return args;
 }
 
@@ -151,6 +153,17 @@ void dispatch_head_size(int64_t dim, F&& f) {
   f.template operator()<128>();
 }
 
+/// Calls `f.template operator()<kD, kDrops>()` with head sizes padded to 64 or 128.
+template <class F>
+void dispatch_wide_head_size(int64_t dim, const AttentionDropout& drop, F&& f) {
+  const auto sized = [&]<bool kDrops>() {
+    if (dim <= 64) return f.template operator()<64, kDrops>();
+    f.template operator()<128, kDrops>();
+  };
+  if (drop.drops()) return sized.template operator()<true>();
+  sized.template operator()<false>();
+}
+
 /// Calls `f.template operator()<kD, kDrops>()`. With dropout head sizes are padded to 64 or 128.
 template <class F>
 void dispatch_head_size(int64_t dim, const AttentionDropout& drop, F&& f) {
@@ -159,10 +172,29 @@ void dispatch_head_size(int64_t dim, const AttentionDropout& drop, F&& f) {
   f.template operator()<128, true>();
 }
 
+/// Calls `f.template operator()<kD, kDrops, kBias>()`. With a bias, too, head sizes are padded to 64 or 128.
+template <class T, class F>
+void dispatch_kernel(const AttentionArgs<T>& args, F&& f) {
+  if (args.bias.data)
+    return dispatch_wide_head_size(args.dim, args.drop,
+                                   [&]<int kD, bool kDrops>() { f.template operator()<kD, kDrops, true>(); });
+  dispatch_head_size(args.dim, args.drop,
+                     [&]<int kD, bool kDrops>() { f.template operator()<kD, kDrops, false>(); });
+}
+
 // f32 in plain arithmetic (attention_f32.cu) and in TF32.
 void attention_forward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args);
 void attention_backward_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args);
 void attention_forward_tf32_cuda(const Tensor& q, const AttentionArgs<float>& args);
 void attention_backward_tf32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args);
+
+// The gradient of the bias, problem.dbias: after the other gradients, whose statistics it reads. f32 always
+// in plain arithmetic (attention_f32.cu).
+void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<bf16>& args,
+                                  const AttentionProblem& problem);
+void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<f16>& args,
+                                  const AttentionProblem& problem);
+void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args,
+                                  const AttentionProblem& problem);
 
 }  // namespace tessera::ops

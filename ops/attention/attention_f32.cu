@@ -1,4 +1,5 @@
 #include "gpu/pack.cuh"
+#include "ops/attention/attention_bias.cuh"
 #include "ops/attention/attention_device.cuh"
 
 /// Attention in f32 by plain multiply-adds, for CUDA f32: the structure of the tensor-core kernels (a block
@@ -146,7 +147,35 @@ struct DropWords {
   }
 };
 
-template <int kD, bool kDrops>
+/// S [queries, keys] of the block's head in base 2 with the bias added: see attention_bias.cuh.
+__device__ __forceinline__ void add_bias(float (&s)[kPer][kPer], const AttentionArgs<float>& args,
+                                         const AttentionCoord& coord, int query, int key) {
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const float* const row =
+        args.bias.row(coord.b, coord.head, min(query + y + 16 * i, coord.sequence.queries - 1));
+#pragma unroll
+    for (int j = 0; j < kPer; ++j)
+      s[i][j] = fmaf(s[i][j], args.scale2,
+                     row[min(key + x + 16 * j, coord.sequence.keys - 1) * args.bias.key] * kLog2E);
+  }
+}
+/// The same of S^T [keys, queries] of head h.
+__device__ __forceinline__ void add_bias_transposed(float (&s)[kPer][kPer], const AttentionArgs<float>& args,
+                                                    const AttentionCoord& coord, int h, int query, int key) {
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {
+    const float* const row = args.bias.row(coord.b, h, min(query + x + 16 * j, coord.sequence.queries - 1));
+#pragma unroll
+    for (int i = 0; i < kPer; ++i)
+      s[i][j] = fmaf(s[i][j], args.scale2,
+                     row[min(key + y + 16 * i, coord.sequence.keys - 1) * args.bias.key] * kLog2E);
+  }
+}
+
+template <int kD, bool kDrops, bool kBias>
 __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(AttentionArgs<float> args) {
   extern __shared__ float4 shared[];
   float* const q_tile = reinterpret_cast<float*>(shared);
@@ -177,6 +206,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
     __syncthreads();
     float s[kPer][kPer] = {};
     gemm_abt<kD>(s, q_tile, k_tile);
+    if constexpr (kBias) add_bias(s, args, coord, first, key);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int limit = coord.key_limit(args.causal, first + y + 16 * i);
@@ -188,12 +218,12 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
       }
       highest = row_max(highest);
       const float base = highest == -INFINITY ? 0.0f : highest;  // no key seen yet: any finite base serves
-      const float rescale = exp2f((top[i] - base) * args.scale2);
+      const float rescale = exp2f((top[i] - base) * exponent_scale<kBias>(args));
       top[i] = highest;
       sum[i] *= rescale;
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
-        s[i][j] = exp2f((s[i][j] - base) * args.scale2);
+        s[i][j] = exp2f((s[i][j] - base) * exponent_scale<kBias>(args));
         sum[i] += s[i][j];
         if constexpr (kDrops) s[i][j] = drop.dropped(y + 16 * i, x + 16 * j) ? 0.0f : s[i][j];
       }
@@ -216,12 +246,12 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
     if constexpr (kDrops) inverse[i] *= args.drop.scale;
     if (x == 0 && y + 16 * i < rows)
       args.lse[coord.lse_at(args, first + y + 16 * i)] =
-          total == 0 ? -INFINITY : top[i] * args.scale + logf(total);
+          total == 0 ? -INFINITY : top[i] * (kBias ? kLn2 : args.scale) + logf(total);
   }
   store_columns<kD>(o, inverse, coord.q_row(args.out, coord.head, first), args.out.row, rows, args.dim);
 }
 
-template <int kD, bool kDrops>
+template <int kD, bool kDrops, bool kBias>
 __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kernel(AttentionArgs<float> args) {
   extern __shared__ float4 shared[];
   float* const k_tile = reinterpret_cast<float*>(shared);
@@ -260,13 +290,16 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
     float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [keys, queries]
     gemm_abt<kD>(p, k_tile, q_tile);
     gemm_abt<kD>(ds, v_tile, dout_tile);
+    if constexpr (kBias) add_bias_transposed(p, args, coord, h, query, first);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int first_query = coord.first_query(args.causal, first + y + 16 * i);
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
         const int column = x + 16 * j;
-        p[i][j] = query + column < first_query ? 0.0f : exp2f(fmaf(p[i][j], args.scale2, -lse2[column]));
+        p[i][j] = query + column < first_query
+                      ? 0.0f
+                      : exp2f(fmaf(p[i][j], exponent_scale<kBias>(args), -lse2[column]));
         if constexpr (kDrops) {
           const bool dropped = drop.dropped(column, y + 16 * i);
           ds[i][j] = p[i][j] * ((dropped ? 0.0f : ds[i][j]) - delta[column]);
@@ -292,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
   store_columns<kD>(dv, one, coord.k_row(args.dv, coord.kv_head, first), args.dv.row, rows, args.dim);
 }
 
-template <int kD, bool kDrops>
+template <int kD, bool kDrops, bool kBias>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_backward_queries_f32_kernel(AttentionArgs<float> args) {
   extern __shared__ float4 shared[];
@@ -330,12 +363,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [queries, keys]
     gemm_abt<kD>(p, q_tile, k_tile);
     gemm_abt<kD>(ds, dout_tile, v_tile);
+    if constexpr (kBias) add_bias(p, args, coord, first, key);
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int limit = coord.key_limit(args.causal, first + y + 16 * i);
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
-        const float weight = key + x + 16 * j >= limit ? 0.0f : exp2f(fmaf(p[i][j], args.scale2, -lse2[i]));
+        const float weight =
+            key + x + 16 * j >= limit ? 0.0f : exp2f(fmaf(p[i][j], exponent_scale<kBias>(args), -lse2[i]));
         if constexpr (kDrops) ds[i][j] = drop.dropped(y + 16 * i, x + 16 * j) ? 0.0f : ds[i][j];
         ds[i][j] = weight * (ds[i][j] - delta[i]);
       }
@@ -350,23 +385,107 @@ __global__ void __launch_bounds__(kThreads, 1)
   store_columns<kD>(dq, last, coord.q_row(args.dq, coord.head, first), args.dq.row, rows, args.dim);
 }
 
+/// The gradient of a bias: see attention_bias.cuh.
+template <int kD, bool kDrops>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_backward_bias_f32_kernel(AttentionArgs<float> args, BiasGradient<float> gradient) {
+  static_assert(kTile == kBiasTile);
+  extern __shared__ float4 shared[];
+  float* const q_tile = reinterpret_cast<float*>(shared);
+  float* const dout_tile = q_tile + kTile * kRow<kD>;
+  float* const k_tile = dout_tile + kTile * kRow<kD>;
+  float* const v_tile = k_tile + kTile * kRow<kD>;
+  float* const columns = v_tile + kTile * kRow<kD>;  // [16, kTile]
+  __shared__ DropWords<kDrops> drop;
+  const BiasTile tile = gradient.tile();
+  const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+  const int key = tile.key_tile * kTile, keys = args.keys - key;
+
+  float sum[kPer][kPer] = {};  // [queries, keys]
+  for (int index = tile.begin; index < tile.end; ++index) {
+    const AttentionCoord coord = gradient.coord(args, tile, index);
+    const int first = coord.sequence.tile * kTile, rows = min(args.queries - first, kTile);
+    if (coord.key_limit(args.causal, first + rows - 1) <= key) continue;  // fully masked
+    __syncthreads();                                                      // no warp still reads the tiles
+    load_rows<kD>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows, args.dim);
+    load_rows<kD>(dout_tile, coord.q_row(args.dout, coord.head, first), args.dout.row, rows, args.dim);
+    load_rows<kD>(k_tile, coord.k_row(args.k, coord.kv_head, key), args.k.row, keys, args.dim);
+    load_rows<kD>(v_tile, coord.k_row(args.v, coord.kv_head, key), args.v.row, keys, args.dim);
+    if constexpr (kDrops)
+      drop.draw(args.drop, args.drop.stream(), coord.drop_row(args, coord.head), first, key);
+    __syncthreads();
+    float p[kPer][kPer] = {}, ds[kPer][kPer] = {};
+    gemm_abt<kD>(p, q_tile, k_tile);
+    gemm_abt<kD>(ds, dout_tile, v_tile);
+    add_bias(p, args, coord, first, key);
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int row = first + y + 16 * i, limit = coord.key_limit(args.causal, row);
+      const int64_t at = coord.statistics_at(args, coord.head) + row;
+      const float lse2 = args.lse2[at], delta = args.delta[at];  // lse2 past the last query is +inf: P = 0
+#pragma unroll
+      for (int j = 0; j < kPer; ++j) {
+        const float weight = key + x + 16 * j >= limit ? 0.0f : exp2f(p[i][j] - lse2);
+        if constexpr (kDrops) ds[i][j] = drop.dropped(y + 16 * i, x + 16 * j) ? 0.0f : ds[i][j];
+        sum[i][j] = fmaf(weight, ds[i][j] - delta, sum[i][j]);
+      }
+    }
+  }
+
+  // Epilogue: store the tile, or the sums of its columns
+  const float factor = kDrops ? args.drop.scale : 1.0f;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {
+    const int column = x + 16 * j;
+    if (gradient.sums_rows()) {
+      columns[y * kTile + column] = (sum[0][j] + sum[1][j]) + (sum[2][j] + sum[3][j]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        const int query = tile.query_tile * kTile + y + 16 * i;
+        if (query < gradient.queries && column < keys)
+          gradient.store(tile, query, key + column, sum[i][j] * factor);
+      }
+    }
+  }
+  if (!gradient.sums_rows()) return;
+  __syncthreads();
+  if (const int column = int(threadIdx.x); column < min(keys, kTile)) {
+    float total = 0;
+#pragma unroll
+    for (int own = 0; own < 16; ++own) total += columns[own * kTile + column];
+    gradient.store(tile, 0, key + column, total * factor);
+  }
+}
+
 }  // namespace
 
 void attention_forward_f32_cuda(const Tensor& q, const AttentionArgs<float>& args) {
-  dispatch_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+  dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
     launch_attention(q, args, kTile, kThreads, shared_bytes<kD>(3, 0),
-                     attention_forward_f32_kernel<kD, kDrops>);
+                     attention_forward_f32_kernel<kD, kDrops, kBias>);
   });
 }
 
 void attention_backward_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args) {
-  dispatch_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+  dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
     if (args.dk.data)
       launch_attention(k, args, kTile, kThreads, shared_bytes<kD>(4, 2),
-                       attention_backward_keys_f32_kernel<kD, kDrops>);
+                       attention_backward_keys_f32_kernel<kD, kDrops, kBias>);
     if (args.dq.data)
       launch_attention(q, args, kTile, kThreads, shared_bytes<kD>(4, 0),
-                       attention_backward_queries_f32_kernel<kD, kDrops>);
+                       attention_backward_queries_f32_kernel<kD, kDrops, kBias>);
+  });
+}
+
+void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args,
+                                  const AttentionProblem& problem) {
+  sum_bias_gradient<float>(q, k, problem, [&](unsigned blocks, const BiasGradient<float>& gradient) {
+    dispatch_wide_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+      constexpr size_t kBytes = size_t(4 * kTile * kRow<kD> + 16 * kTile) * sizeof(float);
+      gpu::launch(q.device(), {dim3(blocks), dim3(kThreads), kBytes},
+                  attention_backward_bias_f32_kernel<kD, kDrops>, args, gradient);
+    });
   });
 }
 

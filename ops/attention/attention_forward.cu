@@ -1,4 +1,5 @@
 #include "gpu/approx.cuh"
+#include "ops/attention/attention_bias.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_tile.cuh"
@@ -22,19 +23,20 @@
 namespace tessera::ops {
 namespace {
 
-template <int kD>
+/// kNarrow: dropout and a bias together need registers that 32 rows per warp leave no room for.
+template <int kD, bool kNarrow>
 struct ForwardTile {
   static constexpr int kWarps = 4, kThreads = kWarps * 32;
-  static constexpr int kM = 2;  // m16 MMAs per warp and step
-  static constexpr int kRows = kWarps * kM * 16, kKeys = kD > 64 ? 32 : 64;
+  static constexpr int kM = kNarrow ? 1 : 2;  // m16 MMAs per warp and step
+  static constexpr int kRows = kWarps * kM * 16, kKeys = kD > 64 && !kNarrow ? 32 : 64;
   static constexpr bool kQInRegisters = kD <= 64;
   static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * kD * 2;
 };
 
-template <class T, int kD, bool kDrops>
-__global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
+template <class T, int kD, bool kDrops, bool kBias>
+__global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
     attention_forward_kernel(AttentionArgs<T> args) {
-  using Tile = ForwardTile<kD>;
+  using Tile = ForwardTile<kD, kDrops && kBias>;
   constexpr int kM = Tile::kM, kKeys = Tile::kKeys, kThreads = Tile::kThreads;
   extern __shared__ __align__(1024) uint4 shared[];
   T* const q_tile = reinterpret_cast<T*>(shared);  // [kRows, kD]
@@ -91,6 +93,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
 
     float s[kM][kKeys / 8][4] = {};
     gemm_abt<T>(s, q, k_tiles + stage, 0);
+    if constexpr (kBias) add_bias(s, args, coord, coord.head, first + warp_row, tile * kKeys);
     if ((tile + 1) * kKeys > unmasked) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
@@ -115,15 +118,15 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
         // No key seen yet: any finite base serves; -inf - -inf would be NaN.
-        const float base = highest == -INFINITY ? 0.0f : highest * args.scale2;
-        const float rescale = gpu::exp2_approx(top[m][hh] * args.scale2 - base);
+        const float base = highest == -INFINITY ? 0.0f : highest * exponent_scale<kBias>(args);
+        const float rescale = gpu::exp2_approx(top[m][hh] * exponent_scale<kBias>(args) - base);
         top[m][hh] = highest;
         float added = 0;
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int e = 2 * hh; e < 2 * hh + 2; ++e) {
-            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -base));
+            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], exponent_scale<kBias>(args), -base));
             added += s[m][n][e];
           }
         sum[m][hh] = sum[m][hh] * rescale + added;
@@ -166,7 +169,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, 2)
       const int row = warp_row + m * 16 + hh * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
         args.lse[coord.lse_at(args, first + row)] =
-            total == 0 ? -INFINITY : top[m][hh] * args.scale + logf(total);
+            total == 0 ? -INFINITY : top[m][hh] * (kBias ? kLn2 : args.scale) + logf(total);
     }
   store_rows<kD>(o, inverse, q_tile, warp_row, coord.q_row(args.out, coord.head, first), args.out.row, rows,
                  args.dim);
@@ -193,10 +196,10 @@ void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor
     if constexpr (std::is_same_v<T, float>) {
       (problem.math == F32Math::tf32 ? attention_forward_tf32_cuda : attention_forward_f32_cuda)(q, args);
     } else {
-      dispatch_head_size(q.size(3), args.drop, [&]<int kD, bool kDrops>() {
-        using Tile = ForwardTile<kD>;
+      dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
+        using Tile = ForwardTile<kD, kDrops && kBias>;
         launch_attention(q, args, Tile::kRows, Tile::kThreads, Tile::kSharedBytes,
-                         attention_forward_kernel<T, kD, kDrops>);
+                         attention_forward_kernel<T, kD, kDrops, kBias>);
       });
     }
   });

@@ -1,4 +1,5 @@
 #include "gpu/approx.cuh"
+#include "ops/attention/attention_bias.cuh"
 #include "ops/attention/attention_device.cuh"
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_tile_tf32.cuh"
@@ -28,7 +29,7 @@ struct ForwardTile {
   static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * tf32::kPitch<kD> * sizeof(float);
 };
 
-template <int kD, bool kDrops>
+template <int kD, bool kDrops, bool kBias>
 __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kBlocks)
     attention_forward_tf32_kernel(AttentionArgs<float> args) {
   using Tile = ForwardTile<kD>;
@@ -90,6 +91,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
     // S = Q K^T
     float s[kM][kKeys / 8][4] = {};
     tf32::gemm_abt<kD>(s, q, k_tiles + stage, 0);
+    if constexpr (kBias) add_bias(s, args, coord, coord.head, first + warp_row, tile * kKeys);
     if ((tile + 1) * kKeys > unmasked) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
@@ -115,15 +117,15 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
         // No key seen yet: any finite base serves; -inf - -inf would be NaN.
-        const float base = highest == -INFINITY ? 0.0f : highest * args.scale2;
-        const float rescale = gpu::exp2_approx(top[m][half] * args.scale2 - base);
+        const float base = highest == -INFINITY ? 0.0f : highest * exponent_scale<kBias>(args);
+        const float rescale = gpu::exp2_approx(top[m][half] * exponent_scale<kBias>(args) - base);
         top[m][half] = highest;
         float added = 0;
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
           for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], args.scale2, -base));
+            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], exponent_scale<kBias>(args), -base));
             added += s[m][n][e];
           }
         sum[m][half] = sum[m][half] * rescale + added;
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
       const int row = warp_row + m * 16 + half * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
         args.lse[coord.lse_at(args, first + row)] =
-            total == 0 ? -INFINITY : top[m][half] * args.scale + logf(total);
+            total == 0 ? -INFINITY : top[m][half] * (kBias ? kLn2 : args.scale) + logf(total);
     }
   tf32::store_columns<kD>(o, inverse, warp_row, coord.q_row(args.out, coord.head, first), args.out.row, rows,
                           args.dim);
@@ -180,10 +182,10 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
 }  // namespace
 
 void attention_forward_tf32_cuda(const Tensor& q, const AttentionArgs<float>& args) {
-  dispatch_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+  dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
     using Tile = ForwardTile<kD>;
     launch_attention(q, args, Tile::kRows, Tile::kThreads, Tile::kSharedBytes,
-                     attention_forward_tf32_kernel<kD, kDrops>);
+                     attention_forward_tf32_kernel<kD, kDrops, kBias>);
   });
 }
 

@@ -27,13 +27,34 @@ HeadRows<const T> const_head_rows(const Tensor& x) {
   return {x.data<T>(), layout.stride(0), layout.stride(1), layout.stride(2)};
 }
 
-/// What attention computes, in addition to its operands; `scale` has its default filled in. With cu_seqlens
-/// (both or neither) there is one batch, and sequences as in AttentionSequences.
+/// A bias [B, H, Lq, Lk], strides in elements: 0 where it broadcasts.
+template <class T>
+struct BiasRows {
+  const T* data = nullptr;  // null: no bias
+  int64_t batch = 0, head = 0, query = 0;
+  int key = 0;  // 1, or 0: one value for all keys
+
+  TESSERA_HD const T* row(int64_t b, int64_t h, int64_t i) const {
+    return data + b * batch + h * head + i * query;
+  }
+};
+template <class T>
+BiasRows<T> bias_rows(const Tensor& bias) {
+  if (!bias.defined()) return {};
+  const Layout& layout = bias.layout();
+  return {bias.data<T>(), layout.stride(0), layout.stride(1), layout.stride(2), int(layout.stride(3))};
+}
+
+/// What attention computes, in addition to its operands; `scale` has its default filled in, and `bias` is
+/// undefined or expanded to [B, H, Lq, Lk], its keys with stride 1, or 0 if all have the same. With
+/// cu_seqlens (both or neither) there is one batch, and sequences as in AttentionSequences.
 struct AttentionProblem : AttentionOptions {
   Tensor cu_seqlens_q, cu_seqlens_k;
   AttentionDropout drop = {};    // from `dropout` and `rng`
   F32Math math = F32Math::ieee;  // of f32 operands
   int64_t first_query = 0;       // of `drop`: the row of the sequence's first query
+  Tensor dbias = {};  // backward: the gradient of the bias, four dimensions, 1 where it broadcasts;
+                      // undefined: not wanted
 
   bool packed() const { return cu_seqlens_q.defined(); }
   /// The same problem for the single sequence whose queries start there.
@@ -58,13 +79,20 @@ inline double gradient_scale(double scale, int64_t keys) {
 /// Kernels: q [B, Lq, H, D], k and v [B, Lk, Hk, D]; o, lse, dq, dk and dv are written whole.
 void attention_forward_cpu(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,
                            const Tensor& v, const AttentionProblem& problem);
-/// dq may be undefined, and dk and dv together: not wanted.
+/// dq may be undefined, and dk and dv together: not wanted. problem.dbias is written whole, too.
 void attention_backward_cpu(const Tensor& dq, const Tensor& dk, const Tensor& dv, const Tensor& dout,
                             const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                             const Tensor& lse, const AttentionProblem& problem);
 
 /// As an operand of the CPU's GEMMs: widened to the arithmetic type, or rounded to TF32.
 Tensor attention_operand(const Tensor& x, F32Math math);
+/// The bias widened to the arithmetic type, before it is expanded; undefined if there is none.
+Tensor attention_bias(const Tensor& bias);
+/// Where backward on the CPU leaves dS of every pair that a query sees, in the arithmetic type, for
+/// write_dbias: zeros [B, H, Lq, Lk]; undefined if the bias needs no gradient.
+Tensor attention_dscores(const AttentionProblem& problem, const Tensor& q, const Tensor& k);
+/// problem.dbias = dS, or partial sums of it [pieces, ...], summed over what broadcasts and rounded.
+void write_dbias(const AttentionProblem& problem, const Tensor& dscores);
 /// The same for large problems of one length, f64 excepted: GEMMs of row tiles in BLAS.
 bool attention_prefers_blas(const Tensor& q, const Tensor& k);
 void attention_forward_blas(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k,

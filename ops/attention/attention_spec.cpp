@@ -3,6 +3,7 @@
 #include "ops/attention/attention.h"
 #include "ops/attention/attention_variants.h"
 #include "ops/op.h"
+#include "ops/pointwise/pointwise.h"
 
 /// The declaration of attention: its problem, cases and benchmarks.
 
@@ -41,13 +42,15 @@ std::vector<int64_t> starts_of(int64_t count, int64_t rows, Lengths lengths) {
 /// Lengths: Lq and Lk, or, as a Transformer Neural Process has them, M context and N target tokens: queries
 /// are all M + N, keys the first M. With S, these are the rows of S sequences (even: of one length; else the
 /// queries' grow, and the keys' with them if Lq = Lk, where one tensor of starts is given for both, or else
-/// shrink), and `rest` more belong to none.
+/// shrink), and `rest` more belong to none. With bias = 1 there is a bias, with mask = 1 a mask, of the sizes
+/// Bb, Hb, Lqb and Lkb: 1 where it broadcasts, those of the scores if not given.
 Problem attention_problem(const Dims& dims, const Attrs& attrs) {
   const int64_t batch = size_or(dims, "B", 1), heads = size_or(dims, "H", 8), dim = size_or(dims, "D", 64);
   const int64_t kv_heads = size_or(dims, "Hk", heads), sequences = size_or(dims, "S", 0);
   const int64_t context = size_or(dims, "M", 1024), targets = size_or(dims, "N", 0);
   const int64_t keys = size_or(dims, "Lk", context), queries = size_or(dims, "Lq", context + targets);
   const bool causal = attrs.flag("causal");
+  const InputCase none{.shape = {1}, .fill = Fill::absent};
   Problem made;
   double pairs = double(batch) * visible_pairs(queries, keys, causal);
   if (sequences > 0) {
@@ -69,19 +72,27 @@ Problem attention_problem(const Dims& dims, const Attrs& attrs) {
                    q_case,
                    k_case};
   } else {
-    const InputCase none{.shape = {1}, .fill = Fill::absent};
     made.inputs = {{.shape = {batch, queries, heads, dim}},
                    {.shape = {batch, keys, kv_heads, dim}},
                    {.shape = {batch, keys, kv_heads, dim}},
                    none,
                    none};
   }
+  InputCase bias{.shape = {size_or(dims, "Bb", batch), size_or(dims, "Hb", heads),
+                           size_or(dims, "Lqb", queries), size_or(dims, "Lkb", keys)}};
+  InputCase mask = bias;
+  mask.fill = Fill::index, mask.high = 2;
+  const bool has_bias = is_set(dims, "bias"), has_mask = is_set(dims, "mask");
+  made.inputs.push_back(has_bias ? bias : none);
+  made.inputs.push_back(has_mask ? mask : none);
+  const double bias_elements = has_bias ? double(bias.shape.count()) : 0;
   const double q_elements = double(batch * queries) * double(heads * dim),
                k_elements = double(batch * keys) * double(kv_heads * dim);
   made.forward_flops = 4 * double(heads * dim) * pairs;
   made.backward_flops = 10 * double(heads * dim) * pairs;
-  made.forward_elements = 2 * q_elements + 2 * k_elements;
-  made.backward_elements = 4 * q_elements + 4 * k_elements;
+  made.forward_elements = 2 * q_elements + 2 * k_elements + bias_elements;
+  made.backward_elements = 4 * q_elements + 4 * k_elements + 2 * bias_elements;
+  made.forward_bytes = made.backward_bytes = has_mask ? double(mask.shape.count()) : 0;
   return made;
 }
 
@@ -209,6 +220,60 @@ void add_few(std::vector<Case>& all, bool causal) {
   all.push_back(sequences(40, 700, 60, 8, 2, 64, causal));
 }
 
+/// A bias, a mask or both, whole and broadcast in each dimension: all kernels that take one, pairs of an odd
+/// number of keys, queries that a mask hides from every key (Lkb = 1: half of them), and tiles that
+/// broadcast.
+void add_bias(std::vector<Case>& all, bool causal) {
+  const auto biased = [&](Case base, const Dims& sizes) {
+    for (const auto& [name, size] : sizes) base.dims[name] = size;
+    all.push_back(base);
+  };
+  const Dims bias{{"bias", 1}}, mask{{"mask", 1}}, both{{"bias", 1}, {"mask", 1}};
+  biased(lengths(5, 7, 32, causal), bias);
+  biased(lengths(4, 6, 36, causal), mask);
+  biased(lengths(6, 5, 8, causal, Placement::strided), both);
+  biased(lengths(5, 6, 16, causal, Placement::transposed), bias);
+  biased(lengths(1, 9, 32, causal), both);
+  biased(lengths(7, 1, 32, causal), both);
+  biased(lengths(0, 5, 32, causal), bias);
+  biased(lengths(5, 0, 32, causal), bias);
+  for (const char* broadcast : {"Bb", "Hb", "Lqb", "Lkb"}) {
+    biased(lengths(5, 7, 16, causal), {{"bias", 1}, {broadcast, 1}});
+    biased(lengths(5, 7, 16, causal), {{"mask", 1}, {broadcast, 1}});
+    biased(lengths(131, 71, 64, causal), {{"bias", 1}, {broadcast, 1}});
+    biased(lengths(70, 150, 72, causal), {{"bias", 1}, {"mask", 1}, {broadcast, 1}});
+  }
+  biased(lengths(3, 6, 8, causal), {{"bias", 1}, {"Bb", 1}, {"Hb", 1}, {"Lqb", 1}, {"Lkb", 1}});
+  biased(grouped(2, 5, 7, 4, 2, 32, causal), {{"bias", 1}, {"Bb", 1}});
+  biased(grouped(2, 5, 6, 4, 2, 12, causal), {{"mask", 1}, {"Hb", 1}, {"Lqb", 1}});
+  biased(grouped(3, 130, 62, 6, 2, 64, causal), {{"bias", 1}, {"Bb", 1}});
+  biased(grouped(2, 200, 120, 6, 3, 128, causal), {{"bias", 1}, {"mask", 1}, {"Bb", 1}, {"Hb", 1}});
+  biased(lengths(1, 257, 64, causal), both);
+  biased(lengths(3, 700, 64, causal), {{"bias", 1}, {"Bb", 1}});
+  biased(lengths(131, 71, 36, causal), both);
+  biased(lengths(193, 191, 128, causal, Placement::strided), both);
+  biased(lengths(89, 66, 96, causal, Placement::transposed), bias);
+  biased({.dims = {{"B", 2}, {"Lq", 300}, {"Lk", 514}, {"H", 3}, {"D", 64}},
+          .attrs = {{"causal", causal}},
+          .gradcheck = false},
+         both);
+  // Gradients that add up over more batches, heads and tiles of queries than there are pieces.
+  const Case many{.dims = {{"B", 40}, {"Lq", 70}, {"Lk", 18}, {"H", 12}, {"D", 16}},
+                  .attrs = {{"causal", causal}},
+                  .gradcheck = false};
+  biased(many, {{"bias", 1}, {"Bb", 1}, {"Hb", 1}});
+  biased(many, {{"bias", 1}, {"Bb", 1}, {"Hb", 1}, {"Lqb", 1}});
+  const auto dropped = [](Case base, double p) {
+    base.attrs.set("dropout", p);
+    base.attrs.set("dropout_seed", int64_t{22});
+    return base;
+  };
+  biased(dropped(lengths(5, 7, 32, causal), 0.5), bias);
+  biased(dropped(grouped(2, 5, 7, 4, 2, 36, causal), 0.3), {{"bias", 1}, {"mask", 1}, {"Bb", 1}});
+  biased(dropped(lengths(131, 71, 64, causal), 0.1), both);
+  biased(dropped(grouped(2, 200, 120, 6, 3, 128, causal), 0.3), {{"bias", 1}, {"Bb", 1}});
+}
+
 std::vector<Case> attention_cases() {
   std::vector<Case> all;
   for (const bool causal : {false, true}) {
@@ -250,6 +315,7 @@ std::vector<Case> attention_cases() {
     add_groups_and_sequences(all, causal);
     add_few(all, causal);
     add_padded(all, causal);
+    add_bias(all, causal);
   }
   all.push_back({.dims = {{"B", 2}, {"Lq", 4}, {"Lk", 6}, {"H", 2}, {"D", 32}}, .attrs = {{"scale", 0.37}}});
   all.push_back({.dims = {{"B", 1}, {"M", 50}, {"N", 14}, {"H", 2}, {"D", 64}},
@@ -306,6 +372,10 @@ std::vector<Case> attention_benches() {
     base.attrs.set("dropout", 0.1);
     return base;
   };
+  const auto biased = [](Case base, const Dims& sizes) {
+    for (const auto& [name, size] : sizes) base.dims[name] = size;
+    return base;
+  };
   return {rectangle(64, 500, 64),
           rectangle(10000, 1000, 1),
           rectangle(10000, 1000, 4),
@@ -335,7 +405,11 @@ std::vector<Case> attention_benches() {
           dropped(square(16, 512, 12, 64, false)),
           dropped(square(32, 128, 12, 64, false)),
           dropped(packed(16, 512, 12, 64, false, true)),
-          dropped(square(16, 1024, 16, 128, true))};
+          dropped(square(16, 1024, 16, 128, true)),
+          biased(square(16, 1024, 32, 64, false), {{"bias", 1}}),
+          biased(square(16, 1024, 32, 64, false), {{"bias", 1}, {"Bb", 1}}),
+          biased(square(16, 1024, 32, 64, true), {{"mask", 1}, {"Hb", 1}, {"Lqb", 1}}),
+          biased(square(4, 4096, 16, 128, false), {{"bias", 1}, {"Bb", 1}})};
 }
 
 }  // namespace
@@ -343,8 +417,9 @@ std::vector<Case> attention_benches() {
 std::vector<OpSpec> attention_specs() {
   return {{
       .name = "attention",
-      .summary =
-          "o = softmax(scale q k^T) v for every batch (or sequence) and head; lse = log sum exp(scale q k^T)",
+      .summary = "o = softmax(scale q k^T + bias) v for every batch (or sequence) and head; lse = log sum "
+                 "exp(scale q k^T + "
+                 "bias)",
       .inputs = {{.name = "q", .shape = "[B, Lq, H, D], or [N, H, D] of sequences"},
                  {.name = "k", .shape = "[B, Lk, Hk, D], or [M, Hk, D]"},
                  {.name = "v", .shape = "as k"},
@@ -357,7 +432,13 @@ std::vector<OpSpec> attention_specs() {
                   .shape = "[S + 1]; absent: as cu_seqlens_q",
                   .optional = true,
                   .differentiable = false,
-                  .dtypes = index_dtypes()}},
+                  .dtypes = index_dtypes()},
+                 {.name = "bias", .shape = "[B, H, Lq, Lk], each of them or 1", .optional = true},
+                 {.name = "mask",
+                  .shape = "as bias: a pair counts where it is true",
+                  .optional = true,
+                  .differentiable = false,
+                  .dtypes = {DType::boolean}}},
       .attrs = {{"causal", false, "query i sees the keys j <= i + Lk - Lq"},
                 {"scale", 0.0, "factor of the scores; 0: 1 / sqrt(D)"},
                 {"dropout", 0.0, "chance of a probability to be dropped, in [0, 1)"},
@@ -366,10 +447,16 @@ std::vector<OpSpec> attention_specs() {
       .run =
           [](const std::vector<Tensor>& in, const Attrs& attrs) {
             SeededRng random(attrs.integer("dropout_seed"));
+            Tensor bias = in[5];
+            if (in[6].defined() && bias.defined())
+              bias = where(in[6], bias, mask_bias(in[6], bias.dtype()));
+            else if (in[6].defined())
+              bias = mask_bias(in[6], in[0].dtype());
             const AttentionOptions options{.causal = attrs.flag("causal"),
                                            .scale = attrs.number("scale"),
                                            .dropout = attrs.number("dropout"),
-                                           .rng = random.rng()};
+                                           .rng = random.rng(),
+                                           .bias = bias};
             check(in[3].defined() || !in[4].defined(), "attention: cu_seqlens_k without cu_seqlens_q");
             const AttentionResult result =
                 in[3].defined()

@@ -35,11 +35,12 @@ bool mma_is_faster(bool forward, const Tensor& q, const Tensor& k, const Attenti
 
 bool attention_is_decoding(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
   return q.dtype() != DType::f32 && k.size(1) > 0 && !problem.packed() && !problem.drop.drops() &&
-         q.size(1) * (q.size(2) / k.size(2)) <= 16;
+         !problem.bias.defined() && q.size(1) * (q.size(2) / k.size(2)) <= 16;
 }
 
 bool attention_is_many_short(const Tensor& q, const Tensor& k, const AttentionProblem& problem) {
-  if (q.dtype() == DType::f32 || problem.drop.drops() || q.count() == 0) return false;
+  if (q.dtype() == DType::f32 || problem.drop.drops() || problem.bias.defined() || q.count() == 0)
+    return false;
   const int64_t count = problem.packed() ? problem.cu_seqlens_q.size(0) - 1 : 1;
   if (problem.packed() ? count < 3 : prefers_split_kv(q, k, problem)) return false;
   const auto tiles = [&](int64_t rows) {  // of one of mean length
@@ -53,7 +54,7 @@ bool attention_has_few_queries(const Tensor& q, const Tensor& k, const Attention
   const int64_t queries = problem.drop.drops() ? round_up(q.size(1), 16) : q.size(1);
   // Each sequence has a place in scratch memory for all rows.
   const bool many = problem.packed() && problem.cu_seqlens_q.size(0) > 512;
-  return q.dtype() != DType::f32 && !many && k.size(1) > 0 && queries > 0 &&
+  return q.dtype() != DType::f32 && !many && !problem.bias.defined() && k.size(1) > 0 && queries > 0 &&
          queries * (q.size(2) / k.size(2)) <= 64;
 }
 
@@ -74,6 +75,7 @@ std::string describe_problem(const Pass& pass) {
        << describe(pass.k());
   if (pass.problem.causal) text << ", causal";
   if (pass.problem.drop.drops()) text << ", dropout";
+  if (pass.problem.bias.defined()) text << ", a bias";
   if (pass.problem.packed()) text << ", " << pass.problem.cu_seqlens_q.size(0) - 1 << " sequences";
   return text.str();
 }
@@ -84,6 +86,7 @@ Reason wgmma_lacks(const Pass& pass, const Gpu& gpu) {
     needs << "compute capability 9.0; " << gpu.name << " has " << gpu.major << "." << gpu.minor;
     return needs.str();
   }
+  if (pass.problem.bias.defined()) return "no bias";
   for (const Tensor* head : pass.heads) {
     const Tensor& x = *head;
     if (!x.defined()) continue;
@@ -135,6 +138,7 @@ void attention_backward_cuda(const Tensor& dq, const Tensor& dk, const Tensor& d
                              const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
                              const Tensor& lse, const AttentionProblem& problem) {
   if constexpr (kCuda) {
+    if (problem.dbias.defined() && (q.count() == 0 || k.count() == 0)) problem.dbias.fill(0);
     const bool mma =
         attention_variant(false, {&q, &k, &v, &o, &dout, &dq, &dk, &dv}, problem, Gpu(q.device())) == "mma";
     (mma ? attention_backward_mma_cuda : attention_backward_wgmma_cuda)(dq, dk, dv, dout, q, k, v, o, lse,

@@ -8,7 +8,7 @@
 /// Kernels that compute attention on a GPU. All variants compute the same function with the same rounding
 /// points; they differ in the problems that they support:
 ///   mma    mma.sync and cp.async: any GPU, and f32 in plain multiply-adds
-///   wgmma  wgmma and TMA: compute capability 9.0, bf16 and f16, layouts that tensor maps encode
+///   wgmma  wgmma and TMA: compute capability 9.0, bf16 and f16, layouts that tensor maps encode, no bias
 /// A problem runs on mma where that was measured to be faster (few queries, many short sequences:
 /// docs/ops/attention_shapes.md), else on wgmma wherever that can run.
 
