@@ -57,7 +57,7 @@ Tensor Sequences::cu_seqlens(Device device) const {
 namespace {
 
 ops::AttentionOptions operator_options(const AttendOptions& options) {
-  ops::AttentionOptions made{.causal = options.causal};
+  ops::AttentionOptions made{.causal = options.causal, .bias = options.bias};
   if (options.dropout && options.dropout->training) {
     made.dropout = options.dropout->p;
     made.rng = options.dropout->rng;

@@ -37,6 +37,7 @@ struct Sequences {
 struct AttendOptions {
   bool causal = false;
   const Dropout* dropout = nullptr;  // of the probabilities, its p rounded as ops::attention rounds it
+  Tensor bias = {};  // of the scores [B, H, L, L], as ops::AttentionOptions has it: sequences of one length
 };
 
 /// Attention within each sequence: q [N, H, D], k and v [N, Hk, D] with H a multiple of Hk (query head h

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "nn/prefix_block.h"
+#include "ops/attention/attention.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/random/random.h"
 #include "ops/reduce/reduce.h"
@@ -79,6 +81,26 @@ TEST(Attend, StaysWithinItsSequenceAndSharesKeyHeads) {
               attend(random({2, 3, 4}, 1), random({2, 2, 4}, 2), random({2, 2, 4}, 3), {{2}}, {});
             }),
             "attend: 3 query heads are not a multiple of 2 key heads");
+}
+
+TEST(Attend, ABiasIsAddedToTheScores) {
+  // -inf before the last key: the sequences of 4 are as if they were cut to 3 keys. Other lengths have no
+  // place for it.
+  const Tensor q = random({8, 4, 6}, 1), k = random({8, 2, 6}, 2), v = random({8, 2, 6}, 3);
+  Tensor bias = Tensor::zeros({4}, q.dtype());
+  bias.slice(0, 3, 4).fill(-std::numeric_limits<double>::infinity());
+  const auto y = attend(q, k, v, Sequences{{4, 4}}, {.bias = bias}).to_vector<double>();
+  for (const int64_t first : {0, 4}) {
+    const auto rows = [&](const Tensor& x, int64_t count) { return x.slice(0, first, first + count); };
+    const auto wanted = ops::attention(rows(q, 4).reshape({1, 4, 4, 6}), rows(k, 3).reshape({1, 3, 2, 6}),
+                                       rows(v, 3).reshape({1, 3, 2, 6}))
+                            .to_vector<double>();
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(y[size_t(first) * 24 + i], wanted[i], 1e-12) << i;
+  }
+  EXPECT_NE(message_of([&] {
+              attend(q, k, v, Sequences{{3, 5}}, {.bias = bias});
+            }).find("a bias cannot be combined with packed sequences"),
+            std::string::npos);
 }
 
 TEST(Attend, LengthsOnTheDevice) {
