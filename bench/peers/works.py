@@ -62,6 +62,11 @@ def attention(b, shape, attrs, paddings):
         return
     if causal and queries > keys:
         return  # queries that see no key: NaN in PyTorch
+    if shape.get("bias") or shape.get("mask"):
+        sizes = [shape.get(name, size) for name, size in (("Bb", batch), ("Hb", heads), ("Lqb", queries), ("Lkb", keys))]
+        yield from attention_with_bias(b, batch, queries, keys, heads, kv_heads, dim, causal, dropout, sizes,
+                                       shape.get("bias", 0), shape.get("mask", 0))
+        return
     arguments = {"is_causal": causal, "enable_gqa": kv_heads != heads, "dropout_p": dropout}
     if causal and queries != keys:
         from torch.nn.attention.bias import causal_lower_right
@@ -75,6 +80,47 @@ def attention(b, shape, attrs, paddings):
         q, k, v = (b.normal(batch, h, length, dim) for h, length in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
         yield Way(name, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **arguments), [q, k, v],
                   lambda backend=backend: sdpa_kernel(backend))
+
+
+def attention_with_bias(b, batch, queries, keys, heads, kv_heads, dim, causal, dropout, sizes, has_bias, has_mask):
+    """A bias, and a mask that hides pairs, of `sizes`: as attn_mask, and by flex_attention, compiled. Masks and what depends
+    on them alone are made before the timed part; what is hidden in a bias that needs a gradient is hidden within it."""
+    visible = None  # bool, broadcasts to [batch, heads, queries, keys]
+    if has_mask:
+        visible = torch.rand(sizes, device=b.device) < 0.5
+    if causal:
+        below = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=b.device).tril(keys - queries)
+        visible = below if visible is None else visible & below
+    hidden = None if visible is None else ~visible
+    q, k, v = (b.normal(batch, h, length, dim) for h, length in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
+    inputs = [q, k, v] + ([b.normal(*sizes)] if has_bias else [])
+    grouped = kv_heads != heads
+
+    def attend(q, k, v, bias=None):
+        mask = visible if bias is None else bias if hidden is None else bias.masked_fill(hidden, -math.inf)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped, dropout_p=dropout)
+
+    backends = [("math", SDPBackend.MATH)]
+    if b.on_gpu:
+        backends = [("efficient", SDPBackend.EFFICIENT_ATTENTION)]
+        if b.dtype != torch.float32:
+            backends.append(("cudnn", SDPBackend.CUDNN_ATTENTION))
+    for name, backend in backends:
+        yield Way(name, attend, inputs, lambda backend=backend: sdpa_kernel(backend))
+    if not b.on_gpu or dropout > 0:
+        return
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def at(x, *place):
+        return x[tuple(index if size > 1 else 0 for index, size in zip(place, x.shape))]
+    blocks = None if visible is None else create_block_mask(lambda n, h, i, j: at(visible, n, h, i, j), batch, heads, queries, keys,
+                                                            device=b.device)
+    compiled = torch.compile(flex_attention)
+
+    def flex(q, k, v, bias=None):
+        score_mod = None if bias is None else lambda score, n, h, i, j: score + at(bias, n, h, i, j)
+        return compiled(q, k, v, score_mod=score_mod, block_mask=blocks, enable_gqa=grouped)
+    yield Way("compile flex", flex, inputs)
 
 
 def sequences(b, count, queries, keys, heads, kv_heads, dim, causal, even):
