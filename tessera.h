@@ -178,6 +178,7 @@
 #include "optim/sharding.h"
 #include "optim/whole_state.h"
 
+#include "dist/child_process.h"
 #include "dist/child_status.h"
 #include "dist/data_parallel.h"
 #include "dist/launch.h"

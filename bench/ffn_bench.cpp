@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "autograd/tape.h"
+#include "eval/activation_sparsity.h"
 #include "ops/gemm/gemm.h"
 #include "ops/linear/linear.h"
 #include "ops/linear/linear_activation.h"
@@ -15,7 +16,6 @@
 #include "ops/sum_dtype.h"
 #include "ops/variant.h"
 #include "report/facts.h"
-#include "train/activation_sparsity.h"
 
 namespace tessera::bench {
 namespace {
@@ -76,11 +76,11 @@ class Bench {
     const int64_t some = std::min<int64_t>(shape.tokens, 2048);  // measured on the host
     const Tensor sample = a_.slice(0, 0, some);
     if (options.most_dropped > 0 && how_.splits()) {
-      const int64_t columns = train::dense_columns_for(sample, options.most_dropped);
+      const int64_t columns = eval::dense_columns_for(sample, options.most_dropped);
       how_.dense_share = std::max(1.0, double(columns)) / double(shape.hidden);
     }
-    const train::ActivationSparsity measured =
-        train::activation_sparsity(sample, how_.splits() ? how_.dense_share : 0);
+    const eval::ActivationSparsity measured =
+        eval::activation_sparsity(sample, how_.splits() ? how_.dense_share : 0);
     attrs_ = {{"zeros", fmt::format("{:.3f}", measured.zeros())},
               {"dense_share", fmt::format("{:.3f}", how_.splits() ? how_.dense_share : 0)},
               {"dropped", fmt::format("{:.1e}", measured.dropped_both_split)}};

@@ -79,7 +79,7 @@ class Subject {
         rng_(train::seed_for(train::RandomPurpose::initialisation, options.seed)),
         rows_(train::seed_for(train::RandomPurpose::row_choice, options.seed)),
         model_(make_model(options, work, rng_)),
-        batch_(train::bert_batch(work.batch, model_.config, 0, options.device)),
+        batch_(eval::bert_batch(work.batch, model_.config, 0, options.device)),
         targets_(work.batch.labels.to(options.device)) {
     train::use_for(train::RandomPurpose::dropout, options.seed, rng_);
     nn::set_training(model_, true);

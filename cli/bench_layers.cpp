@@ -8,8 +8,8 @@
 #include "cli/language_folder.h"
 #include "cli/setting_flags.h"
 #include "io/file.h"
+#include "report/progress.h"
 #include "runtime/interrupt.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -67,8 +67,8 @@ int run_layers(LayersArgs args, const train::Given& given) {
     const int64_t usual = args.options.max_length;
     args.options.max_length = bench::default_max_length(args.options);
     if (args.options.max_length < usual)
-      train::tell(fmt::format("tessera: {} tokens per text, the most that the model has positions for\n",
-                              args.options.max_length));
+      report::tell(fmt::format("tessera: {} tokens per text, the most that the model has positions for\n",
+                               args.options.max_length));
   }
   const InterruptGuard interrupts(kGivingUp);
   const std::vector<bench::LayersComparison> all = bench::bench_layers(args.options);

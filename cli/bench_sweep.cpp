@@ -9,8 +9,8 @@
 #include "bench/optim_bench.h"
 #include "bench/sweep.h"
 #include "cli/bench.h"
+#include "report/progress.h"
 #include "runtime/error.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -76,7 +76,7 @@ int bench_sweep(const SweepArgs& args) {
       options.precision = precision;
       const auto begin = std::chrono::steady_clock::now();
       auto records = bench::sweep_op(*op, options, [&](int64_t done) {
-        if (terminal) train::tell(fmt::format("\r{} {}/{}\033[K\r", op->name, done, options.count));
+        if (terminal) report::tell(fmt::format("\r{} {}/{}\033[K\r", op->name, done, options.count));
       });
       bench::stamp(records);
       if (!args.json.empty()) bench::append_records(args.json, records);

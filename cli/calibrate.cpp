@@ -8,10 +8,10 @@
 #include "cli/gate_flags.h"
 #include "io/utf8.h"
 #include "pretrained/fingerprint.h"
+#include "report/progress.h"
 #include "runtime/interrupt.h"
 #include "sparsity/chain.h"
 #include "sparsity/split.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 
@@ -78,9 +78,9 @@ std::function<void(int64_t, int64_t)> block_progress(const char* what) {
   const auto begin = std::chrono::steady_clock::now();
   return [begin, what](int64_t block, int64_t blocks) {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    train::tell(
+    report::tell(
         fmt::format("tessera: {} block {} of {}, {} left\n", what, block + 1, blocks,
-                    train::format_duration(seconds / double(block + 1) * double(blocks - block - 1))));
+                    report::format_duration(seconds / double(block + 1) * double(blocks - block - 1))));
   };
 }
 
@@ -103,7 +103,7 @@ struct Measured {
 };
 
 double measure(models::LanguageModel& model, const sparsity::Calibration& calibration,
-               const std::string& folder, std::span<const train::PerplexityWindow> windows, int64_t batch,
+               const std::string& folder, std::span<const eval::PerplexityWindow> windows, int64_t batch,
                double share, bool greedy, double* counted) {
   pretrained::SparseOptions options = sparsity::options_of(calibration, share, greedy);
   options.gates->fingerprint.clear();  // they are this model's, whose weights are in columns by now
@@ -111,7 +111,7 @@ double measure(models::LanguageModel& model, const sparsity::Calibration& calibr
   pretrained::make_sparse(model, options, folder);
   if (counted)
     *counted = sparsity::counted_sparsity(model, windows.subspan(0, std::min<size_t>(4, windows.size())));
-  return train::measure_perplexity(model, windows, model.device(), batch).perplexity();
+  return eval::perplexity_of(model, windows, batch);
 }
 
 void print_thresholds(const sparsity::Calibration& calibration, double share, bool greedy) {
@@ -142,7 +142,7 @@ std::vector<double> shares_of(const CalibrateArgs& args) {
     }
     const double weights = args.weights.get().value_or(0);
     const double share = sparsity::activations_for(*args.total, weights);
-    train::tell(fmt::format("tessera: total sparsity {}\n", sparsity::split_text(weights, share)));
+    report::tell(fmt::format("tessera: total sparsity {}\n", sparsity::split_text(weights, share)));
     return {share};
   } catch (const Error& error) {
     throw UsageError(error.message());
@@ -187,16 +187,16 @@ int calibrate(const CLI::App& command, CalibrateArgs args) {
   args.texts.choose_length("calibrate", language);
   const CalibrationFlags::Texts texts = args.texts.read("calibrate", language);
   const sparsity::Samples samples = sparsity::choose_samples(texts.calibration, args.texts.samples);
-  std::vector<train::PerplexityWindow> windows;
+  std::vector<eval::PerplexityWindow> windows;
   if (args.texts.has_evaluation())
-    windows = train::perplexity_windows(texts.evaluation,
-                                        {.length = samples.length, .most_windows = args.texts.eval_windows});
+    windows = eval::perplexity_windows(texts.evaluation,
+                                       {.length = samples.length, .most_windows = args.texts.eval_windows});
   const InterruptGuard interrupts(kGivingUp);
   const int64_t batch = args.gates.options.batch;
   double dense = 0;
   if (!windows.empty()) {
-    dense = perplexity_of(language, windows, device, batch);
-    train::check_finite("calibrate", dense);
+    dense = eval::perplexity_of(language.model, windows, batch);
+    eval::check_finite("calibrate", dense);
   }
   sparsity::GateOptions options = gates;
   options.on_block = block_progress("calibrated");
@@ -217,7 +217,7 @@ int calibrate(const CLI::App& command, CalibrateArgs args) {
       if (options.greedy && share <= options.most) one.greedy = measure_as(true, nullptr);
     }
   } catch (const Interrupted& interrupted) {
-    train::tell(
+    report::tell(
         fmt::format("tessera: {}; the calibration in {} is complete, its perplexity was not measured\n",
                     interrupted.message(), args.out));
     return 128 + interrupted.signal();

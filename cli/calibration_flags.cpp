@@ -55,9 +55,4 @@ CalibrationFlags::Texts CalibrationFlags::read(const char* command,
   return texts;
 }
 
-double perplexity_of(const pretrained::LoadedLanguageModel& language,
-                     std::span<const train::PerplexityWindow> windows, Device device, int64_t batch) {
-  return train::measure_perplexity(language.model, windows, device, batch).perplexity();
-}
-
 }  // namespace tessera::cli

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cli/language_folder.h"
+#include "eval/perplexity.h"
 #include "sparsity/calibration.h"
-#include "train/perplexity.h"
 
 /// The flags of commands that calibrate a language model on one text and measure it on another.
 
@@ -38,8 +38,5 @@ struct CalibrationFlags {
   };
   Texts read(const char* command, const pretrained::LoadedLanguageModel& language) const;
 };
-
-double perplexity_of(const pretrained::LoadedLanguageModel& language,
-                     std::span<const train::PerplexityWindow> windows, Device device, int64_t batch);
 
 }  // namespace tessera::cli

@@ -17,8 +17,8 @@
 #include "cli/commands.h"
 #include "io/file.h"
 #include "io/text_file.h"
+#include "report/progress.h"
 #include "runtime/error.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 
@@ -46,7 +46,7 @@ CLI::Option* add_tokenizer_path(CLI::App& command, const char* name, std::string
 
 void tell_invalid(uint64_t invalid, uint64_t bytes) {
   if (invalid > 0)
-    train::tell(fmt::format(
+    report::tell(fmt::format(
         "tessera: warning: {} of {} bytes of the text are not UTF-8; each invalid sequence became U+FFFD\n",
         invalid, bytes));
 }

@@ -11,10 +11,10 @@
 #include "io/file.h"
 #include "io/tokenizer/tokenizer.h"
 #include "io/utf8.h"
+#include "report/progress.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "train/language_data.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -43,7 +43,7 @@ int run_tokenize(const TokenizeArgs& args) {
   ignore_signals();
   tell_invalid(done.invalid, done.bytes);
   if (args.options.validation > 0 && done.validation.tokens == 0)
-    train::tell(fmt::format(
+    report::tell(fmt::format(
         "tessera: warning: --validation {:g} holds nothing out: a held-out part begins with a line of its "
         "own, in a text of one line with a word; give longer texts (or a larger --piece), or --validation "
         "0\n",

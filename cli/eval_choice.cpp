@@ -6,10 +6,10 @@
 
 #include "cli/eval.h"
 #include "cli/language_tokens.h"
+#include "eval/choice.h"
 #include "io/file.h"
 #include "io/utf8.h"
 #include "runtime/interrupt.h"
-#include "train/choice.h"
 
 namespace tessera::cli {
 namespace {
@@ -23,13 +23,13 @@ struct ChoiceArgs {
 
 /// Accuracies by the sum of log-likelihoods and by its mean per byte.
 struct ChoiceResult {
-  train::Accuracy by_sum, by_byte;
+  eval::Accuracy by_sum, by_byte;
   double chance = 0;  // the mean of 1 / choices
   int64_t cut = 0;    // texts that were longer than the model
 };
 
 ChoiceResult run_items(const ChoiceArgs& args, const pretrained::LoadedLanguageModel& language,
-                       const io::Tokenizer& tokenizer, const std::vector<train::ChoiceItem>& items,
+                       const io::Tokenizer& tokenizer, const std::vector<eval::ChoiceItem>& items,
                        Device device) {
   ChoiceResult result;
   std::string lines;
@@ -42,22 +42,22 @@ ChoiceResult run_items(const ChoiceArgs& args, const pretrained::LoadedLanguageM
   for (size_t begin = 0; begin < items.size(); begin += size_t(args.batch)) {
     check_interrupt();
     const auto group = std::span(items).subspan(begin, std::min(size_t(args.batch), items.size() - begin));
-    std::vector<train::ChoiceText> texts;
-    for (const train::ChoiceItem& item : group)
+    std::vector<eval::ChoiceText> texts;
+    for (const eval::ChoiceItem& item : group)
       for (size_t i = 0; i < item.choices.size(); ++i) {
-        texts.push_back(train::choice_text(item, i, encode, most, language.first_token()));
+        texts.push_back(eval::choice_text(item, i, encode, most, language.first_token()));
         result.cut += int64_t(texts.back().tokens.size()) - 1 == most;
       }
-    const train::ChoiceScores scores =
-        language.model.visit([&](const auto& model) { return train::score_choices(model, texts, device); });
+    const eval::ChoiceScores scores =
+        language.model.visit([&](const auto& model) { return eval::score_choices(model, texts, device); });
     size_t first = 0;
-    for (const train::ChoiceItem& item : group) {
+    for (const eval::ChoiceItem& item : group) {
       const auto of_item = [&](const std::vector<double>& all) {
         return std::vector<double>(all.begin() + std::ptrdiff_t(first),
                                    all.begin() + std::ptrdiff_t(first + item.choices.size()));
       };
       const std::vector<double> sums = of_item(scores.sums);
-      const int64_t chosen = train::best_choice(sums), by_byte = train::best_choice(of_item(scores.per_byte));
+      const int64_t chosen = eval::best_choice(sums), by_byte = eval::best_choice(of_item(scores.per_byte));
       first += item.choices.size();
       ++result.by_sum.items, ++result.by_byte.items;
       result.by_sum.right += chosen == item.answer, result.by_byte.right += by_byte == item.answer;
@@ -76,7 +76,7 @@ ChoiceResult run_items(const ChoiceArgs& args, const pretrained::LoadedLanguageM
   return result;
 }
 
-nlohmann::json accuracy_json(const train::Accuracy& accuracy) {
+nlohmann::json accuracy_json(const eval::Accuracy& accuracy) {
   return {{"accuracy", accuracy.share()},
           {"right", accuracy.right},
           {"interval_95", {accuracy.low(), accuracy.high()}}};
@@ -87,7 +87,7 @@ int eval_choice(const ChoiceArgs& args) {
     check_replaceable(args.predictions);
     check_not_input(args.predictions, {args.file, args.model, args.sparse.gates});
   }
-  std::vector<train::ChoiceItem> items = train::read_choices(args.file);
+  std::vector<eval::ChoiceItem> items = eval::read_choices(args.file);
   if (args.most > 0 && args.most < int64_t(items.size())) items.resize(size_t(args.most));
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   auto sparse = args.sparse.options(language_folder(args.model), 1);
@@ -111,7 +111,7 @@ int eval_choice(const ChoiceArgs& args) {
                                      2));
     return 0;
   }
-  const auto line = [&](const char* name, const train::Accuracy& accuracy) {
+  const auto line = [&](const char* name, const eval::Accuracy& accuracy) {
     const char* const verdict = accuracy.low() > result.chance    ? "above chance"
                                 : accuracy.high() < result.chance ? "below chance"
                                                                   : "within chance";

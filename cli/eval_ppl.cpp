@@ -11,12 +11,12 @@
 #include "cli/language_tokens.h"
 #include "cli/tensor_parallel_flags.h"
 #include "cli/train_run.h"
+#include "eval/perplexity.h"
 #include "io/utf8.h"
+#include "report/progress.h"
 #include "runtime/f32_math.h"
 #include "runtime/interrupt.h"
 #include "sparsity/griffin.h"
-#include "train/perplexity.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -25,7 +25,7 @@ struct PplArgs {
   std::string model, data, part = "validation", dtype, device;
   std::vector<std::string> text;
   std::optional<int64_t> length;
-  train::PerplexityOptions options;
+  eval::PerplexityOptions options;
   SparseFlags sparse;
   TensorParallelFlags parallel;
   std::optional<double> griffin;
@@ -34,7 +34,7 @@ struct PplArgs {
 
 /// The linear layers, with what their gates did on the first windows.
 nlohmann::json sparse_layers(pretrained::LoadedLanguageModel& language,
-                             const std::vector<train::PerplexityWindow>& windows) {
+                             const std::vector<eval::PerplexityWindow>& windows) {
   constexpr size_t kMost = 8;  // windows: the gates' inputs are counted on the host
   std::map<std::string, pretrained::GateCounts> counts;
   const bool has_gates = std::ranges::any_of(language.sparse, [](const pretrained::SparseModule& module) {
@@ -52,8 +52,8 @@ nlohmann::json sparse_layers(pretrained::LoadedLanguageModel& language,
 /// A measurement: of a part of the windows if it was interrupted.
 struct MeasuredText {
   LanguageTokens tokens;
-  std::vector<train::PerplexityWindow> windows;
-  train::Perplexity result;
+  std::vector<eval::PerplexityWindow> windows;
+  eval::Perplexity result;
   double seconds = 0;
 
   bool is_whole() const { return result.windows == int64_t(windows.size()); }
@@ -70,7 +70,7 @@ struct MeasuredText {
 
 nlohmann::json json_of(const PplArgs& args, pretrained::LoadedLanguageModel& language,
                        const MeasuredText& measured, Device device) {
-  const train::Perplexity& result = measured.result;
+  const eval::Perplexity& result = measured.result;
   return {{"sparse", sparse_layers(language, measured.windows)},
           {"model", language.folder},
           {"type", language.config.type},
@@ -94,7 +94,7 @@ nlohmann::json json_of(const PplArgs& args, pretrained::LoadedLanguageModel& lan
 }
 
 void print(const PplArgs& args, const MeasuredText& measured) {
-  const train::Perplexity& result = measured.result;
+  const eval::Perplexity& result = measured.result;
   fmt::print("{:<16} {}\n{:<16} {} in {} bytes\n", "protocol",
              args.options.stride ? fmt::format("sliding windows of {}, the last {} predicted",
                                                args.options.length, args.options.stride)
@@ -127,8 +127,8 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
   MeasuredText measured{.tokens = args.data.empty()
                                       ? tokens_of_text(language, args.text, args.any_bytes)
                                       : tokens_of_shards("eval ppl", language, args.data, args.part)};
-  measured.windows = train::perplexity_windows(measured.tokens.ids, args.options);
-  const std::vector<train::PerplexityWindow>& windows = measured.windows;
+  measured.windows = eval::perplexity_windows(measured.tokens.ids, args.options);
+  const std::vector<eval::PerplexityWindow>& windows = measured.windows;
 
   const InterruptGuard guard;
   const bool shows = ::isatty(STDERR_FILENO) == 1 && world.leads();
@@ -136,20 +136,20 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
     return int(world.host().largest(InterruptGuard::signal_received()));
   };
   const auto begin = std::chrono::steady_clock::now();
-  const auto progress = [&](const train::Perplexity& so_far) {
+  const auto progress = [&](const eval::Perplexity& so_far) {
     if (shows)
-      train::tell(fmt::format("\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows.size(),
-                              so_far.perplexity()));
+      report::tell(fmt::format("\r{}/{} windows, perplexity {:.4f}", so_far.windows, windows.size(),
+                               so_far.perplexity()));
     return agreed_signal() == 0;
   };
   const auto measure = [&](const auto& model) {
-    return train::measure_perplexity(model, windows, device, args.options.batch, progress);
+    return eval::measure_perplexity(model, windows, device, args.options.batch, progress);
   };
   measured.result =
       args.griffin ? measure(sparsity::GriffinTexts(language.model, *args.griffin)) : measure(language.model);
   measured.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  if (shows) train::tell("\r\x1b[K");
-  if (measured.result.windows > 0) train::check_finite("eval ppl", measured.result.nats);
+  if (shows) report::tell("\r\x1b[K");
+  if (measured.result.windows > 0) eval::check_finite("eval ppl", measured.result.nats);
   const int code = measured.is_whole() ? 0 : 128 + agreed_signal();
   if (!world.leads()) return code;
   if (args.json) {
@@ -161,8 +161,8 @@ int measure_ppl(PplArgs& args, const dist::World& world, Device device) {
     print(args, measured);
   }
   if (!measured.is_whole())
-    train::tell(fmt::format("tessera: interrupted after {} of {} windows\n", measured.result.windows,
-                            windows.size()));
+    report::tell(fmt::format("tessera: interrupted after {} of {} windows\n", measured.result.windows,
+                             windows.size()));
   return code;
 }
 

@@ -4,10 +4,11 @@
 #include <optional>
 
 #include "cli/eval.h"
+#include "eval/tnp.h"
 #include "io/checkpoint_folder.h"
 #include "io/utf8.h"
+#include "report/progress.h"
 #include "runtime/error.h"
-#include "train/progress.h"
 #include "train/tnp_job.h"
 
 namespace tessera::cli {
@@ -28,11 +29,12 @@ int run_eval(const EvalArgs& args) {
   train::TnpJob job(settings, device);
   const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
   for (const std::string& warning : newest.warnings)
-    train::tell(fmt::format("tessera: warning: {}\n", warning));
+    report::tell(fmt::format("tessera: warning: {}\n", warning));
   check(newest.step.has_value(), run.checkpoints().string(), ": it holds no checkpoint yet");
   const int64_t step = job.restore(newest.file);
-  const train::TnpEvaluation e =
-      train::evaluate_tnp(job.model(), settings, device, args.tasks, std::min(args.tasks, args.batch));
+  const F32MathScope math(settings.f32_math);
+  const eval::TnpEvaluation e = eval::evaluate_tnp(
+      job.model(), train::fresh_tasks(settings, std::min(args.tasks, args.batch), device), args.tasks);
   const bool has_error = e.tasks > 1;  // of the mean over tasks
   const bool within = !args.most_gap || e.gap <= *args.most_gap;
   if (args.json) {
@@ -59,7 +61,7 @@ int run_eval(const EvalArgs& args) {
                e.optimal_nll, e.gap, has_error ? fmt::format("{:.4f}", e.gap_error) : "");
   }
   if (!within)
-    train::tell(
+    report::tell(
         fmt::format("tessera: the gap {:.4f} is above {:.4f} nats per point\n", e.gap, *args.most_gap));
   return within ? 0 : 1;
 }

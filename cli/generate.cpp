@@ -15,9 +15,9 @@
 #include "io/file.h"
 #include "io/utf8.h"
 #include "models/generate.h"
+#include "report/progress.h"
 #include "runtime/interrupt.h"
 #include "sparsity/griffin.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -157,7 +157,7 @@ void tell_full(const GenerateArgs& args, const pretrained::LoadedLanguageModel& 
     const Text& text = writer.texts[i];
     if (text.end != "last position" || !writer.leads()) continue;
     const std::string which = writer.texts.size() > 1 ? fmt::format("text {} ", i + 1) : "";
-    train::tell(
+    report::tell(
         fmt::format("tessera: {}stopped after {} of {} new tokens: with the {} of the prompt they fill "
                     "all {} {} of the model\n",
                     which, text.tokens.size(), args.most_tokens, given[std::min(i, given.size() - 1)].size(),
@@ -228,7 +228,7 @@ int generate_texts(const GenerateArgs& args, const models::GenerateOptions& opti
   const double first = steps ? milliseconds(writer.times[0] - begin) : 0;
   const double each = steps > 1 ? milliseconds(writer.times.back() - writer.times[0]) / double(steps - 1) : 0;
   if (::isatty(STDERR_FILENO) == 1 && steps > 0 && world.leads())
-    train::tell(
+    report::tell(
         fmt::format("tessera: {} tokens, then {} new; the first after {:.1f} ms, the others {:.2f} ms each\n",
                     longest, steps, first, each));
   if (!args.json.empty() && world.leads()) {

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "io/weights.h"
-#include "train/progress.h"
+#include "report/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -45,7 +45,7 @@ void tell_persistent(const pretrained::LoadedLanguageModel& language) {
       std::ranges::none_of(language.sparse, &pretrained::SparseModule::is_sparse))
     return;
   if (const std::string lacks = llama->persistent_lacks(llama->make_cache(1, 1)); !lacks.empty())
-    train::tell(fmt::format(
+    report::tell(fmt::format(
         "tessera: each step runs operator by operator, not as one persistent kernel: {}\n", lacks));
 }
 
@@ -53,7 +53,7 @@ void tell_persistent(const pretrained::LoadedLanguageModel& language) {
 void tell_stated(const pretrained::LoadedLanguageModel& language) {
   const std::optional<DType> stated = language.config.stated_dtype;
   if (stated.value_or(language.stored) != language.stored)
-    train::tell(fmt::format(
+    report::tell(fmt::format(
         "tessera: the weights in {} are {}, which is taken, though config.json says {}; correct its dtype\n",
         language.folder, name_of(language.stored), pretrained::dtype_name(*stated)));
 }

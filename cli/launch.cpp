@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/toml.h"
 #include "cli/train_run.h"
-#include "train/progress.h"
+#include "report/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -66,7 +66,7 @@ std::vector<TomlEntry> config_of(const std::vector<std::string>& words) {
   try {
     return read_toml(*path).front().entries;
   } catch (const std::exception& error) {
-    train::tell(fmt::format("tessera: launch: the restart does without --config: {}\n", error.what()));
+    report::tell(fmt::format("tessera: launch: the restart does without --config: {}\n", error.what()));
     return {};
   }
 }
@@ -109,10 +109,10 @@ int run_launch(dist::LaunchOptions options, const std::vector<std::string>& word
     fmt::print("{}", line);
     std::fflush(stdout);
   };
-  options.err = [](const std::string& line) { train::tell(line); };
+  options.err = [](const std::string& line) { report::tell(line); };
   ::setenv(kLaunchedVariable, prefix_of(options).c_str(), 1);
   const dist::LaunchEnd end = dist::launch(options);
-  if (!end.cause.empty()) train::tell(fmt::format("tessera: {}\n", end.cause));
+  if (!end.cause.empty()) report::tell(fmt::format("tessera: {}\n", end.cause));
   return end.code;
 }
 

@@ -14,10 +14,10 @@
 #include "cli/explain.h"
 #include "comm/status.h"
 #include "report/facts.h"
+#include "report/progress.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "runtime/parallel.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {
@@ -26,7 +26,7 @@ namespace {
 void tell_error(const std::string& message) {
   comm::Status& status = comm::own_status();
   comm::copy_text(status.error, sizeof(status.error), message);
-  train::tell("tessera: " + message + "\n");
+  report::tell("tessera: " + message + "\n");
 }
 
 /// What was printed may still be in a buffer, and the disk full: then a command has not done what it was
@@ -36,8 +36,8 @@ int checked_output(int code) {
   std::cout.flush();
   const bool flushed = std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good();
   if (flushed) return code;
-  train::tell(fmt::format("tessera: write: the standard output: {}\n",
-                          errno != 0 ? std::strerror(errno) : "only a part could be written"));
+  report::tell(fmt::format("tessera: write: the standard output: {}\n",
+                           errno != 0 ? std::strerror(errno) : "only a part could be written"));
   return code == 0 ? 1 : code;
 }
 

@@ -9,16 +9,16 @@
 #include "cli/calibration_flags.h"
 #include "cli/commands.h"
 #include "cli/sparse_flags.h"
+#include "eval/perplexity.h"
 #include "io/file.h"
 #include "io/utf8.h"
+#include "report/progress.h"
 #include "runtime/interrupt.h"
 #include "sparsity/allocation_file.h"
 #include "sparsity/chain.h"
 #include "sparsity/input_norms.h"
 #include "sparsity/prune_report.h"
 #include "sparsity/prune_run.h"
-#include "train/perplexity.h"
-#include "train/progress.h"
 #include "train/run_folder.h"
 
 namespace tessera::cli {
@@ -138,11 +138,11 @@ std::function<void(int64_t, const std::vector<sparsity::PrunedMatrix>&)> block_t
   return [blocks, &finished](int64_t block, const std::vector<sparsity::PrunedMatrix>& matrices) {
     ++finished;
     const sparsity::Pruned whole{.matrices = matrices, .masks = {}};
-    train::tell(fmt::format("block {} of {}: sparsity {:.4f}\n", block + 1, blocks, whole.sparsity()));
+    report::tell(fmt::format("block {} of {}: sparsity {:.4f}\n", block + 1, blocks, whole.sparsity()));
     for (const sparsity::PrunedMatrix& matrix : matrices)
       if (matrix.raised > 0)
-        train::tell(fmt::format("  {}: damping raised to {:g}: X^T X was not positive definite\n",
-                                matrix.name, matrix.damping));
+        report::tell(fmt::format("  {}: damping raised to {:g}: X^T X was not positive definite\n",
+                                 matrix.name, matrix.damping));
   };
 }
 
@@ -152,7 +152,7 @@ struct Work {
   DType saved;  // dtype of the files
   CalibrationFlags::Texts texts = {};
   sparsity::Samples samples = {};
-  std::vector<train::PerplexityWindow> windows = {};
+  std::vector<eval::PerplexityWindow> windows = {};
 };
 
 std::unique_ptr<Work> prepare(PruneArgs& args) {
@@ -177,7 +177,7 @@ std::unique_ptr<Work> prepare(PruneArgs& args) {
   if (args.options.needs_samples())
     work->samples = sparsity::choose_samples(work->texts.calibration, args.texts.samples);
   if (args.texts.has_evaluation())
-    work->windows = train::perplexity_windows(
+    work->windows = eval::perplexity_windows(
         work->texts.evaluation,
         {.length = args.texts.samples.length, .most_windows = args.texts.eval_windows});
   return work;
@@ -192,7 +192,7 @@ std::string plan_text(const PruneArgs& args, Work& work) {
       fmt::format("{:<12} {} of {}, {} on {}\n", "model", work.language.config.type, work.language.folder,
                   tessera::name_of(model.dtype()), model.device().name());
   text += fmt::format("{:<12} {} matrices, {} weights: {}\n", "prune", plan.matrices,
-                      train::format_count(double(plan.weights)), describe_method(args.options));
+                      report::format_count(double(plan.weights)), describe_method(args.options));
   if (samples.count() > 0)
     text += fmt::format("{:<12} {} samples of {} tokens, seed {}\n", "calibration", samples.count(),
                         samples.length, samples.seed);
@@ -201,7 +201,7 @@ std::string plan_text(const PruneArgs& args, Work& work) {
                       plan.statistics_bytes / kGib, plan.transient_bytes / kGib);
   if (plan.seconds > 0)
     text += fmt::format("{:<12} about {} and {:.3g} FLOPs, extrapolated from the first block\n", "time",
-                        train::format_duration(plan.seconds), plan.flops);
+                        report::format_duration(plan.seconds), plan.flops);
   return text;
 }
 
@@ -237,7 +237,7 @@ void print_result(const PruneArgs& args, const sparsity::Pruned& pruned, const o
 void tell_unpruned(const sparsity::Pruned& pruned) {
   const auto asked = [](const sparsity::PrunedMatrix& matrix) { return matrix.asked > 0; };
   if (pruned.sparsity() == 0 && std::ranges::any_of(pruned.matrices, asked))
-    train::tell(
+    report::tell(
         "tessera: no weight was dropped: the sparsity is less than one weight of each row or matrix whose "
         "lowest scores are dropped; give a larger --sparsity, or --within matrix\n");
 }
@@ -257,7 +257,7 @@ sparsity::PruneRunResult run_and_tell(const PruneArgs& args, Work& work) {
     throw;
   } catch (const Error&) {
     if (finished > 0)
-      train::tell(fmt::format(
+      report::tell(fmt::format(
           "tessera: {} finished {} kept in {}: the same command continues after {}; remove the folder to "
           "start over, or to give other options\n",
           finished, finished == 1 ? "block is" : "blocks are", io::shown(sparsity::partial_folder(args.out)),
@@ -274,7 +274,7 @@ int prune(const CLI::App& command, PruneArgs args) {
   const InterruptGuard interrupts("\ntessera: stopping; finished blocks are kept\n");
   const std::string plan = plan_text(args, *work);
   if (args.json)
-    train::tell(plan);
+    report::tell(plan);
   else
     fmt::print("{}", plan);
   std::fflush(stdout);
@@ -405,8 +405,8 @@ void add_prune(CLI::App& app, Action& action) {
       try {
         return prune(command, *args);
       } catch (const Interrupted& interrupted) {  // not in vain, as main() would say
-        train::tell(fmt::format("tessera: {}; the same command continues after the finished blocks\n",
-                                interrupted.message()));
+        report::tell(fmt::format("tessera: {}; the same command continues after the finished blocks\n",
+                                 interrupted.message()));
         return 128 + interrupted.signal();
       }
     };

@@ -29,7 +29,7 @@ void check_tells_noise(const train::RunGroup& group) {
         fmt::format("report: --check: \"{}\" is one run, which does not tell the noise over runs; give "
                     "at least two of each group",
                     group.name));
-  if (!train::tells_noise(group.final_loss))
+  if (!eval::tells_noise(group.final_loss))
     throw UsageError(
         fmt::format("report: --check: the runs of \"{}\" have equal final losses, as repeats of one "
                     "run, which do not tell the noise over runs; give runs of different seeds",

@@ -6,9 +6,9 @@
 
 #include "cli/commands.h"
 #include "io/safetensors.h"
+#include "report/progress.h"
 #include "sparsity/chain.h"
 #include "sparsity/split.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 
@@ -22,7 +22,8 @@ void ShareFlag::add_to(CLI::App& command, const char* name, const char* alias, c
 }
 
 std::optional<double> ShareFlag::get() const {
-  if (alias_value_) train::tell(fmt::format("tessera: {} {} is taken as {}\n", alias_, *alias_value_, name_));
+  if (alias_value_)
+    report::tell(fmt::format("tessera: {} {} is taken as {}\n", alias_, *alias_value_, name_));
   return alias_value_ ? alias_value_ : value_;
 }
 
@@ -105,7 +106,7 @@ void SparseFlags::set_gates(pretrained::SparseOptions& options, const std::strin
   const sparsity::Calibration calibration = sparsity::read_calibration(path);
   const double weights = weight_sparsity_of(folder);
   const double share = given ? *given : sparsity::activations_for(*total, weights);
-  if (total) train::tell(fmt::format("tessera: total sparsity {}\n", sparsity::split_text(weights, share)));
+  if (total) report::tell(fmt::format("tessera: total sparsity {}\n", sparsity::split_text(weights, share)));
   const bool greedy = allocation.empty() ? !calibration.greedy.empty() : allocation == "greedy";
   const pretrained::SparseOptions chosen = sparsity::options_of(calibration, share, greedy);
   options.gates = chosen.gates, options.prefill = chosen.prefill;
@@ -136,8 +137,8 @@ void tell_sparse(const std::vector<pretrained::SparseModule>& modules,
                  const pretrained::SparseOptions& options) {
   if (options.mode != pretrained::SparseMode::automatic) return;
   for (const pretrained::SparseModule& module : modules)
-    train::tell(fmt::format("tessera: {}: {}{}: {}\n", module.name, module.format,
-                            module.is_sparse ? fmt::format(" ({})", module.variant) : "", module.reason));
+    report::tell(fmt::format("tessera: {}: {}{}: {}\n", module.name, module.format,
+                             module.is_sparse ? fmt::format(" ({})", module.variant) : "", module.reason));
 }
 
 nlohmann::json sparse_json(const std::vector<pretrained::SparseModule>& modules,

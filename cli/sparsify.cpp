@@ -10,9 +10,9 @@
 #include "cli/split_flags.h"
 #include "cli/train_run.h"
 #include "io/utf8.h"
+#include "report/progress.h"
 #include "runtime/interrupt.h"
 #include "sparsity/split.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 namespace {

@@ -6,12 +6,12 @@
 
 #include "cli/commands.h"
 #include "cli/language_tokens.h"
+#include "eval/activation_sparsity.h"
+#include "eval/perplexity.h"
 #include "io/file.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/activation_sparsity.h"
-#include "train/perplexity.h"
 
 namespace tessera::cli {
 namespace {
@@ -31,7 +31,7 @@ struct ActivationsArgs {
 struct Measured {
   std::string model;
   std::vector<std::string> names;
-  std::map<std::string, train::ActivationSparsity> networks;
+  std::map<std::string, eval::ActivationSparsity> networks;
 };
 
 Measured measure(const ActivationsArgs& args, const std::string& folder, Device device) {
@@ -41,17 +41,17 @@ Measured measure(const ActivationsArgs& args, const std::string& folder, Device 
         " ", limit_of(language.model), ": give a smaller --length");
   const LanguageTokens tokens = tokens_of_text(language, args.text, false);
   // One batch: a network is measured in its first call.
-  const std::vector<train::PerplexityWindow> windows = train::perplexity_windows(
+  const std::vector<eval::PerplexityWindow> windows = eval::perplexity_windows(
       tokens.ids, {.length = length, .batch = args.windows, .most_windows = args.windows});
-  const train::ActivationMeter meter(language.model, args.dense_share);
-  train::measure_perplexity(language.model, windows, device, args.windows);
+  const eval::ActivationMeter meter(language.model, args.dense_share);
+  eval::measure_perplexity(language.model, windows, device, args.windows);
   return Measured{folder, meter.names(), meter.networks()};
 }
 
 json json_of(const Measured& measured, double dense_share) {
   json list = json::array();
   for (const std::string& name : measured.names) {
-    const train::ActivationSparsity& one = measured.networks.at(name);
+    const eval::ActivationSparsity& one = measured.networks.at(name);
     list.push_back({{"network", name},
                     {"tokens", one.tokens},
                     {"zeros", one.zeros()},
@@ -75,7 +75,7 @@ void print(const Measured& measured, double dense_share) {
              "zeros", "densest", "median", "sparsest", "features", "+ tokens", "features", "+ tokens",
              "neighbours");
   for (const std::string& name : measured.names) {
-    const train::ActivationSparsity& one = measured.networks.at(name);
+    const eval::ActivationSparsity& one = measured.networks.at(name);
     fmt::print(
         "  {:<{}} {:>7.4f}  {:>8.4f} {:>7.4f} {:>8.4f}  {:>9.3e} {:>9.3e}  {:>9.3e} {:>9.3e} {:>10.3f}\n",
         name, width, one.zeros(), one.column_zeros(0), one.column_zeros(0.5), one.column_zeros(1),

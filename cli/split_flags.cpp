@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "report/progress.h"
 #include "sparsity/split_pruning.h"
-#include "train/progress.h"
 
 namespace tessera::cli {
 
@@ -81,7 +81,7 @@ std::unique_ptr<SplitFlags::Prepared> SplitFlags::prepare(const char* command) {
     options.dtype = parse_dtype(dtype);
   else if (options.device.is_cpu())
     options.dtype = DType::f32;
-  options.tell = [](const std::string& line) { train::tell("tessera: " + line + "\n"); };
+  options.tell = [](const std::string& line) { report::tell("tessera: " + line + "\n"); };
   return prepared;
 }
 

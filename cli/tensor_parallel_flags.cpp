@@ -8,7 +8,7 @@
 #include "comm/peer_memory.h"
 #include "comm/status.h"
 #include "ops/all_reduce_rmsnorm/peer_channels.h"
-#include "train/progress.h"
+#include "report/progress.h"
 
 namespace tessera::cli {
 
@@ -53,7 +53,7 @@ ops::RankExchange fastest_exchange(const dist::World& world, Device device) {
   const std::string lacks = comm::PeerMemory::lacks(world.host(), device);
   if (lacks.empty()) return ops::RankExchange::peer;
   if (world.leads())
-    train::tell(
+    report::tell(
         fmt::format("tessera: shares are summed by the communicator, not over peer memory: {}\n", lacks));
   return ops::RankExchange::communicator;
 }
@@ -76,14 +76,14 @@ void end_at_failure(const dist::World& world, Device device, const std::function
   } catch (const std::exception& error) {
     comm::Status& status = comm::own_status();
     comm::copy_text(status.error, sizeof(status.error), error.what());
-    train::tell(fmt::format("tessera: {}\n", error.what()));
+    report::tell(fmt::format("tessera: {}\n", error.what()));
     ::_exit(1);
   }
 }
 
 void tell_shared(const dist::World& world, Device device) {
   if (world.size() > 1 && world.leads() && device.is_cuda())
-    train::tell(
+    report::tell(
         fmt::format("tessera: a step runs one operator after the other, not as one kernel for all layers: "
                     "they are shared out over {} ranks\n",
                     world.size()));

@@ -69,7 +69,7 @@ dist::World join_job(const std::string& device) {
                                               [](const std::string& message) {
                                                 comm::Status& status = comm::own_status();
                                                 comm::copy_text(status.error, sizeof(status.error), message);
-                                                train::tell("tessera: " + message + "\n");
+                                                report::tell("tessera: " + message + "\n");
                                                 ::_exit(1);  // a hanging kernel would hold up any other end
                                               });
   if (world.size() > 1) world.check_own_gpu(device_of(device, world.place()));  // before it is filled
@@ -150,7 +150,7 @@ void print_end(train::Recipe& recipe, const train::RunEnd& end, const std::strin
   }
   fmt::print("trained {} steps in {:.1f} s: loss {:.4f}, {} tokens/s, {:.2f} ms/step\n",
              result.step - end.first_step, result.seconds, result.loss,
-             train::format_count(result.tokens_per_s), result.ms_per_step);
+             report::format_count(result.tokens_per_s), result.ms_per_step);
   if (result.skipped > 0 || result.loss_scale > 0)
     fmt::print("skipped {} steps whose gradients were not finite{}\n", result.skipped,
                result.loss_scale > 0 ? fmt::format("; loss scale {} at the end", result.loss_scale) : "");

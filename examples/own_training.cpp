@@ -70,7 +70,7 @@ class Fit : public train::Job {
 template <class Optimizer>
 double run(const train::RunFolder& folder, int64_t steps, auto&& make_optimizer) {
   Fit<Optimizer> fit(make_optimizer);
-  train::Progress progress(train::Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   const optim::Schedule cosine({.lr = 2e-2, .steps = 1000, .warmup = 20});
   // An optimizer that keeps its rate on the host cannot be captured.
   const bool graph = std::is_base_of_v<optim::Optimizer, Optimizer>;

@@ -94,9 +94,9 @@ pretrained::LoadedLanguageModel load(const std::string& folder, const Rng& rng, 
                                    may_run_sparse ? std::optional(sparse) : std::nullopt);
 }
 
-double counted_sparsity(models::LanguageRef model, std::span<const train::PerplexityWindow> windows) {
+double counted_sparsity(models::LanguageRef model, std::span<const eval::PerplexityWindow> windows) {
   std::vector<std::vector<int64_t>> texts;
-  for (const train::PerplexityWindow& window : windows)
+  for (const eval::PerplexityWindow& window : windows)
     texts.emplace_back(window.tokens.begin(), window.tokens.end());
   const auto counts = pretrained::count_gates(model, texts);
   double all = 0, left_out = 0;

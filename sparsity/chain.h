@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "eval/perplexity.h"
 #include "pretrained/language_model.h"
 #include "pretrained/sparse_file.h"
 #include "sparsity/gate_calibration.h"
 #include "sparsity/prune_options.h"
-#include "train/perplexity.h"
 
 /// The chain from a dense language model to one that runs sparse: prune, calibrate, convert, run. Each step
 /// leaves the fingerprint of its model behind, and the next one checks it.
@@ -58,6 +58,6 @@ PruneGates prune_gates_of(const Calibration& dense, double activation_sparsity, 
 
 /// Share of the inputs that gates left out on the windows, layers weighted by their number of weights: the
 /// share of multiplications that a step of generation saves.
-double counted_sparsity(models::LanguageRef model, std::span<const train::PerplexityWindow> windows);
+double counted_sparsity(models::LanguageRef model, std::span<const eval::PerplexityWindow> windows);
 
 }  // namespace tessera::sparsity

@@ -129,7 +129,7 @@ Task glue_task(const std::string& name, const io::Tokenizer& tokenizer, const Gr
               [items, loader](const models::BertConfig& config, Device device, Tensor& targets) {
                 const datasets::GlueBatch batch = loader->next();
                 targets = batch.labels.to(device);
-                return train::bert_batch(batch, config, 0, device);
+                return eval::bert_batch(batch, config, 0, device);
               },
           .batches = std::min(what.batches, loader->batches_per_epoch())};
 }

@@ -33,7 +33,7 @@ void check_griffin(models::LanguageRef model, double share);
 /// Not run on a GPU yet.
 models::DecodingModel griffin(models::LanguageRef model, int64_t batch, int64_t capacity, double share);
 
-/// For train::measure_perplexity: of each window the first half, rounded up, is the prompt.
+/// For eval::measure_perplexity: of each window the first half, rounded up, is the prompt.
 class GriffinTexts {
  public:
   GriffinTexts(models::LanguageRef model, double share);

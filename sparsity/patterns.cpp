@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 
+#include "eval/statistics.h"
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "ops/bits/bits.h"
@@ -17,7 +18,6 @@
 #include "sparsity/pattern_bytes.h"
 #include "sparsity/pattern_source.h"
 #include "sparsity/pattern_tables.h"
-#include "train/statistics.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -152,7 +152,7 @@ void correct_levels(Table& nulls) {
       const auto* const value = std::get_if<double>(&nulls[i][11]);
       p.push_back(value ? *value : std::numeric_limits<double>::quiet_NaN());
     }
-    const std::vector<double> better = train::holm(p);
+    const std::vector<double> better = eval::holm(p);
     for (size_t n = 0; n < members.size(); ++n) {
       nulls[members[n]][12] = number(better[n]);
       if (std::isfinite(better[n])) nulls[members[n]][13] = int64_t{better[n] > kLevel};

@@ -4,7 +4,6 @@
 
 #include "io/file.h"
 #include "io/utf8.h"
-#include "sparsity/dense_model_internal.h"
 #include "sparsity/gated_block.h"
 #include "sparsity/prune_report.h"
 #include "train/run_folder.h"
@@ -40,10 +39,10 @@ struct Measured {
 };
 
 Measured measure(models::LanguageModel& model, const PruneRun& run) {
-  Measured measured{.plain = perplexity_of(model, run.windows, run.options.batch)};
+  Measured measured{.plain = eval::perplexity_of(model, run.windows, run.options.batch)};
   if (!run.options.gates) return measured;
   const auto gated = gate_blocks(model, *run.options.gates);
-  measured.gated = perplexity_of(model, run.windows, run.options.batch);
+  measured.gated = eval::perplexity_of(model, run.windows, run.options.batch);
   return measured;
 }
 
@@ -81,7 +80,7 @@ PruneRunResult run_pruning(pretrained::LoadedLanguageModel& language, const Samp
   if (measures) {
     check_progress(language.model, samples, run.options);
     before = measure(language.model, run);
-    train::check_finite("prune", before.plain);
+    eval::check_finite("prune", before.plain);
   }
   PruneRunResult result{.pruned = prune(language.model, samples, run.options), .report = {}};
   result.pruned.masks.info.model = io::utf8_name(run.model);

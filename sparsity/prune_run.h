@@ -4,9 +4,9 @@
 #include <span>
 #include <string>
 
+#include "eval/perplexity.h"
 #include "pretrained/language_model.h"
 #include "sparsity/prune.h"
-#include "train/perplexity.h"
 
 /// A whole run of pruning: measure, prune, measure again, save.
 
@@ -16,8 +16,8 @@ struct PruneRun {
   std::string model;  // its name, for masks and report
   std::string out;    // directory to write; it must not contain weights yet
   PruneOptions options;
-  std::optional<DType> dtype = {};                   // of the files; else that of the model
-  std::span<const train::PerplexityWindow> windows;  // of a text to measure on; may be empty
+  std::optional<DType> dtype = {};                  // of the files; else that of the model
+  std::span<const eval::PerplexityWindow> windows;  // of a text to measure on; may be empty
 };
 
 struct PruneRunResult {

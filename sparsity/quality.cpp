@@ -186,8 +186,8 @@ std::map<std::string, ModelScore> scores_of(const Quality& quality, const std::s
 
 /// What two arms have of the models that both have; `value` gives nothing where a model lacks it.
 template <class Value>
-std::optional<train::Interval> paired(const std::map<std::string, ModelScore>& a,
-                                      const std::map<std::string, ModelScore>& b, Value&& value) {
+std::optional<eval::Interval> paired(const std::map<std::string, ModelScore>& a,
+                                     const std::map<std::string, ModelScore>& b, Value&& value) {
   std::vector<double> ours, theirs;
   for (const auto& [model, score] : a) {
     const auto found = b.find(model);
@@ -196,7 +196,7 @@ std::optional<train::Interval> paired(const std::map<std::string, ModelScore>& a
     if (x && y) ours.push_back(*x), theirs.push_back(*y);
   }
   if (ours.empty()) return {};
-  return train::paired_difference(ours, theirs);
+  return eval::paired_difference(ours, theirs);
 }
 
 std::optional<double> nats_of(const ModelScore& score) {
@@ -221,7 +221,7 @@ std::map<std::string, ModelScore> least_of(const Quality& quality, const std::st
 
 }  // namespace
 
-bool has_interval(const train::Interval& interval) {
+bool has_interval(const eval::Interval& interval) {
   return interval.n > 1 && !std::isnan(interval.p);
 }
 
@@ -275,8 +275,8 @@ std::vector<QualityArm> Quality::arms() const {
       if (const auto accuracy = accuracy_of(score)) accuracies.push_back(*accuracy);
     }
     if (all_counted) arm.counted = counted;
-    arm.nats = train::interval_of(nats);
-    if (!accuracies.empty()) arm.accuracy = train::interval_of(accuracies);
+    arm.nats = eval::interval_of(nats);
+    if (!accuracies.empty()) arm.accuracy = eval::interval_of(accuracies);
     if (name != baseline) {
       arm.nats_above_dense = paired(scores, dense, nats_of);
       arm.accuracy_above_dense = paired(scores, dense, accuracy_of);

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "eval/statistics.h"
 #include "report/database.h"
-#include "train/statistics.h"
 
 /// What pruning and gates cost in quality, over several trained models: means with 95 % intervals, paired
 /// differences to the dense model, and whether what papers claim was measured. tools/sparsity_study measures
@@ -49,18 +49,18 @@ struct QualityArm {
   std::string task, arm;
   double weights = 0, inputs = 0;  // means over the models
   std::optional<double> counted;   // the same; nothing: a cell lacks it
-  train::Interval nats;
-  std::optional<train::Interval> nats_above_dense;  // paired by model; nothing: no model has both
-  std::optional<train::Interval> accuracy, accuracy_above_dense;
+  eval::Interval nats;
+  std::optional<eval::Interval> nats_above_dense;  // paired by model; nothing: no model has both
+  std::optional<eval::Interval> accuracy, accuracy_above_dense;
 };
 
 /// Whether the values tell how large the noise is: those of one model do not, nor do equal ones.
-bool has_interval(const train::Interval& interval);
+bool has_interval(const eval::Interval& interval);
 
 struct ClaimResult {
   QualityClaim claim;
   /// Loss of `lower` minus that of `than`, paired by model; nothing: no model has all arms.
-  std::optional<train::Interval> difference;
+  std::optional<eval::Interval> difference;
   /// "held", "refuted" or "not told apart" by the 95 % interval ("differ" for alike ones that do); "noise
   /// unknown" if the difference is the same in all models and not 0; of one model, which has no interval,
   /// "held in one model" or "not held in one model", of alike arms "one model cannot tell".

@@ -37,10 +37,10 @@ constexpr const char* kQualityTables[] = {
     "CREATE TABLE missing (model TEXT, what TEXT)",
 };
 
-TableCell half_of(const std::optional<train::Interval>& interval) {
+TableCell half_of(const std::optional<eval::Interval>& interval) {
   return interval && has_interval(*interval) ? TableCell(interval->half) : TableCell();
 }
-TableCell mean_of(const std::optional<train::Interval>& interval) {
+TableCell mean_of(const std::optional<eval::Interval>& interval) {
   return interval ? TableCell(interval->mean) : TableCell();
 }
 
@@ -86,23 +86,23 @@ std::string bytes_of(const Quality& quality) {
 // ---- texts ----
 
 /// Perplexity: the geometric mean over the models, with its interval.
-std::string perplexity_text(const train::Interval& nats) {
+std::string perplexity_text(const eval::Interval& nats) {
   if (!has_interval(nats)) return fmt::format("{:.3f}", std::exp(nats.mean));
   return fmt::format("{:.3f} [{:.3f}, {:.3f}]", std::exp(nats.mean), std::exp(nats.low()),
                      std::exp(nats.high()));
 }
-std::string difference_text(const std::optional<train::Interval>& difference) {
+std::string difference_text(const std::optional<eval::Interval>& difference) {
   if (!difference) return "";
   if (!has_interval(*difference)) return fmt::format("{:+.4f}", difference->mean);
   return fmt::format("{:+.4f} [{:+.4f}, {:+.4f}]", difference->mean, difference->low(), difference->high());
 }
-std::string percent_text(const std::optional<train::Interval>& accuracy) {
+std::string percent_text(const std::optional<eval::Interval>& accuracy) {
   if (!accuracy) return "";
   if (!has_interval(*accuracy)) return fmt::format("{:.1f}", 100 * accuracy->mean);
   return fmt::format("{:.1f} [{:.1f}, {:.1f}]", 100 * accuracy->mean, 100 * accuracy->low(),
                      100 * accuracy->high());
 }
-std::string points_text(const std::optional<train::Interval>& difference) {
+std::string points_text(const std::optional<eval::Interval>& difference) {
   if (!difference) return "";
   if (!has_interval(*difference)) return fmt::format("{:+.1f}", 100 * difference->mean);
   return fmt::format("{:+.1f} [{:+.1f}, {:+.1f}]", 100 * difference->mean, 100 * difference->low(),
@@ -160,7 +160,7 @@ void add_bars(report::Page& page, const Quality& quality, const std::vector<Qual
               const std::string& task) {
   std::vector<std::string> names, answered;
   std::vector<double> losses, halves, accuracies, accuracy_halves;
-  const auto bar = [](const train::Interval& interval) {
+  const auto bar = [](const eval::Interval& interval) {
     return has_interval(interval) ? interval.half : 0.0;
   };
   for (const QualityArm& arm : arms) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "eval/perplexity.h"
 #include "io/file.h"
 #include "io/weights.h"
 #include "models/generate.h"
@@ -50,7 +51,7 @@ class Sparsifier {
     } else {
       candidates.push_back({.split = given_split(), .greedy_perplexity = {}});
     }
-    windows_ = train::perplexity_windows(
+    windows_ = eval::perplexity_windows(
         held_out, {.length = how_.window, .stride = how_.stride, .most_windows = how_.most_windows});
     check(how_.prompt >= 1 && how_.prompt <= int64_t(held_out.size()), "sparsify: a prompt of ", how_.prompt,
           " tokens; the text has ", held_out.size());
@@ -117,12 +118,12 @@ class Sparsifier {
     return within;
   }
 
-  double perplexity(const models::LanguageModel& model) const { return perplexity_of(model, windows_); }
+  double perplexity(const models::LanguageModel& model) const { return eval::perplexity_of(model, windows_); }
 
   void measure_dense() {
     models::LanguageModel model = load_dense(how_);
     result_.dense_perplexity = perplexity(model);
-    train::check_finite("sparsify", result_.dense_perplexity);
+    eval::check_finite("sparsify", result_.dense_perplexity);
     take(result_.dense, time_generation(model, prompt_, how_.timing));
     result_.dense.bytes = bytes_of_layers(model).bytes;
   }
@@ -180,7 +181,7 @@ class Sparsifier {
     if (split.activations > 0)
       result_.sparse.counted_activations = counted_sparsity(
           stepping,
-          std::span<const train::PerplexityWindow>(windows_).first(std::min<size_t>(4, windows_.size())));
+          std::span<const eval::PerplexityWindow>(windows_).first(std::min<size_t>(4, windows_.size())));
     result_.prompt.assign(prompt_.begin(), prompt_.end());
     const int64_t room = stepping.longest() - int64_t(prompt_.size());
     result_.text = models::generate(
@@ -194,7 +195,7 @@ class Sparsifier {
   Sparsified result_;
   std::optional<Calibration> dense_calibration_;  // for gate-aware pruning, the same for all candidates
   Samples samples_;
-  std::vector<train::PerplexityWindow> windows_;
+  std::vector<eval::PerplexityWindow> windows_;
   std::span<const int64_t> prompt_;
 };
 

@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "eval/perplexity.h"
 #include "io/checksum.h"
 #include "io/file.h"
 #include "pretrained/fingerprint.h"
@@ -17,7 +18,6 @@
 #include "sparsity/prune.h"
 #include "sparsity/split.h"
 #include "sparsity/split_pruning.h"
-#include "train/perplexity.h"
 #include "train/run_folder.h"
 
 namespace tessera::sparsity {
@@ -264,7 +264,7 @@ class Sweeper {
   }
   void prepare() {
     samples_ = choose_samples(options_.calibration, options_.samples);
-    windows_ = train::perplexity_windows(
+    windows_ = eval::perplexity_windows(
         options_.evaluation,
         {.length = options_.window, .stride = options_.stride, .most_windows = options_.most_windows});
     check(options_.prompt >= 1 && options_.prompt <= int64_t(options_.evaluation.size()), options_.what,
@@ -274,11 +274,11 @@ class Sweeper {
   void tell(const std::string& line) const {
     if (options_.tell) options_.tell(line);
   }
-  double perplexity(const models::LanguageModel& model) const { return perplexity_of(model, windows_); }
+  double perplexity(const models::LanguageModel& model) const { return eval::perplexity_of(model, windows_); }
 
   void measure_dense(models::LanguageModel& model, SweepResult& result) {
     result.dense_perplexity = perplexity(model);
-    train::check_finite(options_.what, result.dense_perplexity);
+    eval::check_finite(options_.what, result.dense_perplexity);
     take(result.dense, time_generation(model, prompt_, options_.timing));
     result.dense.uniform_perplexity = result.dense_perplexity;
     result.dense.bytes = bytes_of_layers(model).bytes;
@@ -343,7 +343,7 @@ class Sweeper {
     if (gated)
       result.counted_activations = counted_sparsity(
           model,
-          std::span<const train::PerplexityWindow>(windows_).first(std::min<size_t>(4, windows_.size())));
+          std::span<const eval::PerplexityWindow>(windows_).first(std::min<size_t>(4, windows_.size())));
     const LayerBytes bytes = bytes_of_layers(model);
     result.bytes = bytes.bytes, result.counted_weights = bytes.weight_sparsity;
     const DecodeTimes times = time_generation(model, prompt_, options_.timing);
@@ -377,7 +377,7 @@ class Sweeper {
   std::optional<Store> store_;
   std::optional<Calibration> dense_calibration_;  // made once it is needed
   Samples samples_;
-  std::vector<train::PerplexityWindow> windows_;
+  std::vector<eval::PerplexityWindow> windows_;
   std::span<const int64_t> prompt_;
 };
 

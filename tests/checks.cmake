@@ -50,7 +50,7 @@ endif()
 # source file of its name by being that file's first include (checked by tools/check_layers), any other in a unit of its own, twice.
 file(STRINGS ${root}/tessera.h lines REGEX "^#include \"")
 set_property(DIRECTORY ${root} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${root}/tessera.h)
-file(GLOB apart RELATIVE ${root} CONFIGURE_DEPENDS ${root}/train/*.h ${root}/report/*.h ${root}/sparsity/*.h ${root}/bench/*.h)
+file(GLOB apart RELATIVE ${root} CONFIGURE_DEPENDS ${root}/report/*.h ${root}/eval/*.h ${root}/train/*.h ${root}/sparsity/*.h ${root}/bench/*.h)
 list(FILTER apart EXCLUDE REGEX "_internal\\.h$")
 set(units "")
 foreach(line tessera.h ${lines} ${apart})

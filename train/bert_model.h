@@ -27,15 +27,4 @@ inline int64_t default_max_length(const models::BertConfig& config) {
   return std::min<int64_t>(128, config.longest());
 }
 
-/// Turns dropout off while it lives, also if the evaluation throws.
-class Evaluating {
- public:
-  explicit Evaluating(models::Bert& model) : model_(model) { nn::set_training(model_, false); }
-  ~Evaluating() { nn::set_training(model_, true); }
-  Evaluating(const Evaluating&) = delete;
-
- private:
-  models::Bert& model_;
-};
-
 }  // namespace tessera::train

@@ -1,7 +1,5 @@
 #include "train/glue_data.h"
 
-#include <algorithm>
-
 #include "io/checksum.h"
 #include "runtime/error.h"
 #include "train/language_data.h"
@@ -23,7 +21,7 @@ std::vector<std::string> suffixes(GlueTask task) {
 std::string GlueSet::fingerprint() const {
   io::Xxh3 sum;
   sum.add(train.fingerprint());
-  for (const GluePart& part : dev) sum.add(part.items.fingerprint());
+  for (const eval::GluePart& part : dev) sum.add(part.items.fingerprint());
   return sum.digits();
 }
 
@@ -46,39 +44,6 @@ GlueSet read_glue(GlueTask task, const std::string& folder, const io::Tokenizer&
     set.test.push_back({test, suffix, GlueItems(data, tokenizer, options)});
   }
   return set;
-}
-
-models::BertBatch bert_batch(const datasets::GlueBatch& batch, const models::BertConfig& config,
-                             int64_t fixed_length, Device device) {
-  const auto ends = batch.lengths.to_vector<int32_t>();
-  const int64_t count = int64_t(ends.size()) - 1, tokens = batch.ids.count();
-  auto ids = batch.ids.to_vector<int64_t>(), types = batch.types.to_vector<int64_t>();
-  check(config.types == 1 || types.empty() || *std::max_element(types.begin(), types.end()) < config.types,
-        "glue: the tokenizer gives a token type that the model, with ", config.types,
-        " of them, does not have");
-  nn::Sequences sequences;
-  for (int64_t i = 0; i < count; ++i) sequences.lengths.push_back(ends[size_t(i) + 1] - ends[size_t(i)]);
-  const int64_t rows = fixed_length > 0 ? count * fixed_length : tokens;
-  std::vector<int64_t> positions;
-  for (const int64_t length : sequences.lengths)
-    for (int64_t t = 0; t < length; ++t) positions.push_back(config.position_offset() + t);
-  ids.resize(size_t(rows), config.pad_token), types.resize(size_t(rows), 0);
-  positions.resize(size_t(rows), config.position_offset());
-  models::BertBatch result{.tokens = Tensor::from(ids, {rows}, device),
-                           .types = config.types > 1 ? Tensor::from(types, {rows}, device) : Tensor(),
-                           .sequences = sequences,
-                           .positions = Tensor::from(positions, {rows}, device),
-                           .first_rows = sequences.first_rows(device)};
-  if (fixed_length > 0) result.cu_seqlens = sequences.cu_seqlens(device);
-  return result;
-}
-
-void copy_batch(const models::BertBatch& to, const models::BertBatch& from) {
-  for (const auto& [ours, theirs] :
-       {std::pair(to.tokens, from.tokens), std::pair(to.types, from.types),
-        std::pair(to.positions, from.positions), std::pair(to.first_rows, from.first_rows),
-        std::pair(to.cu_seqlens, from.cu_seqlens)})
-    if (ours.defined()) ours.copy_from(theirs);
 }
 
 std::string train_glue_tokenizer(GlueTask task, const std::string& folder, int64_t vocab_size) {

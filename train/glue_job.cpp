@@ -1,8 +1,6 @@
 #include "train/glue_job.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -12,9 +10,9 @@
 #include "plan/plan.h"
 #include "pretrained/load.h"
 #include "runtime/allocator.h"
-#include "runtime/interrupt.h"
 #include "runtime/text.h"
 #include "train/bert_model.h"
+#include "train/evaluating.h"
 #include "train/gradient_probe.h"
 #include "train/loader_share.h"
 #include "train/random_purpose.h"
@@ -392,85 +390,34 @@ JobInfo GlueJob::info() const {
           .flops_per_step = plan::step_flops(settings_.bert, tokens, length)};
 }
 
+eval::GluePredictions GlueJob::predict(const datasets::GlueItems& items) {
+  const F32MathScope math(settings_.f32_math);
+  const Evaluating evaluating(model_);
+  return eval::predict_glue(model_, items, settings_.batch, device());
+}
+
 Values GlueJob::evaluate() {
-  return evaluate_glue(*this, *set_);
+  const F32MathScope math(settings_.f32_math);
+  const Evaluating evaluating(model_);
+  return eval::evaluate_glue(model_, set_->task, set_->dev, settings_.batch, device());
 }
 
 void GlueJob::load(const datasets::GlueBatch& batch) {
   const bool padded = settings_.batches == "padded";
   const int64_t fixed_length = padded ? settings_.max_length : 0;
   if (!padded || !batch_.tokens.defined()) {
-    batch_ = bert_batch(batch, settings_.bert, fixed_length, device());
+    batch_ = eval::bert_batch(batch, settings_.bert, fixed_length, device());
     targets_ = batch.labels.to(device());
     return;
   }
   // A captured step reads the same memory each time; the texts come by way of the host.
-  copy_batch(batch_, bert_batch(batch, settings_.bert, fixed_length, Device::cpu()));
+  eval::copy_batch(batch_, eval::bert_batch(batch, settings_.bert, fixed_length, Device::cpu()));
   targets_.copy_from(batch.labels);
-}
-
-// ---- evaluation ----
-
-GluePredictions predict_glue(GlueJob& job, const datasets::GlueItems& items) {
-  const NoTape off;
-  const F32MathScope math(job.settings().f32_math);
-  models::Bert& model = job.model();
-  const Evaluating evaluating(model);
-  GluePredictions result;
-  double loss = 0;
-  for (int64_t first = 0; first < items.size(); first += job.settings().batch) {
-    check_interrupt();
-    std::vector<int64_t> indices;
-    for (int64_t i = first; i < std::min(first + job.settings().batch, items.size()); ++i)
-      indices.push_back(i);
-    const datasets::GlueBatch batch = items.batch(indices);
-    const Tensor y = model(bert_batch(batch, job.settings().bert, 0, job.device()));
-    const auto logits = y.to(DType::f64).to_vector<double>();
-    const auto width = size_t(y.size(1));
-    for (size_t row = 0; row < indices.size(); ++row) {
-      const auto begin = logits.begin() + ptrdiff_t(row * width), end = begin + ptrdiff_t(width);
-      const auto best = std::max_element(begin, end);
-      const double label = items.has_labels() ? items.label(indices[row]) : 0;
-      if (items.info().labels.empty()) {
-        result.values.push_back(*begin);
-        loss += (*begin - label) * (*begin - label);
-      } else {
-        // NaN is above no other value, so that the first class would be the largest.
-        const bool is_nan = std::any_of(begin, end, [](double logit) { return std::isnan(logit); });
-        result.values.push_back(is_nan ? std::numeric_limits<double>::quiet_NaN() : double(best - begin));
-        double sum = 0;
-        for (auto at = begin; at != end; ++at) sum += std::exp(*at - *best);
-        loss += *best + std::log(sum) - begin[ptrdiff_t(label)];
-      }
-    }
-  }
-  result.loss = items.has_labels() ? loss / double(items.size()) : std::numeric_limits<double>::quiet_NaN();
-  return result;
-}
-
-Values evaluate_glue(GlueJob& job, const GlueSet& set) {
-  Values values;
-  double score = 0, loss = 0;
-  for (const GluePart& part : set.dev) {
-    const GluePredictions predicted = predict_glue(job, part.items);
-    std::vector<double> labels;
-    for (int64_t i = 0; i < part.items.size(); ++i) labels.push_back(part.items.label(i));
-    for (const auto& [name, value] : datasets::glue_metrics(set.task, predicted.values, labels)) {
-      if (name == "score")
-        score += value / double(set.dev.size());
-      else
-        values["eval_" + name + part.suffix] = value;
-    }
-    loss += predicted.loss / double(set.dev.size());
-  }
-  values["eval_score"] = score;
-  values["eval_loss"] = loss;
-  return values;
 }
 
 std::vector<std::string> submission_files(const GlueSet& set, const std::filesystem::path& folder) {
   std::vector<std::string> files;
-  for (const GluePart& part : set.test)
+  for (const eval::GluePart& part : set.test)
     files.push_back((folder / datasets::glue_submission_name(set.task, part.name)).string());
   return files;
 }
@@ -478,9 +425,9 @@ std::vector<std::string> submission_files(const GlueSet& set, const std::filesys
 std::vector<std::string> write_submissions(GlueJob& job, const GlueSet& set,
                                            const std::filesystem::path& folder) {
   io::AtomicFolder files(folder.string(), io::AtomicFolder::Existing::replace);
-  for (const GluePart& part : set.test)
+  for (const eval::GluePart& part : set.test)
     io::write_file(files.path() + "/" + datasets::glue_submission_name(set.task, part.name),
-                   datasets::glue_submission(set.task, predict_glue(job, part.items).values));
+                   datasets::glue_submission(set.task, job.predict(part.items).values));
   files.publish();
   return submission_files(set, folder);
 }

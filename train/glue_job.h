@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "datasets/loader.h"
+#include "eval/bert_batch.h"
 #include "models/bert.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -87,7 +88,7 @@ class GlueJob : public Job {
   void divide(const dist::Share& share) override;
   /// With DropBP it first draws the branches of the step, the same for all of its micro-batches.
   Tensor loss() override;
-  /// As evaluate_glue.
+  /// As eval::evaluate_glue, without dropout.
   Values evaluate() override;
   nlohmann::json settings_json() const override { return to_json(settings_); }
 
@@ -95,6 +96,8 @@ class GlueJob : public Job {
   const AutoRows* auto_rows() const { return auto_rows_ ? &*auto_rows_ : nullptr; }
   /// Null without DropBP.
   const nn::DropBP* drops() const { return drops_ ? &*drops_ : nullptr; }
+  /// As eval::predict_glue, without dropout.
+  eval::GluePredictions predict(const datasets::GlueItems& items);
   /// Brings a batch from the host to the device.
   void load(const datasets::GlueBatch& batch);
 
@@ -124,17 +127,6 @@ class GlueJob : public Job {
   uint64_t drop_step_ = 0;                  // the next to draw for
   std::filesystem::path probes_, row_log_;  // files of the run
 };
-
-/// Classes or scores that the model gives to the texts, in their order, without dropout; NaN if a logit is.
-struct GluePredictions {
-  std::vector<double> values;
-  double loss = 0;  // mean over the texts: cross-entropy in nats, or squared error; NaN without labels
-};
-GluePredictions predict_glue(GlueJob& job, const datasets::GlueItems& items);
-
-/// The task's metrics on its development parts: "eval_loss", "eval_accuracy", ... and "eval_score", their
-/// mean. MNLI's two parts have a metric each, "eval_accuracy_matched" and "eval_accuracy_mismatched".
-Values evaluate_glue(GlueJob& job, const GlueSet& set);
 
 /// The files that write_submissions makes in `folder`.
 std::vector<std::string> submission_files(const GlueSet& set, const std::filesystem::path& folder);

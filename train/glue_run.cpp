@@ -358,7 +358,7 @@ std::string GlueGroup::header() const {
     text += fmt::format("  trained   {}\n", job.trained == "biases" ? "biases and the head" : "the head");
   if (job.missing_grad == "skip") text += "  missing   parameters without a gradient are skipped\n";
   std::string dev;
-  for (const GluePart& part : set.dev)
+  for (const eval::GluePart& part : set.dev)
     dev += fmt::format("{}{} {}", dev.empty() ? "" : ", ", part.items.size(), part.name);
   text += fmt::format("  data      {} examples of {:.1f} tokens, {} cut to {}; {}; batches of {}, {}\n",
                       set.train.size(), double(set.train.tokens()) / double(set.train.size()),

@@ -5,6 +5,7 @@
 
 #include "autograd/gradient.h"
 #include "autograd/tape.h"
+#include "eval/activation_sparsity.h"
 #include "io/file.h"
 #include "nn/hidden_l1.h"
 #include "ops/attention/attention.h"
@@ -14,7 +15,6 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/activation_sparsity.h"
 #include "train/random_purpose.h"
 
 namespace tessera::train {
@@ -490,16 +490,16 @@ auto LanguageJob::as_used(F&& f) {
   }
 }
 
-Perplexity LanguageJob::measure(std::span<const PerplexityWindow> windows) {
-  return as_used([&] { return measure_perplexity(model_, windows, device(), settings_.batch); });
+eval::Perplexity LanguageJob::measure(std::span<const eval::PerplexityWindow> windows) {
+  return as_used([&] { return eval::measure_perplexity(model_, windows, device(), settings_.batch); });
 }
 
 /// Of the first windows of the evaluation: zeros of what is sparse, and the energy that 2:4 drops of it.
 void LanguageJob::add_sparsity(Values& values) {
   const auto first = std::span(windows_).first(std::min(windows_.size(), size_t(settings_.batch)));
   const auto measured = as_used([&] {
-    const ActivationMeter meter(model_, settings_.sparse24.dense_share, true);
-    measure_perplexity(model_, first, device(), settings_.batch);
+    const eval::ActivationMeter meter(model_, settings_.sparse24.dense_share, true);
+    eval::measure_perplexity(model_, first, device(), settings_.batch);
     return meter.networks();
   });
   double zeros = 0, dropped = 0;

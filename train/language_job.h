@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "datasets/loader.h"
+#include "eval/perplexity.h"
 #include "io/checkpoint.h"
 #include "models/generate.h"
 #include "models/language_model.h"
@@ -17,7 +18,6 @@
 #include "tensor/precision.h"
 #include "train/form_settings.h"
 #include "train/language_data.h"
-#include "train/perplexity.h"
 #include "train/sparse24_settings.h"
 #include "train/trainer.h"
 #include "train/training_settings.h"
@@ -190,7 +190,7 @@ class LanguageJob : public Job {
   datasets::LoaderState& position() { return position_; }
   /// The loss of the windows' predictions, settings().batch windows at a time, without a tape and without
   /// dropout. This and the next two functions use the averages of the weights if there are any (`ema`).
-  Perplexity measure(std::span<const PerplexityWindow> windows);
+  eval::Perplexity measure(std::span<const eval::PerplexityWindow> windows);
   /// New tokens after the prompt, without dropout.
   std::vector<int64_t> generate(std::span<const int64_t> prompt, const models::GenerateOptions& options);
   /// The gradients of the linear layers' weights on the first micro-batch, by the names of our layers. For a
@@ -238,7 +238,7 @@ class LanguageJob : public Job {
   LanguageWatch watch_;
   HeldOut held_out_;
   NgramBaseline baseline_;
-  std::vector<PerplexityWindow> windows_;  // of held_out_
+  std::vector<eval::PerplexityWindow> windows_;  // of held_out_
   double tokens_per_byte_ = 0;
   std::vector<int64_t> prompt_;  // of samples
   BestEvaluation best_;

@@ -219,20 +219,21 @@ std::string LanguageRecipe::header(const RunFolder& run, bool captured, int64_t 
         const double dropped = ops::applied_dropout(m.attention_dropout);
         text += fmt::format(
             "  model     {} parameters: {} blocks, d {}, {}, d_ff {}{}, {} tokens{}{}\n",
-            format_count(double(plan::count_parameters(settings_.model, settings_.forms()))), m.layers,
-            m.d_model, heads, m.d_ff, ffn, m.vocabulary,
+            report::format_count(double(plan::count_parameters(settings_.model, settings_.forms()))),
+            m.layers, m.d_model, heads, m.d_ff, ffn, m.vocabulary,
             dropped > 0 ? fmt::format(", dropout of {:.4g} of the attention probabilities", dropped) : "",
             settings_.start.empty() ? "" : fmt::format(", from {}", settings_.start));
       },
       settings_.model);
   if (settings_.factors.factorizes())
     text += fmt::format("  weights   {}\n", settings_.factors.description());
-  text += fmt::format("  data      {} tokens to train{}, {}; sequences of {}, {} tokens per step\n",
-                      format_count(double(data_->train().tokens())),
-                      data_->validation()
-                          ? fmt::format(", {} held out", format_count(double(data_->validation()->tokens())))
-                          : ", none held out",
-                      data_->tokenizer().kind(), settings_.length, settings_.tokens_per_step());
+  text += fmt::format(
+      "  data      {} tokens to train{}, {}; sequences of {}, {} tokens per step\n",
+      report::format_count(double(data_->train().tokens())),
+      data_->validation()
+          ? fmt::format(", {} held out", report::format_count(double(data_->validation()->tokens())))
+          : ", none held out",
+      data_->tokenizer().kind(), settings_.length, settings_.tokens_per_step());
   text += fmt::format("  training  steps {} to {} ({:.1f} epochs), lr {:g} ({}), seed {}\n", first_step,
                       settings_.steps, read_epochs(), settings_.lr, settings_.schedule, settings_.seed);
   text += settings_.step_line();
@@ -259,16 +260,18 @@ std::string LanguageRecipe::header(const RunFolder& run, bool captured, int64_t 
   if (held_out_.targets > 0)
     text += fmt::format(
         "  held out  {} tokens to predict, {} at a time, each after {} or more{}{}\n",
-        format_count(double(held_out_.targets)), watch.eval_stride, settings_.length - watch.eval_stride + 1,
+        report::format_count(double(held_out_.targets)), watch.eval_stride,
+        settings_.length - watch.eval_stride + 1,
         held_out_.continued  ? "; a document continues after its training part"
         : data_->documents() ? "; each document alone"
                              : "; one document after the other",
         cut_at_spaces_ > 0 ? fmt::format("; documents of one line, cut at a space: {}", cut_at_spaces_) : "");
   if (baseline_.order > 0)
-    text += fmt::format("  baseline  {}-gram: {:.4f} nats per token{}\n", baseline_.order, baseline_.nll,
-                        baseline_.trained < data_->train().tokens()
-                            ? fmt::format(" (counted on {} tokens)", format_count(double(baseline_.trained)))
-                            : "");
+    text += fmt::format(
+        "  baseline  {}-gram: {:.4f} nats per token{}\n", baseline_.order, baseline_.nll,
+        baseline_.trained < data_->train().tokens()
+            ? fmt::format(" (counted on {} tokens)", report::format_count(double(baseline_.trained)))
+            : "");
   text += fmt::format("  run       {}\n", run.path().string());
   return text;
 }

@@ -63,7 +63,7 @@ void LanguageJob::set_data(const LanguageData& data, const LanguageWatch& watch,
   const int64_t stride = evaluation_stride(s, watch);
   windows_.clear();
   for (const HeldOut::Stretch& stretch : held_out_.stretches)
-    std::ranges::copy(sliding_windows(stretch.tokens, stretch.first, s.length + 1, stride),
+    std::ranges::copy(eval::sliding_windows(stretch.tokens, stretch.first, s.length + 1, stride),
                       std::back_inserter(windows_));
   tokens_per_byte_ =
       double(held_out_.targets) / double(std::max<size_t>(1, target_text(data, held_out_).size()));

@@ -13,6 +13,7 @@
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "train/bert_model.h"
+#include "train/evaluating.h"
 #include "train/loader_share.h"
 #include "train/random_purpose.h"
 

@@ -189,11 +189,11 @@ std::string MlmRecipe::header(const RunFolder& run, bool captured, int64_t first
                   name_of(settings_.precision()),
                   device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
   text += fmt::format("  model     {} parameters: {} blocks, d {}, {} heads, d_ff {}, vocabulary {}, {}\n",
-                      format_count(double(parameters)), c.layers, c.d_model, c.heads, c.d_ff, c.vocabulary,
-                      settings_.model.empty() ? "from scratch" : "from " + settings_.model);
+                      report::format_count(double(parameters)), c.layers, c.d_model, c.heads, c.d_ff,
+                      c.vocabulary, settings_.model.empty() ? "from scratch" : "from " + settings_.model);
   text += fmt::format(
       "  data      {} tokens to train, {} sequences held out{}; {} sequences of {} a step, {:g} % masked\n",
-      format_count(double(data_->train().tokens())), job_->held_out().size(),
+      report::format_count(double(data_->train().tokens())), job_->held_out().size(),
       cut_at_spaces_ > 0 ? fmt::format(" (documents of one line, cut at a space: {})", cut_at_spaces_) : "",
       settings_.texts_per_step(), settings_.max_length, 100 * settings_.mask);
   text += fmt::format("  training  steps {} to {} ({:.2f} epochs), lr {:g} ({}, {} of warm-up), seed {}\n",

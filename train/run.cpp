@@ -33,7 +33,7 @@ void record_or_warn(const fs::path& database, const RunFolder& run, const std::s
   try {
     record_run(database, run, status, figures);
   } catch (const std::exception& error) {
-    tell(fmt::format("tessera: warning: {}\n", error.what()));
+    report::tell(fmt::format("tessera: warning: {}\n", error.what()));
   }
 }
 
@@ -155,7 +155,7 @@ class Run {
     options_.schedule = recipe_.training().make_schedule();
     recipe_.decide(options_);
     set_order();
-    Progress progress(Progress::Mode::quiet);
+    report::Progress progress(report::Progress::Mode::quiet);
     request_.before_steps();
     result_ = train::train(recipe_.job(), *folder_, options_, first_step_, progress);
     return {*folder_, first_step_, result_};
@@ -220,7 +220,8 @@ class Run {
     const io::CheckpointFolder checkpoints(folder_->checkpoints().string(), int(options_.keep));
     checkpoints.check_writable();
     const auto newest = checkpoints.latest();
-    for (const std::string& warning : newest.warnings) tell(fmt::format("tessera: warning: {}\n", warning));
+    for (const std::string& warning : newest.warnings)
+      report::tell(fmt::format("tessera: warning: {}\n", warning));
     if (newest.step) first_step_ = recipe_.job().restore(newest.file);
     check_steps();
     check_evaluation();
@@ -313,7 +314,8 @@ class Run {
     options_.schedule = recipe_.training().make_schedule();
     recipe_.decide(options_);
     set_order();
-    Progress progress(request_.quiet ? Progress::Mode::quiet : Progress::Mode::automatic);
+    report::Progress progress(request_.quiet ? report::Progress::Mode::quiet
+                                             : report::Progress::Mode::automatic);
     try {
       request_.before_steps();
       result_ = train::train(recipe_.job(), *folder_, options_, first_step_, progress);

@@ -51,9 +51,9 @@ std::vector<std::string> settings_of_all(const std::vector<RunFolder>& runs, con
 
 std::string spread(const std::vector<double>& values) {
   if (std::ranges::any_of(values, [](double v) { return std::isnan(v); })) return "-";
-  return values.size() == 1
-             ? fmt::format("{:.4f}", values[0])
-             : fmt::format("{:.4f} +- {:.4f}", spread_of(values).mean, spread_of(values).deviation);
+  return values.size() == 1 ? fmt::format("{:.4f}", values[0])
+                            : fmt::format("{:.4f} +- {:.4f}", eval::spread_of(values).mean,
+                                          eval::spread_of(values).deviation);
 }
 
 struct Metric {
@@ -137,10 +137,10 @@ std::vector<std::string> header_of(const std::vector<RunGroup>& groups, std::vec
 struct Pair {
   const RunGroup *first, *second;
   const Metric* metric;
-  Difference d;
+  eval::Difference d;
   double p_holm;  // corrected over the `tested` pairs of the metric; NaN: the noise is not told
   int64_t tested;
-  bool beyond() const { return p_holm < kLevel; }
+  bool beyond() const { return p_holm < eval::kLevel; }
 };
 
 /// Corrects the pairs of each metric for being tested together.
@@ -149,7 +149,7 @@ void correct(std::vector<Pair>& pairs, const std::vector<Metric>& metrics) {
     std::vector<double> p;
     for (const Pair& pair : pairs)
       if (pair.metric == &metric) p.push_back(pair.d.p);
-    const std::vector<double> corrected = holm(p);
+    const std::vector<double> corrected = eval::holm(p);
     const int64_t tested = std::ranges::count_if(p, [](double value) { return !std::isnan(value); });
     size_t i = 0;
     for (Pair& pair : pairs)
@@ -186,7 +186,7 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
   const auto compare = [&](const RunGroup& first, const RunGroup& second) {
     for (const Metric& metric : metrics) {
       const auto &a = first.*metric.values, &b = second.*metric.values;
-      if (std::isnan(spread_of(a).mean) || std::isnan(spread_of(b).mean)) continue;
+      if (std::isnan(eval::spread_of(a).mean) || std::isnan(eval::spread_of(b).mean)) continue;
       if (!differing(metric, {&first}).empty() || !differing(metric, {&second}).empty()) continue;
       if (const std::string facts = differing(metric, {&first, &second}); !facts.empty()) {
         refuse(metric, facts, first.name + " and " + second.name);
@@ -194,7 +194,7 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
       }
       const bool single = a.size() < 2 || b.size() < 2;
       if (single && groups.size() > 2) continue;
-      const Difference d = welch(a, b);
+      const eval::Difference d = eval::welch(a, b);
       pairs.push_back(
           {.first = &first, .second = &second, .metric = &metric, .d = d, .p_holm = d.p, .tested = 1});
     }
@@ -353,8 +353,8 @@ bool agree(const std::vector<RunGroup>& groups) {
   std::vector<double> p;
   for (size_t a = 0; a < groups.size(); ++a)
     for (size_t b = a + 1; b < groups.size(); ++b)
-      p.push_back(welch(groups[a].final_loss, groups[b].final_loss).p);
-  return std::ranges::none_of(holm(p), [](double corrected) { return corrected < kLevel; });
+      p.push_back(eval::welch(groups[a].final_loss, groups[b].final_loss).p);
+  return std::ranges::none_of(eval::holm(p), [](double corrected) { return corrected < eval::kLevel; });
 }
 
 std::string format_groups(const std::vector<RunGroup>& groups) {

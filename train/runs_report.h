@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "eval/statistics.h"
 #include "report/page.h"
 #include "train/basis.h"
 #include "train/run_folder.h"
-#include "train/statistics.h"
 
 /// Several runs on one page: their curves overlaid, and their results by a setting in which they differ.
 

@@ -101,7 +101,7 @@ RunFigures figures_of(const SeedGroup& group, const SeedResults& results) {
   const auto mean = [&](const char* metric) -> std::optional<double> {
     const auto found = results.values.find(metric);
     if (found == results.values.end()) return {};
-    return spread_of(found->second).mean;
+    return eval::spread_of(found->second).mean;
   };
   return {.steps = group.steps, .loss = mean("loss"), .best_evaluation = mean("eval_score")};
 }
@@ -137,7 +137,7 @@ SeedsEnd run_seeds(const SeedGroup& group, RunRequest request) {
         if (!first_diverged) first_diverged = std::current_exception();
         diverged.push_back(group.folder_of(seed).filename().string());
         mark_diverged(RunFolder::open(group.folder_of(seed)));
-        tell("tessera: " + diverged.back() + " diverged: " + error.message() + "\n");
+        report::tell("tessera: " + diverged.back() + " diverged: " + error.message() + "\n");
         continue;
       }
       end.signal = agreed(request.world, end.signal);

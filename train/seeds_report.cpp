@@ -26,7 +26,7 @@ std::string plain(const std::string& metric) {
   return metric.starts_with("eval_") ? metric.substr(5) : "training " + metric;
 }
 
-std::string shown(const Spread& spread, size_t count) {
+std::string shown(const eval::Spread& spread, size_t count) {
   return count == 1 ? fmt::format("{:.4f}", spread.mean)
                     : fmt::format("{:.4f} +- {:.4f}", spread.mean, spread.deviation);
 }
@@ -37,7 +37,7 @@ std::vector<std::vector<std::string>> table_of(const SeedResults& results) {
     const std::vector<double>& values = results.values.at(metric);
     rows.push_back({plain(metric)});
     for (const double value : values) rows.back().push_back(fmt::format("{:.4f}", value));
-    rows.back().push_back(shown(spread_of(values), values.size()));
+    rows.back().push_back(shown(eval::spread_of(values), values.size()));
   }
   return rows;
 }
@@ -88,7 +88,7 @@ report::Series course(const SeedResults& results, const std::string& metric) {
   report::Series series{plain(metric), {}};
   for (const auto& [step, values] : at) {
     if (values.size() != results.runs.size()) continue;
-    const Spread spread = spread_of(values);
+    const eval::Spread spread = eval::spread_of(values);
     series.points.emplace_back(double(step), spread.mean);
     if (results.runs.size() > 1) series.spread.push_back(spread.deviation);
   }
@@ -128,7 +128,7 @@ SeedResults collect_seeds(const std::vector<RunFolder>& runs) {
 nlohmann::json to_json(const SeedResults& results) {
   nlohmann::json out = nlohmann::json::object();
   for (const auto& [metric, values] : results.values) {
-    const Spread spread = spread_of(values);
+    const eval::Spread spread = eval::spread_of(values);
     out[metric] = {{"mean", spread.mean}, {"deviation", spread.deviation}, {"values", values}};
   }
   return out;
@@ -162,7 +162,7 @@ void write_seeds_report(const std::filesystem::path& path, const std::string& ti
   std::vector<double> means, deviations;
   for (const std::string& metric : results.metrics) {
     if (is_loss(metric)) continue;
-    const Spread spread = spread_of(results.values.at(metric));
+    const eval::Spread spread = eval::spread_of(results.values.at(metric));
     labels.push_back(plain(metric));
     means.push_back(spread.mean);
     deviations.push_back(spread.deviation);

@@ -13,7 +13,7 @@ constexpr double kGib = double(1 << 30);
 }  // namespace
 
 StepLog::StepLog(Device device, const JobInfo& info, const TrainerOptions& options, const RunFolder& run,
-                 Progress& progress)
+                 report::Progress& progress)
     : info_(info),
       options_(options),
       device_(device),

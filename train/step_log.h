@@ -23,7 +23,7 @@ inline double seconds_since(Clock::time_point start) {
 class StepLog {
  public:
   StepLog(Device device, const JobInfo& info, const TrainerOptions& options, const RunFolder& run,
-          Progress& progress);
+          report::Progress& progress);
 
   /// load(), whose time counts as waiting for data.
   void load(const std::function<void()>& load) { data_.around(load); }
@@ -51,7 +51,7 @@ class StepLog {
   const TrainerOptions& options_;
   const Device device_;
   const RunFolder& run_;
-  Progress& progress_;
+  report::Progress& progress_;
   DataWait<> data_;
   const bool writes_;  // of several ranks, rank 0
   Clock::time_point start_ = Clock::now();

@@ -61,10 +61,10 @@ Table comparisons_table(const StudyResults& results) {
               {}};
   for (const auto& family : results.families)
     for (const Comparison& c : family) {
-      const Interval none{.mean = kAbsent, .half = kAbsent, .p = kAbsent};
-      Interval d = c.difference.value_or(none);
+      const eval::Interval none{.mean = kAbsent, .half = kAbsent, .p = kAbsent};
+      eval::Interval d = c.difference.value_or(none);
       if (std::isnan(d.p)) d.half = kAbsent;
-      const Interval t = c.steps_to_target.value_or(none);
+      const eval::Interval t = c.steps_to_target.value_or(none);
       table.rows.push_back({c.over_tasks ? "mean of all" : c.task, c.rate, int64_t(c.best_rate), c.arm,
                             int64_t(c.seeds.size()), c.score.mean, c.score.deviation, c.score.half, d.mean,
                             d.low(), d.high(), d.p, c.p_holm, c.verdict(results.plan.higher), c.target,
@@ -97,7 +97,7 @@ std::string signed_text(double value) {
   return fmt::format("{:+.4f}", value);
 }
 
-std::string mean_text(const Interval& interval) {
+std::string mean_text(const eval::Interval& interval) {
   return interval.n == 1 ? fmt::format("{:.4f}", interval.mean)
                          : fmt::format("{:.4f} +- {:.4f}", interval.mean, interval.half);
 }
@@ -122,7 +122,7 @@ std::string target_text(const Comparison& c, double ms) {
   if (std::isnan(c.target)) return "";
   if (c.reached == 0) return "never";
   const double unit = std::isnan(ms) ? 1 : ms / 1e3;
-  const Interval& steps = *c.steps_to_target;
+  const eval::Interval& steps = *c.steps_to_target;
   return fmt::format("{:.4g}{} {} ({} of {} seeds)", steps.mean * unit,
                      steps.n > 1 ? fmt::format(" +- {:.2g}", steps.half * unit) : "",
                      std::isnan(ms) ? "steps" : "s", c.reached, c.seeds.size());
@@ -185,7 +185,7 @@ report::Series course_of(const StudyResults& results, const Comparison& c, const
   report::Series series{arm_text(c), {}};
   for (const auto& [step, values] : at) {
     if (values.size() != cells.size()) continue;
-    const Interval interval = interval_of(values);
+    const eval::Interval interval = eval::interval_of(values);
     series.points.emplace_back(double(step), interval.mean);
     if (cells.size() > 1) series.spread.push_back(interval.half);
   }

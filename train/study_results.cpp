@@ -157,7 +157,7 @@ void add_target(Comparison& comparison, const StudyPlan& plan, const ArmScores& 
     if (const int64_t step = first_reaching(*cell, plan.metric, comparison.target, plan.higher))
       steps.push_back(double(step));
   comparison.reached = int64_t(steps.size());
-  if (!steps.empty()) comparison.steps_to_target = interval_of(steps);
+  if (!steps.empty()) comparison.steps_to_target = eval::interval_of(steps);
 }
 
 /// The facts in which scores of the two differ on a task; "": in none.
@@ -177,7 +177,7 @@ Comparison compare(const StudyPlan& plan, const ArmScores& arm, const ArmScores&
                         .arm = arm.arm,
                         .is_baseline = arm.arm == plan.baseline,
                         .seeds = {},
-                        .score = interval_of(values_of(arm.scores)),
+                        .score = eval::interval_of(values_of(arm.scores)),
                         .difference = {},
                         .p_holm = kNothing,
                         .target = kNothing,
@@ -190,7 +190,7 @@ Comparison compare(const StudyPlan& plan, const ArmScores& arm, const ArmScores&
       ours.push_back(score), theirs.push_back(found->second);
   }
   if (!comparison.incomparable.empty()) return comparison;
-  if (!comparison.is_baseline && !ours.empty()) comparison.difference = paired_difference(ours, theirs);
+  if (!comparison.is_baseline && !ours.empty()) comparison.difference = eval::paired_difference(ours, theirs);
   if (!baseline.scores.empty() && !arm.cells.empty()) add_target(comparison, plan, arm, mean_score(baseline));
   return comparison;
 }
@@ -207,7 +207,7 @@ std::vector<Comparison> family_of(const StudyPlan& plan, const std::vector<ArmSc
     family.push_back(compare(plan, arm, baseline));
     p.push_back(family.back().difference ? family.back().difference->p : kNothing);
   }
-  const std::vector<double> corrected = holm(p);
+  const std::vector<double> corrected = eval::holm(p);
   for (size_t i = 0; i < family.size(); ++i) family[i].p_holm = corrected[i];
   return family;
 }
@@ -254,7 +254,7 @@ std::string Comparison::verdict(bool higher) const {
   if (is_baseline) return "baseline";
   if (!incomparable.empty()) return "not compared";
   if (!difference || std::isnan(p_holm)) return "-";
-  if (p_holm >= kLevel) return "not told apart";
+  if (p_holm >= eval::kLevel) return "not told apart";
   return (difference->mean > 0) == higher ? "better" : "worse";
 }
 

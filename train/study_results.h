@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "eval/statistics.h"
 #include "train/basis.h"
-#include "train/statistics.h"
 #include "train/study.h"
 
 /// The results of the cells of a study.
@@ -42,15 +42,15 @@ struct Comparison {
   std::string arm;
   bool is_baseline = false;
   std::vector<uint64_t> seeds;  // that count
-  Interval score;               // over the seeds
+  eval::Interval score;         // over the seeds
   /// Arm - baseline over the seeds that both have, and its p-value after Holm's correction over the arms.
-  std::optional<Interval> difference;
+  std::optional<eval::Interval> difference;
   double p_holm;
   /// The score that is 5 % of its size short of the baseline's mean, the seeds with an evaluation at least as
   /// good, and the step of the first one over these. Not over tasks.
   double target;
   int64_t reached = 0;
-  std::optional<Interval> steps_to_target;
+  std::optional<eval::Interval> steps_to_target;
 
   /// The facts in which the basis of a score differs from those of the baseline (train/basis.h): then there
   /// is no difference, and no target. "": none.

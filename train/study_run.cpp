@@ -10,10 +10,10 @@
 #include <fstream>
 #include <set>
 
+#include "dist/child_process.h"
 #include "io/utf8.h"
 #include "runtime/interrupt.h"
 #include "runtime/parallel.h"
-#include "train/child_process.h"
 
 namespace tessera::train {
 
@@ -27,7 +27,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kRefused = 2;
 
 /// Why a process failed, by the last error in its log; one line.
-std::string reason_of(const ChildEnd& end, const fs::path& log) {
+std::string reason_of(const dist::ChildEnd& end, const fs::path& log) {
   if (end.signal == SIGKILL) return "killed by signal 9, possibly out of memory";
   if (end.signal != 0) return fmt::format("crashed: signal {} ({})", end.signal, ::strsignal(end.signal));
   const std::string mark = "tessera: ", warning = "tessera: warning: ";
@@ -111,8 +111,9 @@ class StudyRun {
       // Once they are asked to end, only their ends matter.
       const bool asked = stops();
       if (asked)
-        for (ChildProcess& process : processes_) process.ask_to_end(end_.signal != 0 ? end_.signal : SIGTERM);
-      const auto ended = asked ? std::optional<size_t>(0) : wait_any(processes_, deadline_);
+        for (dist::ChildProcess& process : processes_)
+          process.ask_to_end(end_.signal != 0 ? end_.signal : SIGTERM);
+      const auto ended = asked ? std::optional<size_t>(0) : dist::wait_any(processes_, deadline_);
       if (ended) finish(*ended, runs);
     }
   }
@@ -155,7 +156,7 @@ class StudyRun {
   }
 
   void finish(size_t index, const fs::path& runs) {
-    const ChildEnd end = collect(processes_[index]);
+    const dist::ChildEnd end = dist::collect(processes_[index]);
     const int asked = processes_[index].asked();
     const Running done = running_[index];
     processes_.erase(processes_.begin() + ptrdiff_t(index));
@@ -222,7 +223,7 @@ class StudyRun {
   const StudyRequest& request_;
   std::optional<Clock::time_point> deadline_;
   StudyEnd end_;
-  std::vector<ChildProcess> processes_;
+  std::vector<dist::ChildProcess> processes_;
   std::vector<Running> running_;  // the cells of processes_
 };
 

@@ -119,15 +119,26 @@ int64_t default_features(const std::string& prior) {
   return prior == "linear" ? models::TnpConfig{}.features : 1;
 }
 
-datasets::Prior make_prior(const TnpSettings& settings, bool evaluation, Device device) {
-  return datasets::Prior(
-      {.kind = datasets::parse_prior(settings.prior),
-       .batch = settings.batch,
-       .context = settings.context,
-       .targets = settings.targets,
-       .features = settings.model.features,
-       .seed = evaluation ? seed_for(RandomPurpose::evaluation, settings.seed) : settings.seed},
-      device);
+namespace {
+
+datasets::Prior prior_of(const TnpSettings& settings, int64_t batch, uint64_t seed, Device device) {
+  return datasets::Prior({.kind = datasets::parse_prior(settings.prior),
+                          .batch = batch,
+                          .context = settings.context,
+                          .targets = settings.targets,
+                          .features = settings.model.features,
+                          .seed = seed},
+                         device);
+}
+
+}  // namespace
+
+datasets::Prior make_prior(const TnpSettings& settings, Device device) {
+  return prior_of(settings, settings.batch, settings.seed, device);
+}
+
+datasets::Prior fresh_tasks(const TnpSettings& settings, int64_t batch, Device device) {
+  return prior_of(settings, batch, seed_for(RandomPurpose::evaluation, settings.seed), device);
 }
 
 // ---- the job ----
@@ -141,7 +152,7 @@ TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
         return models::Tnp(settings.model, rng_, device);
       }()),
       optimizer_(settings.make_optimizer(nn::parameters(model_), settings.model.dtype)),
-      prior_(make_prior(settings, false, device)),
+      prior_(make_prior(settings, device)),
       eval_tasks_(eval_tasks) {
   use_for(RandomPurpose::dropout, settings.seed, rng_);
   const MemoryTag tag("batch");
@@ -174,8 +185,9 @@ bool TnpJob::begin(const RunFolder&) {
 }
 
 Values TnpJob::evaluate() {
-  const TnpEvaluation e = evaluate_tnp(model_, settings_, device(), eval_tasks_,
-                                       std::min(eval_tasks_, settings_.batch), group_ ? &*group_ : nullptr);
+  const F32MathScope math(settings_.f32_math);
+  const datasets::Prior fresh = fresh_tasks(settings_, std::min(eval_tasks_, settings_.batch), device());
+  const eval::TnpEvaluation e = eval::evaluate_tnp(model_, fresh, eval_tasks_, group_ ? &*group_ : nullptr);
   return {{"eval_nll", e.nll},
           {"eval_optimal_nll", e.optimal_nll},
           {"eval_gap", e.gap},
@@ -189,8 +201,8 @@ void TnpJob::connect(const dist::World& world) {
     return all.split(all.rank() / ranks, all.rank());
   };
   const comm::Communicator host = neighbours(world.host()), data = neighbours(world.data(device()));
-  group_.emplace(TnpGroup{host, std::make_shared<models::TnpSplit>(data, settings_.split.by,
-                                                                   settings_.context, settings_.targets)});
+  group_.emplace(eval::TnpGroup{host, std::make_shared<models::TnpSplit>(
+                                          data, settings_.split.by, settings_.context, settings_.targets)});
   own_ = models::part_of(batch_, group_->split);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "datasets/prior.h"
+#include "eval/tnp.h"
 #include "io/checkpoint.h"
 #include "models/tnp.h"
 #include "optim/optimizer.h"
@@ -57,19 +58,14 @@ TnpSettings tnp_settings_from_json(const nlohmann::json& json);
 TnpSettings tnp_settings_of_run(const std::string& path, const nlohmann::json& run);
 
 /// Where the job's tasks come from, drawn on `device`; those of an evaluation are never met in training.
-datasets::Prior make_prior(const TnpSettings& settings, bool evaluation = false,
-                           Device device = Device::cpu());
+datasets::Prior make_prior(const TnpSettings& settings, Device device = Device::cpu());
+/// Tasks that training never meets, `batch` at a time.
+datasets::Prior fresh_tasks(const TnpSettings& settings, int64_t batch, Device device = Device::cpu());
 /// The default number of features of tasks: 10 for the linear prior, 1 for the others, which have no more.
 int64_t default_features(const std::string& prior);
 /// Throws if training cannot go on as it began because this build draws other tasks than the run's. Such a
 /// run can still be evaluated and shown.
 void check_task_stream(const TnpSettings& settings);
-
-/// The ranks that compute each task together.
-struct TnpGroup {
-  comm::Communicator host;  // for values of the host
-  std::shared_ptr<const models::TnpSplit> split;
-};
 
 /// Model, optimizer, and the fixed tensors of one batch on a device. With several ranks per task
 /// (TnpSettings::split) each of them draws the whole batch, and computes its share of the rows.
@@ -91,7 +87,7 @@ class TnpJob : public Job {
     const F32MathScope math(settings_.f32_math);
     return model_.loss(own_);
   }
-  /// eval_nll, eval_optimal_nll, eval_gap and eval_gap_error: the fields of TnpEvaluation.
+  /// eval_nll, eval_optimal_nll, eval_gap and eval_gap_error: the fields of eval::TnpEvaluation.
   Values evaluate() override;
   nlohmann::json settings_json() const override { return to_json(settings_); }
 
@@ -109,28 +105,12 @@ class TnpJob : public Job {
   models::Tnp model_;
   optim::Optimizer optimizer_;
   datasets::Prior prior_;
-  models::TnpBatch batch_;         // whole
-  models::TnpBatch own_;           // what this rank computes of it: views
-  std::optional<TnpGroup> group_;  // with several ranks per task, once they are connected
+  models::TnpBatch batch_;               // whole
+  models::TnpBatch own_;                 // what this rank computes of it: views
+  std::optional<eval::TnpGroup> group_;  // with several ranks per task, once they are connected
   bool compared_ = false;
   int64_t eval_tasks_;
 };
-
-/// How the trained model compares to the best that any model could do, on fresh tasks of the prior.
-struct TnpEvaluation {
-  int64_t tasks = 0, points = 0;
-  double nll = 0;                 // of the model, nats per point
-  double optimal_nll = 0;         // of the exact posterior predictive
-  double gap = 0, gap_error = 0;  // mean difference and its standard error over tasks
-};
-/// With `group` its ranks compute each task together, and all of them get the same values; a signal to one of
-/// them interrupts all.
-TnpEvaluation evaluate_tnp(const models::Tnp& model, const TnpSettings& settings, Device device,
-                           int64_t tasks, int64_t batch, const TnpGroup* group = nullptr);
-
-/// The page of a run: settings, loss curve, evaluation, and for one-dimensional priors the predictive density
-/// of the mixture next to the exact posterior's.
-void write_tnp_report(const RunFolder& run, TnpJob& job, const TrainResult& result);
 
 /// The largest batch whose training step fits on the device: doubles until a step runs out of memory, then
 /// bisects.

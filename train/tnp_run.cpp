@@ -7,6 +7,7 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/integers.h"
+#include "train/tnp_report.h"
 
 namespace tessera::train {
 
@@ -93,7 +94,7 @@ std::string TnpRecipe::header(const RunFolder& run, bool captured, int64_t first
                   device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
   text +=
       fmt::format("  model     {} parameters: {} blocks, d {}, {} heads of {}, d_ff {}, {} components{}\n",
-                  format_count(double(plan::count_parameters(m))), m.layers, m.d_model, m.heads,
+                  report::format_count(double(plan::count_parameters(m))), m.layers, m.d_model, m.heads,
                   m.d_model / m.heads, m.d_ff, m.components,
                   m.checkpoint_every > 0 ? fmt::format(", recompute groups of {}", m.checkpoint_every) : "");
   text += fmt::format("  data      prior {}, {} feature{}, M={} N={} B={}, {} tokens per step, drawn on {}\n",

@@ -61,7 +61,7 @@ bool asks_for_copies(Device device, const dist::World& world, std::string_view r
 class Trainer {
  public:
   Trainer(Job& job, const RunFolder& run, const TrainerOptions& options, int64_t first_step,
-          Progress& progress)
+          report::Progress& progress)
       : job_(job),
         run_(run),
         options_(options),
@@ -84,7 +84,7 @@ class Trainer {
     if (options.world && options.world->size() > 1 && options.world->leads() &&
         asks_for_copies(job.device(), *options.world, options.rank_exchange, options.zero) &&
         step_.exchange() == dist::Exchange::communicator)
-      tell(
+      report::tell(
           "tessera: the GPUs cannot sum gradients by copies, so NCCL does (--rank-exchange peer says why)\n");
   }
 
@@ -190,7 +190,7 @@ class Trainer {
     if (diverged && (now.due.log || now.stop)) log_.write(now.record);
     if (const std::string warning = skips_.warning(now.done); !warning.empty() && leads()) {
       progress_.finish();
-      tell(warning);
+      report::tell(warning);
     }
     if (skips_.fatal_row() >= options_.most_skips) {
       save(now.done);  // the weights are sound: what led to them is not lost
@@ -362,7 +362,7 @@ class Trainer {
   const RunFolder& run_;
   const TrainerOptions& options_;
   const int64_t first_step_;
-  Progress& progress_;
+  report::Progress& progress_;
   const JobInfo info_;
   const OptimizerRef& optimizer_;
   const bool ended_;
@@ -435,13 +435,13 @@ void TrainerOptions::validate() const {
 }
 
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, int64_t first_step,
-                  Progress& progress) {
+                  report::Progress& progress) {
   options.validate();
   const InterruptGuard interrupts;
   return Trainer(job, run, options, first_step, progress).run();
 }
 
-TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, Progress& progress) {
+TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, report::Progress& progress) {
   options.validate();
   const io::CheckpointFolder checkpoints(run.checkpoints().string(), int(options.keep));
   std::optional<FolderLock> lock;
@@ -452,7 +452,7 @@ TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options,
       run.write_settings({{"job", job.settings_json()}, {"build", report::build_facts()}});
   }
   const auto newest = checkpoints.latest();
-  for (const std::string& warning : newest.warnings) tell("tessera: warning: " + warning + "\n");
+  for (const std::string& warning : newest.warnings) report::tell("tessera: warning: " + warning + "\n");
   const int64_t first_step = newest.step ? job.restore(newest.file) : 0;
   run.truncate_metrics(first_step);
   return train(job, run, options, first_step, progress);

@@ -4,8 +4,8 @@
 
 #include "dist/world.h"
 #include "optim/schedule.h"
+#include "report/progress.h"
 #include "train/job.h"
-#include "train/progress.h"
 #include "train/run_folder.h"
 #include "train/setting.h"
 
@@ -86,12 +86,12 @@ struct TrainResult {
 /// Throws before the first step if a parameter of the optimizer is kept by no Job::keep(). Returns at once if
 /// `first_step` has reached options.steps already.
 TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, int64_t first_step,
-                  Progress& progress);
+                  report::Progress& progress);
 
 /// The same, from the newest checkpoint in the run's folder on; from the beginning if there is none. What was
 /// logged after it goes. For your own programs, of which a later one may continue the run
 /// (RunFolder::open): holds the folder's lock, and writes a run.json if there is none. `tessera train` does
 /// this and more (train/run.h).
-TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, Progress& progress);
+TrainResult train(Job& job, const RunFolder& run, const TrainerOptions& options, report::Progress& progress);
 
 }  // namespace tessera::train

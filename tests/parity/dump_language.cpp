@@ -1,7 +1,7 @@
 #include <cstdio>
 
+#include "eval/perplexity.h"
 #include "tests/parity/language_run.h"
-#include "train/perplexity.h"
 
 using namespace tessera;
 
@@ -31,9 +31,9 @@ io::NamedTensors inference(const Model& model, const std::string& folder) {
     results.emplace_back("generated." + std::to_string(b), Tensor::from(texts[b], {8}));
   std::vector<double> nats;
   for (const int64_t stride : {0, 3})
-    nats.push_back(train::measure_perplexity(model,
-                                             train::perplexity_windows(text, {.length = 7, .stride = stride}),
-                                             Device::cpu(), 8)
+    nats.push_back(eval::measure_perplexity(model,
+                                            eval::perplexity_windows(text, {.length = 7, .stride = stride}),
+                                            Device::cpu(), 8)
                        .nats);
   results.emplace_back("nats", Tensor::from(nats, {2}));
   return results;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "eval/perplexity.h"
 #include "sparsity/prune.h"
 #include "tessera.h"
 

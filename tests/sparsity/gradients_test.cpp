@@ -187,8 +187,8 @@ TEST(Gradients, RowsThatAreNotComputedAreZeroRowsOfAPaddedBatch) {
   models::Bert model = pretrained::load_bert(made.model(), rng, kCpu,
                                              {.config = {.head = models::BertHead::classify, .labels = 2}});
   const datasets::GlueBatch batch = items.batch(std::vector<int64_t>{0, 5, 2, 9});
-  const models::BertBatch packed = train::bert_batch(batch, model.config, 0, kCpu),
-                          padded = train::bert_batch(batch, model.config, 24, kCpu);
+  const models::BertBatch packed = eval::bert_batch(batch, model.config, 0, kCpu),
+                          padded = eval::bert_batch(batch, model.config, 24, kCpu);
   struct Counted {
     double rows = 0, elements = 0;
   };

@@ -4,12 +4,12 @@
 
 #include <cmath>
 
+#include "eval/perplexity.h"
 #include "nn/observe.h"
 #include "pretrained/sparse_model.h"
 #include "sparsity/modules.h"
 #include "tests/io/files.h"
 #include "tests/sparsity/small.h"
-#include "train/perplexity.h"
 
 // Griffin: neurons chosen by a prompt, against plain loops and against networks with zeros in their place.
 
@@ -125,11 +125,9 @@ TEST(Griffin, StatisticOfTheFormula) {
 
 TEST(Griffin, TextsOfNoShareAreDenseAndOthersAsWithZeros) {
   const std::vector<int64_t> text = prompt_of(13);
-  const std::vector<train::PerplexityWindow> windows{{text, 7}};  // predicted by the second half alone
+  const std::vector<eval::PerplexityWindow> windows{{text, 7}};  // predicted by the second half alone
   SmallLlama small, zeroed;
-  const auto nats = [&](const auto& model) {
-    return train::measure_perplexity(model, windows, kCpu, 1).nats;
-  };
+  const auto nats = [&](const auto& model) { return eval::measure_perplexity(model, windows, kCpu, 1).nats; };
   const double dense = nats(small.model);
   EXPECT_NEAR(nats(GriffinTexts(small.model, 0)), dense, 1e-6);
   const double half = nats(GriffinTexts(small.model, 0.6));

@@ -27,7 +27,7 @@ TEST(PruneRuns, MeasureAndWriteTheModel) {
   const TemporaryFolder folder;
   pretrained::save(SmallGpt().model, folder / "m");
   const std::vector<int64_t> text = small_text(100);
-  const auto windows = train::perplexity_windows(text, {.length = 12});
+  const auto windows = eval::perplexity_windows(text, {.length = 12});
   pretrained::LoadedLanguageModel language = loaded_from(folder / "m");
   PruneRunResult done =
       run_pruning(language, small_samples(), {.model = "m", .out = folder / "p", .windows = windows});
@@ -42,7 +42,7 @@ TEST(PruneRuns, MeasureAndWriteTheModel) {
   EXPECT_TRUE(std::filesystem::exists(folder / "p/masks.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(partial_folder(folder / "p")));
   const pretrained::LoadedLanguageModel again = loaded_from(folder / "p");
-  const auto measured = train::measure_perplexity(again.model, windows, kCpu, 1).perplexity();
+  const auto measured = eval::measure_perplexity(again.model, windows, kCpu, 1).perplexity();
   EXPECT_EQ(measured, perplexity["after"].get<double>());
 }
 

@@ -20,7 +20,7 @@ TrainResult train_seed(const GlueSettings& job, const GlueSet& set, const std::f
                        std::map<std::string, double>* scores = nullptr) {
   GlueJob session(job, Device::cpu(), &set);
   const RunFolder run = RunFolder::create(root, "run");
-  Progress quiet(Progress::Mode::quiet);
+  report::Progress quiet(report::Progress::Mode::quiet);
   const TrainResult result =
       train(session, run, {.steps = job.steps, .log_every = 1, .schedule = job.make_schedule()}, 0, quiet);
   if (scores) *scores = result.evaluation;
@@ -352,7 +352,7 @@ TEST(GlueJob, TrainsOnlyWhatItIsAskedTo) {
     GlueJob job(settings, Device::cpu(), &set);
     const auto before = values(job);
     const TemporaryFolder root;
-    Progress quiet(Progress::Mode::quiet);
+    report::Progress quiet(report::Progress::Mode::quiet);
     train(job, RunFolder::create(root.path(), "run"),
           {.steps = settings.steps, .log_every = 1, .schedule = settings.make_schedule()}, 0, quiet);
     int64_t changed = 0;
@@ -398,7 +398,7 @@ TEST_P(Captures, TheStepOfPaddedBatches) {
     const TemporaryFolder root;
     GlueJob session(own, Device::cuda(0), &set);
     const RunFolder run = RunFolder::create(root.path(), "run");
-    Progress quiet(Progress::Mode::quiet);
+    report::Progress quiet(report::Progress::Mode::quiet);
     train(session, run, {.steps = own.steps, .log_every = 1, .graph = graph, .schedule = own.make_schedule()},
           0, quiet);
     std::vector<double> losses;
@@ -427,8 +427,8 @@ TEST(GlueSet, HasTheTwoPartsOfMnliAndAFingerprint) {
   ASSERT_EQ(set.test.size(), 2u);
   EXPECT_EQ(set.fingerprint(), made.set(GlueTask::mnli).fingerprint());
   EXPECT_NE(set.fingerprint(), made.set(GlueTask::mnli, 5).fingerprint());  // cut texts are other texts
-  GlueJob session(small_glue_job(made, "mnli"), Device::cpu());
-  const auto values = evaluate_glue(session, set);
+  GlueJob session(small_glue_job(made, "mnli"), Device::cpu(), &set);
+  const auto values = session.evaluate();
   std::set<std::string> names;
   for (const auto& [name, value] : values) names.insert(name);
   EXPECT_EQ(names, (std::set<std::string>{"eval_accuracy_matched", "eval_accuracy_mismatched", "eval_loss",
@@ -493,8 +493,8 @@ TEST(GlueJob, LogitsOfNaNAreNoClass) {
   GlueJob job(small_glue_job(made, "sst2"), Device::cpu(), &set);
   for (const nn::NamedParameter& parameter : nn::parameters(job.model()))
     parameter.tensor.detach().fill(std::nan(""));
-  for (const double value : predict_glue(job, set.dev.front().items).values) EXPECT_TRUE(std::isnan(value));
-  const Values values = evaluate_glue(job, set);
+  for (const double value : job.predict(set.dev.front().items).values) EXPECT_TRUE(std::isnan(value));
+  const Values values = job.evaluate();
   for (const char* name : {"eval_accuracy", "eval_score", "eval_loss"})
     EXPECT_TRUE(std::isnan(values.at(name))) << name;
 }

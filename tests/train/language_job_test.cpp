@@ -62,7 +62,7 @@ LanguageData small_data(const TemporaryFolder& root, bool documents = false) {
 
 /// Nats a token of all of them but the first.
 double loss_of(LanguageJob& session, std::span<const int64_t> tokens) {
-  return session.measure(std::vector<PerplexityWindow>{{tokens, 1}}).nats;
+  return session.measure(std::vector<eval::PerplexityWindow>{{tokens, 1}}).nats;
 }
 
 datasets::TokenBatch batch_of(const LanguageData& data, std::vector<int64_t> windows) {
@@ -613,7 +613,7 @@ TEST(LanguageTraining, AStepOfSeveralMicroBatchesIsOneLargeStep) {
     job.accumulate = accumulate, job.batch = 4 / accumulate, job.steps = 6, job.lr = 1e-2;
     const RunFolder run = RunFolder::create(root.path(), "r");
     LanguageJob session(job, Device::cpu());
-    Progress progress(Progress::Mode::quiet);
+    report::Progress progress(report::Progress::Mode::quiet);
     session.set_data(data, {.sample_every = 3, .sample_tokens = 4}, held_out(data, 100), {});
     train(session, run, {.steps = 6, .log_every = 1, .sample_every = 3, .schedule = job.make_schedule()}, 0,
           progress);
@@ -642,7 +642,7 @@ TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
   job.steps = 400, job.lr = 0.05, job.schedule = "constant";
   const RunFolder run = RunFolder::create(root.path(), "r");
   LanguageJob session(job, Device::cpu());
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   const LanguageWatch watch{.sample_tokens = 4, .patience = 3, .exported = "best"};
   const HeldOut text = held_out(data, 100);
   const TrainerOptions options{
@@ -663,9 +663,9 @@ TEST(LanguageTraining, KeepsTheBestEvaluationAndEndsBehindIt) {
   const io::CheckpointFolder folder(run.checkpoints().string());
   EXPECT_EQ(folder.steps(), (std::vector<int64_t>{result.step, best.step}));
   EXPECT_EQ(session.restore(folder.file_of(best.step)), best.step);
-  std::vector<PerplexityWindow> windows;
+  std::vector<eval::PerplexityWindow> windows;
   for (const HeldOut::Stretch& stretch : text.stretches)
-    for (const PerplexityWindow& window : sliding_windows(stretch.tokens, stretch.first, 17, 8))
+    for (const eval::PerplexityWindow& window : eval::sliding_windows(stretch.tokens, stretch.first, 17, 8))
       windows.push_back(window);
   EXPECT_EQ(session.measure(windows).nats, best.nll);
   // It does not begin again to wait for what does not come.

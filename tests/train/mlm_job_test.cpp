@@ -157,7 +157,7 @@ Trained train_mlm(const MlmSettings& settings, const LanguageData& data, const R
                   int64_t first = 0) {
   MlmJob job(settings, Device::cpu(), data, 1 << 18, "");
   if (first > 0) job.restore(io::CheckpointFolder(run.checkpoints().string()).file_of(first));
-  Progress quiet(Progress::Mode::quiet);
+  report::Progress quiet(report::Progress::Mode::quiet);
   const TrainResult result =
       train(job, run, {.steps = steps, .log_every = 1, .eval_every = 3, .schedule = settings.make_schedule()},
             first, quiet);

@@ -143,7 +143,7 @@ struct Forgets : Job {
 // Such a run trained, saved, and went on with other weights, or with other masks.
 TEST(OwnJob, StateThatNoCheckpointWouldHaveIsRefused) {
   const TemporaryFolder root;
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   const auto run = [&](Forgets& job) {
     return message_of([&] { train(job, RunFolder::create(root.path(), "r"), {.steps = 2}, progress); });
   };
@@ -178,7 +178,7 @@ struct Fixed : Job {
 
 TEST(OwnJob, AnotherProcessContinuesItsRun) {
   const TemporaryFolder root;
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   const auto weights = [](Fixed& job) { return job.layer.weight.detach().to_vector<float>(); };
   Fixed whole, first, second;
   train(whole, RunFolder::create(root.path(), "whole"), {.steps = 5}, progress);
@@ -195,7 +195,7 @@ TEST(OwnJob, AnotherProcessContinuesItsRun) {
 
 TEST(OwnJob, AScheduleThatReachesNoOptimizerIsRefused) {
   const TemporaryFolder root;
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   TrainerOptions options{.steps = 3};
   Fixed constant, scheduled;
   EXPECT_EQ(train(constant, RunFolder::create(root.path(), "a"), options, progress).step, 3);

@@ -93,7 +93,7 @@ OwnJob(int, Make) -> OwnJob<std::invoke_result_t<Make, std::vector<nn::NamedPara
 template <class Make>
 void expect_learns_and_resumes(int parts, Make make) {
   const TemporaryFolder root;
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   const RunFolder whole = RunFolder::create(root.path(), "whole"),
                   cut = RunFolder::create(root.path(), "cut");
   TrainerOptions options = options_of(20);
@@ -130,7 +130,7 @@ TEST(OwnJob, AnyOptimizerTrainsAndResumes) {
 TEST(OwnJob, RulesOfOnesOwnSkipStepsWithoutAFiniteNorm) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   OwnJob job(1, [](auto parameters) {
     return optim::Optimizer("own", std::move(parameters), {.lr = 1e-2},
                             {{std::make_shared<NormalizedMomentum>()}});
@@ -157,7 +157,7 @@ TEST(OwnJob, RulesOfOnesOwnSkipStepsWithoutAFiniteNorm) {
 TEST(OwnJob, AnOptimizerThatSkipsNothingEndsAtTheFirstLossThatIsNotFinite) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   OwnJob job(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
   job.data.before_step = [&](int64_t step) { job.data.factor = step == 5 ? std::nan("") : 1; };
   const std::string error = message_of([&] { train(job, run, options_of(20), progress); });
@@ -169,7 +169,7 @@ TEST(OwnJob, AnOptimizerThatSkipsNothingEndsAtTheFirstLossThatIsNotFinite) {
 TEST(OwnJob, NoCheckpointIsSavedOfALossThatIsNotFiniteBetweenLoggedSteps) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   OwnJob job(1, [](auto parameters) { return SignDescent{.parameters = std::move(parameters)}; });
   job.data.before_step = [&](int64_t step) { job.data.factor = step >= 5 ? std::nan("") : 1; };
   TrainerOptions options = options_of(20);
@@ -194,7 +194,7 @@ struct DroppingJob : Job {
 
 TEST(OwnJob, AResumedRunGoesOnWithTheRandomNumbersOfItsLoss) {
   const TemporaryFolder root;
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   const RunFolder whole = RunFolder::create(root.path(), "whole"),
                   cut = RunFolder::create(root.path(), "cut");
   DroppingJob job, first, second;

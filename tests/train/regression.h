@@ -98,7 +98,7 @@ struct Ran {
 inline Ran train(Regression& regression, const TrainerOptions& options, int64_t first_step = 0) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   Ran ran;
   ran.error = message_of([&] { ran.result = train::train(regression, run, options, first_step, progress); });
   ran.metrics = run.metrics();

@@ -52,7 +52,7 @@ RanksEnd trained_on(int ranks, const MakeJob& make, const TrainingSettings& sett
   const auto train_rank = [&](const dist::World* world, int rank) {
     const auto job = make(zero > 0 ? optim::Sharding{rank, ranks, 0.001, zero > 1} : optim::Sharding());
     const RunFolder run = RunFolder::create(root.path(), "rank-" + std::to_string(rank));
-    Progress quiet(Progress::Mode::quiet);
+    report::Progress quiet(report::Progress::Mode::quiet);
     const TrainResult result = train(*job, run,
                                      {.steps = settings.steps,
                                       .log_every = 1,
@@ -195,7 +195,7 @@ TEST(SeveralRanks, NoTwoMicroBatchesOfAStepDropTheSameInAnyOrder) {
       const TemporaryFolder root;
       const dist::World world(c, c);
       DropoutJob job(4);
-      Progress quiet(Progress::Mode::quiet);
+      report::Progress quiet(report::Progress::Mode::quiet);
       train(job, RunFolder::create(root.path(), "r"),
             {.steps = 3, .bucket_mb = 0, .world = &world, .global_order = global}, 0, quiet);
       const std::lock_guard lock(mutex);

@@ -63,7 +63,7 @@ struct RunFiles {
 inline RunFiles files_of_run(const MadeSst2& made, const GlueSettings& settings, int64_t stop = 0) {
   const TemporaryFolder root;
   const RunFolder run = RunFolder::create(root.path(), "run");
-  Progress quiet(Progress::Mode::quiet);
+  report::Progress quiet(report::Progress::Mode::quiet);
   const auto train_to = [&](GlueJob& job, int64_t from, int64_t to) {
     train(job, run, {.steps = to, .log_every = 1, .schedule = settings.make_schedule()}, from, quiet);
   };

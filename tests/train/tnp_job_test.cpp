@@ -205,7 +205,7 @@ TEST(TnpJob, AJobOfOtherTasksIsReadButNotTrained) {
   session.checkpoint(2).save(file);
   EXPECT_EQ(TnpJob(tnp_settings_from_json(to_json(job)), Device::cpu()).restore(file), 2);
   const RunFolder run = RunFolder::create(root.path(), "r");
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   expect_error([&] { train(session, run, {.steps = 2}, 0, progress); }, {"version 1", "version 2"});
 }
 
@@ -228,7 +228,7 @@ TEST(TnpJob, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
     const auto run_steps = [&](TnpJob& session, bool graph, int64_t first, int64_t last) {
       const TemporaryFolder root;
       const RunFolder run = RunFolder::create(root.path(), "r");
-      Progress progress(Progress::Mode::quiet);
+      report::Progress progress(report::Progress::Mode::quiet);
       const TrainerOptions options{
           .steps = last, .log_every = 1, .graph = graph, .schedule = job.make_schedule()};
       train(session, run, options, first, progress);
@@ -255,7 +255,7 @@ TEST(TnpJob, TrainingOnAGpuIsTheSameInAGraphAndEagerAndResumed) {
 TEST(TnpJob, EvaluationNeverMeetsTheTasksOfTraining) {
   const TnpSettings job = small_tnp_job();
   EXPECT_NE(make_prior(job).batch(0).yc.to_vector<float>(),
-            make_prior(job, true).batch(0).yc.to_vector<float>());
+            fresh_tasks(job, job.batch).batch(0).yc.to_vector<float>());
 }
 
 }  // namespace

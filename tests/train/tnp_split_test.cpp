@@ -46,7 +46,7 @@ SplitEnd trained_split(TnpSettings settings, int data, models::TaskSplit split, 
     if (zero) own.sharding = {rank, ranks, 0.001};
     TnpJob job(own, Device::cpu(), 5);
     const RunFolder run = RunFolder::create(root.path(), "rank-" + std::to_string(rank));
-    Progress quiet(Progress::Mode::quiet);
+    report::Progress quiet(report::Progress::Mode::quiet);
     const TrainResult result = train(job, run,
                                      {.steps = settings.steps,
                                       .log_every = 1,

@@ -35,7 +35,7 @@ TEST(Trainer, ARunThatMayNotSaveEndsBeforeItsFirstStep) {
   const RunFolder run = RunFolder::create(root.path(), "r");
   fs::permissions(run.checkpoints(), fs::perms::owner_read | fs::perms::owner_exec);
   Regression regression(1);
-  Progress progress(Progress::Mode::quiet);
+  report::Progress progress(report::Progress::Mode::quiet);
   const std::string said = message_of([&] { train(regression, run, options_of(6), progress); });
   EXPECT_NE(said.find("checkpoints is read-only for this user"), std::string::npos) << said;
   EXPECT_EQ(regression.begun, 0);
@@ -362,7 +362,7 @@ struct StoppedRun {
   RunFolder run = RunFolder::create(root.path(), "r");
   Regression regression{1};
   TrainerOptions options = options_of(6);
-  Progress progress{Progress::Mode::quiet};
+  report::Progress progress{report::Progress::Mode::quiet};
   std::function<void()> on_evaluation;
   int evaluations = 0;
   std::vector<int64_t> samples;

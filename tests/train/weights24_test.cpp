@@ -194,10 +194,10 @@ TEST(Weights24Job, ExportsWhatItEvaluates) {
       EXPECT_TRUE(io::read_file(file, 1 << 24) == before);  // the dense weights are back
       std::vector<int64_t> tokens;
       for (int64_t i = 0; i < 16; ++i) tokens.push_back(i * 11 % 257);
-      const std::vector<PerplexityWindow> windows{{tokens, 1}};
+      const std::vector<eval::PerplexityWindow> windows{{tokens, 1}};
       Rng rng(1);
       const models::Llama loaded = pretrained::load_llama(folder, rng, Device::cpu());
-      const double exported = measure_perplexity(loaded, windows, Device::cpu(), 1).nats;
+      const double exported = eval::measure_perplexity(loaded, windows, Device::cpu(), 1).nats;
       EXPECT_NEAR(exported, job.measure(windows).nats, 1e-5);
       const io::WeightSource source(folder);
       for (const io::WeightEntry& entry : source.entries()) {

@@ -1,4 +1,4 @@
-#include "train/perplexity.h"
+#include "eval/perplexity.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include "runtime/interrupt.h"
 #include "tests/tensors.h"
 
-namespace tessera::train {
+namespace tessera::eval {
 namespace {
 
 models::Gpt small_gpt(Rng& rng) {
@@ -55,6 +55,16 @@ TEST(Perplexity, IsTheMeanOverThePredictedTokensOfEveryWindow) {
       EXPECT_NEAR(result.nats, sum / double(predicted), 1e-12) << stride;
     }
   }
+}
+
+TEST(Perplexity, AloneIsThatOfTheMeasurement) {
+  Rng rng(3);
+  const models::LanguageModel model = small_gpt(rng);
+  const std::vector<int64_t> tokens(40, 2);
+  const auto windows = perplexity_windows(tokens, {.length = 8});
+  const Perplexity measured = measure_perplexity(model, windows, kCpu, 2);
+  EXPECT_EQ(measured.windows, 5);
+  EXPECT_EQ(perplexity_of(model, windows, 2), std::exp(measured.nats));
 }
 
 TEST(Perplexity, EndsWhenItIsTold) {
@@ -106,4 +116,4 @@ TEST(Perplexity, SlidingWindowsPredictEachTokenOnceBehindEnoughOthers) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::eval

@@ -1,4 +1,4 @@
-#include "train/progress.h"
+#include "report/progress.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace tessera::train {
+namespace tessera::report {
 
 void tell(const std::string& text) {
   std::fputs(text.c_str(), stderr);
@@ -80,4 +80,4 @@ void Progress::say(const std::string& text) {
   tell(text + "\n");
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::report

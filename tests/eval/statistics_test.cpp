@@ -1,4 +1,4 @@
-#include "train/statistics.h"
+#include "eval/statistics.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "runtime/error.h"
 
-namespace tessera::train {
+namespace tessera::eval {
 namespace {
 
 const double kInfinity = std::numeric_limits<double>::infinity();
@@ -111,4 +111,4 @@ TEST(Statistics, WelchsTestIsThatOfScipy) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::eval

@@ -1,4 +1,4 @@
-#include "train/child_process.h"
+#include "dist/child_process.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -8,7 +8,7 @@
 #include "runtime/interrupt.h"
 #include "tests/folder.h"
 
-namespace tessera::train {
+namespace tessera::dist {
 namespace {
 
 ChildEnd end_of_shell(const TemporaryFolder& root, const std::string& script) {
@@ -68,4 +68,4 @@ TEST(ChildProcess, KeepsIgnoredSignals) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::dist

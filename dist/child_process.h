@@ -11,7 +11,7 @@
 
 /// Runs this program in separate processes: a crash ends one of them only.
 
-namespace tessera::train {
+namespace tessera::dist {
 
 /// How a process ended.
 struct ChildEnd {
@@ -58,4 +58,4 @@ std::optional<size_t> wait_any(std::vector<ChildProcess>& children,
 /// How the process ended; waits for that.
 ChildEnd collect(ChildProcess& child);
 
-}  // namespace tessera::train
+}  // namespace tessera::dist

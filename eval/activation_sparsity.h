@@ -10,7 +10,7 @@
 
 /// How sparse the hidden activations of feed-forward networks are, and what 2:4 sparsity costs them.
 
-namespace tessera::train {
+namespace tessera::eval {
 
 /// Sparsity of activations a [tokens, columns], computed by definition on the host: the reference for the
 /// kernels.
@@ -75,4 +75,4 @@ class ActivationMeter {
   nn::Observe observe_;
 };
 
-}  // namespace tessera::train
+}  // namespace tessera::eval

@@ -1,6 +1,6 @@
-#include "train/perplexity.h"
+#include "eval/perplexity.h"
 
-namespace tessera::train {
+namespace tessera::eval {
 
 std::vector<PerplexityWindow> sliding_windows(std::span<const int64_t> tokens, int64_t first, int64_t length,
                                               int64_t stride) {
@@ -37,10 +37,15 @@ std::vector<PerplexityWindow> perplexity_windows(std::span<const int64_t> tokens
   return windows;
 }
 
+double perplexity_of(const models::LanguageModel& model, std::span<const PerplexityWindow> windows,
+                     int64_t batch) {
+  return measure_perplexity(model, windows, model.device(), batch).perplexity();
+}
+
 void check_finite(const char* name, double measured) {
   check(std::isfinite(measured), name,
         ": the log-likelihood of the text is not finite; the model's weights are damaged, or its activations "
         "overflow");
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::eval

@@ -1,4 +1,4 @@
-#include "train/statistics.h"
+#include "eval/statistics.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "runtime/error.h"
 
-namespace tessera::train {
+namespace tessera::eval {
 namespace {
 
 /// The continued fraction of the incomplete beta function (Abramowitz and Stegun 26.5.8), evaluated from the
@@ -139,4 +139,4 @@ std::vector<double> holm(const std::vector<double>& p) {
   return corrected;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::eval

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "autograd/tape.h"
+#include "models/language_model.h"
 #include "nn/attention.h"
 #include "runtime/interrupt.h"
 #include "tensor/tensor.h"
 
-namespace tessera::train {
+namespace tessera::eval {
 
 /// How a text is cut into windows, each of which a model sees alone.
 ///
@@ -91,4 +92,8 @@ Perplexity measure_perplexity(const Model& model, std::span<const PerplexityWind
   return result;
 }
 
-}  // namespace tessera::train
+/// The perplexity alone, of all windows.
+double perplexity_of(const models::LanguageModel& model, std::span<const PerplexityWindow> windows,
+                     int64_t batch = 1);
+
+}  // namespace tessera::eval

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-namespace tessera::train {
+namespace tessera::report {
 
 /// Writes to the standard error, at once. Text that cannot be written there, on a full disk, is lost: that is
 /// no reason to end a run.
@@ -46,4 +46,4 @@ class Progress {
 std::string format_duration(double seconds);  // "1:02:03", "0:07"
 std::string format_count(double value);       // "1.23M", "456k", "12"
 
-}  // namespace tessera::train
+}  // namespace tessera::report

@@ -6,7 +6,7 @@
 /// Statistics of a few runs: means with intervals by Student's t distribution, paired differences, and
 /// Holm's correction where several are tested at once.
 
-namespace tessera::train {
+namespace tessera::eval {
 
 /// Mean and standard deviation (of the sample, with n - 1; 0 for one value) of one value or more.
 struct Spread {
@@ -55,4 +55,4 @@ std::vector<double> holm(const std::vector<double>& p);
 /// for a difference to be beyond the noise.
 inline constexpr double kLevel = 0.05;
 
-}  // namespace tessera::train
+}  // namespace tessera::eval

@@ -1,4 +1,4 @@
-#include "train/progress.h"
+#include "report/progress.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-namespace tessera::train {
+namespace tessera::report {
 namespace {
 
 TEST(FormatDuration, HoursMinutesSeconds) {
@@ -94,4 +94,4 @@ TEST(Progress, QuietPrintsNothing) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::report

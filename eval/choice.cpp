@@ -1,4 +1,4 @@
-#include "train/choice.h"
+#include "eval/choice.h"
 
 #include <nlohmann/json.hpp>
 
@@ -6,7 +6,7 @@
 #include "io/json.h"
 #include "io/text_file.h"
 
-namespace tessera::train {
+namespace tessera::eval {
 namespace {
 
 using nlohmann::json;
@@ -102,4 +102,4 @@ double Accuracy::high() const {
   return wilson(*this, 1);
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::eval

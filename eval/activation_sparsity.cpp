@@ -1,4 +1,4 @@
-#include "train/activation_sparsity.h"
+#include "eval/activation_sparsity.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "ops/linear/linear.h"
 #include "ops/select/select.h"
 
-namespace tessera::train {
+namespace tessera::eval {
 namespace {
 
 /// The matrix on the host, in f32, and which columns stand apart.
@@ -181,4 +181,4 @@ std::vector<std::string> ActivationMeter::names() const {
   return list;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::eval

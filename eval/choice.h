@@ -16,7 +16,7 @@
 /// Multiple choice by log-likelihood: the choice that a language model finds the most likely after its
 /// context.
 
-namespace tessera::train {
+namespace tessera::eval {
 
 struct ChoiceItem {
   std::string context;
@@ -98,4 +98,4 @@ ChoiceScores score_choices(const Model& model, std::span<const ChoiceText> texts
   return scores;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::eval

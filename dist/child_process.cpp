@@ -1,4 +1,4 @@
-#include "train/child_process.h"
+#include "dist/child_process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 
-namespace tessera::train {
+namespace tessera::dist {
 namespace {
 
 constexpr std::initializer_list<int> kHandled = {SIGINT, SIGTERM, SIGHUP};  // by InterruptGuard
@@ -138,4 +138,4 @@ ChildEnd collect(ChildProcess& child) {
   return {WEXITSTATUS(status), 0};
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::dist

@@ -1,4 +1,4 @@
-#include "train/choice.h"
+#include "eval/choice.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 
 // Multiple choice by log-likelihood.
 
-namespace tessera::train {
+namespace tessera::eval {
 namespace {
 
 using io::test::throws;
@@ -119,4 +119,4 @@ TEST(Choice, ReadersNameTheLine) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::eval
