@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
+#include "io/json.h"
 #include "nn/observe.h"
 #include "nn/prefill_scope.h"
 #include "pretrained/sparse_model.h"
