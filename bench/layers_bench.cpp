@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "bench/bert_bench.h"
+#include "eval/bert_batch.h"
 #include "io/file.h"
 #include "io/tokenizer/tokenizer.h"
 #include "nn/observe.h"

@@ -5,6 +5,7 @@
 #include "plan/plan.h"
 #include "plan/ranks.h"
 #include "runtime/philox.h"
+#include "train/language_sizes.h"
 
 namespace tessera::bench {
 namespace {

@@ -14,7 +14,7 @@
 #include "report/progress.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/language_data.h"
+#include "train/tokenizer_files.h"
 
 namespace tessera::cli {
 namespace {

@@ -24,8 +24,8 @@ struct EvalArgs {
 int run_eval(const EvalArgs& args) {
   const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
   const train::RunFolder run = train::RunFolder::open(args.run);
-  const train::TnpSettings settings =
-      train::tnp_settings_of_run((run.path() / "run.json").string(), run.settings_of("tnp"));
+  const train::TnpSettings settings = train::settings_of_run<train::TnpSettings>(
+      (run.path() / "run.json").string(), run.settings_of("tnp"), "tnp");
   train::TnpJob job(settings, device);
   const auto newest = io::CheckpointFolder(run.checkpoints().string()).latest();
   for (const std::string& warning : newest.warnings)

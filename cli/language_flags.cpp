@@ -5,6 +5,7 @@
 
 #include "cli/setting_flags.h"
 #include "runtime/error.h"
+#include "train/language_sizes.h"
 
 namespace tessera::cli {
 LanguageFlags::LanguageFlags(bool llama) {

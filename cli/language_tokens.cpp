@@ -4,7 +4,7 @@
 #include "datasets/tokenize.h"
 #include "datasets/tokens.h"
 #include "io/text_file.h"
-#include "train/language_data.h"
+#include "train/tokenizer_files.h"
 
 namespace tessera::cli {
 

@@ -171,8 +171,8 @@ struct BertRuns {
   }
 };
 
-/// The values of the command's evaluations in metrics.jsonl, as tnp_job.cpp, language_training.cpp,
-/// mlm_job.cpp and glue_job.cpp name them.
+/// The values of the command's evaluations in metrics.jsonl, as tnp_job.cpp, language_evaluation.cpp,
+/// mlm_job.cpp and eval/glue.cpp name them.
 std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
   if (plan.command == "tnp") return {"eval_nll", "eval_optimal_nll", "eval_gap", "eval_gap_error"};
   if (plan.command != "bert") return {"eval_nll", "eval_perplexity", "eval_bits_per_byte", "eval_gap"};

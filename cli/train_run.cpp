@@ -12,6 +12,7 @@
 
 #include "comm/status.h"
 #include "report/facts.h"
+#include "report/progress.h"
 #include "runtime/interrupt.h"
 
 namespace tessera::cli {

@@ -10,6 +10,7 @@
 #include "autograd/tape.h"
 #include "datasets/shuffle.h"
 #include "datasets/tokenize.h"
+#include "eval/bert_batch.h"
 #include "io/checkpoint_folder.h"
 #include "io/text_file.h"
 #include "io/utf8.h"
@@ -52,7 +53,7 @@ Origin of_run(const fs::path& path) {
   check(!settings.contains("seeds"), path.string(),
         ": it holds several seeds; name the folder of one, such as ", (path / "seed-0").string());
   Origin origin;
-  origin.run = train::glue_settings_from_json(settings["job"]);
+  origin.run = train::job_settings<train::GlueSettings>(settings["job"]);
   const train::FolderLock lock = run.lock();
   const auto latest = io::CheckpointFolder(run.checkpoints().string()).latest();
   check(latest.step.has_value(), path.string(),

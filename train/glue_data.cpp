@@ -2,7 +2,7 @@
 
 #include "io/checksum.h"
 #include "runtime/error.h"
-#include "train/language_data.h"
+#include "train/tokenizer_files.h"
 
 namespace tessera::train {
 namespace {

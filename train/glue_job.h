@@ -1,71 +1,23 @@
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "datasets/loader.h"
-#include "eval/bert_batch.h"
+#include "eval/glue.h"
 #include "models/bert.h"
 #include "optim/optimizer.h"
-#include "optim/schedule.h"
 #include "pretrained/load.h"
-#include "tensor/precision.h"
 #include "train/auto_rows.h"
-#include "train/drop_settings.h"
-#include "train/form_settings.h"
 #include "train/glue_data.h"
+#include "train/glue_settings.h"
 #include "train/job.h"
-#include "train/slice_settings.h"
-#include "train/training_settings.h"
 
 /// Fine-tuning of BERT and RoBERTa on a task of GLUE: one seed. Several: train/seeds.h.
 
 namespace tessera::train {
-
-/// The settings that define a run of `tessera train bert`, except device and logging. Two jobs with equal
-/// fields and equal data give bitwise equal curves on one device.
-struct GlueSettings : TrainingSettings {
-  std::string task = "sst2";
-  std::string data;   // folder of the task's files
-  std::string model;  // folder with the weights to begin with; "": from random ones
-  /// With the head that the task needs; its dtype is that of parameters and activations.
-  models::BertConfig bert;
-  std::string batches = "packed";  // packed: texts without padding; padded: each takes max_length tokens
-  int64_t batch = 32;              // texts (or pairs) per micro-batch
-  int64_t max_length = 128;        // tokens, special ones included; longer texts are cut
-  SliceSettings slice;
-  FormSettings factors;  // of the blocks' linear layers
-  DropSettings drop;
-  std::string trained = "all";  // parameters to train; biases: those, and the head; head: the head alone
-
-  GlueSettings() { lr = 2e-5, schedule = "linear", steps = 0, warmup = 0; }
-  /// Every setting, with its flag; those of the encoder are its config.json, one JSON object.
-  SettingList list();
-  Precision precision() const { return {bert.dtype, f32_math}; }
-  void set_precision(Precision precision) {
-    bert.dtype = precision.dtype;
-    f32_math = precision.math;
-  }
-  int64_t texts_per_step() const { return batch * accumulate; }
-  /// Throws, naming the setting.
-  void validate() const;
-};
-
-/// The configuration of the encoder as its config.json has it, under "config".
-nlohmann::json to_json(const GlueSettings& settings);
-/// Throws, naming the key that is missing, unknown or of a wrong type.
-GlueSettings glue_settings_from_json(const nlohmann::json& json);
-
-/// Of a config.json's text, with the head that the task needs; `path` is for messages. Throws unless it is of
-/// a BERT or RoBERTa.
-models::BertConfig bert_config(const std::string& path, const std::string& text, datasets::GlueTask task);
-
-/// Throws, naming both orders, if id2label of a config.json names the task's classes (in any case) in another
-/// order than the task numbers them: a classifier of that file would give each class another's number.
-void check_label_order(const std::string& path, const std::string& text, datasets::GlueTask task);
 
 /// Model and optimizer on a device, and the current batch.
 class GlueJob : public Job {
@@ -102,7 +54,8 @@ class GlueJob : public Job {
   void load(const datasets::GlueBatch& batch);
 
  private:
-  datasets::LoaderOptions loader_options(const Rng& order, const datasets::LoaderShare& share) const;
+  datasets::Loader<datasets::GlueItems> loader_of(const dist::Share& share,
+                                                  datasets::LoaderOptions how) const;
   datasets::GlueBatch micro_batch(uint64_t index) const;
   void start_drops();
   void calibrate_drops(uint64_t step);
@@ -127,12 +80,5 @@ class GlueJob : public Job {
   uint64_t drop_step_ = 0;                  // the next to draw for
   std::filesystem::path probes_, row_log_;  // files of the run
 };
-
-/// The files that write_submissions makes in `folder`.
-std::vector<std::string> submission_files(const GlueSet& set, const std::filesystem::path& folder);
-/// Writes the predictions for the test parts in the form that the benchmark's server takes, all of them or
-/// none; returns the files.
-std::vector<std::string> write_submissions(GlueJob& job, const GlueSet& set,
-                                           const std::filesystem::path& folder);
 
 }  // namespace tessera::train

@@ -4,6 +4,7 @@
 
 #include "optim/whole_state.h"
 #include "runtime/error.h"
+#include "train/setting.h"
 
 namespace tessera::train {
 

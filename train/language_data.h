@@ -27,27 +27,6 @@ struct LanguageText {
 /// part only.
 datasets::Tokenized write_language_data(const LanguageText& text, const std::string& folder);
 
-/// Trains a tokenizer for a BERT trained from scratch: byte-level BPE of the texts, with BERT's special
-/// tokens ([PAD] is 0) and its frame [CLS] a [SEP] b [SEP], types 0 and 1. The same texts give the same
-/// bytes; returns the text of a tokenizer.json. bert_tokenizer_config: of the tokenizer_config.json next to
-/// it.
-std::string train_bert_tokenizer(const std::vector<std::string>& texts, int64_t vocab_size);
-std::string bert_tokenizer_config();
-
-/// Copies the files of a tokenizer (a tokenizer.json, a .model, or the folder of one) with the files next to
-/// it that belong to it.
-void copy_tokenizer(const std::string& from, const std::string& folder);
-
-/// The folder whose tokenizer made the shards in `data`: `data` itself, or `model` ("": none) if no tokenizer
-/// lies next to the shards.
-std::string tokenizer_folder(const std::string& data, const std::string& model);
-
-/// Copies config.json and generation_config.json of the model that a run starts from to kBaseFolder of
-/// `folder`, for export_language; copies nothing if the tokenizer in `folder` is not the model's (by its
-/// tokens and end token).
-inline constexpr const char* kBaseFolder = "base";
-void keep_base_configs(const std::string& model, const std::string& folder);
-
 /// Both parts, opened.
 class LanguageData {
  public:
@@ -86,38 +65,5 @@ void check_not_evaluated(bool before, const std::string& flag, const std::string
 std::vector<int64_t> read_tokens(const datasets::TokenWindows& windows, uint64_t begin, uint64_t end);
 /// Where documents begin among them, counted from `begin`; the first is not one unless it stands there.
 std::vector<uint64_t> document_begins(const datasets::TokenWindows& windows, uint64_t begin, uint64_t end);
-
-/// The held-out text, predicted in the same way by every model: the targets are the tokens of each stretch
-/// from `first` on, and what stands before them is context.
-struct HeldOut {
-  struct Stretch {
-    std::vector<int64_t> tokens;
-    int64_t first = 1;
-  };
-  std::vector<Stretch> stretches;
-  int64_t targets = 0;
-  /// A stretch is a held-out document after the end of its training part, which serves as context only. Needs
-  /// as many documents in both parts, as tokenize_files writes them. Otherwise a stretch is a document if
-  /// they are kept apart, or else the whole part.
-  bool continued = false;
-};
-/// The first targets of the validation part, at most `most`, and up to data.length() tokens in front of those
-/// of a document that is continued. Empty if there is no such part.
-HeldOut held_out(const LanguageData& data, int64_t most);
-
-/// The held-out loss of an n-gram model (datasets::NgramModel) that is trained on the same tokens as the
-/// model and predicts the same targets from the same context. Where documents are kept apart, its n-grams do
-/// not cross documents.
-struct NgramBaseline {
-  int order = 0;         // 0: none was computed
-  double nll = 0;        // nats per token
-  uint64_t trained = 0;  // tokens; fewer than there are if `most` was less
-  uint64_t ngrams = 0;   // different ones
-};
-NgramBaseline ngram_baseline(const LanguageData& data, int order, const HeldOut& held_out, uint64_t most);
-
-/// The text of the targets. Its bytes are what nats per token are divided by to be nats per byte, times the
-/// targets.
-std::string target_text(const LanguageData& data, const HeldOut& held_out);
 
 }  // namespace tessera::train

@@ -1,10 +1,11 @@
+#include "train/language_report.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "train/language_job.h"
 #include "train/run_report.h"
 
 namespace tessera::train {

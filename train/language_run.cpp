@@ -1,19 +1,16 @@
 #include "train/language_run.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 
 #include "io/checkpoint_folder.h"
 #include "io/checksum.h"
-#include "ops/attention/attention.h"
-#include "plan/plan.h"
-#include "plan/ranks.h"
-#include "pretrained/config.h"
-#include "runtime/allocator.h"
 #include "runtime/error.h"
+#include "train/language_export.h"
+#include "train/language_pace.h"
+#include "train/language_report.h"
+#include "train/tokenizer_files.h"
 
 namespace tessera::train {
 
@@ -29,12 +26,7 @@ constexpr uint64_t kMostCounted = uint64_t{1} << 23;
 // ---- settings and data ----
 
 void LanguageRecipe::resume(const std::string& path, const nlohmann::json& run, const Given& given) {
-  check(run.contains("job"), path, ": it has no \"job\"; not a run of `train ", name(), "`");
-  try {
-    settings_ = language_settings_from_json(run["job"]);
-  } catch (const Error& error) {
-    fail_at(Site::here(), path, ": ", error.what());
-  }
+  settings_ = settings_of_run<LanguageSettings>(path, run, name());
   check(settings_.is_llama() == llama_, path, ": a run of `train ", settings_.family(), "`, not of `train ",
         name(), "`");
   take_steps(settings_, given_settings(), given);
@@ -57,13 +49,8 @@ void LanguageRecipe::note_evaluation(const Given& given) {
 
 void LanguageRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
   const std::string own = (run.path() / "data").string();
-  bool restart = !resumed;
-  if (!resumed) {
-    make_data(own);
-  } else {
-    restart = io::CheckpointFolder(run.checkpoints().string()).steps().empty();
-  }
-  if (resumed) check_not_over(run);
+  const bool restart = !resumed || !run.has_checkpoints();
+  resumed ? check_not_over(run) : make_data(own);
   open_data(own);
   const std::string& fingerprint = data_->tokenizer().fingerprint();
   if (!resumed) settings_.fingerprint = fingerprint;
@@ -184,97 +171,7 @@ void LanguageRecipe::set_steps(Device device) {
   settings_.validate();
 }
 
-// ---- what is said of it ----
-
-nlohmann::json LanguageRecipe::facts() const {
-  nlohmann::json facts = {{"data", {{"fingerprint", data_->fingerprint()}}}};
-  if (held_out_.targets > 0)
-    facts["evaluation"] = {{"protocol", "sliding"},       {"length", settings_.length},
-                           {"stride", watch.eval_stride}, {"targets", held_out_.targets},
-                           {"text", held_out_text_},      {"behind_training_part", held_out_.continued}};
-  facts["baseline"] = nullptr;
-  if (baseline_.order > 0)
-    facts["baseline"] = {{"method", "interpolated modified Kneser-Ney"},
-                         {"order", baseline_.order},
-                         {"nll", baseline_.nll},
-                         {"tokens", baseline_.trained},
-                         {"ngrams", baseline_.ngrams}};
-  return facts;
-}
-
-std::string LanguageRecipe::header(const RunFolder& run, bool captured, int64_t first_step) {
-  std::string text;
-  const Device device = job_->device();
-  text += fmt::format("{} on {} ({}), {}{}\n", name(), device.name(), device.info().name,
-                      name_of(settings_.precision()),
-                      device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
-  std::visit(
-      [&](const auto& m) {
-        std::string heads = fmt::format("{} heads", m.heads);
-        if constexpr (requires { m.kv_heads; })
-          if (m.kv_heads != m.heads) heads += fmt::format(" ({} of keys)", m.kv_heads);
-        std::string ffn;
-        if constexpr (requires { m.gated; })
-          if (!m.gated) ffn = fmt::format(" without a gate ({})", ops::name_of(m.activation));
-        const double dropped = ops::applied_dropout(m.attention_dropout);
-        text += fmt::format(
-            "  model     {} parameters: {} blocks, d {}, {}, d_ff {}{}, {} tokens{}{}\n",
-            report::format_count(double(plan::count_parameters(settings_.model, settings_.forms()))),
-            m.layers, m.d_model, heads, m.d_ff, ffn, m.vocabulary,
-            dropped > 0 ? fmt::format(", dropout of {:.4g} of the attention probabilities", dropped) : "",
-            settings_.start.empty() ? "" : fmt::format(", from {}", settings_.start));
-      },
-      settings_.model);
-  if (settings_.factors.factorizes())
-    text += fmt::format("  weights   {}\n", settings_.factors.description());
-  text += fmt::format(
-      "  data      {} tokens to train{}, {}; sequences of {}, {} tokens per step\n",
-      report::format_count(double(data_->train().tokens())),
-      data_->validation()
-          ? fmt::format(", {} held out", report::format_count(double(data_->validation()->tokens())))
-          : ", none held out",
-      data_->tokenizer().kind(), settings_.length, settings_.tokens_per_step());
-  text += fmt::format("  training  steps {} to {} ({:.1f} epochs), lr {:g} ({}), seed {}\n", first_step,
-                      settings_.steps, read_epochs(), settings_.lr, settings_.schedule, settings_.seed);
-  text += settings_.step_line();
-  if (settings_.sparse24.on()) {
-    text += fmt::format("  sparse    {}, {}\n", settings_.sparse24.description(),
-                        !settings_.sparsifies_factors()   ? "in the feed-forward networks"
-                        : settings_.sparsifies_networks() ? "in cola layers and feed-forward networks"
-                                                          : "in cola layers");
-    for (const auto& [features, width] : settings_.sparse24_sizes())
-      text += fmt::format("            {} features: {}\n", features,
-                          Sparse24Settings::variants(settings_.batch * settings_.length, features, width,
-                                                     settings_.dtype(), device));
-  }
-  if (settings_.weights24.on())
-    std::visit(
-        [&](const auto& m) {
-          text += fmt::format("  weights   {}\n            {}\n", settings_.weights24.description(),
-                              Weights24Settings::variants(settings_.batch * settings_.length, m.d_model,
-                                                          m.d_model, settings_.dtype(), device));
-        },
-        settings_.model);
-  text += settings_.memory_line(settings_.planned(device),
-                                plan::arena_sizes(settings_.model, settings_.forms()), device, ranks_);
-  if (held_out_.targets > 0)
-    text += fmt::format(
-        "  held out  {} tokens to predict, {} at a time, each after {} or more{}{}\n",
-        report::format_count(double(held_out_.targets)), watch.eval_stride,
-        settings_.length - watch.eval_stride + 1,
-        held_out_.continued  ? "; a document continues after its training part"
-        : data_->documents() ? "; each document alone"
-                             : "; one document after the other",
-        cut_at_spaces_ > 0 ? fmt::format("; documents of one line, cut at a space: {}", cut_at_spaces_) : "");
-  if (baseline_.order > 0)
-    text += fmt::format(
-        "  baseline  {}-gram: {:.4f} nats per token{}\n", baseline_.order, baseline_.nll,
-        baseline_.trained < data_->train().tokens()
-            ? fmt::format(" (counted on {} tokens)", report::format_count(double(baseline_.trained)))
-            : "");
-  text += fmt::format("  run       {}\n", run.path().string());
-  return text;
-}
+// ---- after the run ----
 
 void LanguageRecipe::report(const RunFolder& run, const TrainResult& result) {
   best_ = best_evaluation(run);
@@ -292,46 +189,6 @@ void LanguageRecipe::report(const RunFolder& run, const TrainResult& result) {
     export_language(*job_, *data_, (run.path() / "data").string(), (run.path() / "model").string());
   }
   write_language_report(run, *job_, result);
-}
-
-nlohmann::json LanguageRecipe::throughput(const TrainResult& result) const {
-  const double seconds = result.ms_per_step / 1e3;
-  const double flops = plan::count_flops(settings_.model, settings_.batch * settings_.accumulate,
-                                         settings_.length, settings_.forms())
-                           .step();
-  return {{"tflops", seconds > 0 ? flops / seconds / 1e12 : 0.0}};
-}
-
-std::string LanguageRecipe::conclusion(const RunFolder& run, const TrainResult& result) const {
-  std::string text;
-  const auto& e = result.evaluation;
-  if (const auto nll = e.find("eval_nll"); nll != e.end()) {
-    text += fmt::format("held-out text: {:.4f} nats per token (perplexity {:.2f}), {:.4f} bits per byte\n",
-                        nll->second, e.at("eval_perplexity"), e.at("eval_bits_per_byte"));
-    if (baseline_.order > 0)
-      text += fmt::format(
-          "{}-gram on it: {:.4f} nats per token (perplexity {:.2f}), {:.4f} bits per byte; "
-          "the model is {:.4f} nats per token {}\n",
-          baseline_.order, baseline_.nll, std::exp(baseline_.nll), e.at("ngram_bits_per_byte"),
-          std::abs(e.at("eval_gap")), e.at("eval_gap") <= 0 ? "better" : "worse");
-  }
-  // Picked on the text that it is measured on, it is an optimistic figure, so it stands apart.
-  if (best_.evaluations > 1)
-    text += fmt::format("lowest of {} evaluations: {:.4f} nats per token, after step {}{}\n",
-                        best_.evaluations, best_.nll, best_.step,
-                        result.step < settings_.steps ? "; the run ended early (--patience)" : "");
-  if (watch.sample_tokens > 0)
-    if (const auto samples = run.samples(); !samples.empty())
-      text += fmt::format("it writes:\n{}\n", samples.back().text);
-  text += fmt::format(
-      "model: {}{}\n", fs::absolute(run.path() / "model").lexically_normal().string(),
-      watch.exported == "best" ? fmt::format(" (of step {}, chosen on the held-out text)", best_.step) : "");
-  if (const auto* model = std::get_if<models::LlamaConfig>(&settings_.model); model && !model->gated)
-    text += model->family == models::LlamaFamily::arcee
-                ? "  its networks have no gate, so its type is arcee: transformers reads it since 4.53, "
-                  "programs that know only llama do not\n"
-                : "  its networks have no gate, unlike a llama of other programs: only tessera reads it\n";
-  return text;
 }
 
 }  // namespace tessera::train

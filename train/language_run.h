@@ -58,6 +58,8 @@ class LanguageRecipe : public Recipe {
   void check_held_out(const RunFolder& run);
   void set_steps(Device device);
   std::map<std::string, Tensor> first_gradients(Device device);
+  std::string data_lines(int64_t first_step) const;
+  std::string evaluation_lines() const;
   double read_epochs() const;  // how often the run reads the text
 
   bool llama_;

@@ -1,149 +1,21 @@
 #include "train/mlm_job.h"
 
 #include <algorithm>
-#include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "autograd/tape.h"
-#include "datasets/shuffle.h"
 #include "ops/generation/sample.h"
 #include "plan/plan.h"
-#include "pretrained/config.h"
+#include "pretrained/layers.h"
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
 #include "train/bert_model.h"
 #include "train/evaluating.h"
-#include "train/loader_share.h"
+#include "train/held_out.h"
 #include "train/random_purpose.h"
+#include "train/training_loader.h"
 
 namespace tessera::train {
-
-using nlohmann::json;
-
-// ---- settings ----
-
-SettingList MlmSettings::list() {
-  SettingList list;
-  list.group("Data");
-  list.add_hidden("task", task);
-  list.add_hidden("data", data);
-  list.add_hidden("fingerprint", fingerprint);
-  list.add_hidden("max_length", max_length).range(int64_t{3}, kLargest);  // [CLS], [SEP] and a token of text
-  list.add_hidden("batch", batch).range(int64_t{1}, kLargest);
-  list.add("mask", mask, "--task mlm: share of the tokens to mask and predict").range(0.0001, 0.9);
-  list.group("Model");
-  list.add_hidden("model", model);
-  list.add_json("config", {.get = [this] { return json::parse(pretrained::config_text(bert)); },
-                           .set =
-                               [this](const json& stored) {
-                                 const auto config = pretrained::parse_config("mlm job", stored.dump(), {});
-                                 const auto* const found = std::get_if<models::BertConfig>(&config.model);
-                                 check(found != nullptr, "mlm job: config is of a model of type ",
-                                       config.type, "; expected bert or roberta");
-                                 bert = *found;
-                               }});
-  factors.add_to(list);
-  add_to(list);
-  add_ranks(list).absent_means(1);
-  add_data_order(list);
-  return list;
-}
-
-void MlmSettings::validate() const {
-  check(task == "mlm", "mlm: task is \"", task, "\"; expected mlm");
-  bert.validate();
-  check_values(MlmSettings(*this).list(), "mlm");
-  check_training("mlm", bert.dtype);
-  check(bert.head == models::BertHead::masked_lm, "mlm: the model has no masked language head");
-  check(max_length <= bert.longest(), "mlm: --max-length is ", max_length, "; the model has positions for ",
-        bert.longest());
-  check_bert_forms(factors, bert, !model.empty());
-  check_optimizer_form(optimizer, factors);
-  check(warmup <= steps, "mlm: warmup is ", warmup, " of ", steps, " steps");
-}
-
-json to_json(const MlmSettings& settings) {
-  return to_json(MlmSettings(settings).list(), Kept::job);
-}
-
-MlmSettings mlm_settings_from_json(const json& in) {
-  return job_settings<MlmSettings>(in, "mlm job");
-}
-
-// ---- masking ----
-
-namespace {
-
-/// A number of [0, n) by multiplication: its bias is below n / 2^32.
-int64_t below(uint32_t random, size_t n) {
-  return int64_t(uint64_t(random) * uint64_t(n) >> 32);
-}
-
-}  // namespace
-
-Masking::Masking(const io::Tokenizer& tokenizer, double share, int64_t order) : share_(share), order_(order) {
-  const io::SpecialTokens& special = tokenizer.special();
-  check(special.cls && special.sep && special.mask, "mlm: the tokenizer ", tokenizer.path(),
-        " lacks one of [CLS], [SEP] and [MASK]; take one of a BERT or RoBERTa, or none: it is made of the "
-        "text");
-  cls_ = *special.cls, sep_ = *special.sep, mask_ = *special.mask;
-  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
-    if (tokenizer.has(id) && !tokenizer.is_special(id)) ordinary_.push_back(id);
-  check(!ordinary_.empty(), "mlm: the tokenizer ", tokenizer.path(), " has special tokens only");
-}
-
-int64_t Masking::chosen(int64_t length) const {
-  return std::clamp<int64_t>(std::llround(share_ * double(length)), 1, length);
-}
-
-MaskedBatch Masking::batch(const std::vector<std::vector<int64_t>>& texts, uint64_t seed, uint64_t index,
-                           uint64_t first) const {
-  MaskedBatch batch;
-  const uint64_t purpose = seed_for(RandomPurpose::masking, seed);
-  for (uint64_t row = first; const std::vector<int64_t>& text : texts) {
-    const int64_t count = chosen(int64_t(text.size())), begin = int64_t(batch.tokens.size()) + 1;
-    batch.tokens.push_back(cls_);
-    batch.tokens.insert(batch.tokens.end(), text.begin(), text.end());
-    batch.tokens.push_back(sep_);
-    batch.lengths.push_back(int64_t(text.size()) + 2);
-    const datasets::Permutation order(int64_t(text.size()), purpose, index, row, order_);
-    std::vector<int64_t> places;
-    for (int64_t i = 0; i < count; ++i) places.push_back(order(i));
-    std::ranges::sort(places);
-    for (size_t i = 0; i < places.size(); ++i) {
-      const int64_t place = begin + places[i];
-      // The permutation's domain differs, so these are numbers of their own.
-      const Uint4 random = philox(purpose, index, row << 32 | uint64_t(places[i]));
-      batch.rows.push_back(place);
-      batch.targets.push_back(batch.tokens[size_t(place)]);
-      const int64_t tenth = below(random.word[0], 10);
-      if (tenth < 8) batch.tokens[size_t(place)] = mask_;
-      if (tenth == 8)
-        batch.tokens[size_t(place)] = ordinary_[size_t(below(random.word[1], ordinary_.size()))];
-    }
-    ++row;
-  }
-  return batch;
-}
-
-models::BertBatch masked_bert_batch(const MaskedBatch& batch, const models::BertConfig& config, Device device,
-                                    Tensor& targets) {
-  const auto on_device = [&](const std::vector<int64_t>& values) {
-    return Tensor::from(values, {int64_t(values.size())}, device);
-  };
-  std::vector<int64_t> positions;
-  for (const int64_t length : batch.lengths)
-    for (int64_t t = 0; t < length; ++t) positions.push_back(config.position_offset() + t);
-  targets = on_device(batch.targets);
-  return {.tokens = on_device(batch.tokens),
-          .types = Tensor(),
-          .sequences = {batch.lengths},
-          .positions = on_device(positions),
-          .masked = on_device(batch.rows)};
-}
-
-// ---- the job ----
 
 namespace {
 
@@ -199,14 +71,8 @@ datasets::Loader<datasets::TokenWindows> MlmJob::loader_of(const dist::Share& sh
   check(train.size() >= settings_.batch, "mlm: ", train.tokens(), " tokens are ", train.size(),
         " sequences of ", settings_.max_length, "; a batch takes ", settings_.batch,
         ": give a smaller --batch-size or --max-length, or more text");
-  Rng order(seed_for(RandomPurpose::sequence_order, settings_.seed));
-  return datasets::Loader<datasets::TokenWindows>(train, {.size = settings_.batch,
-                                                          .shuffle = &order,
-                                                          .drop_last = true,
-                                                          .workers = 1,
-                                                          .order = settings_.data_order,
-                                                          .share = loader_share(share, settings_.accumulate),
-                                                          .device = Device::cpu()});
+  return training_loader(train, settings_, settings_.batch, RandomPurpose::sequence_order, share,
+                         {.workers = 1, .device = Device::cpu()});
 }
 
 void MlmJob::divide(const dist::Share& share) {

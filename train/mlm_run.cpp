@@ -7,13 +7,14 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "io/checkpoint_folder.h"
 #include "io/checksum.h"
 #include "io/file.h"
 #include "ops/attention/attention.h"
 #include "pretrained/load.h"
 #include "runtime/error.h"
 #include "train/bert_model.h"
+#include "train/seeds_report.h"
+#include "train/tokenizer_files.h"
 
 namespace tessera::train {
 
@@ -93,11 +94,7 @@ void MlmRecipe::begin(const Given& given, Device device) {
 void MlmRecipe::resume(const std::string& path, const json& run, const Given& given) {
   check(is_mlm_run(run), path, ": not a run of `train bert --task mlm`");
   given_ = given;
-  try {
-    settings_ = mlm_settings_from_json(run["job"]);
-  } catch (const Error& error) {
-    fail_at(Site::here(), path, ": ", error.what());
-  }
+  settings_ = settings_of_run<MlmSettings>(path, run, "bert --task mlm");
   take_steps(settings_, start_.settings, given);
   had_evaluation_ = run.contains("evaluation");
 }
@@ -112,7 +109,7 @@ void MlmRecipe::prepare(const RunFolder& run, Device device, bool resumed) {
         fingerprint, "; the run's had ", settings_.fingerprint);
   if (resumed) check_same_data(run.settings(), *data_, settings_.data.empty() ? own : settings_.data);
   if (!resumed) set_steps();
-  const bool restart = !resumed || io::CheckpointFolder(run.checkpoints().string()).steps().empty();
+  const bool restart = !resumed || !run.has_checkpoints();
   job_.emplace(settings_, device, *data_, options_.eval_tokens, restart ? settings_.model : std::string(),
                !restart);
   if (!job_->held_out().empty()) return;
@@ -184,10 +181,7 @@ std::string MlmRecipe::header(const RunFolder& run, bool captured, int64_t first
   int64_t parameters = 0;
   for (const auto& parameter : nn::parameters(job_->model())) parameters += parameter.tensor.count();
   const double epochs = double(settings_.steps * settings_.texts_per_step()) / double(data_->train().size());
-  std::string text =
-      fmt::format("bert, masked language model, on {} ({}), {}{}\n", device.name(), device.info().name,
-                  name_of(settings_.precision()),
-                  device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
+  std::string text = device_line("bert, masked language model,", device, settings_.precision(), captured);
   text += fmt::format("  model     {} parameters: {} blocks, d {}, {} heads, d_ff {}, vocabulary {}, {}\n",
                       report::format_count(double(parameters)), c.layers, c.d_model, c.heads, c.d_ff,
                       c.vocabulary, settings_.model.empty() ? "from scratch" : "from " + settings_.model);

@@ -2,8 +2,9 @@
 
 #include <optional>
 
-#include "train/glue_run.h"
+#include "train/glue_start.h"
 #include "train/mlm_job.h"
+#include "train/run.h"
 
 /// `tessera train bert --task mlm`: a run from text to a Hugging Face model directory.
 

@@ -372,6 +372,11 @@ class Run {
 
 }  // namespace
 
+std::string device_line(const std::string& model, Device device, Precision precision, bool captured) {
+  return fmt::format("{} on {} ({}), {}{}\n", model, device.name(), device.info().name, name_of(precision),
+                     device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
+}
+
 json costs_json(const Recipe& recipe, const TrainResult& result, Device device) {
   json throughput = recipe.throughput(result);
   throughput["tokens_per_s"] = result.tokens_per_s;

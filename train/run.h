@@ -4,6 +4,7 @@
 #include <functional>
 #include <string>
 
+#include "tensor/precision.h"
 #include "train/trainer.h"
 #include "train/training_settings.h"
 
@@ -73,6 +74,9 @@ struct RunRequest {
   /// Called with messages about the progress, whole lines.
   std::function<void(const std::string& text)> say = [](const std::string&) {};
 };
+
+/// "gpt on cuda:0 (NVIDIA H200), bf16, one captured graph a step", the first line of a run's header.
+std::string device_line(const std::string& model, Device device, Precision precision, bool captured);
 
 /// The entries of a summary about time and memory: timing_s, throughput, avg_step_ms, peak_mem_bytes.
 nlohmann::json costs_json(const Recipe& recipe, const TrainResult& result, Device device);

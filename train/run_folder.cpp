@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "io/utf8.h"
 #include "report/run_table.h"
@@ -32,6 +33,10 @@ FolderLock::FolderLock(const fs::path& folder)
 
 FolderLock::~FolderLock() {
   if (file_ >= 0) ::close(file_);
+}
+
+bool RunFolder::has_checkpoints() const {
+  return !io::CheckpointFolder(checkpoints().string()).steps().empty();
 }
 
 FolderLock RunFolder::lock() const {

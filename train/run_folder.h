@@ -57,6 +57,8 @@ class RunFolder {
 
   const std::filesystem::path& path() const { return path_; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+  /// Whether there is one to go on from.
+  bool has_checkpoints() const;
 
   /// Held by the process that trains: two at once would mix their lines and delete each other's checkpoints.
   /// What killed writers left in the folder is removed.

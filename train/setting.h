@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "runtime/error.h"
 #include "runtime/f32_math.h"
 #include "tensor/dtype.h"
 
@@ -130,14 +131,34 @@ void check_values(const SettingList& list, const std::string& what);
 /// Takes the settings of a job. Throws, beginning with `what` and naming the key that is missing, unknown or
 /// of a wrong type, or whose value is outside its limits.
 void take_job(SettingList& list, const nlohmann::json& in, const std::string& what);
-/// A new job's settings by what to_json() gave of others.
+/// The settings of a bundled job as run.json has them under "job". Settings: TrainingSettings and more, with
+/// list(), validate(), and a name of the job for messages, kJob.
 template <class Settings>
-Settings job_settings(const nlohmann::json& in, const char* what) {
+requires requires {
+  Settings::kJob;
+}
+nlohmann::json to_json(const Settings& settings) {
+  return to_json(Settings(settings).list(), Kept::job);
+}
+/// A new job's settings by what to_json() gave of others. Throws, naming the key that is missing, unknown or
+/// of a wrong type.
+template <class Settings>
+Settings job_settings(const nlohmann::json& in) {
   Settings settings;
   SettingList list = settings.list();
-  take_job(list, in, what);
+  take_job(list, in, Settings::kJob);
   settings.validate();
   return settings;
+}
+/// Those of the run.json `run` at `path`, which `tessera train <command>` made. Throws, naming the file.
+template <class Settings>
+Settings settings_of_run(const std::string& path, const nlohmann::json& run, const std::string& command) {
+  check(run.contains("job"), path, ": it has no \"job\"; not a run of `train ", command, "`");
+  try {
+    return job_settings<Settings>(run["job"]);
+  } catch (const Error& error) {
+    fail_at(Site::here(), path, ": ", error.what());
+  }
 }
 /// Gives settings that an earlier version wrote under other names their present ones, unless `ours` has a
 /// setting of the old name.

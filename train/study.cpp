@@ -12,7 +12,7 @@
 #include "io/file.h"
 #include "io/utf8.h"
 #include "runtime/error.h"
-#include "train/language_job.h"
+#include "train/best_evaluation.h"
 
 namespace tessera::train {
 

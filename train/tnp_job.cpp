@@ -2,146 +2,14 @@
 
 #include <algorithm>
 #include <bit>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "plan/plan.h"
 #include "runtime/allocator.h"
-#include "runtime/interrupt.h"
+#include "runtime/error.h"
 #include "train/random_purpose.h"
-#include "train/step.h"
 
 namespace tessera::train {
-
-using nlohmann::json;
-
-namespace {
-
-constexpr int64_t kWidest = 1 << 18;  // of the model's widths
-
-}  // namespace
-
-// ---- the settings ----
-
-void TnpSettings::add_sizes(SettingList& list) {
-  list.group("Data");
-  list.add("context", context, "Context points per task").named("--m").range(int64_t{1}, kLargest);
-  list.add("targets", targets, "Target points per task").named("--n").range(int64_t{1}, kLargest);
-  list.add("batch", batch, "Tasks per micro-batch; a step has --accumulate micro-batches")
-      .named("--batch-size")
-      .range(int64_t{1}, kLargest);
-  const auto size = [&](const char* key, int64_t& value, const char* help) -> Setting& {
-    return list.add(std::string("model.") + key, value, help).range(int64_t{1}, kWidest);
-  };
-  size("features", model.features,
-       "Features per input x; default: 10 for the prior linear, 1 for the Gaussian processes")
-      .shown_as("");
-  list.group("Model");
-  size("d_model", model.d_model, "Hidden size");
-  size("d_ff", model.d_ff, "Hidden size of the MLPs and heads");
-  size("heads", model.heads, "Number of attention heads").named("--n-head");
-  size("layers", model.layers, "Number of blocks");
-  size("components", model.components, "Number of Gaussians in the mixture");
-  size("embed_hidden", model.embed_hidden, "Hidden size of the embedder").named("--emb-hidden");
-  list.add("model.pre_norm", model.pre_norm, "Pre-norm instead of post-norm");
-  list.add("model.checkpoint_every", model.checkpoint_every,
-           "Activation checkpointing: number of blocks per recomputed group; 0: off")
-      .named("--checkpoint-interval")
-      .range(int64_t{0}, int64_t{1} << 20);
-  list.add_hidden("model.dtype", model.dtype);
-}
-
-SettingList TnpSettings::list() {
-  SettingList list;
-  add_sizes(list);
-  list.group("Data");
-  list.add("prior", prior, "Prior that tasks are drawn from")
-      .one_of({"linear", "rbf", "matern52", "periodic"});
-  list.add_hidden("task_stream", task_stream).absent_means(1);
-  add_to(list);
-  add_ranks(list).absent_means(1);  // newer than runs that can still be read
-  return list;
-}
-
-plan::Memory TnpSettings::planned(Device device) const {
-  return with_states(plan::count_memory(model, batch, context, targets, split), plan::hidden_matrices(model),
-                     model.dtype, device);
-}
-
-void TnpSettings::validate() const {
-  model.validate();
-  check_values(TnpSettings(*this).list(), "tnp");
-  check_training("tnp", model.dtype);
-  check(optimizer != "loro",
-        "tnp: the optimizer is loro, which updates weights made of two factors alone, and a TNP has none; "
-        "give another --optimizer");
-  check(prior == "linear" || model.features == 1, "tnp: the prior ", prior,
-        " is one-dimensional; features is ", model.features, ", expected 1");
-  check(task_stream >= 1 && task_stream <= datasets::kTaskStream, "tnp: \"task_stream\" is ", task_stream,
-        "; this build knows 1 to ", datasets::kTaskStream);
-  make_prior(*this);
-}
-
-void TnpSettings::check_split() const {
-  for (const auto& [name, points] : {Size("context points (--m)", context), Size("targets (--n)", targets)})
-    check(points >= split.ranks, "tnp: ", split.ranks, " ranks cannot share ", points, " ", name,
-          "; expected at least one for each rank");
-  check(split.by == nn::AttentionSplit::By::rows || model.heads % split.ranks == 0, "tnp: ", split.ranks,
-        " ranks do not divide ", model.heads,
-        " attention heads (--n-head), as --context-split heads needs; --context-split rows takes any number");
-}
-
-json to_json(const TnpSettings& settings) {
-  return to_json(TnpSettings(settings).list(), Kept::job);
-}
-
-TnpSettings tnp_settings_from_json(const json& in) {
-  return job_settings<TnpSettings>(in, "tnp job");
-}
-
-TnpSettings tnp_settings_of_run(const std::string& path, const json& run) {
-  check(run.contains("job"), path, ": it has no \"job\"; not a run of `train tnp`");
-  try {
-    return tnp_settings_from_json(run["job"]);
-  } catch (const Error& error) {
-    fail_at(Site::here(), path, ": ", error.what());
-  }
-}
-
-void check_task_stream(const TnpSettings& settings) {
-  check(settings.task_stream == datasets::kTaskStream, "the run draws its tasks with version ",
-        settings.task_stream, " of the priors, this build with version ", datasets::kTaskStream,
-        ": it cannot continue with the same tasks. Finish it with the build that started it, or start a new "
-        "run; `tessera eval tnp` and `tessera report` still read it");
-}
-
-int64_t default_features(const std::string& prior) {
-  return prior == "linear" ? models::TnpConfig{}.features : 1;
-}
-
-namespace {
-
-datasets::Prior prior_of(const TnpSettings& settings, int64_t batch, uint64_t seed, Device device) {
-  return datasets::Prior({.kind = datasets::parse_prior(settings.prior),
-                          .batch = batch,
-                          .context = settings.context,
-                          .targets = settings.targets,
-                          .features = settings.model.features,
-                          .seed = seed},
-                         device);
-}
-
-}  // namespace
-
-datasets::Prior make_prior(const TnpSettings& settings, Device device) {
-  return prior_of(settings, settings.batch, settings.seed, device);
-}
-
-datasets::Prior fresh_tasks(const TnpSettings& settings, int64_t batch, Device device) {
-  return prior_of(settings, batch, seed_for(RandomPurpose::evaluation, settings.seed), device);
-}
-
-// ---- the job ----
 
 TnpJob::TnpJob(const TnpSettings& settings, Device device, int64_t eval_tasks)
     : Job(device),
@@ -238,36 +106,6 @@ void TnpJob::load(const datasets::RegressionBatch& batch) {
 
 void TnpJob::draw(const datasets::Prior& prior, uint64_t index) {
   prior.draw(index, {batch_.xc, batch_.yc, batch_.xt, batch_.yt});
-}
-
-int64_t find_max_batch(const TnpSettings& settings, Device device, int64_t most) {
-  const auto fits = [&](int64_t batch) {
-    check_interrupt();
-    TnpSettings trial = settings;
-    trial.batch = batch;
-    device.allocator().release_cached();
-    try {
-      TnpJob job(trial, device);
-      for (const Tensor& input : job.inputs()) input.fill(0.5);
-      Step step(job, {.graph = false, .global_order = settings.order == "global"});
-      step(), step();
-      device.synchronize();
-      return true;
-    } catch (const OutOfMemory&) {
-      return false;
-    }
-  };
-  check(fits(1), "find-max-batch: not even a batch of one task fits on ", device.name(),
-        "; try --checkpoint-interval 1 or a smaller model");
-  int64_t low = 1, high = 2;
-  while (high <= most && fits(high)) low = high, high *= 2;
-  high = std::min(high, most + 1);
-  while (high - low > std::max<int64_t>(1, low / 32)) {  // within three percent
-    const int64_t middle = low + (high - low) / 2;
-    (fits(middle) ? low : high) = middle;
-  }
-  device.allocator().release_cached();
-  return low;
 }
 
 }  // namespace tessera::train

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "train/tnp_job.h"
+#include "train/trainer.h"
 
 namespace tessera::train {
 

@@ -7,6 +7,7 @@
 #include "runtime/allocator.h"
 #include "runtime/error.h"
 #include "runtime/integers.h"
+#include "train/tnp_batch_size.h"
 #include "train/tnp_report.h"
 
 namespace tessera::train {
@@ -28,7 +29,7 @@ SettingList TnpRecipe::options() {
 }
 
 void TnpRecipe::resume(const std::string& path, const nlohmann::json& run, const Given& given) {
-  settings_ = tnp_settings_of_run(path, run);
+  settings_ = settings_of_run<TnpSettings>(path, run, name());
   try {
     check_task_stream(settings_);
   } catch (const Error& error) {
@@ -89,9 +90,7 @@ std::string TnpRecipe::header(const RunFolder& run, bool captured, int64_t first
   const Device device = job_->device();
   std::string text =
       find_max_batch ? fmt::format("largest batch that fits: {}\n", settings_.batch) : std::string();
-  text +=
-      fmt::format("tnp on {} ({}), {}{}\n", device.name(), device.info().name, name_of(settings_.precision()),
-                  device.is_cuda() ? captured ? ", one captured graph a step" : ", eager" : "");
+  text += device_line(name(), device, settings_.precision(), captured);
   text +=
       fmt::format("  model     {} parameters: {} blocks, d {}, {} heads of {}, d_ff {}, {} components{}\n",
                   report::format_count(double(plan::count_parameters(m))), m.layers, m.d_model, m.heads,

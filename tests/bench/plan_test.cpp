@@ -2,6 +2,7 @@
 
 #include "bench/step_bench.h"
 #include "tests/bench/once.h"
+#include "train/language_sizes.h"
 
 /// What `tessera plan` says of a step's memory, next to what the step's tensors took on a GPU. (On a CPU
 /// small models are mostly what the allocator rounds up, and large ones take minutes.)

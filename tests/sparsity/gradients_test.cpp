@@ -8,6 +8,7 @@
 
 #include "autograd/tape.h"
 #include "datasets/glue_synthetic.h"
+#include "eval/bert_batch.h"
 #include "io/file.h"
 #include "ops/gather/gather.h"
 #include "pretrained/load.h"
@@ -16,7 +17,7 @@
 #include "tests/folder.h"
 #include "tests/tensors.h"
 #include "train/glue_job.h"
-#include "train/language_data.h"
+#include "train/tokenizer_files.h"
 
 namespace tessera::sparsity {
 namespace {

@@ -7,6 +7,7 @@
 #include "autograd/tape.h"
 #include "datasets/glue_submission.h"
 #include "io/checkpoint_folder.h"
+#include "report/progress.h"
 #include "tests/errors.h"
 #include "tests/train/small_glue.h"
 
@@ -32,7 +33,7 @@ TEST(GlueSettings, ComesBackFromJsonExactly) {
   GlueSettings job = small_glue_job(made, "stsb");
   job.seed = (uint64_t(1) << 62) + 1, job.bert.dtype = DType::bf16, job.bert.attention_dropout = 0.25;
   const json out = json::parse(to_json(job).dump());
-  const GlueSettings back = glue_settings_from_json(out);
+  const GlueSettings back = job_settings<GlueSettings>(out);
   EXPECT_EQ(to_json(back), to_json(job));
   EXPECT_EQ(back.bert.head, models::BertHead::regress);
   EXPECT_EQ(back.bert.dtype, DType::bf16);
@@ -69,14 +70,14 @@ TEST(GlueSettings, EverySettingMustBeThereAndOfItsType) {
     json missing = good;
     missing.erase(name);
     if (name == "data_order") {  // newer than other runs
-      EXPECT_EQ(glue_settings_from_json(missing).data_order, 1);
+      EXPECT_EQ(job_settings<GlueSettings>(missing).data_order, 1);
       missing[name] = datasets::kDataOrder + 1;
     }
-    EXPECT_NE(message_of([&] { glue_settings_from_json(missing); }).find("\"" + name + "\""),
+    EXPECT_NE(message_of([&] { job_settings<GlueSettings>(missing); }).find("\"" + name + "\""),
               std::string::npos);
     json wrong = good;
     wrong[name] = json::array();
-    EXPECT_NE(message_of([&] { glue_settings_from_json(wrong); }), "") << name;
+    EXPECT_NE(message_of([&] { job_settings<GlueSettings>(wrong); }), "") << name;
   }
   const auto refused = [&](auto change) {
     GlueSettings job = small_glue_job(made, "sst2");
@@ -235,7 +236,7 @@ TEST(GlueSlices, ADenseRunWritesNothingOfThem) {
   const json stored = to_json(job);
   EXPECT_EQ(stored["slice"], "first");
   EXPECT_EQ(stored["rows"], "5");
-  EXPECT_EQ(to_json(glue_settings_from_json(stored)), stored);
+  EXPECT_EQ(to_json(job_settings<GlueSettings>(stored)), stored);
 }
 
 TEST(GlueJob, TheSeedDecidesHeadAndOrderAndNothingElseDoes) {

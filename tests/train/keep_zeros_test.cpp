@@ -136,7 +136,7 @@ TEST(KeepZeros, NeedsAPrunedModel) {
   LanguageSettings mixing = settings;
   mixing.optimizer = "muon";
   expect_error([&] { mixing.validate(); }, {"mixes the elements of a matrix", "choose adamw or sgd"});
-  EXPECT_EQ(language_settings_from_json(to_json(settings)).keep_zeros, true);
+  EXPECT_EQ(job_settings<LanguageSettings>(to_json(settings)).keep_zeros, true);
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ TEST(MlmSettings, ComeBackFromJsonExactly) {
   const Text text;
   MlmSettings settings = small_settings(text.data(14));
   settings.mask = 0.25, settings.seed = 7;
-  const MlmSettings back = mlm_settings_from_json(json::parse(to_json(settings).dump()));
+  const MlmSettings back = job_settings<MlmSettings>(json::parse(to_json(settings).dump()));
   EXPECT_EQ(to_json(back), to_json(settings));
   const json good = to_json(settings);
   for (const auto& [name, value] : good.items()) {
@@ -68,7 +68,7 @@ TEST(MlmSettings, ComeBackFromJsonExactly) {
     missing.erase(name);
     if (name == "optimizer" || name == "momentum" || name == "f32_math" || name == "data_order")
       continue;  // newer than other runs
-    EXPECT_NE(message_of([&] { mlm_settings_from_json(missing); }).find("\"" + name + "\""),
+    EXPECT_NE(message_of([&] { job_settings<MlmSettings>(missing); }).find("\"" + name + "\""),
               std::string::npos)
         << name;
   }

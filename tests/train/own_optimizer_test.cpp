@@ -10,9 +10,11 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "optim/sgd.h"
+#include "report/progress.h"
 #include "tests/errors.h"
 #include "tests/folder.h"
 #include "tests/train/regression.h"
+#include "train/step.h"
 
 namespace tessera::train {
 namespace {

@@ -11,6 +11,7 @@
 #include "ops/dropout/dropout.h"
 #include "ops/reduce/reduce.h"
 #include "optim/adamw.h"
+#include "report/progress.h"
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
 #include "tests/train/on_ranks.h"

@@ -3,9 +3,11 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "report/progress.h"
 #include "tests/errors.h"
 #include "tests/folder.h"
 #include "train/step.h"
+#include "train/trainer.h"
 
 namespace tessera::train {
 namespace {
@@ -24,8 +26,8 @@ TEST(TnpSettings, ComesBackFromJsonExactly) {
   TnpSettings job = small_tnp_job();
   job.lr = 0.1, job.seed = (uint64_t(1) << 62) + 1, job.model.dtype = DType::bf16, job.model.pre_norm = true;
   const json out = json::parse(to_json(job).dump());
-  EXPECT_EQ(to_json(tnp_settings_from_json(out)), to_json(job));
-  EXPECT_EQ(tnp_settings_from_json(out).seed, job.seed);
+  EXPECT_EQ(to_json(job_settings<TnpSettings>(out)), to_json(job));
+  EXPECT_EQ(job_settings<TnpSettings>(out).seed, job.seed);
 }
 
 TEST(TnpSettings, EverySettingMustBeThereAndOfItsType) {
@@ -34,15 +36,16 @@ TEST(TnpSettings, EverySettingMustBeThereAndOfItsType) {
     json missing = good;
     missing.erase(name);
     if (name == "task_stream")  // runs of version 1 did not note it
-      EXPECT_EQ(tnp_settings_from_json(missing).task_stream, 1);
+      EXPECT_EQ(job_settings<TnpSettings>(missing).task_stream, 1);
     else
-      EXPECT_NE(message_of([&] { tnp_settings_from_json(missing); }).find("\"" + name + "\" is missing"),
+      EXPECT_NE(message_of([&] { job_settings<TnpSettings>(missing); }).find("\"" + name + "\" is missing"),
                 std::string::npos);
     for (const json& wrong :
          {json(nullptr), json::array(), json::object(), value.is_string() ? json(1) : json("1")}) {
       json bad = good;
       bad[name] = wrong;
-      EXPECT_NE(message_of([&] { tnp_settings_from_json(bad); }).find("\"" + name + "\""), std::string::npos)
+      EXPECT_NE(message_of([&] { job_settings<TnpSettings>(bad); }).find("\"" + name + "\""),
+                std::string::npos)
           << bad;
     }
   }
@@ -52,17 +55,17 @@ TEST(TnpSettings, EverySettingMustBeThereAndOfItsType) {
 TEST(TnpSettings, Tf32IsWrittenWhereItIsChosenAlone) {
   TnpSettings job = small_tnp_job();
   EXPECT_FALSE(to_json(job).contains("f32_math"));
-  EXPECT_EQ(tnp_settings_from_json(to_json(job)).precision(), Precision(DType::f32));
+  EXPECT_EQ(job_settings<TnpSettings>(to_json(job)).precision(), Precision(DType::f32));
   job.set_precision({DType::f32, F32Math::tf32});
   EXPECT_EQ(to_json(job).at("f32_math"), "tf32");
-  EXPECT_EQ(tnp_settings_from_json(to_json(job)).precision(), job.precision());
+  EXPECT_EQ(job_settings<TnpSettings>(to_json(job)).precision(), job.precision());
   json wrong = to_json(job);
   wrong["model.dtype"] = "bf16";
-  EXPECT_NE(message_of([&] { tnp_settings_from_json(wrong); }).find("only f32 has it"), std::string::npos);
+  EXPECT_NE(message_of([&] { job_settings<TnpSettings>(wrong); }).find("only f32 has it"), std::string::npos);
   for (const json& bad : {json("f32"), json("bf16"), json(1), json(nullptr)}) {
     wrong = to_json(job);
     wrong["f32_math"] = bad;
-    EXPECT_NE(message_of([&] { tnp_settings_from_json(wrong); }).find("\"f32_math\""), std::string::npos)
+    EXPECT_NE(message_of([&] { job_settings<TnpSettings>(wrong); }).find("\"f32_math\""), std::string::npos)
         << bad;
   }
 }
@@ -86,10 +89,10 @@ TEST(TnpJob, ARunInTf32IsAnotherJobThanOneInF32) {
 TEST(TnpSettings, OptimizersOtherThanAdamWAreWritten) {
   TnpSettings job = small_tnp_job();
   EXPECT_FALSE(to_json(job).contains("optimizer") || to_json(job).contains("momentum"));
-  EXPECT_EQ(tnp_settings_from_json(to_json(job)).optimizer, "adamw");
+  EXPECT_EQ(job_settings<TnpSettings>(to_json(job)).optimizer, "adamw");
   job.optimizer = "muon", job.momentum = 0.5;
   EXPECT_EQ(to_json(job).at("optimizer"), "muon");
-  EXPECT_EQ(tnp_settings_from_json(to_json(job)).momentum, 0.5);
+  EXPECT_EQ(job_settings<TnpSettings>(to_json(job)).momentum, 0.5);
   job.optimizer = "loro";
   EXPECT_NE(message_of([&] { job.validate(); }).find("a TNP has none; give another --optimizer"),
             std::string::npos);
@@ -203,7 +206,7 @@ TEST(TnpJob, AJobOfOtherTasksIsReadButNotTrained) {
   const std::string file = root / "c.safetensors";
   TnpJob session(job, Device::cpu());
   session.checkpoint(2).save(file);
-  EXPECT_EQ(TnpJob(tnp_settings_from_json(to_json(job)), Device::cpu()).restore(file), 2);
+  EXPECT_EQ(TnpJob(job_settings<TnpSettings>(to_json(job)), Device::cpu()).restore(file), 2);
   const RunFolder run = RunFolder::create(root.path(), "r");
   report::Progress progress(report::Progress::Mode::quiet);
   expect_error([&] { train(session, run, {.steps = 2}, 0, progress); }, {"version 1", "version 2"});

@@ -3,12 +3,14 @@
 #include <mutex>
 
 #include "comm/threads.h"
+#include "report/progress.h"
 #include "runtime/interrupt.h"
 #include "tests/errors.h"
 #include "tests/folder.h"
 #include "tests/train/on_ranks.h"
 #include "train/step.h"
 #include "train/tnp_run.h"
+#include "train/trainer.h"
 
 // One task on several ranks, here threads: the curve of one rank, the same weights on all of them.
 
