@@ -1,3 +1,4 @@
+#include "ops/activation/activation_math.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/reduce/reduce_pass.cuh"
 #include "ops/reduce/sum_of.cuh"
@@ -8,21 +9,25 @@
 namespace tessera::ops {
 namespace {
 
-/// A term of operand_gradient; own: the operand, of a quotient its inverse. One function for all kinds, since
-/// each instance of the reduction is a dozen kernels.
+/// A term of operand_gradient. One function for all kinds, since each instance of the reduction is a dozen
+/// kernels.
+template <class T>
 struct Term {
   bool chooses, divides;
-  float sign;  // of a product, and of a choice: 1 if the larger one wins
+  float sign;  // of a product; of a choice: 1 if the larger one wins
 
   explicit Term(Binary kind)
       : chooses(kind == Binary::maximum || kind == Binary::minimum),
         divides(kind == Binary::div),
         sign(kind == Binary::div || kind == Binary::minimum ? -1.0f : 1.0f) {}
-  __device__ __forceinline__ float own(float mine) const { return divides ? 1.0f / mine : mine; }
+  /// The operand: of a quotient its inverse, of a choice so that the larger one wins.
+  __device__ __forceinline__ float own(float mine) const {
+    return divides ? quotient<sizeof(T) == 2>(1.0f, mine) : chooses ? sign * mine : mine;
+  }
   __device__ __forceinline__ float operator()(float own, float dy, float other) const {
     if (!chooses) return sign * dy * (other * own * own);
-    const float ahead = sign * own, behind = sign * other;
-    return own == other ? 0.5f * dy : ahead < behind ? 0.0f : dy;
+    const float signed_other = sign * other;
+    return own == signed_other ? 0.5f * dy : own < signed_other ? 0.0f : dy;
   }
 };
 
@@ -34,10 +39,10 @@ bool summed_gradient_cuda(const Tensor& d, const Tensor& dy, const Tensor& mine,
   if (dy.layout().strides != other.layout().strides || !is_one_pass(plan) || plan.length == 0) return false;
   if (plan.outputs == 0) return true;
   dispatch_floating_cuda(dy.dtype(), name_of(kind), [&]<class T>() {
-    const Mapped<Term, T, 1> from{.x = dy.data<T>(),
-                                  .others = {other.data<T>()},
-                                  .z = mine.defined() ? mine.data<T>() : nullptr,
-                                  .f = Term(kind)};
+    const Mapped<Term<T>, T, 1> from{.x = dy.data<T>(),
+                                     .others = {other.data<T>()},
+                                     .z = mine.defined() ? mine.data<T>() : nullptr,
+                                     .f = Term<T>(kind)};
     const bool alike =
         reinterpret_cast<uintptr_t>(from.x) % 16 == reinterpret_cast<uintptr_t>(from.others[0]) % 16;
     reduce_pass(dy.device(), plan, from, d.data<float>(), SumOf{}, Finish{}, alike);
