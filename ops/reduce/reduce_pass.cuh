@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, (kBlocks<From, Op>))
       };
       const auto add = [&](int64_t step, const auto& pack) {
         const int64_t row = steps.row_of(step), column = (step - row * steps.per_row) * kPack;
-        const int64_t left = steps.width - column;
+        const int left = int(::min(steps.width - column, int64_t(kPack)));
         [[maybe_unused]] const int64_t index = row * steps.width + column;
         if constexpr (kJoins) {
           float few[kPack];
