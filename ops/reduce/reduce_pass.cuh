@@ -149,7 +149,7 @@ __device__ __forceinline__ Acc from_lane(const Acc& value, int step) {
 }
 
 template <int kPack, class From, class Out, class Op>
-__global__ void __launch_bounds__(kThreads, (kBlocks<From, Op>))
+__global__ void __launch_bounds__(kThreads, From::kOperands > 1 ? 3 : 4)
     rows_kernel(const __grid_constant__ Pass pass, const From from, Out* y, const Op op, const Finish how) {
   using Acc = typename Op::Acc;
   constexpr bool kJoins = joins<Op, typename From::Element>();
@@ -200,16 +200,21 @@ __global__ void __launch_bounds__(kThreads, (kBlocks<From, Op>))
             if (k < left) sums[k % kSums] = op.add(sums[k % kSums], from.value(pack, k, own), index + k);
         }
       };
-      for (int64_t step = begin + lane; step < end; step += kBatch * pass.across) {
-        const int ahead = int(::min(end - step, int64_t(kBatch) * pass.across));  // steps that there are
+      // kBatch steps, or as many of them as there are: all are loaded before the first is added.
+      const auto batch = [&](int64_t step, auto whole) {
+        const auto is_there = [&](int n) { return whole || step + n * pass.across < end; };
         decltype(load(step)) packs[kBatch];
 #pragma unroll
         for (int n = 0; n < kBatch; ++n)
-          if (n * pass.across < ahead) packs[n] = load(step + n * pass.across);
+          if (is_there(n)) packs[n] = load(step + n * pass.across);
 #pragma unroll
         for (int n = 0; n < kBatch; ++n)
-          if (n * pass.across < ahead) add(step + n * pass.across, packs[n]);
-      }
+          if (is_there(n)) add(step + n * pass.across, packs[n]);
+      };
+      int64_t step = begin + lane;
+      for (; step + (kBatch - 1) * pass.across < end; step += kBatch * pass.across)
+        batch(step, std::true_type());
+      if (step < end) batch(step, std::false_type());
     }
 #pragma unroll
     for (int half = kSums / 2; half > 0; half /= 2)
