@@ -61,16 +61,16 @@ Record measure_bert(const models::BertConfig& config, const BertBenchOptions& op
 std::vector<Record> bench_bert_step(const BertBenchOptions& options) {
   BertBenchOptions measured = options;
   if (options.drop.drops()) measured.graph = {false};
-  return matrix(measured, options.optimizer_states, [&](Precision precision, bool graph) {
-    std::vector<Record> records;
-    for (const auto& [count, length] : options.shapes)
+  if (options.shapes.empty()) measured.shapes = default_bert_batches(options.device);
+  const std::string& states = options.optimizer_states;
+  return matrix("step bert", measured, states, [&](Precision precision, bool graph, const auto& add) {
+    for (const auto& [count, length] : measured.shapes)
       for (const double dropout : options.dropout) {
         models::BertConfig config = options.model;
         config.head = models::BertHead::classify;
         config.hidden_dropout = config.attention_dropout = config.classifier_dropout = dropout;
-        records.push_back(measure_bert(config, options, precision, count, length, graph));
+        add(measure_bert(config, options, precision, count, length, graph));
       }
-    return records;
   });
 }
 

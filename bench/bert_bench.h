@@ -1,9 +1,9 @@
 #pragma once
 
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "bench/default_sizes.h"
 #include "bench/record.h"
 #include "bench/step_ranks.h"
 #include "datasets/glue_batches.h"
@@ -16,8 +16,8 @@ namespace tessera::bench {
 
 /// A step of fine-tuning: BERT-base with a classifier of two classes on texts of equal length.
 struct BertBenchOptions {
-  std::vector<std::pair<int64_t, int64_t>> shapes = {{32, 128}, {16, 512}};  // texts, tokens of each
-  models::BertConfig model = {};  // its head is set; its dtype and dropout come from below
+  std::vector<BatchSize> shapes = {};  // empty: default_bert_batches
+  models::BertConfig model = {};       // its head is set; its dtype and dropout come from below
   Device device = Device::cpu();
   std::vector<bool> graph = {true, false};  // on a CPU there is no graph: measured once
   std::string optimizer_states = "f32";     // as train::TrainingSettings has it
@@ -27,6 +27,7 @@ struct BertBenchOptions {
   StepRanks ranks = {};                     // each with texts of its own
   std::vector<Precision> precisions = {};   // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
+  Listener listener = {};
 };
 
 /// Tokens of a fixed pattern, `length` in each of `count` texts, on the host: a step's work depends on them

@@ -21,6 +21,8 @@ namespace {
 
 const std::map<std::string, models::LlamaConfig>& shapes() {
   static const auto& all = *new std::map<std::string, models::LlamaConfig>{
+      {"llama-130m",
+       {.positions = 2048, .d_model = 768, .d_ff = 2048, .heads = 12, .kv_heads = 12, .layers = 12}},
       {"llama-2-7b", {}},
       {"llama-3-8b",
        {.vocabulary = 128256, .positions = 8192, .d_ff = 14336, .kv_heads = 8, .rope = {.base = 500000}}},
@@ -145,6 +147,8 @@ void measure_model(models::LanguageModel& model, const std::string& name, const 
     const models::Generator::Texts prompts = prompts_of(options.batch, prompt, model.vocabulary());
     const std::vector<bool> modes = options.device.is_cpu() ? std::vector<bool>{false} : options.graph;
     for (const bool graph : modes) {
+      options.listener.begin(fmt::format("decode {}: {} times {} + {} tokens", name,
+                                         options.warmups + options.repeats, prompt, options.new_tokens));
       const models::GenerateOptions generation{
           .most_tokens = options.new_tokens, .sampling = options.sampling, .graph = graph};
       auto [first, rest, texts] = time_texts(generator, prompts, generation, options);
@@ -183,7 +187,7 @@ void measure_model(models::LanguageModel& model, const std::string& name, const 
       record.bytes = first_token.bytes;
       record.ceiling_share =
           std::max(record.tflops() / best.tflops, weights / best.copy_gbs / record.ms.p50 / 1e6) / ranks;
-      records.push_back(record);
+      options.listener.add(record, records);
 
       const double cached = double(prompt) + double(options.new_tokens) / 2;
       const plan::Generation token = plan::decode(config, weights, options.batch, cached);
@@ -194,8 +198,7 @@ void measure_model(models::LanguageModel& model, const std::string& name, const 
       record.bytes = token.bytes;
       record.ceiling_share = record.gbs() / best.copy_gbs / ranks;
       record.tokens_per_s = double(options.batch) / record.ms.p50 * 1e3;
-      records.push_back(record);
-      if (options.on_records) options.on_records({records.end() - 2, records.end()});
+      options.listener.add(record, records);
     }
   }
 }
@@ -235,7 +238,7 @@ void measure_row(const models::LlamaConfig& config, const DecodeRow& row, const 
   if (row.composed) composed.emplace("decoder_layers", "composed");
   DecodeBenchOptions options = given;
   options.sparse = row.sparse;
-  options.on_records = {};  // they are complete with the time of a layer
+  options.listener.on_record = {};  // they are complete with the time of a layer
   Rng rng(1);
   models::LanguageModel model = random_model(config, rng, options);
   models::Llama& llama = *model.get_if<models::Llama>();
@@ -248,7 +251,8 @@ void measure_row(const models::LlamaConfig& config, const DecodeRow& row, const 
     if (row.composed && records[i].mode == "tpot") records[i].variant = "composed";
   }
   time_layers(llama, options, records, begin);
-  if (given.on_records) given.on_records({records.begin() + std::ptrdiff_t(begin), records.end()});
+  if (given.listener.on_record)
+    for (size_t i = begin; i < records.size(); ++i) given.listener.on_record(records[i]);
 }
 
 }  // namespace

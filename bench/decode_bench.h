@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -43,8 +42,7 @@ struct DecodeBenchOptions {
   DType dtype = DType::f16;
   std::vector<bool> graph = {true};  // on a CPU there is none: measured once
   int repeats = 10, warmups = 2;
-  /// Called with records as soon as they are complete: those of a prompt, or of a row.
-  std::function<void(std::vector<Record>)> on_records = {};
+  Listener listener = {};
   dist::World world = {};         // several ranks: all call bench_decode, and
   nn::TensorParallel ranks = {};  // share the model out; the clock is each rank's own
 };

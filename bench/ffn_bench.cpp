@@ -91,35 +91,33 @@ class Bench {
       if (form != usual) attrs_[name] = ops::name_of(form);
   }
 
-  std::vector<Record> networks() {
+  /// The networks; only the sparse ones unless it is the `first` sparsity, on which dense ones do not depend.
+  void add_networks(bool first, std::vector<Record>& list) {
     const F32MathScope math(precision_.math);
-    std::vector<Record> list;
     const auto& [x, up, down, up_bias, gate_up, gate_down, dy] = in_;
-    const int64_t gated = gate_down.size(1);
-    list.push_back(network("swiglu", double(gated) * 3,
-                           [&] { return ops::linear(ops::linear_swiglu(x, gate_up), gate_down); }));
-    list.push_back(network("relu2", double(shape_.hidden) * 2,
-                           [&] { return ops::mlp(x, up, down, how_.activation, up_bias); }));
-    ops::MlpSparse24 dense = how_;
-    dense.y = dense.dx = dense.dup = dense.ddown = Gemm24::dense;
-    list.push_back(network("relu2 counted", double(shape_.hidden) * 2,
-                           [&] { return ops::mlp_sparse24(x, up, down, dense, up_bias).y; }));
-    list.push_back(network("sparse24", double(shape_.hidden) * 2,
-                           [&] { return ops::mlp_sparse24(x, up, down, how_, up_bias).y; }));
-    list.back().attrs.insert(attrs_.begin(), attrs_.end());
+    const double gated = double(gate_down.size(1)), hidden = double(shape_.hidden);
+    if (first) {
+      add_network(
+          "swiglu", gated * 3, [&] { return ops::linear(ops::linear_swiglu(x, gate_up), gate_down); }, list);
+      add_network(
+          "relu2", hidden * 2, [&] { return ops::mlp(x, up, down, how_.activation, up_bias); }, list);
+      ops::MlpSparse24 dense = how_;
+      dense.y = dense.dx = dense.dup = dense.ddown = Gemm24::dense;
+      add_network(
+          "relu2 counted", hidden * 2, [&] { return ops::mlp_sparse24(x, up, down, dense, up_bias).y; },
+          list);
+    }
+    const auto sparse = [&] { return ops::mlp_sparse24(x, up, down, how_, up_bias).y; };
+    add_network("sparse24", hidden * 2, sparse, list, attrs_);
     for (const std::string& variant : options_.variants) {
       const ops::ForceVariant force("mlp_sparse24", variant);
-      list.push_back(network(("sparse24 " + variant).c_str(), double(shape_.hidden) * 2,
-                             [&] { return ops::mlp_sparse24(x, up, down, how_, up_bias).y; }));
-      list.back().variant = variant;
-      list.back().attrs.insert(attrs_.begin(), attrs_.end());
+      add_network("sparse24 " + variant, hidden * 2, sparse, list, attrs_, variant);
     }
-    return list;
   }
 
-  std::vector<Record> parts() {
+  /// The GEMMs and compressions.
+  void add_parts(std::vector<Record>& list) {
     const F32MathScope math(precision_.math);
-    std::vector<Record> list;
     const Tensor x = in_.x.detach(), up = in_.up.detach(), down = in_.down.detach(), dy = in_.dy;
     const DType dtype = precision_.dtype, wide = ops::sum_dtype(dtype);
     const auto matrix = [&](int64_t rows, int64_t columns, DType of) {
@@ -129,16 +127,22 @@ class Bench {
     const Tensor h = matrix(t, f, dtype), y = matrix(t, d, dtype), dup = matrix(f, d, wide),
                  ddown = matrix(d, f, wide);
     const auto gemm = [&](const char* name, const Tensor& to, const Tensor& a, const Tensor& b) {
-      list.push_back(gemm_record(std::string(name) + " dense", [&] { ops::multiply(to, a, b); }));
+      Record made = record("ffn gemm", std::string(name) + " dense", "fwd");
+      made.flops = 2 * double(t) * double(d) * double(f);
+      add(
+          std::move(made), [&] { ops::multiply(to, a, b); }, list);
     };
     const auto gemm24 = [&](const char* name, const Tensor& to, const ops::Sparse24& a, const Tensor& b) {
-      list.push_back(gemm_record(std::string(name) + " sparse", [&] { ops::multiply24(to, a, b); }));
-      list.back().variant = options_.device.is_cpu() ? "" : ops::multiply24_variant(to, a, b);
+      Record made = record("ffn gemm", std::string(name) + " sparse", "fwd");
+      made.flops = 2 * double(t) * double(d) * double(f);
+      made.variant = options_.device.is_cpu() ? "" : ops::multiply24_variant(to, a, b);
+      add(
+          std::move(made), [&] { ops::multiply24(to, a, b); }, list);
     };
     const auto part = [&](const char* name, double bytes, const auto& work) {
-      list.push_back(record("ffn part", name, "fwd"));
-      list.back().ms = measure(options_.device, work, options_.timer);
-      list.back().bytes = bytes;
+      Record made = record("ffn part", name, "fwd");
+      made.bytes = bytes;
+      add(std::move(made), work, list);
     };
     gemm("h", h, x, up.transpose(0, 1));
     part("up with activation and counts", 0,
@@ -161,7 +165,6 @@ class Bench {
     gemm24("dup", dup, tokens, x);
     gemm("ddown", ddown, dy.transpose(0, 1), a_);
     gemm24("ddown", ddown.transpose(0, 1), tokens, dy);
-    return list;
   }
 
  private:
@@ -178,20 +181,22 @@ class Bench {
     made.time = report::utc_now();
     return made;
   }
-  template <class Work>
-  Record gemm_record(const std::string& what, const Work& work) const {
-    Record made = record("ffn gemm", what, "fwd");
-    made.flops = 2 * double(shape_.tokens) * double(shape_.width) * double(shape_.hidden);
+  /// Times the work that the record describes.
+  void add(Record made, const std::function<void()>& work, std::vector<Record>& list) const {
+    options_.listener.begin(work_text(made));
     made.ms = measure(options_.device, work, options_.timer);
-    return made;
+    options_.listener.add(std::move(made), list);
   }
   /// `rows`: of D elements, that its weights have.
-  template <class Run>
-  Record network(const char* what, double rows, const Run& run) const {
+  void add_network(const std::string& what, double rows, const std::function<Tensor()>& run,
+                   std::vector<Record>& list, const std::map<std::string, std::string>& attrs = {},
+                   const std::string& variant = {}) const {
     Record made = record("ffn", what, "fwd+bwd");
+    made.attrs.insert(attrs.begin(), attrs.end());
+    made.variant = variant;
     made.flops = 6 * double(shape_.tokens) * double(shape_.width) * rows;
-    made.ms = measure(
-        options_.device,
+    add(
+        std::move(made),
         [&] {
           Tape tape;
           const std::vector<Tensor> y{run()}, dy{in_.dy};
@@ -199,8 +204,7 @@ class Bench {
           for (const Tensor* const leaf : {&in_.x, &in_.up, &in_.down, &in_.gate_up, &in_.gate_down})
             zero_grad(*leaf);
         },
-        options_.timer);
-    return made;
+        list);
   }
 
   const FfnBenchOptions& options_;
@@ -219,16 +223,16 @@ std::vector<Record> bench_ffn(const FfnBenchOptions& options) {
   std::vector<Record> records;
   const std::vector<Precision> precisions =
       options.precisions.empty() ? std::vector{default_precision(options.device)} : options.precisions;
+  const std::vector<FfnShape> shapes =
+      options.shapes.empty() ? default_ffn_shapes(options.device) : options.shapes;
   for (const Precision precision : precisions)
-    for (const FfnShape& shape : options.shapes) {
+    for (const FfnShape& shape : shapes) {
       bool first = true;
       for (const double sparsity : options.sparsities) {
         Bench bench(options, shape, precision, sparsity);
-        for (Record& one : bench.networks())
-          if (first || one.attrs.at("what").starts_with("sparse24")) records.push_back(std::move(one));
-        if (first && options.gemms)
-          for (Record& one : bench.parts()) records.push_back(std::move(one));
-        first = false;  // dense networks and GEMMs do not depend on the zeros
+        bench.add_networks(first, records);
+        if (first && options.gemms) bench.add_parts(records);
+        first = false;
       }
     }
   return records;

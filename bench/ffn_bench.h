@@ -3,19 +3,16 @@
 #include <string>
 #include <vector>
 
+#include "bench/default_sizes.h"
 #include "bench/record.h"
 #include "ops/mlp/mlp_sparse24.h"
 
 namespace tessera::bench {
 
-struct FfnShape {
-  int64_t tokens = 16384, width = 4096, hidden = 16384;
-};
-
 struct FfnBenchOptions {
   Device device = Device::cpu();
   std::vector<Precision> precisions = {};  // empty: the default of the device
-  std::vector<FfnShape> shapes = {{16384, 4096, 16384}, {16384, 2048, 8192}};
+  std::vector<FfnShape> shapes = {};       // empty: default_ffn_shapes
   /// Shares of zeros that activations have, by biases of the first layer that differ from column to column.
   std::vector<double> sparsities = {0.9};
   ops::MlpSparse24 how = {};
@@ -26,6 +23,7 @@ struct FfnBenchOptions {
   double most_dropped = 0;
   bool gemms = true;  // also each GEMM by itself
   TimerOptions timer = {};
+  Listener listener = {};
 };
 
 /// Feed-forward networks with 2:4 sparse activations next to dense ones, all in: forward and backward with

@@ -31,7 +31,7 @@ Record make_record(Device device, int64_t count, const char* mode, std::vector<d
 
 }  // namespace
 
-std::vector<Record> bench_host(Device device, int64_t count) {
+std::vector<Record> bench_host(Device device, const Listener& listener, int64_t count) {
   std::vector<double> forward, backward;
   for (int repeat = 0; repeat < 7; ++repeat) {
     Tensor x = Tensor::full({4}, 1.0, DType::f32, device);
@@ -49,7 +49,10 @@ std::vector<Record> bench_host(Device device, int64_t count) {
     forward.push_back(milliseconds(begin, middle));
     backward.push_back(milliseconds(middle, Clock::now()));
   }
-  return {make_record(device, count, "fwd", forward), make_record(device, count, "bwd", backward)};
+  std::vector<Record> records;
+  listener.add(make_record(device, count, "fwd", forward), records);
+  listener.add(make_record(device, count, "bwd", backward), records);
+  return records;
 }
 
 }  // namespace tessera::bench

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "autograd/tape.h"
+#include "bench/default_sizes.h"
 #include "ops/dropout/dropout.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/random/random.h"
@@ -175,31 +176,62 @@ std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const s
   return record;
 }
 
-std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& options) {
-  const Device device = options.device;
-  const std::vector<Precision> precisions = precisions_of(op, options.precisions, device);
-  const std::vector<ops::Case>& cases = options.cases.empty() ? op.benches : options.cases;
-  check(!cases.empty(), op.name, ": it has no default benchmark shapes; give --shape");
+namespace {
 
+std::vector<ops::Case> cases_of(const ops::OpSpec& op, const OpBenchOptions& options) {
+  std::vector<ops::Case> cases = options.cases.empty() ? default_cases(op, options.device) : options.cases;
+  check(!cases.empty(), op.name, ": it has no default benchmark shapes; give --shape");
+  return cases;
+}
+
+std::vector<std::string> variants_of(const ops::OpSpec& op, const OpBenchOptions& options) {
   std::vector<std::string> variants{options.variant};
   if (options.all_variants) variants.insert(variants.end(), op.variants.begin(), op.variants.end());
+  return variants;
+}
 
+Record planned_record(const ops::OpSpec& op, const OpBenchOptions& options, const ops::Case& c,
+                      Precision precision, const std::string& variant, const std::string& mode) {
+  Record record = describe_work(op, c, precision, options.device, mode);
+  record.variant = variant;
+  if (!options.timer.cold) record.attrs["L2"] = "warm";
+  return record;
+}
+
+}  // namespace
+
+std::vector<Record> planned_records(const ops::OpSpec& op, const OpBenchOptions& options) {
   std::vector<Record> records;
-  for (const ops::Case& c : cases) {
+  for (const ops::Case& c : cases_of(op, options))
+    for (const Precision precision : precisions_of(op, options.precisions, options.device))
+      for (const std::string& variant : variants_of(op, options))
+        for (const std::string& mode : options.modes)
+          records.push_back(planned_record(op, options, c, precision, variant, mode));
+  return records;
+}
+
+std::vector<Record> bench_op(const ops::OpSpec& op, const OpBenchOptions& options) {
+  const Device device = options.device;
+  std::vector<Record> records;
+  for (const ops::Case& c : cases_of(op, options)) {
     const ops::Attrs attrs = ops::complete(op, c.attrs);
     const ops::Problem problem = op.problem(c.dims, attrs);
-    for (const Precision precision : precisions) {
-      const std::vector<Tensor> inputs = random_inputs(op, problem, attrs, precision.dtype, device);
-      ops::check_inputs(op, inputs);
-      for (const std::string& variant : variants) {
+    for (const Precision precision : precisions_of(op, options.precisions, device)) {
+      std::vector<Tensor> inputs;
+      for (const std::string& variant : variants_of(op, options)) {
         std::optional<ops::ForceVariant> force;
         if (!variant.empty()) force.emplace(op.name, variant);
         for (const std::string& mode : options.modes) {
+          options.listener.begin(work_text(planned_record(op, options, c, precision, variant, mode)));
+          if (inputs.empty()) {
+            inputs = random_inputs(op, problem, attrs, precision.dtype, device);
+            ops::check_inputs(op, inputs);
+          }
           try {
             if (auto record = time_op(op, c, inputs, precision, mode, options.timer)) {
               record->variant = variant;
               if (!options.timer.cold) record->attrs["L2"] = "warm";
-              records.push_back(*record);
+              options.listener.add(*std::move(record), records);
             }
           } catch (const Error& error) {
             // Among all variants, one may refuse a problem by its name.

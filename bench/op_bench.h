@@ -14,10 +14,11 @@ struct OpBenchOptions {
   Device device = Device::cpu();
   std::vector<Precision> precisions = {};  // see precisions_of
   std::vector<std::string> modes = {"fwd", "bwd"};
-  std::vector<ops::Case> cases = {};  // empty: the operator's committed list
+  std::vector<ops::Case> cases = {};  // empty: default_cases
   bool all_variants = false;          // every kernel variant, not only the chosen one
   std::string variant = {};           // this one; empty: the chosen one
   TimerOptions timer = {};
+  Listener listener = {};
 };
 
 /// What an operator is timed in: the precisions asked for, or default_precision; one without floating inputs
@@ -39,6 +40,10 @@ Record describe_work(const ops::OpSpec& op, const ops::Case& c, Precision precis
 /// gradient to time, or if the operator gives its inputs back where it should move bytes.
 std::optional<Record> time_op(const ops::OpSpec& op, const ops::Case& c, const std::vector<Tensor>& inputs,
                               Precision precision, const std::string& mode, const TimerOptions& timer);
+
+/// Records without times of all that bench_op() would time, in its order, and perhaps of more: of modes that
+/// the operator does not have, and of variants that refuse.
+std::vector<Record> planned_records(const ops::OpSpec& op, const OpBenchOptions& options);
 
 /// Times an operator on random inputs, problem by problem. "bwd" is the backward pass alone, from given
 /// output gradients to gradients of all differentiable inputs; "fwd+bwd" is a recorded forward pass and its

@@ -1,6 +1,7 @@
 #include "bench/optim_bench.h"
 
 #include "autograd/tape.h"
+#include "bench/default_sizes.h"
 #include "nn/module.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/random/random.h"
@@ -39,11 +40,14 @@ std::vector<nn::NamedParameter> random_parameters(int64_t count, DType dtype, De
 }  // namespace
 
 std::vector<Record> bench_optim(const OptimBenchOptions& options) {
+  const int64_t count =
+      options.parameters > 0 ? options.parameters : default_optim_parameters(options.device);
   std::vector<Record> records;
   for (const DType dtype : options.dtypes) {
     for (const bool clip : options.clip) {
+      options.listener.begin(std::string("adamw ") + name_of(dtype));
       Rng rng(1);
-      optim::AdamW adamw(random_parameters(options.parameters, dtype, options.device, rng),
+      optim::AdamW adamw(random_parameters(count, dtype, options.device, rng),
                          {.lr = 1e-4, .max_grad_norm = clip ? 1.0 : 0.0});
       // Gradients arrive once and stay: no zero_grad between the steps.
       for (const nn::NamedParameter& parameter : adamw.parameters()) {
@@ -56,22 +60,22 @@ std::vector<Record> bench_optim(const OptimBenchOptions& options) {
       Record record = describe_step(options.device, dtype);
       record.op = "adamw";
       record.mode = "step";
-      record.shape = {{"P", options.parameters}};
+      record.shape = {{"P", count}};
       record.attrs["clip"] = clip ? "on" : "off";
       record.ms = measure(
           options.device, [&] { adamw.step(); }, options.timer);
       const double states = 2 * 2 * 4, master = size_of(dtype) == 2 ? 2 * 4 + 2 : 2 * 4;
-      record.bytes = double(options.parameters) * (states + master + 4 + (clip ? 4 : 0));
+      record.bytes = double(count) * (states + master + 4 + (clip ? 4 : 0));
       record.copy_gbs = ceilings(options.device, DType::bf16).copy_gbs;
       record.ceiling_share = record.gbs() / record.copy_gbs;
-      records.push_back(record);
+      options.listener.add(record, records);
     }
   }
   return records;
 }
 
-std::vector<Record> bench_copy(Device device, const TimerOptions& timer) {
-  const int64_t mib = device.is_cpu() ? 64 : 1024, count = mib << 18;
+std::vector<Record> bench_copy(Device device, const Listener& listener, const TimerOptions& timer) {
+  const int64_t mib = default_copy_mib(device), count = mib << 18;
   const Tensor from = Tensor::empty({count}, DType::f32, device), to = Tensor::empty_like(from);
   Rng rng(1);
   ops::fill_normal(from, 0, 1, rng);
@@ -88,7 +92,7 @@ std::vector<Record> bench_copy(Device device, const TimerOptions& timer) {
     record.ms = measure(
         device, [&] { driver ? copy_at_best(to, from) : to.copy_from(from); }, timer);
     record.ceiling_share = record.gbs() / record.copy_gbs;
-    records.push_back(record);
+    listener.add(record, records);
   }
   return records;
 }

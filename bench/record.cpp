@@ -206,42 +206,76 @@ std::string shape_text(const Record& r) {
   return text;
 }
 
+std::string work_text(const Record& r) {
+  return fmt::format("{} {} {} {}", r.op, shape_text(r), r.dtype, r.mode);
+}
+
+namespace {
+
+void widen(std::vector<size_t>& widths, const std::vector<std::string>& row) {
+  widths.resize(std::max(widths.size(), row.size()));
+  for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+}
+
+std::string line_of(const std::vector<std::string>& row, const std::vector<size_t>& widths,
+                    size_t left_columns) {
+  std::string line;
+  for (size_t i = 0; i < row.size(); ++i)
+    line += i < left_columns ? fmt::format("{:<{}}  ", row[i], widths[i])
+                             : fmt::format("{:>{}}  ", row[i], widths[i]);
+  line.erase(line.find_last_not_of(' ') + 1);
+  return line + "\n";
+}
+
+std::vector<std::string> header() {
+  return {"op",     "shape", "dtype", "mode",    "implementation", "variant",
+          "ms p50", "p10",   "p90",   "TFLOP/s", "GB/s",           "% ceiling"};
+}
+constexpr size_t kLeft = 6, kTime = 9;  // columns of text; the widest time: "1.234e-05"
+
+std::vector<std::string> cells_of(const Record& r) {
+  return {r.op,
+          shape_text(r),
+          r.dtype,
+          r.mode,
+          r.implementation,
+          r.variant,
+          fmt::format("{:.4g}", r.ms.p50),
+          fmt::format("{:.4g}", r.ms.p10),
+          fmt::format("{:.4g}", r.ms.p90),
+          fmt::format("{:.1f}", r.tflops()),
+          fmt::format("{:.0f}", r.gbs()),
+          r.ceiling_share > 0 ? fmt::format("{:.0f}", r.ceiling_share * 100) : "-"};
+}
+
+}  // namespace
+
 std::string format_rows(const std::vector<std::vector<std::string>>& rows, size_t left_columns) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
+  for (const auto& row : rows) widen(widths, row);
   std::string text;
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i)
-      line += i < left_columns ? fmt::format("{:<{}}  ", row[i], widths[i])
-                               : fmt::format("{:>{}}  ", row[i], widths[i]);
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
-  }
+  for (const auto& row : rows) text += line_of(row, widths, left_columns);
   return text;
 }
 
-std::string format_table(const std::vector<Record>& records) {
-  std::vector<std::vector<std::string>> rows{{"op", "shape", "dtype", "mode", "implementation", "variant",
-                                              "ms p50", "p10", "p90", "TFLOP/s", "GB/s", "% ceiling"}};
-  for (const Record& r : records)
-    rows.push_back({r.op, shape_text(r), r.dtype, r.mode, r.implementation, r.variant,
-                    fmt::format("{:.4g}", r.ms.p50), fmt::format("{:.4g}", r.ms.p10),
-                    fmt::format("{:.4g}", r.ms.p90), fmt::format("{:.1f}", r.tflops()),
-                    fmt::format("{:.0f}", r.gbs()),
-                    r.ceiling_share > 0 ? fmt::format("{:.0f}", r.ceiling_share * 100) : "-"});
-  std::string text = format_rows(rows, 6);
-  for (const Record& r : records) {
-    if (r.ranks.alone_ms <= 0) continue;
+RecordTable::RecordTable(const std::vector<Record>& expected) {
+  widen(widths_, header());
+  for (size_t i = kLeft; i < kLeft + 3; ++i) widths_[i] = kTime;
+  for (const Record& record : expected) widen(widths_, cells_of(record));
+}
+
+std::string RecordTable::row(const Record& r) {
+  const std::vector<std::string> cells = cells_of(r);
+  widen(widths_, cells);
+  std::string text = begun_ ? "" : line_of(header(), widths_, kLeft);
+  begun_ = true;
+  text += line_of(cells, widths_, kLeft);
+  if (r.ranks.alone_ms > 0)
     text += fmt::format(
         "{} {}: {:.1f} % of one rank's {:.4g} ms{}; slowest: {}; {:.4g} tokens/s\n", r.op, r.implementation,
         r.efficiency() * 100, r.ranks.alone_ms,
         r.ranks.exposed_ms < 0 ? "" : fmt::format(", {:.3g} ms of communication exposed", r.ranks.exposed_ms),
         r.ranks.slowest, r.tokens_per_s);
-  }
   return text;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -87,11 +88,39 @@ void stamp(std::vector<Record>& records);
 void append_records(const std::filesystem::path& path, const std::vector<Record>& records);
 std::vector<Record> read_records(const std::filesystem::path& path);
 
-/// The records as an aligned table for a terminal.
-std::string format_table(const std::vector<Record>& records);
+/// A table for a terminal, row by row, so that a row can be printed as soon as it is measured. Columns are as
+/// wide as the records that are expected need them (their times do not matter), and widen for a wider row.
+class RecordTable {
+ public:
+  explicit RecordTable(const std::vector<Record>& expected = {});
+  /// The record's line, under the header if it is the first, and what a line of a table has no room for.
+  std::string row(const Record& record);
+
+ private:
+  std::vector<size_t> widths_;
+  bool begun_ = false;
+};
+
+/// Hears of a benchmark while it runs. Whoever prints and writes records as they come keeps those of a
+/// benchmark that is interrupted.
+struct Listener {
+  std::function<void(const std::string& what)> on_begin = {};  // before what takes time
+  std::function<void(const Record& record)> on_record = {};    // each one once, in order, complete
+
+  void begin(const std::string& what) const {
+    if (on_begin) on_begin(what);
+  }
+  /// Appends the record to those of the benchmark.
+  void add(Record record, std::vector<Record>& records) const {
+    records.push_back(std::move(record));
+    if (on_record) on_record(records.back());
+  }
+};
 
 /// The sizes and attributes of the work: "T=11000,in=512 bias=true".
 std::string shape_text(const Record& record);
+/// Operator, sizes, dtype and mode: "linear T=11000,in=512 bf16 bwd".
+std::string work_text(const Record& record);
 /// Text in aligned columns, the first `left_columns` of them to the left.
 std::string format_rows(const std::vector<std::vector<std::string>>& rows, size_t left_columns);
 

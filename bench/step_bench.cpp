@@ -131,24 +131,25 @@ Record measure_language(const train::LanguageSettings& settings, const LanguageS
 }  // namespace
 
 std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
-  return matrix(options, options.settings.optimizer_states, [&](Precision precision, bool graph) {
-    std::vector<Record> records;
+  const std::string& states = options.settings.optimizer_states;
+  return matrix("step tnp", options, states, [&](Precision precision, bool graph, const auto& add) {
     for (const bool checkpoint : options.checkpoint) {
       train::TnpSettings settings = options.settings;
       settings.set_precision(precision);
       settings.model.checkpoint_every =
           checkpoint ? std::max<int64_t>(1, settings.model.checkpoint_every) : 0;
-      records.push_back(measure_tnp(settings, options, graph));
+      add(measure_tnp(settings, options, graph));
     }
-    return records;
   });
 }
 
 std::vector<Record> bench_language_step(const LanguageStepOptions& options) {
-  return matrix(options, options.settings.optimizer_states, [&](Precision precision, bool graph) {
+  const std::string name = std::string("step ") + options.settings.family(),
+                    &states = options.settings.optimizer_states;
+  return matrix(name, options, states, [&](Precision precision, bool graph, const auto& add) {
     train::LanguageSettings settings = options.settings;
     settings.set_precision(precision);
-    return std::vector<Record>{measure_language(settings, options, graph)};
+    add(measure_language(settings, options, graph));
   });
 }
 

@@ -18,6 +18,7 @@ struct StepBenchOptions {
   StepRanks ranks = {};
   std::vector<Precision> precisions = {};  // empty: default_precision(device)
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
+  Listener listener = {};
 };
 
 /// Times forward + backward + AdamW on random data that stays on the device, as the peers do. A configuration
@@ -33,6 +34,7 @@ struct LanguageStepOptions {
   StepRanks ranks = {};
   std::vector<Precision> precisions = {};
   TimerOptions timer = {.seconds = 2, .least = 3, .most = 100, .warmups = 3, .cold = false};
+  Listener listener = {};
 };
 std::vector<Record> bench_language_step(const LanguageStepOptions& options);
 

@@ -93,10 +93,11 @@ inline void add_unusual(Record& record, std::initializer_list<ModelSize> sizes) 
     if (one.size != one.usual) record.shape[one.name] = one.size;
 }
 
-/// Calls measure(precision, graph) for the matrix of precisions and graphs. `options`: of a benchmark of
-/// steps; `states`: TrainingSettings::optimizer_states.
+/// Calls measure(precision, graph, add) for the matrix of precisions and graphs, which adds its records.
+/// `options`: of a benchmark of steps, whose name is `name`; `states`: TrainingSettings::optimizer_states.
 template <class Options, class Measure>
-std::vector<Record> matrix(const Options& options, const std::string& states, Measure&& measure) {
+std::vector<Record> matrix(const std::string& name, const Options& options, const std::string& states,
+                           Measure&& measure) {
   const Device device = options.device;
   const StepRanks& ranks = options.ranks;
   std::vector<Precision> precisions = options.precisions;
@@ -106,8 +107,9 @@ std::vector<Record> matrix(const Options& options, const std::string& states, Me
   std::vector<Record> records;
   for (const Precision precision : precisions) {
     const Ceilings& best = ceilings(device, precision);
-    for (const bool graph : graphs)
-      for (Record& record : measure(precision, graph)) {
+    for (const bool graph : graphs) {
+      options.listener.begin(name + " " + name_of(precision) + (graph ? " graph" : " eager"));
+      measure(precision, graph, [&](Record record) {
         if (ranks.several()) record.shape["ranks"] = ranks.size();
         record.tokens_per_s *= ranks.size();
         record.ceiling_share = record.tflops() / best.tflops;
@@ -115,8 +117,9 @@ std::vector<Record> matrix(const Options& options, const std::string& states, Me
         record.does["weights"] =
             half ? record.dtype + (masters ? " with f32 masters" : " without masters") : "f32";
         if (!masters) record.attrs["states"] = states;
-        records.push_back(std::move(record));
-      }
+        options.listener.add(std::move(record), records);
+      });
+    }
   }
   return records;
 }

@@ -1,11 +1,13 @@
 #include "cli/bench.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
+#include "bench/default_sizes.h"
 #include "bench/host_bench.h"
 #include "bench/op_bench.h"
 #include "bench/step_bench.h"
@@ -14,15 +16,28 @@
 #include "cli/tnp_flags.h"
 #include "cli/train_run.h"
 #include "cli/variant_flag.h"
+#include "report/progress.h"
 #include "runtime/error.h"
 #include "runtime/text.h"
 
 namespace tessera::cli {
 
-void publish(std::vector<bench::Record> records, const std::string& json) {
-  bench::stamp(records);
-  fmt::print("{}", bench::format_table(records));
-  if (!json.empty()) bench::append_records(json, records);
+void show_status(const std::string& text) {
+  static const bool terminal = isatty(STDERR_FILENO);
+  constexpr size_t kWidth = 79;  // a line that wraps could not be replaced
+  if (terminal) report::tell("\r" + text.substr(0, kWidth) + "\033[K\r");
+}
+
+bench::Listener publisher(const std::string& json, const std::vector<bench::Record>& expected) {
+  auto table = std::make_shared<bench::RecordTable>(expected);
+  return {.on_begin = show_status, .on_record = [json, table](const bench::Record& record) {
+            std::vector<bench::Record> stamped{record};
+            bench::stamp(stamped);
+            if (!json.empty()) bench::append_records(json, stamped);
+            show_status("");
+            fmt::print("{}", table->row(record));
+            std::fflush(stdout);
+          }};
 }
 
 void add_json(CLI::App& command, std::string& json) {
@@ -36,7 +51,7 @@ void add_seconds(CLI::App& command, double& seconds) {
 }
 
 void add_bench_of_device(CLI::App& command, Action& action,
-                         const std::function<std::vector<bench::Record>(Device)>& measure) {
+                         const std::function<void(Device, const bench::Listener&)>& measure) {
   struct Args {
     std::string device, json;
   };
@@ -46,7 +61,7 @@ void add_bench_of_device(CLI::App& command, Action& action,
   command.callback([&action, args, measure] {
     action = [args, measure] {
       if (!args->json.empty()) check_writable(args->json);
-      publish(measure(device_of(args->device)), args->json);
+      measure(device_of(args->device), publisher(args->json));
       return 0;
     };
   });
@@ -113,19 +128,22 @@ void check_dim_names(const ops::OpSpec& op, const ops::Dims& dims) {
 
 int bench_op(const OpBenchArgs& args) {
   bench::OpBenchOptions options;
+  options.device = device_of(args.device);
   const ops::OpSpec* op = nullptr;
+  std::vector<ops::Case> defaults;
   const std::string* shape = nullptr;
   try {
     op = &ops::find_op(args.name);
+    defaults = bench::default_cases(*op, options.device);
     const ops::Attrs attrs = parse_attrs(*op, args.set);
     for (const std::string& text : args.shapes) {
       shape = &text;
       ops::Case given{.dims = parse_dims(text), .attrs = attrs};
       check_dim_names(*op, given.dims);
       ops::check_used(*op, attrs);
-      // Sizes that are not given are those of the operator's first benchmark, if all given names are its own.
-      if (!op->benches.empty()) {
-        ops::Dims all = op->benches[0].dims;
+      // Sizes that are not given are those of the first default problem, if all given names are its own.
+      if (!defaults.empty()) {
+        ops::Dims all = defaults[0].dims;
         const bool own =
             std::ranges::all_of(given.dims, [&](const auto& size) { return all.contains(size.first); });
         if (own) {
@@ -137,7 +155,7 @@ int bench_op(const OpBenchArgs& args) {
       options.cases.push_back(given);
     }
     if (options.cases.empty()) {
-      options.cases = op->benches;
+      options.cases = defaults;
       for (ops::Case& c : options.cases)
         for (const auto& [name, value] : attrs.values()) c.attrs.set(name, value);
     }
@@ -160,32 +178,23 @@ int bench_op(const OpBenchArgs& args) {
   check_variant(*op, options.variant, false);
   options.timer.seconds = args.seconds;
   options.timer.cold = !args.hot;
-  options.device = device_of(args.device);
   if (args.hot && options.device.is_cpu())
     throw UsageError("--hot: only on a GPU is the L2 cache flushed before each repeat; leave it out");
   if (!args.variant.empty() && options.device.is_cpu())
     throw UsageError("--variant: the CPU has no kernel variants; add --device cuda");
   if (!args.json.empty()) check_writable(args.json);
   check(!options.cases.empty(), op->name, ": it has no default benchmark shapes; give --shape");
-  std::vector<bench::Record> records;
-  std::vector<std::string> choices;
-  for (const ops::Case& c : std::exchange(options.cases, {})) {
-    options.cases = {c};
-    auto some = bench::bench_op(*op, options);
-    bench::stamp(some);
-    if (!args.json.empty()) bench::append_records(args.json, some);  // at once: a killed run keeps them
-    records.insert(records.end(), some.begin(), some.end());
-    if (!args.explain) continue;
-    const ops::ChoiceLog log;  // it costs the host time: not while it is timed
-    bench::OpBenchOptions once = options;
-    once.timer.seconds = 0;
-    bench::bench_op(*op, once);
-    choices.insert(choices.end(), log.lines().begin(), log.lines().end());
-  }
+  options.listener = publisher(args.json, bench::planned_records(*op, options));
+  const std::vector<bench::Record> records = bench::bench_op(*op, options);
   check(!records.empty(), "bench op ", op->name, ": nothing to time in mode ", args.mode,
         "; the operator has no gradient, or returns its input");
-  fmt::print("{}", bench::format_table(records));
-  if (args.explain) fmt::print("{}", choice_lines(choices));
+  if (args.explain) {
+    const ops::ChoiceLog log;  // it costs the host time: not while it is timed
+    options.timer.seconds = 0;
+    options.listener = {};
+    bench::bench_op(*op, options);
+    fmt::print("{}", choice_lines({log.lines().begin(), log.lines().end()}));
+  }
   return 0;
 }
 
@@ -195,7 +204,8 @@ void add_bench_op(CLI::App& bench, Action& action) {
   command->add_option("name", args->name, "Operator")->required();
   command
       ->add_option("--shape", args->shapes,
-                   "Sizes, NAME=SIZE,...; may be repeated; default: the operator's benchmark shapes")
+                   "Sizes, NAME=SIZE,...; may be repeated; default: the operator's benchmark shapes, "
+                   "smaller on a CPU")
       ->allow_extra_args(false);
   command->add_option("--set", args->set, "Attribute, key=value; may be repeated")->allow_extra_args(false);
   command->add_option("--dtype", args->dtype, kOperatorPrecisionsHelp);
@@ -262,7 +272,12 @@ int bench_language(const LanguageStepArgs& args, const train::Given& given) {
   bench::LanguageStepOptions options;
   options.settings = args.flags.job(given);
   options.settings.optimizer_states = args.step.states;
-  return args.step.run(options, bench::bench_language_step);
+  return args.step.run(options, [&given](bench::LanguageStepOptions& of_device) {
+    const bench::BatchSize usual = bench::default_language_batch(of_device.device);
+    if (!given.contains("--batch-size")) of_device.settings.batch = usual.texts;
+    if (!given.contains("--length")) of_device.settings.length = usual.tokens;
+    return bench::bench_language_step(of_device);
+  });
 }
 
 /// GPT-2 124M and LLaMA 130M unless told otherwise.
@@ -270,10 +285,11 @@ void add_bench_language(CLI::App& step, Action& action, bool llama) {
   auto* command = llama ? step.add_subcommand("llama", "LLaMA on random tokens")
                         : step.add_subcommand("gpt", "GPT-2 on random tokens");
   auto args = std::make_shared<LanguageStepArgs>(llama);
-  args->flags.settings().length = 1024;
   args->flags.add_sizes(*command, llama ? "130m" : "small", false);
   args->flags.add_vocabulary(*command);
   args->step.add_to(*command);
+  for (const char* const size : {"--batch-size", "--length"}) command->get_option(size)->default_str("");
+  command->footer("A step has 16 sequences of 1024 tokens by default, on a CPU one of 128.");
   command->callback([&action, args, command] {
     action = [args, command] { return bench_language(*args, given_flags(*command)); };
   });
@@ -306,7 +322,8 @@ void add_bench_step(CLI::App& bench, Action& action) {
 void add_bench_host(CLI::App& bench, Action& action) {
   add_bench_of_device(*bench.add_subcommand(
                           "host", "Time the host overhead per operator, in a chain of 10,000 tiny operators"),
-                      action, [](Device device) { return bench::bench_host(device); });
+                      action,
+                      [](Device device, const bench::Listener& to) { bench::bench_host(device, to); });
 }
 
 }  // namespace

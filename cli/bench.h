@@ -13,8 +13,12 @@
 
 namespace tessera::cli {
 
-/// Prints the records as a table; appends them to the file, if one is named.
-void publish(std::vector<bench::Record> records, const std::string& json);
+/// A line on standard error that the next one replaces; nothing unless it is a terminal. "" removes it.
+void show_status(const std::string& text);
+
+/// Prints each record as a row of a table, and appends it to the file, if one is named, as soon as it is
+/// measured; in between a status line says what is being measured. `expected`: see bench::RecordTable.
+bench::Listener publisher(const std::string& json, const std::vector<bench::Record>& expected = {});
 
 void add_json(CLI::App& command, std::string& json);
 void add_seconds(CLI::App& command, double& seconds);
@@ -26,7 +30,7 @@ void check_graph(const CLI::App& command, const std::vector<bool>& graph, Device
 
 /// --device and --json of a benchmark that has no other flags, and what it runs.
 void add_bench_of_device(CLI::App& command, Action& action,
-                         const std::function<std::vector<bench::Record>(Device)>& measure);
+                         const std::function<void(Device, const bench::Listener&)>& measure);
 
 /// The flags that the subcommands of `bench step` share.
 struct StepFlags {
@@ -62,8 +66,8 @@ struct StepFlags {
                                         : bucket_mb,
                        .exchange = dist::parse_exchange(exchange),
                        .zero = zero};
-      std::vector<bench::Record> records = measure(options);
-      if (world.leads()) publish(std::move(records), json);
+      if (world.leads()) options.listener = publisher(json);
+      measure(options);
       if (world.size() > 1) world.host().barrier();
     });
     return 0;

@@ -12,12 +12,11 @@ struct BertArgs {
   train::SliceSettings slice;
   double drop_share = 0;
   StepFlags step;
-  std::string shape = "32x128,16x512", dropout = "0.1";
+  std::string shape, dropout = "0.1";
 };
 
-std::vector<std::pair<int64_t, int64_t>> parse_shapes(const std::string& text,
-                                                      const models::BertConfig& model) {
-  std::vector<std::pair<int64_t, int64_t>> shapes;
+std::vector<bench::BatchSize> parse_shapes(const std::string& text, const models::BertConfig& model) {
+  std::vector<bench::BatchSize> shapes;
   for (const std::string& part : split_list(text, "--shape")) {
     int64_t count = 0, length = 0;
     const char* const end = part.data() + part.size();
@@ -28,7 +27,7 @@ std::vector<std::pair<int64_t, int64_t>> parse_shapes(const std::string& text,
     if (!good || worse != std::errc{} || stop != end || length < 1 || length > model.longest())
       throw UsageError("--shape: \"" + part + "\": expected TEXTSxTOKENS, such as 32x128, of at most " +
                        std::to_string(model.longest()) + " tokens");
-    shapes.emplace_back(count, length);
+    shapes.push_back({count, length});
   }
   return shapes;
 }
@@ -67,7 +66,7 @@ int bench_bert(const BertArgs& args, const train::Given& given) {
     throw UsageError(
         "--graph: a step with --dropbp drops different branches each time and cannot be captured; give "
         "--graph off");
-  options.shapes = parse_shapes(args.shape, options.model);
+  if (!args.shape.empty()) options.shapes = parse_shapes(args.shape, options.model);
   options.dropout = parse_dropout(args.dropout);
   return args.step.run(options, bench::bench_bert_step);
 }
@@ -78,7 +77,8 @@ void add_bench_step_bert(CLI::App& step, Action& action) {
   auto* command = step.add_subcommand("bert", "Fine-tuning step of BERT-base with a classifier");
   auto args = std::make_shared<BertArgs>();
   const CLI::Validator size = whole(1, int64_t(1) << 18);
-  command->add_option("--shape", args->shape, "Batch size x sequence length, such as 32x128,16x512");
+  command->add_option("--shape", args->shape,
+                      "Batch size x sequence length, a,b; default: 32x128,16x512, on a CPU 2x128");
   command->add_option("--layers", args->model.layers, "Number of layers")->check(size);
   command->add_option("--d-model", args->model.d_model, "Hidden size")->check(size);
   command->add_option("--d-ff", args->model.d_ff, "Hidden size of the feed-forward layers")->check(size);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "bench/decode_bench.h"
+#include "bench/default_sizes.h"
 #include "cli/bench.h"
 #include "cli/language_folder.h"
 #include "cli/sparse_flags.h"
@@ -17,9 +18,10 @@ struct DecodeArgs {
   SparseFlags sparse;
   ShareFlag weight_sparsity;
   TensorParallelFlags parallel;
-  int64_t new_tokens = 128, batch = 1;
+  std::optional<int64_t> new_tokens;
+  int64_t batch = 1;
   ops::Sampling sampling{.temperature = 0};
-  int repeats = 10, warmups = 2;
+  std::optional<int> repeats, warmups;
 };
 
 /// Random weights.
@@ -50,13 +52,9 @@ void set_random(bench::DecodeBenchOptions& options, const DecodeArgs& args) {
 
 int bench_decode(const CLI::App& command, const DecodeArgs& args) {
   bench::DecodeBenchOptions options{.name = args.model,
-                                    .new_tokens = args.new_tokens,
                                     .batch = args.batch,
                                     .sampling = args.sampling,
-                                    .graph = parse_switches(args.graph, "--graph"),
-                                    .repeats = args.repeats,
-                                    .warmups = args.warmups};
-  if (!args.shape.empty()) options.shape = args.shape;
+                                    .graph = parse_switches(args.graph, "--graph")};
   if (!args.rows.empty() && !args.model.empty())
     throw UsageError("--rows: of random weights (--shape); a model directory is one row");
   if (args.model.empty())
@@ -89,22 +87,21 @@ int bench_decode(const CLI::App& command, const DecodeArgs& args) {
   return options.world.told([&] {
     options.device = device_of(args.device, options.world.place());
     check_graph(command, options.graph, options.device);
+    const bench::DecodeSizes usual = bench::default_decode_sizes(options.device);
+    options.shape = args.shape.empty() ? usual.shape : args.shape;
+    options.new_tokens = args.new_tokens.value_or(usual.new_tokens);
+    options.repeats = args.repeats.value_or(usual.repeats);
+    options.warmups = args.warmups.value_or(usual.warmups);
     if (args.dtype.empty() && options.device.is_cpu())
       options.dtype = DType::f32;
     else if (args.dtype.empty() && !args.model.empty())
       options.dtype = pretrained::stored_dtype(options.model);
     options.ranks = args.parallel.share(options.world, options.device);
     tell_shared(options.world, options.device);
-    if (options.world.leads() && !args.json.empty())
-      options.on_records = [&](std::vector<bench::Record> records) {
-        bench::stamp(records);
-        bench::append_records(args.json, records);
-      };
+    if (options.world.leads()) options.listener = publisher(args.json);
     std::vector<bench::Record> records;
     end_at_failure(options.world, options.device, [&] { records = bench::bench_decode(options); });
-    if (options.world.leads())
-      fmt::print("{}",
-                 options.rows.empty() ? bench::format_table(records) : bench::decode_rows_text(records));
+    if (options.world.leads() && !options.rows.empty()) fmt::print("\n{}", bench::decode_rows_text(records));
     options.world.host().barrier();
     return 0;
   });
@@ -117,7 +114,9 @@ void add_bench_decode(CLI::App& bench, Action& action) {
       bench.add_subcommand("decode", "Time generation: time to first token, time per output token");
   auto args = std::make_shared<DecodeArgs>();
   auto* const shape =
-      command->add_option("--shape", args->shape, "Model size, with random weights; default: llama-2-7b")
+      command
+          ->add_option("--shape", args->shape,
+                       "Model size, with random weights; default: llama-2-7b, on a CPU llama-130m")
           ->check(CLI::IsMember(bench::decode_shapes()));
   command
       ->add_option("--model", args->model,
@@ -136,7 +135,8 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->add_option(
       "--prompt-tokens", args->prompts,
       "Prompt lengths in tokens, a,b,c; default: 32,2048, or 32 if the model has no room for 2048");
-  command->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text")
+  command
+      ->add_option("--new-tokens", args->new_tokens, "Tokens to generate per text; default: 128, on a CPU 32")
       ->check(kDecimal)
       ->check(CLI::Range(2, 1 << 20));
   command->add_option("--batch-size", args->batch, "Texts per batch")
@@ -146,10 +146,12 @@ void add_bench_decode(CLI::App& bench, Action& action) {
   command->add_option("--dtype", args->dtype,
                       "f32, bf16 or f16; default: of --model the weights', else f16, on the CPU f32");
   command->add_option("--graph", args->graph, "Run the step as one captured CUDA graph (GPU): on,off");
-  command->add_option("--repeats", args->repeats, "Number of timed texts")
+  command->add_option("--repeats", args->repeats, "Number of timed texts; default: 10, on a CPU 3")
       ->check(kDecimal)
       ->check(CLI::Range(1, 10000));
-  command->add_option("--warmups", args->warmups, "Number of untimed texts before the timed ones")
+  command
+      ->add_option("--warmups", args->warmups,
+                   "Number of untimed texts before the timed ones; default: 2, on a CPU 1")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1000));
   args->parallel.add_to(*command);

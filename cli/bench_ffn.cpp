@@ -18,7 +18,6 @@ struct FfnArgs {
 
 bench::FfnShape shape_of(const std::string& text) {
   const auto dims = parse_dims(text);
-  bench::FfnShape shape;
   for (const auto& [name, size] : dims) {
     if (name != "T" && name != "D" && name != "F")
       throw UsageError(fmt::format("--shape: a network has no size \"{}\"; it has T, D and F", name));
@@ -44,7 +43,6 @@ std::vector<double> shares_of(const std::string& text) {
 
 int run_ffn(const CLI::App& command, const FfnArgs& args) {
   bench::FfnBenchOptions options;
-  if (!args.shapes.empty()) options.shapes.clear();
   for (const std::string& text : args.shapes) options.shapes.push_back(shape_of(text));
   options.sparsities = shares_of(args.sparsity);
   if (!args.precision.empty()) options.precisions = parse_precisions(args.precision, "--precision");
@@ -73,7 +71,8 @@ int run_ffn(const CLI::App& command, const FfnArgs& args) {
   if (!args.variants.empty() && options.device.is_cpu())
     throw UsageError("--variant: the CPU has no variants of mlp_sparse24; leave it out, or take a GPU");
   if (!args.json.empty()) check_writable(args.json);
-  publish(bench::bench_ffn(options), args.json);
+  options.listener = publisher(args.json);
+  bench::bench_ffn(options);
   return 0;
 }
 
@@ -85,7 +84,8 @@ void add_bench_ffn(CLI::App& bench, Action& action) {
   auto args = std::make_shared<FfnArgs>();
   command
       ->add_option("--shape", args->shapes,
-                   "Tokens, width and hidden width, T=...,D=...,F=...; may be repeated")
+                   "Tokens, width and hidden width, T=...,D=...,F=...; may be repeated; default: two large "
+                   "networks, on a CPU T=256,D=512,F=2048")
       ->allow_extra_args(false);
   command->add_option("--sparsity", args->sparsity,
                       "Shares of zeros in the activations, such as 0.5,0.9,0.99");

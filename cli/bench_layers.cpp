@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "bench/default_sizes.h"
 #include "bench/layers_bench.h"
 #include "cli/bench.h"
 #include "cli/language_folder.h"
@@ -25,7 +26,7 @@ struct LayersArgs {
   bench::LayersBenchOptions options;
   PrecisionFlag precision;
   double dropout = 0.1;
-  std::optional<int64_t> max_length;
+  std::optional<int64_t> batch, max_length;
   std::string tasks, device, json, csv, trace;
 };
 
@@ -49,6 +50,7 @@ void settle(LayersArgs& args, const train::Given& given) {
     throw UsageError(std::string("bench layers: ") + error.what());
   }
   options.device = device_of(args.device);
+  options.batch = args.batch.value_or(bench::default_layers_batch(options.device));
   options.precision = args.precision.on(options.device);
 }
 
@@ -103,7 +105,7 @@ void add_model(CLI::App& layers, Action& action, models::BertFamily family) {
   auto args = std::make_shared<LayersArgs>(family);
   bench::LayersBenchOptions& options = args->options;
   const CLI::Validator size = whole(1, int64_t{1} << 20);
-  command->add_option("--batch-size", options.batch, "Texts per batch")->check(size);
+  command->add_option("--batch-size", args->batch, "Texts per batch; default: 16, on a CPU 2")->check(size);
   command
       ->add_option("--max-length", args->max_length,
                    "Tokens per text; longer texts of a task are truncated; default: 128, or the model's "

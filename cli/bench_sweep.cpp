@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +8,6 @@
 #include "bench/optim_bench.h"
 #include "bench/sweep.h"
 #include "cli/bench.h"
-#include "report/progress.h"
 #include "runtime/error.h"
 
 namespace tessera::cli {
@@ -69,15 +67,15 @@ int bench_sweep(const SweepArgs& args) {
   if (!args.dtype.empty()) precisions = parse_precisions(args.dtype, "--dtype");
   options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
-  const bool terminal = isatty(STDERR_FILENO);
   std::string wrong;
   for (const ops::OpSpec* op : list) {
     for (const Precision precision : bench::precisions_of(*op, precisions, options.device)) {
       options.precision = precision;
       const auto begin = std::chrono::steady_clock::now();
       auto records = bench::sweep_op(*op, options, [&](int64_t done) {
-        if (terminal) report::tell(fmt::format("\r{} {}/{}\033[K\r", op->name, done, options.count));
+        show_status(fmt::format("{} {}/{}", op->name, done, options.count));
       });
+      show_status("");
       bench::stamp(records);
       if (!args.json.empty()) bench::append_records(args.json, records);
       print_summary(*op, records,
@@ -95,7 +93,7 @@ int bench_sweep(const SweepArgs& args) {
 
 struct OptimArgs {
   std::string dtype = "f32", clip = "on,off", device, json;
-  int64_t parameters = bench::OptimBenchOptions().parameters;
+  int64_t parameters = 0;
   double seconds = 0.5;
 };
 
@@ -107,7 +105,8 @@ int bench_optim(const OptimArgs& args) {
   options.timer.seconds = args.seconds;
   options.device = device_of(args.device);
   if (!args.json.empty()) check_writable(args.json);
-  publish(bench::bench_optim(options), args.json);
+  options.listener = publisher(args.json);
+  bench::bench_optim(options);
   return 0;
 }
 
@@ -134,9 +133,12 @@ void add_bench_sweep(CLI::App& bench, Action& action) {
 void add_bench_optim(CLI::App& bench, Action& action) {
   auto* command = bench.add_subcommand("optim", "Time a step of AdamW");
   auto args = std::make_shared<OptimArgs>();
-  command->add_option("--parameters", args->parameters, "Number of parameters, in matrices of 2048 x 2048")
+  command
+      ->add_option("--parameters", args->parameters,
+                   "Number of parameters, in matrices of 2048 x 2048; default: 130023424, on a CPU 16777216")
       ->check(kDecimal)
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 36));
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 36))
+      ->default_str("");
   command->add_option(
       "--dtype", args->dtype,
       "Dtypes of the parameters: f64 (CPU), f32,bf16,f16; 16-bit ones have f32 master weights");
@@ -149,7 +151,7 @@ void add_bench_optim(CLI::App& bench, Action& action) {
 
 void add_bench_copy(CLI::App& bench, Action& action) {
   add_bench_of_device(*bench.add_subcommand("copy", "Measure the memory bandwidth of a large copy"), action,
-                      [](Device device) { return bench::bench_copy(device); });
+                      [](Device device, const bench::Listener& to) { bench::bench_copy(device, to); });
 }
 
 }  // namespace tessera::cli

@@ -167,8 +167,9 @@ struct OpSpec {
   /// The integer attribute that seeds the operator's random numbers (SeededRng); empty: it draws none.
   std::string seed = {};
   std::function<Problem(const Dims& dims, const Attrs& attrs)> problem;
-  std::vector<Case> cases;         // checked: odd, prime, one, zero, tile ± 1, strided
-  std::vector<Case> benches = {};  // timed by default
+  std::vector<Case> cases;             // checked: odd, prime, one, zero, tile ± 1, strided
+  std::vector<Case> benches = {};      // timed by default, on a CPU with sizes cut in half until they fit, or
+  std::vector<Case> cpu_benches = {};  // these, if such sizes would contradict attributes
   /// Draws a random problem for `tessera bench sweep`; its budget refuses what is too large. None: not swept.
   std::function<Case(Draw&)> sweep = {};
   /// False: on a GPU the host waits for an answer (whether a factor exists), so no graph can capture it.

@@ -46,6 +46,8 @@ OpSpec keep_largest_spec() {
       .benches = {of(4096, 4096, "row", 2048), of(11008, 4096, "row", 2048), of(4096, 11008, "row", 5504),
                   of(4096, 128, "matrix", 262144), of(4096, 4096, "matrix", 8388608),
                   of(4096, 4096, "group", 2, 4), of(4096, 4096, "group", 4, 8)},
+      .cpu_benches = {of(2048, 2048, "row", 1024), of(2048, 128, "matrix", 131072),
+                      of(2048, 2048, "group", 2, 4)},
       .sweep =
           [](Draw& draw) {
             const int64_t rows = draw.size(1, 8192), columns = draw.size(1, 16384);

@@ -158,6 +158,7 @@ OpSpec split_spec() {
                 make({{"X", 6}, {"Y", 9}}, 0, "2,3,1", Placement::transposed),
                 make({{"X", 129}, {"Y", 1365}}, 1, "512,512,341", Placement::pitched, false)},
       .benches = {make({{"X", 65536}, {"Y", 2304}}, 1, "768,768,768")},
+      .cpu_benches = {make({{"X", 1024}, {"Y", 2304}}, 1, "768,768,768")},
   };
 }
 

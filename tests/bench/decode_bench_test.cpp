@@ -41,7 +41,7 @@ TEST(DecodeBench, MeasuresTheFirstTokenAndTheOthersOfEachPrompt) {
 }
 
 TEST(DecodeBench, TimesOnlyWhatFitsTheModelAndSaysSoAtOnce) {
-  std::vector<size_t> told;
+  bool told = false;
   DecodeBenchOptions options{.shape = "llama-tiny",
                              .prompts = {3, 4096},
                              .new_tokens = 2,
@@ -49,9 +49,9 @@ TEST(DecodeBench, TimesOnlyWhatFitsTheModelAndSaysSoAtOnce) {
                              .dtype = DType::f32,
                              .repeats = 1,
                              .warmups = 0,
-                             .on_records = [&](const auto& records) { told.push_back(records.size()); }};
+                             .listener = {.on_record = [&](const Record&) { told = true; }}};
   expect_error([&] { bench_decode(options); }, {"a prompt of 4096 tokens", "a smaller --prompt-tokens"});
-  EXPECT_TRUE(told.empty());
+  EXPECT_FALSE(told);
   // Of the usual prompts, 32 and 2048, the first has more room in 4096 positions, and not enough either.
   options.prompts = {}, options.new_tokens = 4066;
   expect_error([&] { bench_decode(options); }, {"a prompt of 32 tokens and 4066 new ones"});
@@ -66,10 +66,9 @@ TEST(DecodeBench, TellsTheRecordsOfEachRow) {
                              .dtype = DType::f32,
                              .repeats = 1,
                              .warmups = 0,
-                             .on_records = [&](const auto& records) {
-                               for (const Record& record : records)
-                                 told.push_back(record.attrs.at("row") + " " + record.mode);
-                             }};
+                             .listener = {.on_record = [&](const Record& record) {
+                               told.push_back(record.attrs.at("row") + " " + record.mode);
+                             }}};
   options.rows = {parse_decode_row("dense"), parse_decode_row("mma-delta4:0.5")};
   options.batch = ops::most_sparse_tokens(ops::SparseFormat::mma_delta4) + 1;  // the second row fails
   EXPECT_THROW(bench_decode(options), Error);
@@ -159,8 +158,8 @@ TEST(DecodeBench, NamesTheShapesThatItHas) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(),
-                 "decode: there is no shape \"llama\"; expected one of llama-2-7b, llama-3-8b, llama-tiny, "
-                 "mistral-7b, qwen2.5-7b, qwen3-8b, qwen3-tiny");
+                 "decode: there is no shape \"llama\"; expected one of llama-130m, llama-2-7b, llama-3-8b, "
+                 "llama-tiny, mistral-7b, qwen2.5-7b, qwen3-8b, qwen3-tiny");
   }
 }
 

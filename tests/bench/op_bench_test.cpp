@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bench/default_sizes.h"
 #include "bench/sweep.h"
 #include "tests/bench/once.h"
 #include "tests/ops/example_op.h"
@@ -56,6 +57,70 @@ TEST(OpBench, TimesAndSweepsBytesDerivedInputsAndRandomNumbers) {
   for (const Record& record : records) EXPECT_GT(record.ms.p50, 0) << record.mode;
   for (const Record& record : sweep_op(op, {.device = Device::best(), .count = 8, .timer = kOnce}))
     EXPECT_EQ(record.sweep.verdict, "ok");
+}
+
+TEST(SlowDefaultCases, OfEveryOperatorSuitACpu) {
+  for (const ops::OpSpec& op : ops::all_ops()) {
+    SCOPED_TRACE(op.name);
+    const std::vector<ops::Case> cases = default_cases(op, Device::cpu());
+    EXPECT_EQ(cases.empty(), op.benches.empty());
+    for (const ops::Case& c : cases) {
+      const ops::Attrs attrs = ops::complete(op, c.attrs);
+      const ops::Problem problem = op.problem(c.dims, attrs);
+      SCOPED_TRACE(work_text(describe_work(op, c, DType::f32, Device::cpu(), "fwd")));
+      EXPECT_LT(problem.forward_flops, 1e10);
+      EXPECT_LT(4 * problem.forward_elements + problem.forward_bytes, 1e8);
+    }
+    if (cases.empty()) continue;
+    OpBenchOptions options;
+    options.cases = {cases.front()};
+    options.modes = {"fwd"};
+    options.timer = kOnce;
+    EXPECT_NO_THROW(bench_op(op, options));
+  }
+}
+
+TEST(DefaultCases, KeepSquaresAndTheOrderOfSizesAndOfAttributes) {
+  ops::OpSpec op = ops::find_op("keep_largest");
+  op.cpu_benches = {};
+  op.benches = {{.dims = {{"R", 4096}, {"C", 4096}},
+                 .attrs = {{"within", std::string("row")}, {"zeros", int64_t{2048}}}},
+                {.dims = {{"R", 8192}, {"C", 8192}},
+                 .attrs = {{"within", std::string("row")}, {"zeros", int64_t{4096}}}}};
+  const std::vector<ops::Case> cases = default_cases(op, Device::cpu());
+  ASSERT_EQ(cases.size(), 1u) << "both become the same problem";
+  EXPECT_EQ(cases[0].dims, (ops::Dims{{"R", 2048}, {"C", 2048}}));
+  EXPECT_EQ(cases[0].attrs.integer("zeros"), 1024);
+  op.cpu_benches = {{.dims = {{"R", 3}, {"C", 4}}}};
+  EXPECT_EQ(default_cases(op, Device::cpu())[0].dims, op.cpu_benches[0].dims);
+}
+
+TEST(OpBench, TellsEachRecordBeforeTheNextIsMeasured) {
+  std::vector<std::string> told;
+  OpBenchOptions options;
+  options.cases = {{.dims = {{"R", 2}, {"C", 3}}}, {.dims = {{"R", 4}, {"C", 3}}}};
+  options.timer = kOnce;
+  options.listener = {.on_begin = [&](const std::string& what) { told.push_back("begin " + what); },
+                      .on_record = [&](const Record& record) { told.push_back(work_text(record)); }};
+  const ops::OpSpec& op = ops::find_op("softmax");
+  const std::vector<Record> planned = planned_records(op, options), records = bench_op(op, options);
+  ASSERT_EQ(planned.size(), 4u);
+  ASSERT_EQ(told.size(), 8u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(told[2 * i], "begin " + work_text(planned[i]));
+    EXPECT_EQ(told[2 * i + 1], work_text(planned[i]));
+  }
+}
+
+TEST(RecordTable, KeepsTheColumnsOfWhatIsExpected) {
+  Record wide, narrow;
+  wide.op = narrow.op = "softmax";
+  wide.shape = {{"C", 123456789}}, narrow.shape = {{"C", 1}};
+  RecordTable table({narrow, wide});
+  const std::string first = table.row(narrow), second = table.row(wide);
+  EXPECT_EQ(std::ranges::count(first, '\n'), 2) << "header and row";
+  EXPECT_EQ(std::ranges::count(second, '\n'), 1);
+  EXPECT_EQ(first.size() - first.find('\n') - 1, second.size());
 }
 
 TEST(OpBench, SaysThatTheCacheWasWarm) {

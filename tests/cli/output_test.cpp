@@ -306,6 +306,27 @@ TEST(Bench, OpTakesSeveralShapes) {
   EXPECT_EQ(records[1].at("shape").at("R"), 4);
 }
 
+TEST(Bench, OpPrintsAndWritesEachRowAtOnceSoThatAnInterruptKeepsIt) {
+  const Workplace workplace;
+  Process process(workplace, words_of("bench op matmul --device cpu --shape M=2,N=3,K=4 --shape "
+                                      "M=4096,N=4096,K=4096 --mode fwd --seconds 600 --json a.jsonl"));
+  ASSERT_TRUE(wait_for(process, [&] { return process.out().find("matmul") != std::string::npos; }));
+  process.send(SIGINT);  // while the second problem is measured, which takes minutes
+  const Outcome outcome = process.wait();
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_EQ(count_of(outcome.out, "matmul"), 1u) << outcome.out;
+  const auto records = json_lines(workplace.get("a.jsonl"));
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].at("shape").at("M"), 2);
+}
+
+TEST(Bench, OpTakesSizesOfACpuByDefault) {
+  const Workplace workplace;
+  said(workplace, "bench op gelu --device cpu --shape C=1365 --mode fwd --seconds 0.001 --json a.jsonl");
+  const json record = json_lines(workplace.get("a.jsonl")).at(0);
+  EXPECT_LT(record.at("shape").at("R"), 10000) << "a GPU's default is 36096";
+}
+
 TEST(Bench, CompareLeavesOutAnotherGpuUnlessAsked) {
   const Workplace workplace;
   const std::string ours =
