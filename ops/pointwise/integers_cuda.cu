@@ -16,15 +16,24 @@ struct ApplyOne {
   Numbers<T> numbers;
   __device__ T operator()(T x) const { return apply_to_integer<kKind>(x, numbers); }
 };
+template <class T>
+struct Choose {
+  __device__ T operator()(bool mask, T a, T b) const { return mask ? a : b; }
+};
 
 }  // namespace
 
 void integer_binary_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
   dispatch_integers(a.dtype(), [&]<class T>() {
-    dispatch_binary(kind, [&]<Binary kKind>() {
+    dispatch_integer_binary(kind, [&]<Binary kKind>() {
       if constexpr (kOfIntegers<kKind, T>) gpu::elementwise<T, T, T>(y, Apply<kKind, T>{}, a, b);
     });
   });
+}
+
+void integer_where_cuda(const Tensor& y, const Tensor& mask, const Tensor& a, const Tensor& b) {
+  dispatch_among<int64_t, int32_t, uint8_t, bool>(
+      y.dtype(), [&]<class T>() { gpu::elementwise<T, bool, T, T>(y, Choose<T>{}, mask, a, b); }, [] {});
 }
 
 void integer_unary_cuda(const Tensor& y, const Tensor& x, Unary kind, Numbers<int64_t> numbers) {

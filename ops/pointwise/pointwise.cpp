@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "autograd/tape.h"
+#include "ops/indices.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/reduce/reduce.h"
 #include "ops/reduce/reduce_kernels.h"
@@ -13,7 +14,8 @@
 namespace tessera::ops {
 
 const char* name_of(Binary kind) {
-  constexpr const char* kNames[] = {"add", "sub", "mul", "div", "maximum", "minimum"};
+  constexpr const char* kNames[] = {"add",     "sub",     "mul",       "div",
+                                    "maximum", "minimum", "floor_div", "remainder"};
   return kNames[size_t(kind)];
 }
 const char* name_of(Comparison kind) {
@@ -45,12 +47,15 @@ void run_binary(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind) 
 
 /// Throws if numbers of that dtype have no such result, or more than one.
 void check_operands(DType dtype, Binary kind) {
+  check(dtype != DType::u8, name_of(kind), ": dtype u8 is not supported, as results would wrap at 256; ",
+        "ops::cast(x, DType::i32) makes numbers");
   const bool chooses = kind == Binary::maximum || kind == Binary::minimum;
   check(dtype != DType::boolean || chooses, name_of(kind),
         ": dtype bool is not supported; ops::maximum is or, ops::minimum is and, ops::equal compares, and "
         "ops::cast makes numbers");
   check((dtype != DType::i64 && dtype != DType::i32) || kind != Binary::div, name_of(kind), ": dtype ", dtype,
-        " is not supported: a quotient of whole numbers is none; convert them with ops::cast");
+        " is not supported: a quotient of whole numbers is none; convert them with ops::cast, or round it "
+        "down with ops::floor_div");
 }
 
 /// The number as one of x's dtype, which is i64 or i32.
@@ -81,7 +86,8 @@ bool of_integers(Unary kind) {
 Tensor run_unary(const Tensor& x, Unary kind, Numbers<double> numbers, const char* name) {
   const bool whole_numbers = is_integer(x) && of_integers(kind);
   check(whole_numbers || (is_floating(x.dtype()) && x.dtype() != DType::f8e4m3), name, ": dtype ", x.dtype(),
-        " is not supported; expected f64, f32, bf16", of_integers(kind) ? ", f16, i64 or i32" : " or f16");
+        " is not supported; expected f64, f32, bf16", of_integers(kind) ? ", f16, i64 or i32" : " or f16",
+        "; convert x with ops::cast");
   Tensor y = Tensor::empty_like(x);
   if (whole_numbers) {
     const Numbers<int64_t> whole{whole_number(name, x, numbers.a), whole_number(name, x, numbers.b)};
@@ -107,7 +113,7 @@ Tensor run_where(const Shape& shape, const Tensor& mask, const Tensor& a, const 
   if (y.device().is_cpu()) {
     where_cpu(y, mask, a, b);
   } else if constexpr (kCuda) {
-    where_cuda(y, mask, a, b);
+    is_floating(y.dtype()) ? where_cuda(y, mask, a, b) : integer_where_cuda(y, mask, a, b);
   }
   return y;
 }
@@ -235,6 +241,29 @@ Tensor binary(const Tensor& a, const Tensor& b, Binary kind, Site site) {
   return y;
 }
 
+Tensor division(const Tensor& a, const Tensor& b, Binary kind, Site site) {
+  const CallScope call(site);
+  const char* const name = name_of(kind);
+  const Shape shape = shape_of_pair(a, b, name);
+  check(is_integer(a), name, ": dtype ", a.dtype(), " is not supported; expected i64 or i32");
+  if (b.device().is_cpu()) {
+    const Tensor packed = b.packed();
+    const Indices divisors(packed);
+    for (int64_t i = 0; i < packed.count(); ++i)
+      check(divisors[i] != 0, name, ": division by 0: element ", i, " of b ", describe(b));
+  }
+  Tensor y = Tensor::empty(shape, a.dtype(), a.device());
+  run_binary(y, a, b, kind);
+  return y;
+}
+
+/// The number as a tensor of x's dtype.
+Tensor divisor_of(const Tensor& x, double number, Binary kind) {
+  check(x.defined(), name_of(kind), ": x is undefined");
+  if (is_integer(x)) whole_number(name_of(kind), x, number);
+  return Tensor::full({}, number, x.dtype(), x.device());
+}
+
 Tensor comparison(const Tensor& a, const Tensor& b, Comparison kind, Site site) {
   const CallScope call(site);
   Tensor y = Tensor::empty(shape_of_pair(a, b, name_of(kind)), DType::boolean, a.device());
@@ -307,6 +336,19 @@ Tensor minimum(const Tensor& a, const Tensor& b, Site site) {
   return binary(a, b, Binary::minimum, site);
 }
 
+Tensor floor_div(const Tensor& a, const Tensor& b, Site site) {
+  return division(a, b, Binary::floor_div, site);
+}
+Tensor floor_div(const Tensor& x, double number, Site site) {
+  return division(x, divisor_of(x, number, Binary::floor_div), Binary::floor_div, site);
+}
+Tensor remainder(const Tensor& a, const Tensor& b, Site site) {
+  return division(a, b, Binary::remainder, site);
+}
+Tensor remainder(const Tensor& x, double number, Site site) {
+  return division(x, divisor_of(x, number, Binary::remainder), Binary::remainder, site);
+}
+
 Tensor less(const Tensor& a, const Tensor& b, Site site) {
   return comparison(a, b, Comparison::less, site);
 }
@@ -341,6 +383,7 @@ Tensor equal(const Tensor& x, double number, Site site) {
 Tensor where(const Tensor& mask, const Tensor& a, const Tensor& b, Site site) {
   const CallScope call(site);
   const Shape pair = shape_of_pair(a, b, "where");
+  check(a.dtype() != DType::f8e4m3, "where: dtype ", a.dtype(), " is not supported; convert with ops::cast");
   check(mask.defined(), "where: the mask is undefined");
   check(mask.dtype() == DType::boolean && mask.device() == a.device(), "where: the mask is ", describe(mask),
         "; expected bool on ", a.device().name());

@@ -45,14 +45,23 @@ namespace tessera::ops {
 ///
 /// Whole numbers, i64 or i32, have add, sub, mul, maximum, minimum, scale, shift, neg, abs, square and clamp,
 /// without gradients: they are exact, and wrap around at the ends of their dtype. Factors, offsets and bounds
-/// must be numbers of that dtype: `counts * 2` is, `counts / 2` throws, as div does. Of bools maximum is or,
-/// and minimum is and.
+/// must be numbers of that dtype: `counts * 2` is, `counts / 2` throws, as div does, and as everything of u8
+/// does (ops::cast makes i32 of it). Of bools maximum is or, and minimum is and.
+///
+///   floor_div(a, b)  a / b, rounded down (towards -inf)     -7 by 2 is -4
+///   remainder(a, b)  a - b floor_div(a, b), of b's sign     -7 by 2 is 1, 7 by -2 is -1
+/// are of whole numbers alone, as // and % in Python. A b of 0 is an error on the CPU; a GPU cannot report it
+/// without making the host wait, so there the result is -1, all bits set.
 Tensor add(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor sub(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor mul(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor div(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor maximum(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor minimum(const Tensor& a, const Tensor& b, Site site = Site::here());
+Tensor floor_div(const Tensor& a, const Tensor& b, Site site = Site::here());
+Tensor floor_div(const Tensor& x, double number, Site site = Site::here());
+Tensor remainder(const Tensor& a, const Tensor& b, Site site = Site::here());
+Tensor remainder(const Tensor& x, double number, Site site = Site::here());
 
 Tensor scale(const Tensor& x, double factor, Site site = Site::here());
 Tensor shift(const Tensor& x, double offset, Site site = Site::here());
@@ -87,7 +96,8 @@ Tensor greater_equal(const Tensor& x, double number, Site site = Site::here());
 Tensor equal(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor equal(const Tensor& x, double number, Site site = Site::here());
 
-/// a where the bool mask is true, else b; the three broadcast. da = dy where the mask is true, else 0, and db
+/// a where the bool mask is true, else b; the three broadcast. a and b may have any dtype but
+/// f8. da = dy where the mask is true, else 0, and db
 /// the other way round, summed as above. What is not chosen does not matter, NaN included. Keeps the mask.
 Tensor where(const Tensor& mask, const Tensor& a, const Tensor& b, Site site = Site::here());
 

@@ -63,7 +63,7 @@ void binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind) 
 
 void integer_binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {
   dispatch_integers(a.dtype(), [&]<class T>() {
-    dispatch_binary(kind, [&]<Binary kKind>() {
+    dispatch_integer_binary(kind, [&]<Binary kKind>() {
       if constexpr (kOfIntegers<kKind, T>)
         mixed<T, T, T>(
             y, [](T u, T v) { return apply_to_integers<kKind>(u, v); }, a, b);
@@ -104,10 +104,13 @@ void compare_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Comparison k
 }
 
 void where_cpu(const Tensor& y, const Tensor& mask, const Tensor& a, const Tensor& b) {
-  dispatch_floating(y.dtype(), "where", [&]<class T>() {
-    mixed<T, bool, T, T>(
-        y, [](bool first, T u, T v) { return first ? u : v; }, mask, a, b);
-  });
+  dispatch_among<double, float, bf16, f16, int64_t, int32_t, uint8_t, bool>(
+      y.dtype(),
+      [&]<class T>() {
+        mixed<T, bool, T, T>(
+            y, [](bool first, T u, T v) { return first ? u : v; }, mask, a, b);
+      },
+      [] {});
 }
 
 void unary_cpu(const Tensor& y, const Tensor& x, Unary kind, Numbers<double> numbers) {

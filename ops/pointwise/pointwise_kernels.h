@@ -4,7 +4,7 @@
 
 namespace tessera::ops {
 
-enum class Binary : uint8_t { add, sub, mul, div, maximum, minimum };
+enum class Binary : uint8_t { add, sub, mul, div, maximum, minimum, floor_div, remainder };
 enum class Comparison : uint8_t { less, less_equal, greater, greater_equal, equal };
 enum class Unary : uint8_t {
   exp,
@@ -39,7 +39,8 @@ struct Numbers {
 void binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
 void binary_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
 
-/// The same of i64 and i32, and maximum and minimum of bool.
+/// The same of i64 and i32, of which alone there are floor_div and remainder, and maximum and minimum of
+/// bool.
 void integer_binary_cpu(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
 void integer_binary_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Binary kind);
 
@@ -71,6 +72,7 @@ void compare_cuda(const Tensor& y, const Tensor& a, const Tensor& b, Comparison 
 /// y = mask ? a : b; all broadcast to y.
 void where_cpu(const Tensor& y, const Tensor& mask, const Tensor& a, const Tensor& b);
 void where_cuda(const Tensor& y, const Tensor& mask, const Tensor& a, const Tensor& b);
+void integer_where_cuda(const Tensor& y, const Tensor& mask, const Tensor& a, const Tensor& b);
 
 void unary_cpu(const Tensor& y, const Tensor& x, Unary kind, Numbers<double> numbers = {});
 void unary_cuda(const Tensor& y, const Tensor& x, Unary kind, Numbers<double> numbers = {});

@@ -118,6 +118,34 @@ OpSpec comparison_spec(Comparison kind, BinaryOp run, const char* formula) {
   return spec;
 }
 
+/// floor_div and remainder, of whole numbers: divisors are listed, since none may be 0.
+OpSpec division_spec(Binary kind, BinaryOp run, const char* formula) {
+  OpSpec spec = pair_spec();
+  spec.name = name_of(kind);
+  spec.summary = formula;
+  spec.inputs = {{.name = "a", .shape = "[...]", .differentiable = false, .dtypes = index_dtypes()},
+                 {.name = "b",
+                  .shape = "[...], broadcasts against a",
+                  .differentiable = false,
+                  .dtypes = index_dtypes()}};
+  spec.outputs = {{"y", "a and b broadcast", false, {DType::i64, DType::i32}}};
+  spec.cpu_dtypes = spec.cuda_dtypes = {DType::i64};
+  spec.run = [run](const std::vector<Tensor>& in, const Attrs&) {
+    return std::vector{run(in[0], in[1], Site::here())};
+  };
+  spec.problem = [name = spec.name](const Dims& d, const Attrs&) {
+    const Pair p(d);
+    check_listed(name.c_str(), p.inputs);
+    InputCase a{.shape = p.a, .fill = Fill::index}, b{.shape = p.b, .fill = Fill::index};
+    for (int64_t i = 0; i < p.a.count(); ++i) a.values.push_back(i * 7919 % 2001 - 1000);
+    for (int64_t i = 0; i < p.b.count(); ++i) b.values.push_back(2 * (i * 31 % 19) - 19);  // odd
+    return Problem{.inputs = {a, b}, .forward_flops = p.outputs, .forward_bytes = 8 * (p.inputs + p.outputs)};
+  };
+  for (Case& c : spec.cases) c.gradcheck = false;
+  spec.benches = {}, spec.sweep = {};
+  return spec;
+}
+
 /// The mask has b's shape.
 OpSpec where_spec() {
   OpSpec spec = pair_spec();
@@ -285,6 +313,8 @@ std::vector<OpSpec> pointwise_specs() {
   for (const BinaryRow& row : pairs) specs.push_back(binary_spec(row));
   for (const UnaryRow& row : functions) specs.push_back(unary_spec(row));
   for (const auto& [kind, run, formula] : comparisons) specs.push_back(comparison_spec(kind, run, formula));
+  specs.push_back(division_spec(Binary::floor_div, floor_div, "y = a / b, rounded down"));
+  specs.push_back(division_spec(Binary::remainder, remainder, "y = a - b floor(a / b)"));
   specs.push_back(where_spec());
   return specs;
 }

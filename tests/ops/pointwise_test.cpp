@@ -246,6 +246,52 @@ TEST(Pointwise, WholeNumbersAreExactAndWrapAround) {
   }
 }
 
+TEST(Pointwise, WholeNumbersDivideAsInPython) {
+  for (const Device device : devices()) {
+    for (const DType dtype : {DType::i64, DType::i32}) {
+      const Tensor a = labels({7, -7, 7, -7, 6, -6, 0}, device).to(dtype),
+                   b = labels({2, 2, -2, -2, 3, 3, -5}, device).to(dtype);
+      EXPECT_EQ(floor_div(a, b).to_vector<double>(), (std::vector<double>{3, -4, -4, 3, 2, -2, 0}));
+      EXPECT_EQ(remainder(a, b).to_vector<double>(), (std::vector<double>{1, 1, -1, -1, 0, 0, 0}));
+      EXPECT_EQ(floor_div(a, 4).to_vector<double>(), (std::vector<double>{1, -2, 1, -2, 1, -2, 0}));
+      EXPECT_EQ(remainder(a, 4).to_vector<double>(), (std::vector<double>{3, 1, 3, 1, 2, 2, 0}));
+      EXPECT_EQ(remainder(a, 4).dtype(), dtype);
+      EXPECT_EQ(floor_div(a.slice(0, 0, 1), labels({1, 2, 3}, device).to(dtype)).to_vector<double>(),
+                (std::vector<double>{7, 3, 2}));
+    }
+    // The one quotient that is out of range wraps around, and so do not the numbers that f64 cannot tell
+    // apart.
+    EXPECT_EQ(floor_div(labels({INT64_MIN, INT64_MAX}, device), labels({-1, 2}, device)).to_vector<int64_t>(),
+              (std::vector<int64_t>{INT64_MIN, INT64_MAX / 2}));
+    EXPECT_EQ(remainder(labels({INT64_MIN, INT64_MAX}, device), labels({-1, 2}, device)).to_vector<int64_t>(),
+              (std::vector<int64_t>{0, 1}));
+    if (device.is_cpu()) continue;
+    EXPECT_EQ(floor_div(labels({5}, device), labels({0}, device)).to_vector<int64_t>()[0], -1);
+    EXPECT_EQ(remainder(labels({5}, device), labels({0}, device)).to_vector<int64_t>()[0], -1);
+  }
+  const Tensor a = labels({1, 2});
+  expect_error([&] { floor_div(a, labels({1, 0})); }, {"floor_div", "division by 0", "element 1 of b"});
+  expect_error([&] { remainder(a, 0); }, {"remainder", "division by 0"});
+  expect_error([&] { remainder(a, 0.5); }, {"remainder", "0.5"});
+  expect_error([&] { floor_div(row({1}), row({2})); }, {"floor_div", "expected i64 or i32"});
+}
+
+TEST(Pointwise, WhereChoosesOfEveryDType) {
+  for (const Device device : devices())
+    for (const DType dtype : {DType::i64, DType::i32, DType::u8, DType::boolean}) {
+      const Tensor mask = Tensor::from(std::vector<bool>{true, false, true}, {3}, device);
+      const Tensor a = labels({1, 1, 0}, device).to(dtype), b = labels({0}, device).to(dtype);
+      const Tensor y = where(mask, a, b);
+      EXPECT_EQ(y.to_vector<double>(), (std::vector<double>{1, 0, 0}));
+      EXPECT_EQ(y.dtype(), dtype);
+    }
+  const int64_t large = (int64_t(1) << 60) + 1;
+  EXPECT_EQ(where(labels({1}).to(DType::boolean), labels({large}), labels({0})).to_vector<int64_t>()[0],
+            large);
+  const Tensor f8 = row({1}).to(DType::f8e4m3);
+  expect_error([&] { where(labels({1}).to(DType::boolean), f8, f8); }, {"where", "f8e4m3", "ops::cast"});
+}
+
 TEST(Pointwise, WhatHasNoWholeResultIsRefused) {
   const Tensor a = labels({1, 2}), mask = a.to(DType::boolean);
   expect_error([&] { div(a, a); }, {"div", "i64", "ops::cast"});
@@ -260,7 +306,8 @@ TEST(Pointwise, WhatHasNoWholeResultIsRefused) {
   for (const double exponent : {2.0, 3.0})
     expect_error([&] { pow(a, exponent); }, {"pow", "i64", "not supported"});
   expect_error([&] { add(a, a.to(DType::i32)); }, {"add", "different dtypes"});
-  expect_error([&] { add(a.to(DType::u8), a.to(DType::u8)); }, {"add", "u8", "not supported"});
+  expect_error([&] { add(a.to(DType::u8), a.to(DType::u8)); }, {"add", "u8", "ops::cast(x, DType::i32)"});
+  expect_error([&] { scale(a.to(DType::u8), 2); }, {"scale", "u8", "ops::cast"});
 }
 
 TEST(Pointwise, ComparisonsWithANumber) {
