@@ -7,44 +7,51 @@
 namespace tessera::ops {
 namespace {
 
-/// An element and its index. NaN comes before every number, and of equals the first.
+/// An element, as f32 or i64, and its index. NaN comes before every number, and of equals the first.
+template <class V>
 struct Chosen {
-  float value;
+  V value;
   int64_t index;
 };
+template <class T>
+using ValueOf = std::conditional_t<std::is_integral_v<T>, int64_t, float>;
 
-__device__ __forceinline__ Chosen from_lane(const Chosen& chosen, int step) {
+template <class V>
+__device__ __forceinline__ Chosen<V> from_lane(const Chosen<V>& chosen, int step) {
   return {__shfl_xor_sync(0xFFFFFFFFu, chosen.value, step), __shfl_xor_sync(0xFFFFFFFFu, chosen.index, step)};
 }
 
-template <bool kMost>
+template <bool kMost, class V>
 struct FirstOf {
-  using Acc = Chosen;
+  using Acc = Chosen<V>;
   template <class T>
-  using Partial = Chosen;
+  using Partial = Acc;
   static constexpr bool kOrdered = true;
   int64_t* index;  // by number of the output
 
-  static __device__ Chosen identity() {
-    return {kMost ? -__builtin_huge_valf() : __builtin_huge_valf(), INT64_MAX};
+  static __device__ Acc identity() {
+    if constexpr (std::is_integral_v<V>)
+      return {kMost ? INT64_MIN : INT64_MAX, INT64_MAX};
+    else
+      return {kMost ? -__builtin_huge_valf() : __builtin_huge_valf(), INT64_MAX};
   }
-  static __device__ Chosen combine(const Chosen& a, const Chosen& b) {
+  static __device__ Acc combine(const Acc& a, const Acc& b) {
     const bool nan_a = a.value != a.value, nan_b = b.value != b.value;
     const bool equal = a.value == b.value || (nan_a && nan_b);
     const bool better = kMost ? b.value > a.value : b.value < a.value;
     return (equal ? b.index < a.index : better || (nan_b && !nan_a)) ? b : a;
   }
   template <class T>
-  __device__ Chosen add(const Chosen& all, T x, int64_t at) const {
-    const float value = float(x);
+  __device__ Acc add(const Acc& all, T x, int64_t at) const {
+    const V value = V(x);
     const bool better = kMost ? !(value <= all.value) : !(value >= all.value);  // or one of both is NaN
-    return all.index == INT64_MAX || (better && all.value == all.value) ? Chosen{value, at} : all;
+    return all.index == INT64_MAX || (better && all.value == all.value) ? Acc{value, at} : all;
   }
-  __device__ Chosen add(const Chosen& all, const Chosen& x, int64_t) const { return combine(all, x); }
+  __device__ Acc add(const Acc& all, const Acc& x, int64_t) const { return combine(all, x); }
   FirstOf rest() const { return *this; }
   template <class Out>
-  __device__ void store(Out* y, int64_t at, int64_t output, const Chosen& chosen, Finish) const {
-    if constexpr (std::is_same_v<Out, Chosen>) {
+  __device__ void store(Out* y, int64_t at, int64_t output, const Acc& chosen, Finish) const {
+    if constexpr (std::is_same_v<Out, Acc>) {
       y[at] = chosen;
     } else {
       if (y) y[at] = Out(chosen.value);
@@ -68,13 +75,16 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void choose_cuda(const Tensor& y, const Tensor& index, const Tensor& x, const ReducePlan& plan, bool most) {
-  dispatch_floating_cuda(x.dtype(), most ? "max" : "min", [&]<class T>() {
+  const auto choose = [&]<class T>() {
     T* const to = y.defined() ? y.data<T>() : nullptr;
     const auto run = [&]<bool kMost>() {
-      reduce_pass(x.device(), plan, Elements<T>{x.data<T>()}, to, FirstOf<kMost>{index.data<int64_t>()},
-                  Finish{});
+      reduce_pass(x.device(), plan, Elements<T>{x.data<T>()}, to,
+                  FirstOf<kMost, ValueOf<T>>{index.data<int64_t>()}, Finish{});
     };
     most ? run.template operator()<true>() : run.template operator()<false>();
+  };
+  dispatch_among<float, bf16, f16, int64_t, int32_t>(x.dtype(), choose, [&] {
+    fail_at(Site::here(), most ? "max" : "min", ": dtype ", x.dtype(), " is not supported on device cuda");
   });
 }
 

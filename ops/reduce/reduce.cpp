@@ -258,8 +258,9 @@ Tensor find_first(const char* name, const Tensor& x, ReduceKind kind, int dim, b
   const CallScope call(site);
   check(x.defined(), name, ": x is undefined");
   const Reduced dims(name, x, std::span(&dim, 1));
-  check(is_floating(x.dtype()), name, ": dtype ", x.dtype(),
-        " is not supported; expected f64, f32, bf16 or f16");
+  check((is_floating(x.dtype()) && x.dtype() != DType::f8e4m3) || x.dtype() == DType::i64 ||
+            x.dtype() == DType::i32,
+        name, ": dtype ", x.dtype(), " is not supported; expected f64, f32, bf16, f16, i64 or i32");
   check_choice(name, x, dims);
   const Tensor index = Tensor::empty_packed(dims.result(x.shape(), false), DType::i64, x.device());
   if (x.device().is_cpu()) {

@@ -46,7 +46,7 @@ Tensor logsumexp(const Tensor& x, int dim, bool keep = false, Site site = Site::
 Tensor logsumexp(const Tensor& x, const std::vector<int>& dims, bool keep = false, Site site = Site::here());
 
 /// Index along `dim` of the element that max or min takes, i64: the first of several, and the first NaN if
-/// there is one. No gradient.
+/// there is one. x is floating, i64 or i32. No gradient.
 Tensor argmax(const Tensor& x, int dim, bool keep = false, Site site = Site::here());
 Tensor argmin(const Tensor& x, int dim, bool keep = false, Site site = Site::here());
 

@@ -252,6 +252,10 @@ void l2_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const 
 
 namespace {
 
+/// What is compared: whole numbers as they are, 16-bit floats as f32.
+template <class T>
+using Compared = std::conditional_t<std::is_integral_v<T>, T, Compute<T>>;
+
 /// Whether max or min takes this element: `chosen`, its result, is NaN if any element is.
 template <class C>
 bool is_chosen(C value, C chosen) {
@@ -262,7 +266,7 @@ bool is_chosen(C value, C chosen) {
 /// element that max or min takes, one output after the other.
 template <class T, class Found>
 void find_in_rows(const T* x, const T* y, const ReducePlan& plan, Found&& found) {
-  using C = Compute<T>;
+  using C = Compared<T>;
   parallel_for(plan.outputs, std::max<int64_t>(1, kGrain / plan.length), [&](int64_t begin, int64_t end) {
     for (int64_t output = begin; output < end; ++output) {
       int64_t x_offset, y_offset, place = 0;
@@ -307,11 +311,10 @@ template <class T, class Found>
 void find(const Tensor& x, const Tensor& y, int dim, Found&& found) {
   const ReducePlan plan = plan_dim(x.layout(), dim, y.layout());
   if (plan.outputs == 0) return;
-  if (plan.kept_rank == 0 || plan.reduced_x[0] < plan.kept_x[plan.kept_rank - 1]) {
-    find_in_rows(x.data<T>(), y.data<T>(), plan, found);
-  } else {
-    find_in_columns(x.data<T>(), y.data<T>(), plan, found);
-  }
+  if constexpr (!std::is_integral_v<T>)
+    if (plan.kept_rank > 0 && plan.reduced_x[0] >= plan.kept_x[plan.kept_rank - 1])
+      return find_in_columns(x.data<T>(), y.data<T>(), plan, found);
+  find_in_rows(x.data<T>(), y.data<T>(), plan, found);
 }
 
 }  // namespace
@@ -329,9 +332,13 @@ void max_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, const
 }
 
 void find_first_cpu(const Tensor& index, const Tensor& x, const Tensor& y, int dim) {
-  dispatch_floating(x.dtype(), "argmax", [&]<class T>() {
-    find<T>(x, y, dim, [to = index.data<int64_t>()](int64_t output, int64_t place) { to[output] = place; });
-  });
+  dispatch_among<double, float, bf16, f16, int64_t, int32_t>(
+      x.dtype(),
+      [&]<class T>() {
+        find<T>(x, y, dim,
+                [to = index.data<int64_t>()](int64_t output, int64_t place) { to[output] = place; });
+      },
+      [] {});
 }
 
 }  // namespace tessera::ops

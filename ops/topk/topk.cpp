@@ -22,8 +22,9 @@ Tensor exchanged(const Tensor& x, int dim) {
 TopK topk(const Tensor& x, int64_t k, int dim, Site site) {
   const CallScope call(site);
   check(x.defined(), "topk: x is undefined");
-  check(is_floating(x.dtype()) && x.dtype() != DType::f8e4m3, "topk: x is ", describe(x),
-        "; expected f64, f32, bf16 or f16");
+  const bool whole = x.dtype() == DType::i64 || x.dtype() == DType::i32;
+  check(whole || (is_floating(x.dtype()) && x.dtype() != DType::f8e4m3), "topk: x is ", describe(x),
+        "; expected f64, f32, bf16, f16, i64 or i32");
   check(dim >= -x.rank() && dim < x.rank(), "topk: dimension ", dim, " is outside ", describe(x));
   const int d = x.shape().resolve(dim);
   check(0 <= k && k <= x.size(d), "topk: k = ", k, " of ", x.size(d), " elements along dimension ", d, " of ",
@@ -37,7 +38,7 @@ TopK topk(const Tensor& x, int64_t k, int dim, Site site) {
     if (x.device().is_cpu()) {
       topk_cpu(indices, rows);
     } else if constexpr (kCuda) {
-      topk_cuda(indices, rows);
+      whole ? topk_integers_cuda(indices, rows) : topk_cuda(indices, rows);
     }
   }
   indices = exchanged(indices, d);

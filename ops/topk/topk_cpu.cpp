@@ -10,13 +10,14 @@ namespace tessera::ops {
 void topk_cpu(const Tensor& indices, const Tensor& x) {
   const int64_t length = x.row_length(), stride = x.row_stride(), k = indices.size(-1);
   constexpr int64_t kGrain = 4096;  // elements for a thread
-  dispatch_floating(x.dtype(), "topk", [&]<class T>() {
+  const auto run = [&]<class T>() {
+    using Compared = std::conditional_t<std::is_integral_v<T>, T, Compute<T>>;
     const T* const from = x.data<T>();
     int64_t* const to = indices.data<int64_t>();
     parallel_for(x.rows(), std::max<int64_t>(1, kGrain / length), [&](int64_t begin, int64_t end) {
       std::vector<int64_t> order(static_cast<size_t>(length));
       for (int64_t line = begin; line < end; ++line) {
-        const auto value = [row = from + line * stride](int64_t i) { return Compute<T>(row[i]); };
+        const auto value = [row = from + line * stride](int64_t i) { return Compared(row[i]); };
         const auto comes_first = [&](int64_t i, int64_t j) {
           const auto a = value(i), b = value(j);
           const bool a_is_nan = a != a, b_is_nan = b != b;
@@ -29,7 +30,8 @@ void topk_cpu(const Tensor& indices, const Tensor& x) {
         std::copy_n(order.begin(), k, to + line * k);
       }
     });
-  });
+  };
+  dispatch_among<double, float, bf16, f16, int64_t, int32_t>(x.dtype(), run, [] {});
 }
 
 }  // namespace tessera::ops

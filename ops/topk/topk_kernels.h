@@ -8,5 +8,7 @@ namespace tessera::ops {
 /// stride apart (Tensor::has_rows). L, k >= 1.
 void topk_cpu(const Tensor& indices, const Tensor& x);
 void topk_cuda(const Tensor& indices, const Tensor& x);
+/// Of i64 and i32.
+void topk_integers_cuda(const Tensor& indices, const Tensor& x);
 
 }  // namespace tessera::ops

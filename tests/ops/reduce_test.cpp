@@ -237,9 +237,29 @@ TEST(Reduce, WholeNumbersHaveNoMean) {
   expect_error([&] { norm(x, 0); }, {"norm", "i64", "ops::cast"});
   expect_error([&] { mean(x.to(DType::boolean)); }, {"mean", "bool", "ops::cast"});
   expect_error([&] { logsumexp(x); }, {"logsumexp", "i64", "not supported"});
-  expect_error([&] { argmax(x, 0); }, {"argmax", "i64", "not supported"});
+  expect_error([&] { argmax(x.to(DType::u8), 0); }, {"argmax", "u8", "i64 or i32"});
   expect_error([&] { sum(x.to(DType::u8)); }, {"sum", "u8", "not supported"});
   expect_error([&] { max(Tensor::zeros({0}, DType::i64, kCpu)); }, {"max", "not empty"});
+}
+
+TEST(Reduce, IndicesOfWholeNumbersAreExact) {
+  const int64_t large = int64_t(1) << 60;  // f32 and f64 do not tell it from its neighbours
+  for (const Device device : devices()) {
+    const Tensor x = Tensor::from(
+        std::vector<int64_t>{large, large + 1, large + 1, INT64_MIN, INT64_MIN, 5, -5, 7}, {2, 4}, device);
+    EXPECT_EQ(argmax(x, 1).to_vector<int64_t>(), (std::vector<int64_t>{1, 3}));
+    EXPECT_EQ(argmin(x, -1).to_vector<int64_t>(), (std::vector<int64_t>{3, 0}));
+    EXPECT_EQ(argmax(x, 0).to_vector<int64_t>(), (std::vector<int64_t>{0, 0, 0, 1}));
+    EXPECT_EQ(argmin(x.transpose(0, 1), 1).to_vector<int64_t>(), (std::vector<int64_t>{1, 1, 1, 0}));
+    EXPECT_EQ(argmax(Tensor::from(std::vector<int32_t>{-3, -1, -2}, {3}, device), 0).to_vector<int64_t>()[0],
+              1);
+    EXPECT_EQ(argmin(Tensor::full({3}, double(INT32_MAX), DType::i32, device), 0).to_vector<int64_t>()[0], 0);
+    EXPECT_EQ(argmax(Tensor::full({3}, double(INT64_MIN), DType::i64, device), 0).to_vector<int64_t>()[0], 0);
+    // Longer than what a block of a GPU takes at once.
+    std::vector<int64_t> many(100003, 1);
+    many[70001] = 2, many[70002] = 2;
+    EXPECT_EQ(argmax(Tensor::from(many, {1, 100003}, device), 1).to_vector<int64_t>()[0], 70001);
+  }
 }
 
 TEST(Reduce, GradientOfNormAtZeroIsZero) {
