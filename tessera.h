@@ -62,6 +62,7 @@
 #include "ops/bits/bits.h"
 #include "ops/cast/cast.h"
 #include "ops/cross_entropy/cross_entropy.h"
+#include "ops/cumprod/cumprod.h"
 #include "ops/cumsum/cumsum.h"
 #include "ops/decode_attention/decode_attention.h"
 #include "ops/decode_attention/rope_to_cache.h"

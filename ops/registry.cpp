@@ -8,6 +8,7 @@ std::vector<OpSpec> activation_specs();
 std::vector<OpSpec> pointwise_specs();
 std::vector<OpSpec> reduce_specs();
 std::vector<OpSpec> cumsum_specs();
+std::vector<OpSpec> cumprod_specs();
 std::vector<OpSpec> cast_specs();
 std::vector<OpSpec> dropout_specs();
 std::vector<OpSpec> softmax_specs();
@@ -56,6 +57,7 @@ constexpr Specs kFolders[] = {
     pointwise_specs,
     reduce_specs,
     cumsum_specs,
+    cumprod_specs,
     cast_specs,
     dropout_specs,
     softmax_specs,

@@ -1,0 +1,50 @@
+#include "ops/cumprod/cumprod.h"
+#include "ops/op.h"
+
+namespace tessera::ops {
+
+std::vector<OpSpec> cumprod_specs() {
+  std::vector<Case> cases;
+  for (const int64_t dim : {0, 1, -1}) {
+    const Attrs attrs{{"dim", dim}};
+    for (const Placement placement : {Placement::pitched, Placement::strided, Placement::transposed}) {
+      cases.push_back({.dims = {{"A", 3}, {"B", 4}, {"C", 5}}, .attrs = attrs, .placement = placement});
+      cases.push_back({.dims = {{"A", 2}, {"B", 33}, {"C", 65}},
+                       .attrs = attrs,
+                       .placement = placement,
+                       .gradcheck = false});
+    }
+    cases.push_back({.dims = {{"A", 1}, {"B", 1}, {"C", 1}}, .attrs = attrs});
+    cases.push_back({.dims = {{"A", 3}, {"B", 0}, {"C", 5}}, .attrs = attrs});
+  }
+  for (const int64_t length : {31, 32, 33, 70})  // rounds of a warp on a GPU
+    cases.push_back(
+        {.dims = {{"A", 5}, {"B", 1}, {"C", length}}, .attrs = {{"dim", int64_t{-1}}}, .gradcheck = false});
+  return {{
+      .name = "cumprod",
+      .summary = "y_i = x_0 ... x_i along dim",
+      .inputs = {{"x", "[...]"}},
+      .attrs = {{"dim", int64_t{-1}, "dimension along which products run"}},
+      .outputs = {{"y", "as x"}},
+      .run = [](const std::vector<Tensor>& in,
+                const Attrs& attrs) { return std::vector{cumprod(in[0], attrs.dimension("dim"))}; },
+      .problem =
+          [](const Dims& d, const Attrs&) {
+            const Shape shape{d.at("A"), d.at("B"), d.at("C")};
+            const double n = double(shape.count());
+            // Factors around 1, so that long products neither vanish nor overflow.
+            return Problem{.inputs = {{.shape = shape, .fill = Fill::positive}},
+                           .forward_flops = n,
+                           .backward_flops = 3 * n,
+                           .forward_elements = 2 * n,
+                           .backward_elements = 4 * n};
+          },
+      .cases = cases,
+      .benches = {{.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{-1}}}},
+                  {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{0}}}}},
+      .cpu_extra_ulp = 4,
+      .cpu_extra_reason = "backward multiplies by the rounded y, and s is rounded once more",
+  }};
+}
+
+}  // namespace tessera::ops
