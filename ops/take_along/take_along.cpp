@@ -6,6 +6,7 @@
 #include "autograd/tape.h"
 #include "ops/gather/gather.h"
 #include "ops/indices.h"
+#include "ops/pointwise/pointwise.h"
 #include "ops/take_along/take_along_kernels.h"
 #include "runtime/has_cuda.h"
 
@@ -78,6 +79,40 @@ Tensor put(const Tensor& dy, const Tensor& indices, int64_t lines, int64_t lengt
   return dx;
 }
 
+/// Tensors as lines along one dimension, [lines, elements], packed, and the way back.
+struct Lined {
+  Lined(const Shape& shape, int dim) : dim(dim), shape(shape), turned(shape.rank(), dim) {}
+  int64_t lines() const { return shape.without(dim).count(); }
+  Tensor there(const Tensor& x) const {
+    return x.permute(turned.there).packed().reshape({lines(), x.size(dim)});
+  }
+  Tensor back(const Tensor& x) const {
+    std::vector<int64_t> sizes;
+    for (const int d : turned.there) sizes.push_back(d == dim ? x.size(1) : shape[d]);
+    return x.reshape(Shape(sizes)).permute(turned.back);
+  }
+
+  int dim;
+  Shape shape;
+  Turned turned;
+};
+
+/// The sums of src by the indices, `size` of them along dimension `dim`.
+Tensor summed(const Tensor& src, const Tensor& indices, int64_t size, int dim) {
+  const Lined lined(src.shape(), dim);
+  return lined.back(put(lined.there(src), lined.there(indices), lined.lines(), size));
+}
+
+/// Returns the dimension, not negative.
+int check_pair(const char* name, const Tensor& src, const Tensor& indices, int dim) {
+  check(src.defined(), name, ": src is undefined");
+  check_indices(name, indices);
+  check(dim >= -src.rank() && dim < src.rank(), name, ": dimension ", dim, " is outside ", describe(src));
+  check(indices.shape() == src.shape() && indices.device() == src.device(), name, ": src is ", describe(src),
+        ", indices is ", describe(indices), "; expected one shape and one device");
+  return src.shape().resolve(dim);
+}
+
 }  // namespace
 
 Tensor take_along(const Tensor& x, const Tensor& indices, int dim, Site site) {
@@ -95,17 +130,48 @@ Tensor take_along(const Tensor& x, const Tensor& indices, int dim, Site site) {
   Tensor y = taken(x.detach(), indices, d);
   if (Tape* const tape = Tape::recording(x))
     tape->record("take_along", {&x, &indices}, {&y},
-                 [shape = x.shape(), indices = Saved(indices), d](Backward& b) {
-                   const Turned turned(shape.rank(), d);
-                   const Tensor dy = b.grad().permute(turned.there), at = indices.get().permute(turned.there);
-                   const int64_t lines = shape.without(d).count(), length = shape[d], n = at.size(-1);
-                   std::vector<int64_t> sizes;
-                   for (const int dim : turned.there) sizes.push_back(shape[dim]);
-                   const Tensor dx =
-                       put(dy.packed().reshape({lines, n}), at.packed().reshape({lines, n}), lines, length);
-                   b.give(0, dx.reshape(Shape(sizes)).permute(turned.back));
+                 [size = x.size(d), indices = Saved(indices), d](Backward& b) {
+                   b.give(0, summed(b.grad(), indices.get(), size, d));
                  });
   return y;
+}
+
+Tensor scatter_add(const Tensor& src, const Tensor& indices, int64_t size, int dim, Site site) {
+  const CallScope call(site);
+  const int d = check_pair("scatter_add", src, indices, dim);
+  check(is_floating(src.dtype()) && src.dtype() != DType::f8e4m3, "scatter_add: src is ", describe(src),
+        "; expected f64, f32, bf16 or f16");
+  check(size >= 0, "scatter_add: size is ", size, "; expected 0 or more");
+  check_range("scatter_add", indices, size, "elements of that dimension of y");
+  Tensor y = summed(src.detach(), indices, size, d);
+  if (Tape* const tape = Tape::recording(src))
+    tape->record("scatter_add", {&src, &indices}, {&y}, [indices = Saved(indices), d](Backward& b) {
+      b.give(0, taken(b.grad(), indices.get(), d));
+    });
+  return y;
+}
+
+Tensor scatter(const Tensor& x, const Tensor& indices, const Tensor& src, int dim, Site site) {
+  const CallScope call(site);
+  check(x.defined(), "scatter: x is undefined");
+  const int d = check_pair("scatter", src, indices, dim);
+  check(x.rank() == src.rank() && x.shape().with(d, 0) == src.shape().with(d, 0) &&
+            x.dtype() == src.dtype() && x.device() == src.device(),
+        "scatter: x is ", describe(x), " and src is ", describe(src),
+        "; expected one dtype, one device and equal sizes in every dimension but ", d);
+  check_range("scatter", indices, x.size(d), "elements of that dimension of x");
+  if (x.count() == 0 || src.count() == 0)  // x, on the tape
+    return where(Tensor::full({}, 1, DType::boolean, x.device()), x,
+                 Tensor::zeros({}, x.dtype(), x.device()));
+  const Lined lined(x.shape(), d);
+  const Tensor last = Tensor::empty_packed({lined.lines(), x.size(d)}, DType::i64, x.device());
+  if (x.device().is_cpu()) {
+    last_along_cpu(last, lined.there(indices));
+  } else if constexpr (kCuda) {
+    last_along_cuda(last, lined.there(indices));
+  }
+  const Tensor n = lined.back(last);
+  return where(greater_equal(n, 0), take_along(src, clamp(n, 0, double(src.size(d) - 1)), d), x);
 }
 
 Tensor one_hot(const Tensor& indices, int64_t classes, DType dtype, Site site) {

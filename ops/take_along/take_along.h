@@ -21,6 +21,28 @@ namespace tessera::ops {
 /// it without making the host wait, so there y is NaN (all bits set in integer dtypes), without a gradient.
 Tensor take_along(const Tensor& x, const Tensor& indices, int dim, Site site = Site::here());
 
+/// The gradient of take_along as an operator of its own: sums of src by number along one dimension, as
+/// torch.zeros(...).scatter_add. src and indices have one shape; y has it but for `size` elements along
+/// `dim`:
+///
+///   y[..., r, ...] = sum of src[..., n, ...] over the n with indices[..., n, ...] == r
+///
+/// src is floating; the sums are made as take_along makes dx (above), 0 where no index names the element.
+/// dsrc = take_along(dy, indices, dim). To add to an x: x + scatter_add(src, indices, x.size(dim), dim). An
+/// index outside [0, size): an error on the CPU; a GPU leaves its element out (and gives it the gradient
+/// NaN).
+Tensor scatter_add(const Tensor& src, const Tensor& indices, int64_t size, int dim, Site site = Site::here());
+
+/// x with elements along one dimension replaced by those of src, as torch.scatter:
+///
+///   y[..., indices[..., n, ...], ...] = src[..., n, ...], elsewhere x
+///
+/// Of several n that name one element the largest counts. src and indices have one shape, in x's shape but
+/// for `dim`; x and src have one dtype, any but f8. dx = dy where nothing was replaced, else 0; dsrc = dy of
+/// the element that it replaced, 0 where a larger n did. An index outside x is an error on the CPU and left
+/// out on a GPU.
+Tensor scatter(const Tensor& x, const Tensor& indices, const Tensor& src, int dim, Site site = Site::here());
+
 /// y[..., c] = 1 where indices[...] == c, else 0: indices i64 or i32 of any shape -> [..., classes] in
 /// `dtype`, any of them. No gradient. An index outside [0, classes) is an error on the CPU; on a GPU its row
 /// is all 0.

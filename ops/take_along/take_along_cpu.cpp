@@ -57,6 +57,17 @@ void put_along_cpu(const Tensor& dx, const Tensor& dy, const Tensor& indices) {
   });
 }
 
+void last_along_cpu(const Tensor& last, const Tensor& indices) {
+  const int64_t length = last.size(1), n = indices.size(1);
+  last.fill(-1);
+  int64_t* const out = last.data<int64_t>();
+  const Indices at(indices);
+  parallel_for(last.size(0), std::max<int64_t>(1, kGrain / (length + n)), [&](int64_t begin, int64_t end) {
+    for (int64_t line = begin; line < end; ++line)
+      for (int64_t i = 0; i < n; ++i) out[line * length + at[line * n + i]] = i;
+  });
+}
+
 void one_hot_cpu(const Tensor& y, const Tensor& indices) {
   y.fill(0);
   const Tensor packed = indices.packed();

@@ -98,6 +98,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// The largest n of each index: which of several threads comes last does not matter.
+template <class Index>
+__global__ void __launch_bounds__(kThreads)
+    last_kernel(long long* last, const Index* indices, int64_t count, int64_t length, int64_t n) {
+  gpu::wait_and_launch_dependents();
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += int64_t(gridDim.x) * kThreads) {
+    const auto at = int64_t(indices[i]);
+    if (at >= 0 && at < length) atomicMax(&last[i / n * length + at], (long long)(i % n));
+  }
+}
+
 /// loop: y, and the indices repeated along its last dimension, the classes. `one`: the bits of 1.
 template <class Word, class Index>
 __global__ void __launch_bounds__(kThreads)
@@ -138,6 +150,16 @@ void put_along_cuda(const Tensor& dx, const Tensor& dy, const Tensor& indices) {
   dispatch_floating_cuda(dx.dtype(), "take_along", [&]<class T>() {
     gpu::launch_dependent(dx.device(), {gpu::grid_of(blocks), kThreads}, put_kernel<T>, dx.data<T>(),
                           dy.data<T>(), Indices(indices), dx.size(0), dx.size(1), n, across);
+  });
+}
+
+void last_along_cuda(const Tensor& last, const Tensor& indices) {
+  last.fill(-1);
+  if (indices.count() == 0) return;
+  dispatch_index(indices.dtype(), "scatter", [&]<class Index>() {
+    gpu::launch_dependent(last.device(), grid_for(last.device(), indices.count()), last_kernel<Index>,
+                          static_cast<long long*>(last.raw()), indices.data<Index>(), indices.count(),
+                          last.size(1), indices.size(1));
   });
 }
 

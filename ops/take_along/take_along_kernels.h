@@ -18,6 +18,10 @@ bool put_along_compares(int64_t n);
 /// packed [L, N] and lines of `length`; -1 for those outside.
 void number_in_lines_cuda(const Tensor& numbers, const Tensor& indices, int64_t length);
 
+/// last [L, R] = the largest n with indices [L, n] == r, or -1: i64; all packed, last is not empty.
+void last_along_cpu(const Tensor& last, const Tensor& indices);
+void last_along_cuda(const Tensor& last, const Tensor& indices);
+
 /// y [..., classes] = 1 at the indices [...], else 0; y is not empty.
 void one_hot_cpu(const Tensor& y, const Tensor& indices);
 void one_hot_cuda(const Tensor& y, const Tensor& indices);

@@ -65,6 +65,96 @@ OpSpec take_along_spec() {
   return op;
 }
 
+/// src and indices [A, B, C] but for N along `dim`, y [A, B, C].
+OpSpec scatter_add_spec() {
+  OpSpec op{
+      .name = "scatter_add",
+      .summary = "y[..., r] = sum of src[..., n] over the n with indices[..., n] == r, along any dim",
+      .inputs =
+          {{"src", "[..., N, ...]"},
+           {.name = "indices", .shape = "[..., N, ...]", .differentiable = false, .dtypes = index_dtypes()}},
+      .attrs = {{"size", int64_t{1}, "size of y along dim"},
+                {"dim", int64_t{-1}, "along which y is numbered"}},
+      .outputs = {{"y", "[..., size, ...]"}},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            return std::vector{scatter_add(in[0], in[1], attrs.integer("size"), attrs.dimension("dim"))};
+          },
+      .problem =
+          [](const Dims& d, const Attrs& attrs) {
+            const int64_t size = attrs.integer("size");
+            const int dim = attrs.dimension("dim");
+            const Shape src = shape_of(d);
+            const double n = double(src.count()), y = double(src.with(dim, size).count());
+            return Problem{.inputs = {{.shape = src}, {.shape = src, .fill = Fill::index, .high = size}},
+                           .forward_flops = n,
+                           .forward_elements = n + y,
+                           .backward_elements = 2 * n,
+                           .forward_bytes = 8 * n,
+                           .backward_bytes = 8 * n};
+          },
+      .benches = {{.dims = {{"A", 36096}, {"B", 1}, {"C", 64}},
+                   .attrs = {{"dim", int64_t{-1}}, {"size", int64_t{512}}}}},
+      .cpu_benches = {{.dims = {{"A", 4096}, {"B", 1}, {"C", 64}},
+                       .attrs = {{"dim", int64_t{-1}}, {"size", int64_t{512}}}}},
+  };
+  const auto add = [&](int64_t dim, int64_t size, const Dims& dims, bool gradcheck = true,
+                       Placement placement = Placement::pitched) {
+    op.cases.push_back({.dims = dims,
+                        .attrs = {{"dim", dim}, {"size", size}},
+                        .placement = placement,
+                        .gradcheck = gradcheck});
+  };
+  for (const int64_t dim : {0, 1, -1}) {
+    for (const Placement placement : {Placement::pitched, Placement::strided, Placement::transposed})
+      add(dim, 6, {{"A", 3}, {"B", 4}, {"C", 5}}, true, placement);
+    add(dim, 1, {{"A", 1}, {"B", 1}, {"C", 1}});
+    add(dim, 31, {{"A", 33}, {"B", 65}, {"C", 129}}, false);
+  }
+  add(-1, 3, {{"A", 2}, {"B", 3}, {"C", 0}});
+  add(-1, 5003, {{"A", 3}, {"B", 1}, {"C", 5003}}, false);  // a GPU sorts what takes many comparisons
+  return op;
+}
+
+OpSpec scatter_spec() {
+  OpSpec op{
+      .name = "scatter",
+      .summary = "y = x, but y[..., indices[..., n]] = src[..., n], along any dim; the last n counts",
+      .inputs =
+          {{"x", "[..., R, ...]"},
+           {.name = "indices", .shape = "[..., N, ...]", .differentiable = false, .dtypes = index_dtypes()},
+           {"src", "[..., N, ...]"}},
+      .attrs = {{"dim", int64_t{-1}, "along which elements are replaced"}},
+      .outputs = {{"y", "as x"}},
+      .run =
+          [](const std::vector<Tensor>& in, const Attrs& attrs) {
+            return std::vector{scatter(in[0], in[1], in[2], attrs.dimension("dim"))};
+          },
+      .problem =
+          [](const Dims& d, const Attrs& attrs) {
+            const Shape x = shape_of(d);
+            const int dim = attrs.dimension("dim");
+            const Shape src = x.with(dim, d.at("N"));
+            const double n = double(src.count()), elements = double(x.count());
+            return Problem{
+                .inputs = {{.shape = x}, {.shape = src, .fill = Fill::index, .high = x[dim]}, {.shape = src}},
+                .forward_elements = 2 * elements + n,
+                .backward_elements = 2 * elements + n,
+                .forward_bytes = 8 * n,
+                .backward_bytes = 8 * n};
+          },
+      .benches = {along(-1, 36096, 1, 512, 64, false)},
+  };
+  for (const int64_t dim : {0, 1, -1}) {
+    for (const Placement placement : {Placement::pitched, Placement::strided, Placement::transposed})
+      op.cases.push_back(along(dim, 3, 4, 5, 3, true, placement));
+    op.cases.push_back(along(dim, 1, 1, 1, 3));
+    op.cases.push_back(along(dim, 33, 65, 129, 31, false));
+  }
+  op.cases.push_back(along(-1, 0, 3, 4, 2));
+  return op;
+}
+
 OpSpec one_hot_spec() {
   const std::vector<DType> dtypes = {DType::f64, DType::f32, DType::bf16, DType::f16,    DType::f8e4m3,
                                      DType::i64, DType::i32, DType::u8,   DType::boolean};
@@ -111,7 +201,7 @@ OpSpec one_hot_spec() {
 }  // namespace
 
 std::vector<OpSpec> take_along_specs() {
-  return {take_along_spec(), one_hot_spec()};
+  return {take_along_spec(), scatter_add_spec(), scatter_spec(), one_hot_spec()};
 }
 
 }  // namespace tessera::ops

@@ -53,6 +53,54 @@ TEST(TakeAlong, RepeatedElementsAddTheirGradients) {
   }
 }
 
+TEST(Scatter, ByHandAlongEveryDimension) {
+  for (const Device device : devices()) {
+    const Tensor src = Tensor::from(std::vector<float>{1, 10, 100, 2, 20, 200}, {2, 3}, device);
+    const Tensor at = table({1, 3, 1, 0, 0, 2}, {2, 3}, device);
+    EXPECT_EQ(scatter_add(src, at, 4, 1).to_vector<double>(),
+              (std::vector<double>{0, 101, 0, 10, 22, 0, 200, 0}));
+    EXPECT_EQ(scatter_add(src.transpose(0, 1), at.transpose(0, 1).to(DType::i32), 4, 0).shape(),
+              (Shape{4, 2}));
+    EXPECT_EQ(scatter_add(src, at, 4, 0).to_vector<double>(),
+              (std::vector<double>{2, 20, 0, 1, 0, 100, 0, 0, 200, 0, 10, 0}));
+    const Tensor x = Tensor::full({2, 4}, 7, DType::f32, device);
+    EXPECT_EQ(scatter(x, at, src, -1).to_vector<double>(),
+              (std::vector<double>{7, 100, 7, 10, 20, 7, 200, 7}))
+        << "of several the last one";
+    EXPECT_EQ(scatter(x, table({}, {2, 0}, device), src.slice(1, 0, 0), 1).to_vector<double>(),
+              x.to_vector<double>());
+    EXPECT_EQ(scatter(x.to(DType::i64), at, src.to(DType::i64), 1).to_vector<double>(),
+              (std::vector<double>{7, 100, 7, 10, 20, 7, 200, 7}));
+    // What a later one replaced has no gradient, and neither has what was replaced.
+    const Tensor dy = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8}, {2, 4}, device);
+    EXPECT_EQ(gradient_of(src, dy, [&](const Tensor& v) { return scatter(x, at, v, 1); }).to_vector<double>(),
+              (std::vector<double>{0, 4, 2, 0, 5, 7}));
+    EXPECT_EQ(gradient_of(x, dy, [&](const Tensor& v) { return scatter(v, at, src, 1); }).to_vector<double>(),
+              (std::vector<double>{1, 0, 3, 0, 0, 6, 0, 8}));
+    if (device.is_cpu()) continue;
+    const Tensor outside = table({-1, 4, 3}, {1, 3}, device), three = src.slice(0, 0, 1);
+    EXPECT_EQ(scatter_add(three, outside, 4, 1).to_vector<double>(), (std::vector<double>{0, 0, 0, 100}));
+    EXPECT_EQ(scatter(x.slice(0, 0, 1), outside, three, 1).to_vector<double>(),
+              (std::vector<double>{7, 7, 7, 100}));
+  }
+}
+
+TEST(Scatter, ErrorsNameTheOperand) {
+  const Tensor src = counting({2, 3}), at = table({0, 1, 2, 0, 1, 4}, {2, 3});
+  expect_error([&] { scatter_add(src, at, 4, 1); }, {"scatter_add", "index 4 at [1, 2]", "outside the 4"});
+  expect_error([&] { scatter_add(src, at, -1, 1); }, {"scatter_add", "size is -1"});
+  expect_error([&] { scatter_add(src, at.slice(0, 0, 1), 5, 1); }, {"scatter_add", "one shape"});
+  expect_error([&] { scatter_add(src.to(DType::i64), at, 5, 1); }, {"scatter_add", "i64", "f64, f32"});
+  expect_error([&] { scatter(counting({2, 4}), at, src, 1); }, {"scatter", "index 4 at [1, 2]"});
+  expect_error(
+      [&] {
+        scatter(counting({3, 5}), at, src, 1);
+      },
+      {"scatter", "equal sizes in every dimension but 1"});
+  expect_error([&] { scatter(counting({2, 5}).to(DType::f32), at, src, 1); }, {"scatter", "one dtype"});
+  expect_error([&] { scatter(src, at, src, 2); }, {"scatter", "dimension 2 is outside"});
+}
+
 /// Small whole numbers are exact in f32: comparisons and the sort of a GPU give the sums of the CPU.
 TEST(TakeAlong, GradientsOfManyIndicesAreThoseOfTheCpu) {
   for (const auto& [lines, length, n] :
