@@ -101,7 +101,7 @@ class RecordTable {
   bool begun_ = false;
 };
 
-/// Hears of a benchmark while it runs. Whoever prints and writes records as they come keeps those of a
+/// Hears of a benchmark while it runs. A program that prints and writes records as they come keeps those of a
 /// benchmark that is interrupted.
 struct Listener {
   std::function<void(const std::string& what)> on_begin = {};  // before what takes time
