@@ -285,7 +285,7 @@ std::vector<OpSpec> pointwise_specs() {
        .run = with(pow, "exponent"),
        .fill = positive,
        .attrs = {{"exponent", 2.0, "power to which every element is raised"}},
-       .values = {{{"exponent", 2.5}}, {{"exponent", -0.5}}, {{"exponent", 0.0}}}},
+       .values = {{{"exponent", 2.5}}, {{"exponent", -0.5}}, {{"exponent", 0.0}}, {{"exponent", 3.0}}}},
       {.name = "exp", .formula = "y = e^x", .run = plain(exp)},
       {.name = "log", .formula = "y = ln x", .run = plain(log), .fill = positive},
       {.name = "sqrt", .formula = "y = x^(1/2)", .run = plain(sqrt), .fill = positive},
