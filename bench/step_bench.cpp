@@ -143,6 +143,11 @@ std::vector<Record> bench_tnp_step(const StepBenchOptions& options) {
   });
 }
 
+void set_length(train::LanguageSettings& settings, int64_t tokens) {
+  settings.length = tokens;
+  std::visit([&](auto& model) { model.positions = tokens; }, settings.model);
+}
+
 std::vector<Record> bench_language_step(const LanguageStepOptions& options) {
   const std::string name = std::string("step ") + options.settings.family(),
                     &states = options.settings.optimizer_states;

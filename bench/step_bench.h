@@ -37,5 +37,7 @@ struct LanguageStepOptions {
   Listener listener = {};
 };
 std::vector<Record> bench_language_step(const LanguageStepOptions& options);
+/// Texts of so many tokens, and a model with as many positions.
+void set_length(train::LanguageSettings& settings, int64_t tokens);
 
 }  // namespace tessera::bench

@@ -275,7 +275,7 @@ int bench_language(const LanguageStepArgs& args, const train::Given& given) {
   return args.step.run(options, [&given](bench::LanguageStepOptions& of_device) {
     const bench::BatchSize usual = bench::default_language_batch(of_device.device);
     if (!given.contains("--batch-size")) of_device.settings.batch = usual.texts;
-    if (!given.contains("--length")) of_device.settings.length = usual.tokens;
+    if (!given.contains("--length")) bench::set_length(of_device.settings, usual.tokens);
     return bench::bench_language_step(of_device);
   });
 }

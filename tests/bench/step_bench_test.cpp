@@ -97,6 +97,12 @@ TEST(StepBench, TheUsualModelIsNotNamed) {
   EXPECT_EQ(record.shape, (std::map<std::string, int64_t>{{"B", 1}, {"M", 1}, {"N", 1}}));
 }
 
+TEST(StepBench, TheModelHasAPlaceForEachTokenOfItsTexts) {
+  train::LanguageSettings settings;
+  set_length(settings, 2 * settings.length);
+  EXPECT_NO_THROW(settings.validate());
+}
+
 TEST(OpBench, ACastToTheSameDTypeIsNoWorkAndOtherBytesAreCounted) {
   const ops::OpSpec& op = ops::find_op("cast");
   const auto bench = [&](const char* to) {
