@@ -5,10 +5,10 @@
 #include "ops/cumprod/cumprod_kernels.h"
 
 /// Running products on a GPU. Both directions are scans of maps s -> add + times s: forward of products
-/// alone, backward, from the end, of dy_i + x_(i+1) s. Where the lines are innermost in memory a warp takes a
-/// line, 32 elements per round: a scan over the lanes composes the maps, and a carry holds s of the rounds
-/// before. Else a thread takes a line, its neighbours the next ones. In f64, as on the CPU; bound by the
-/// latency of a line's rounds where there are few lines.
+/// alone, backward, from the end, of dy_i + x_(i+1) s. Where the lines are innermost in memory, or too few
+/// for a thread each to fill the GPU, a warp takes a line, 32 elements per round: a scan over the lanes
+/// composes the maps, and a carry holds s of the rounds before. Else a thread takes a line, its neighbours
+/// the next ones. In f64, as on the CPU; bound by the latency of a line's rounds where there are few lines.
 
 namespace tessera::ops {
 namespace {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads) scan_columns(const ReducePlan plan, 
 
 template <class Scan>
 void launch(Device device, const Lines& lines, const Scan& scan) {
-  const bool rows = lines.by_rows();
+  const bool rows = lines.by_rows() || lines.plan.outputs < int64_t(device.multiprocessors()) * kThreads;
   const int64_t blocks = std::min<int64_t>(gpu::ceil_div(lines.plan.outputs, rows ? kWarps : kThreads),
                                            int64_t(device.multiprocessors()) * 32);
   gpu::launch_dependent(device, {gpu::grid_of(blocks), kThreads}, rows ? scan_rows<Scan> : scan_columns<Scan>,

@@ -170,8 +170,24 @@ Tensor scatter(const Tensor& x, const Tensor& indices, const Tensor& src, int di
   } else if constexpr (kCuda) {
     last_along_cuda(last, lined.there(indices));
   }
-  const Tensor n = lined.back(last);
-  return where(greater_equal(n, 0), take_along(src, clamp(n, 0, double(src.size(d) - 1)), d), x);
+  // The place in src that an element comes from; -1: from x.
+  const Tensor from = lined.back(last), written = greater_equal(from, 0);
+  Tensor y = where(written, taken(src.detach(), clamp(from, 0, double(src.size(d) - 1)), d), x.detach());
+  if (Tape* const tape = Tape::recording(x, src))
+    tape->record("scatter", {&x, &indices, &src}, {&y},
+                 [indices = Saved(indices), from = Saved(from), written = Saved(written), d](Backward& b) {
+                   const Tensor dy = b.grad(), zero = Tensor::zeros({}, dy.dtype(), dy.device());
+                   if (b.needs(0)) b.give(0, where(written.get(), zero, dy));
+                   if (!b.needs(2)) return;
+                   const Tensor at = indices.get();
+                   Shape along;
+                   for (int dim = 0; dim < at.rank(); ++dim)
+                     along = along.inserted(dim, dim == d ? at.size(d) : 1);
+                   const Tensor own =
+                       Tensor::arange(0, at.size(d), 1, DType::i64, at.device()).reshape(along);
+                   b.give(2, where(equal(taken(from.get(), at, d), own), taken(dy, at, d), zero));
+                 });
+  return y;
 }
 
 Tensor one_hot(const Tensor& indices, int64_t classes, DType dtype, Site site) {
