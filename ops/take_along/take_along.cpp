@@ -103,6 +103,18 @@ Tensor summed(const Tensor& src, const Tensor& indices, int64_t size, int dim) {
   return lined.back(put(lined.there(src), lined.there(indices), lined.lines(), size));
 }
 
+/// dy where an element of src is what scatter() wrote last; see last_gradient_cpu.
+Tensor source_gradient(const Lined& lined, const Tensor& dy, const Tensor& last, const Tensor& indices) {
+  const Tensor at = lined.there(indices), lines = lined.there(dy),
+               dsrc = Tensor::empty_packed(at.shape(), dy.dtype(), dy.device());
+  if (dy.device().is_cpu()) {
+    last_gradient_cpu(dsrc, lines, last, at);
+  } else if constexpr (kCuda) {
+    last_gradient_cuda(dsrc, lines, last, at);
+  }
+  return lined.back(dsrc);
+}
+
 /// Returns the dimension, not negative.
 int check_pair(const char* name, const Tensor& src, const Tensor& indices, int dim) {
   check(src.defined(), name, ": src is undefined");
@@ -174,19 +186,13 @@ Tensor scatter(const Tensor& x, const Tensor& indices, const Tensor& src, int di
   const Tensor from = lined.back(last), written = greater_equal(from, 0);
   Tensor y = where(written, taken(src.detach(), clamp(from, 0, double(src.size(d) - 1)), d), x.detach());
   if (Tape* const tape = Tape::recording(x, src))
-    tape->record("scatter", {&x, &indices, &src}, {&y},
-                 [indices = Saved(indices), from = Saved(from), written = Saved(written), d](Backward& b) {
-                   const Tensor dy = b.grad(), zero = Tensor::zeros({}, dy.dtype(), dy.device());
-                   if (b.needs(0)) b.give(0, where(written.get(), zero, dy));
-                   if (!b.needs(2)) return;
-                   const Tensor at = indices.get();
-                   Shape along;
-                   for (int dim = 0; dim < at.rank(); ++dim)
-                     along = along.inserted(dim, dim == d ? at.size(d) : 1);
-                   const Tensor own =
-                       Tensor::arange(0, at.size(d), 1, DType::i64, at.device()).reshape(along);
-                   b.give(2, where(equal(taken(from.get(), at, d), own), taken(dy, at, d), zero));
-                 });
+    tape->record(
+        "scatter", {&x, &indices, &src}, {&y},
+        [indices = Saved(indices), last = Saved(last), written = Saved(written), lined](Backward& b) {
+          const Tensor dy = b.grad();
+          if (b.needs(0)) b.give(0, where(written.get(), Tensor::zeros({}, dy.dtype(), dy.device()), dy));
+          if (b.needs(2)) b.give(2, source_gradient(lined, dy, last.get(), indices.get()));
+        });
   return y;
 }
 

@@ -68,6 +68,22 @@ void last_along_cpu(const Tensor& last, const Tensor& indices) {
   });
 }
 
+void last_gradient_cpu(const Tensor& dsrc, const Tensor& dy, const Tensor& last, const Tensor& indices) {
+  const int64_t length = last.size(1), n = indices.size(1);
+  const int64_t* const of = last.data<int64_t>();
+  const Indices at(indices);
+  dispatch_size(dsrc.dtype(), [&]<class Word>() {
+    auto* const out = static_cast<Word*>(dsrc.raw());
+    const auto* const in = static_cast<const Word*>(dy.raw());
+    parallel_for(last.size(0), std::max<int64_t>(1, kGrain / n), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin * n; i < end * n; ++i) {
+        const int64_t place = i / n * length + at[i];
+        out[i] = of[place] == i % n ? in[place] : Word(0);
+      }
+    });
+  });
+}
+
 void one_hot_cpu(const Tensor& y, const Tensor& indices) {
   y.fill(0);
   const Tensor packed = indices.packed();

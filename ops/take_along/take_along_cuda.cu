@@ -110,6 +110,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <class Word, class Index>
+__global__ void __launch_bounds__(kThreads)
+    last_gradient_kernel(Word* dsrc, const Word* dy, const int64_t* last, const Index* indices, int64_t count,
+                         int64_t length, int64_t n) {
+  gpu::wait_and_launch_dependents();
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += int64_t(gridDim.x) * kThreads) {
+    const auto at = int64_t(indices[i]);
+    const int64_t place = i / n * length + at;
+    dsrc[i] = at >= 0 && at < length && last[place] == i % n ? dy[place] : Word(0);
+  }
+}
+
 /// loop: y, and the indices repeated along its last dimension, the classes. `one`: the bits of 1.
 template <class Word, class Index>
 __global__ void __launch_bounds__(kThreads)
@@ -160,6 +173,17 @@ void last_along_cuda(const Tensor& last, const Tensor& indices) {
     gpu::launch_dependent(last.device(), grid_for(last.device(), indices.count()), last_kernel<Index>,
                           static_cast<long long*>(last.raw()), indices.data<Index>(), indices.count(),
                           last.size(1), indices.size(1));
+  });
+}
+
+void last_gradient_cuda(const Tensor& dsrc, const Tensor& dy, const Tensor& last, const Tensor& indices) {
+  dispatch_size(dsrc.dtype(), [&]<class Word>() {
+    dispatch_index(indices.dtype(), "scatter", [&]<class Index>() {
+      gpu::launch_dependent(dsrc.device(), grid_for(dsrc.device(), dsrc.count()),
+                            last_gradient_kernel<Word, Index>, static_cast<Word*>(dsrc.raw()),
+                            static_cast<const Word*>(dy.raw()), last.data<int64_t>(), indices.data<Index>(),
+                            dsrc.count(), last.size(1), dsrc.size(1));
+    });
   });
 }
 

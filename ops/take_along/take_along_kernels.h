@@ -21,6 +21,9 @@ void number_in_lines_cuda(const Tensor& numbers, const Tensor& indices, int64_t 
 /// last [L, R] = the largest n with indices [L, n] == r, or -1: i64; all packed, last is not empty.
 void last_along_cpu(const Tensor& last, const Tensor& indices);
 void last_along_cuda(const Tensor& last, const Tensor& indices);
+/// dsrc [L, N] = dy [L, R] at the indices [L, N] of which n is the last, else 0; all packed, dsrc not empty.
+void last_gradient_cpu(const Tensor& dsrc, const Tensor& dy, const Tensor& last, const Tensor& indices);
+void last_gradient_cuda(const Tensor& dsrc, const Tensor& dy, const Tensor& last, const Tensor& indices);
 
 /// y [..., classes] = 1 at the indices [...], else 0; y is not empty.
 void one_hot_cpu(const Tensor& y, const Tensor& indices);
