@@ -96,9 +96,9 @@ Tensor greater_equal(const Tensor& x, double number, Site site = Site::here());
 Tensor equal(const Tensor& a, const Tensor& b, Site site = Site::here());
 Tensor equal(const Tensor& x, double number, Site site = Site::here());
 
-/// a where the bool mask is true, else b; the three broadcast. a and b may have any dtype but
-/// f8. da = dy where the mask is true, else 0, and db
-/// the other way round, summed as above. What is not chosen does not matter, NaN included. Keeps the mask.
+/// a where the bool mask is true, else b; the three broadcast. a and b may have any dtype but f8. da = dy
+/// where the mask is true, else 0, and db the other way round, summed as above. What is not chosen does not
+/// matter, NaN included. Keeps the mask.
 Tensor where(const Tensor& mask, const Tensor& a, const Tensor& b, Site site = Site::here());
 
 }  // namespace tessera::ops
