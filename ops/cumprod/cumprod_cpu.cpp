@@ -6,23 +6,6 @@
 namespace tessera::ops {
 namespace {
 
-/// What is multiplied: integers modulo 2^64.
-template <class T>
-RunningSum<T> factor(T x) {
-  if constexpr (std::is_integral_v<T>)
-    return RunningSum<T>(x);
-  else
-    return double(Compute<T>(x));
-}
-
-template <class Y, class Product>
-Y rounded(Product product) {
-  if constexpr (std::is_integral_v<Y>)
-    return Y(product);
-  else
-    return Y(Compute<Y>(product));
-}
-
 template <class T, class Y>
 void run(Y* y, const T* x, const Lines& lines) {
   const ReducePlan& plan = lines.plan;
@@ -31,7 +14,7 @@ void run(Y* y, const T* x, const Lines& lines) {
     std::fill_n(products, tile.width, RunningSum<T>(1));
     for (int64_t i = 0; i < plan.length; ++i)
       for (int64_t j = 0; j < tile.width; ++j) {
-        products[j] *= factor(x[tile.x + i * plan.reduced_x[0] + j * tile.column_x]);
+        products[j] *= widened(x[tile.x + i * plan.reduced_x[0] + j * tile.column_x]);
         y[tile.y + i * lines.y_stride + j * tile.column_y] = rounded<Y>(products[j]);
       }
   });
@@ -60,9 +43,9 @@ void cumprod_backward_cpu(const Tensor& dx, const Tensor& dy, const Tensor& x, c
       for (int64_t i = length - 1; i >= 0; --i)
         for (int64_t j = 0; j < tile.width; ++j) {
           const int64_t at = tile.y + i * stride + j * tile.column_y;
-          const double s = factor(in[at]) + sums[j];
-          out[at] = rounded<T>(i > 0 ? factor(products[at - stride]) * s : s);
-          sums[j] = factor(factors[at]) * s;
+          const double s = widened(in[at]) + sums[j];
+          out[at] = rounded<T>(i > 0 ? widened(products[at - stride]) * s : s);
+          sums[j] = widened(factors[at]) * s;
         }
     });
   });

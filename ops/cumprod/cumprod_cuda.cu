@@ -16,22 +16,6 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / gpu::kWarp;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-template <class T>
-__device__ __forceinline__ RunningSum<T> factor(T x) {
-  if constexpr (std::is_integral_v<T>)
-    return RunningSum<T>(x);
-  else
-    return double(float(x));
-}
-
-template <class Y, class Product>
-__device__ __forceinline__ Y rounded(Product product) {
-  if constexpr (std::is_integral_v<Y>)
-    return Y(product);
-  else
-    return Y(float(product));
-}
-
 /// y_i = x_0 ... x_i.
 template <class T>
 struct Forward {
@@ -43,7 +27,7 @@ struct Forward {
   static constexpr bool kReverse = false;
   __device__ Number start() const { return 1; }
   __device__ Number times(int64_t x_line, int64_t, int64_t i, int64_t) const {
-    return factor(x[x_line + i * x_stride]);
+    return widened(x[x_line + i * x_stride]);
   }
   __device__ Number add(int64_t, int64_t) const { return 0; }
   __device__ void store(int64_t y_line, int64_t i, Number s) const {
@@ -61,11 +45,11 @@ struct Back {
   static constexpr bool kReverse = true;
   __device__ double start() const { return 0; }
   __device__ double times(int64_t, int64_t line, int64_t i, int64_t length) const {
-    return i + 1 < length ? factor(x[line + (i + 1) * stride]) : 0.0;
+    return i + 1 < length ? widened(x[line + (i + 1) * stride]) : 0.0;
   }
-  __device__ double add(int64_t line, int64_t i) const { return factor(dy[line + i * stride]); }
+  __device__ double add(int64_t line, int64_t i) const { return widened(dy[line + i * stride]); }
   __device__ void store(int64_t line, int64_t i, double s) const {
-    dx[line + i * stride] = rounded<T>(i > 0 ? factor(y[line + (i - 1) * stride]) * s : s);
+    dx[line + i * stride] = rounded<T>(i > 0 ? widened(y[line + (i - 1) * stride]) * s : s);
   }
 };
 

@@ -4,22 +4,6 @@
 namespace tessera::ops {
 namespace {
 
-template <class T>
-RunningSum<T> term(T x) {
-  if constexpr (std::is_integral_v<T>)
-    return RunningSum<T>(x);
-  else
-    return double(Compute<T>(x));
-}
-
-template <class Y, class Sum>
-Y rounded(Sum sum) {
-  if constexpr (std::is_integral_v<Y>)
-    return Y(sum);
-  else
-    return Y(Compute<Y>(sum));
-}
-
 template <class T, class Y>
 void run(Y* y, const T* x, const Lines& lines, Running way) {
   const ReducePlan& plan = lines.plan;
@@ -30,7 +14,7 @@ void run(Y* y, const T* x, const Lines& lines, Running way) {
       const T* const from = x + tile.x + at * plan.reduced_x[0];
       Y* const to = y + tile.y + at * lines.y_stride;
       for (int64_t j = 0; j < tile.width; ++j) {
-        sums[j] += term(from[j * tile.column_x]);
+        sums[j] += widened(from[j * tile.column_x]);
         to[j * tile.column_y] = rounded<Y>(sums[j]);
       }
     }

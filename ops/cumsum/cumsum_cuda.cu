@@ -40,24 +40,6 @@ bool by_warps(const Lines& lines) {
   return lines.by_rows() && (lines.plan.kept_rank == 0 || lines.plan.length > gpu::kWarp);
 }
 
-template <class T>
-__device__ __forceinline__ RunningSum<T> term(T x) {
-  if constexpr (std::is_integral_v<T>)
-    return RunningSum<T>(x);
-  else if constexpr (std::is_same_v<T, double>)
-    return x;
-  else
-    return double(float(x));
-}
-
-template <class Y, class Sum>
-__device__ __forceinline__ Y rounded(Sum sum) {
-  if constexpr (std::is_integral_v<Y> || std::is_same_v<Y, double>)
-    return Y(sum);
-  else
-    return Y(float(sum));
-}
-
 /// Running sums within a word of elements of type T: f32 of 16-bit floats, an eighth of them, so that eight
 /// do not overflow.
 template <class T>
@@ -70,7 +52,7 @@ __device__ __forceinline__ WordSum<T> word_term(T x) {
   if constexpr (kShort<T>)
     return 0.125f * float(x);
   else
-    return term(x);
+    return widened(x);
 }
 
 /// What lies before a word, as it is added to the sums in it.
@@ -200,11 +182,11 @@ __global__ void __launch_bounds__(kThreads) sum_rows(const Work work, const T* x
       if (work.packs && end - first >= kPack) {
         const auto pack = gpu::load_pack<kPack>(x + x_offset + first);
 #pragma unroll
-        for (int k = 0; k < kPack; ++k) sum += term(pack.at[k]);
+        for (int k = 0; k < kPack; ++k) sum += widened(pack.at[k]);
       } else {
 #pragma unroll
         for (int k = 0; k < kPack; ++k)
-          if (first + k < end) sum += term(x[x_offset + (first + k) * plan.reduced_x[0]]);
+          if (first + k < end) sum += widened(x[x_offset + (first + k) * plan.reduced_x[0]]);
       }
     }
     for (int step = gpu::kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
@@ -245,7 +227,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int k = 0; k < kAhead; ++k)
         values[k] =
-            k < left ? term(x[unit.x_offset + (kReverse ? first - k : first + k) * x_stride]) : Sum(0);
+            k < left ? widened(x[unit.x_offset + (kReverse ? first - k : first + k) * x_stride]) : Sum(0);
 #pragma unroll
       for (int k = 0; k < kAhead; ++k) {
         sum += values[k];
@@ -265,7 +247,7 @@ __global__ void __launch_bounds__(kThreads) sum_columns(const Work work, const T
     const ColumnUnit unit(work, number);
     RunningSum<T> sum = 0;
 #pragma unroll 8
-    for (int64_t i = unit.begin; i < unit.end; ++i) sum += term(x[unit.x_offset + i * stride]);
+    for (int64_t i = unit.begin; i < unit.end; ++i) sum += widened(x[unit.x_offset + i * stride]);
     sums[unit.line * work.chunks + unit.chunk] = sum;
   }
 }

@@ -28,6 +28,21 @@ void cumsum_cuda(const Tensor& y, const Tensor& x, int dim, Running way);
 /// What x's elements are added up in: integers modulo 2^64.
 template <class T>
 using RunningSum = std::conditional_t<std::is_integral_v<T>, unsigned long long, double>;
+/// An element as such a term (or factor), and a result rounded to y's dtype.
+template <class T>
+TESSERA_HD RunningSum<T> widened(T x) {
+  if constexpr (std::is_integral_v<T>)
+    return RunningSum<T>(x);
+  else
+    return double(Compute<T>(x));
+}
+template <class Y, class Sum>
+TESSERA_HD Y rounded(Sum sum) {
+  if constexpr (std::is_integral_v<Y>)
+    return Y(sum);
+  else
+    return Y(Compute<Y>(sum));
+}
 
 /// Calls `f.template operator()<T, Y>()` with the element types of x and y for `dtype`, x's; otherwise calls
 /// `refuse`, which throws.

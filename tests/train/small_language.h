@@ -48,7 +48,7 @@ inline LanguageData small_language_data(const TemporaryFolder& root, bool docume
   return LanguageData(folder, folder, 16, documents);
 }
 
-/// Nats a token of all of them but the first.
+/// The mean loss of all tokens but the first, in nats.
 inline double language_loss(LanguageJob& session, std::span<const int64_t> tokens) {
   return session.measure(std::vector<eval::PerplexityWindow>{{tokens, 1}}).nats;
 }
