@@ -25,16 +25,23 @@ TEST(Dropout, TheMaskIsThePhiloxStreamInRowMajorOrder) {
 }
 
 TEST(Dropout, LayoutAndDTypeDoNotChangeTheMask) {
-  const Shape shape{11, 37};
   const auto run = [](const Tensor& x) {
     Rng rng(3);
     return dropout(x, 0.5, rng).to_vector<float>();
   };
-  const auto expected = run(ones(shape));
-  EXPECT_EQ(run(ones(shape, DType::bf16)), expected);
-  EXPECT_EQ(run(ones({37, 11}).transpose(0, 1)), expected);
-  EXPECT_EQ(run(ones({22, 40}).slice(0, 0, 22, 2).slice(1, 3, 40)), expected);
-  EXPECT_EQ(run(ones({}).expand(shape)), expected);
+  for (const int64_t width : {8, 11, 37, 300, 1365}) {
+    const Shape shape{11, width};
+    const auto expected = run(ones(shape));
+    for (const Device device : devices()) {
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+        EXPECT_EQ(run(ones(shape, dtype, device)), expected) << width << name_of(dtype) << device.name();
+      const Tensor turned = ones({width, 11}, DType::bf16, device).transpose(0, 1),
+                   part =
+                       ones({22, width + 3}, DType::bf16, device).slice(0, 0, 22, 2).slice(1, 3, width + 3);
+      for (const Tensor& x : {turned, part, ones({}, DType::f32, device).expand(shape)})
+        EXPECT_EQ(run(x), expected) << width << device.name();
+    }
+  }
 }
 
 TEST(Dropout, DropsTheRightShare) {
