@@ -21,6 +21,8 @@
 ///                 each dimension beyond two that broadcasting leaves, and one multiplication per operand. A
 ///                 ragged end is read as 16 bytes like any other pack. Rows whose pads are shorter than a
 ///                 pack are one row, row padding included, where that of the result may be overwritten.
+///                 Rows that begin inside a pack, the same for all of an operand (the second half of an odd
+///                 width), are written by the result's packs and read as two packs that are shifted.
 ///   any_layout    the rest: a thread makes one pack after the other and splits its number along all
 ///                 dimensions.
 /// Divisions by the sizes are multiplications as long as all numbers fit into 31 bits.
@@ -115,6 +117,10 @@ __global__ void __launch_bounds__(256, 4) any_layout(ElementwiseArgs<Out, In...>
 
 constexpr int kMostOuter = 3;  // dimensions that number the rows of aligned_rows
 
+/// Whether the packs of all operands are 16 bytes of 32-bit words, which load_shifted takes.
+template <int kPack, class... T>
+inline constexpr bool kShifts = ((sizeof(T) <= 4 && sizeof(T) * kPack == 16) && ...);
+
 template <class Out, class... In>
 struct AlignedRows {
   static constexpr int kOperands = 1 + int(sizeof...(In));
@@ -122,6 +128,8 @@ struct AlignedRows {
   std::tuple<const In*...> in;
   int64_t strides[kOperands][kMostOuter];  // along the outer dimensions, outermost first
   bool repeats[kOperands];                 // the row is one element
+  int lead;                                // elements of its pack before a row of the result
+  int shift[kOperands];                    // elements by which packs then lie after those in memory
   int outer;                               // number of those dimensions; with none there is one row
   int64_t width;
   uint32_t packs, packs_per_row;
@@ -243,6 +251,27 @@ __device__ __forceinline__ PackedWords<T, kPack> load_partial_pack(const T* from
   return to;
 }
 
+/// The pack at `from`, which is `shift` elements after one in memory, and of which elements `before` to
+/// `left` - 1 are inside the row: read as the two that it lies in, as far as these hold any of those.
+template <int kPack, class T>
+__device__ __forceinline__ PackedWords<T, kPack> load_shifted(const T* from, int shift, int before,
+                                                              int left) {
+  uint4 two[2] = {};
+  const auto* const packs = reinterpret_cast<const uint4*>(from - shift);
+  if (left > 0 && kPack - shift > before) two[0] = packs[0];
+  if (left > kPack - shift) two[1] = packs[1];
+  uint32_t words[] = {two[0].x, two[0].y, two[0].z, two[0].w, two[1].x, two[1].y, two[1].z, two[1].w};
+  const int bits = shift * int(sizeof(T)) * 8;
+#pragma unroll
+  for (int step = 2; step > 0; step /= 2)  // by two words, by one
+#pragma unroll
+    for (int w = 0; w + step < 8; ++w) words[w] = bits & (32 * step) ? words[w + step] : words[w];
+  PackedWords<T, kPack> to;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) to.word[w] = __funnelshift_r(words[w], words[w + 1], uint32_t(bits % 32));
+  return to;
+}
+
 /// Whether the function says that its code is long (kLong): each copy of it in a kernel is fetched from
 /// memory before a small tensor is done.
 template <class F>
@@ -262,20 +291,28 @@ template <bool kDeep, int kPack, class F, class Out, class... In, size_t... K>
 __device__ __forceinline__ void aligned_rows_body(const AlignedRows<Out, In...>& args, F f,
                                                   std::index_sequence<K...>) {
   constexpr int kPacks = packs_per_thread<kPack, F, In...>(), kOperands = 1 + int(sizeof...(In));
+  constexpr bool kMayShift = kDeep && kShifts<kPack, Out, In...>;
   std::tuple<PackedWords<In, kPack>...> values[kPacks];
   int64_t at[kPacks][kOperands];
-  int left[kPacks];  // elements of the pack that are inside the row
+  int before[kPacks], left[kPacks];  // elements of the pack ahead of the row, and up to the row's end
 #pragma unroll
   for (int n = 0; n < kPacks; ++n) {
     const uint32_t pack = (blockIdx.x * kPacks + n) * blockDim.x + threadIdx.x;
     const uint32_t row = args.by_packs_per_row.divide(pack);
-    const int64_t column = int64_t(pack - row * args.packs_per_row) * kPack;
+    const int64_t column = int64_t(pack - row * args.packs_per_row) * kPack - (kMayShift ? args.lead : 0);
     const int64_t inside = pack < args.packs ? args.width - column : 0;
+    before[n] = kMayShift && column < 0 ? int(-column) : 0;
     left[n] = inside < kPack ? int(inside) : kPack;
     args.template offsets<kDeep>(row, at[n]);
     at[n][0] += column;
     (([&] {
        const In* const from = std::get<K>(args.in) + at[n][K + 1];
+       if constexpr (kMayShift) {
+         if (args.shift[K + 1] != 0) {
+           std::get<K>(values[n]) = load_shifted<kPack>(from + column, args.shift[K + 1], before[n], left[n]);
+           return;
+         }
+       }
        if (!kDeep || !args.repeats[K + 1])
          std::get<K>(values[n]) = load_partial_pack<kPack>(from + column, left[n]);
        else if (left[n] > 0)
@@ -291,18 +328,18 @@ __device__ __forceinline__ void aligned_rows_body(const AlignedRows<Out, In...>&
 #pragma unroll
     for (int i = 0; i < kPack; ++i) results[i] = f(std::get<K>(values[n])[i]...);
     const auto words = packed<kPack>(results);
-    if (left[n] == kPack) {
+    if (left[n] - before[n] == kPack) {
       store_whole(out, words);
     } else {
 #pragma unroll
       for (int i = 0; i < kPack; ++i)
-        if (i < left[n]) out[i] = words[i];
+        if (i >= before[n] && i < left[n]) out[i] = words[i];
     }
   }
 }
 
-/// kDeep: rows have several outer dimensions, or an operand repeats. A kernel of its own, since what that
-/// takes would cost the others some 5 %.
+/// kDeep: rows have several outer dimensions or begin inside packs, or an operand repeats. A kernel of its
+/// own, since what that takes would cost the others some 5 %.
 template <bool kDeep, int kPack, class F, class Out, class... In>
 __global__ void __launch_bounds__(256) aligned_rows(AlignedRows<Out, In...> args, F f) {
   wait_and_launch_dependents();
@@ -335,16 +372,25 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   args.in = {x.template data<In>()...};
   const auto& loop = args.loop;
   const int inner = loop.rank - 1;
-  const auto row_aligned = [&](int n, const void* base, size_t size) {
-    if (n > 0 && loop.strides[n][inner] == 0) return true;  // read as one value
-    bool fits = loop.strides[n][inner] == 1 &&
-                reinterpret_cast<uintptr_t>(base) % std::min<size_t>(16, size * kPack) == 0;
-    for (int dim = 0; dim < inner; ++dim) fits = fits && loop.strides[n][dim] % kPack == 0;
-    return fits;
+  constexpr int kOperands = 1 + int(sizeof...(In));
+  const void* const bases[] = {args.out, x.template data<In>()...};
+  constexpr int64_t sizes[] = {sizeof(Out), sizeof(In)...};
+  bool follow = loop.sizes[inner] >= kPack;  // rows follow each other by whole packs
+  int64_t shift[kOperands] = {};
+  const auto after_pack = [&](int n) {  // elements
+    return int64_t(reinterpret_cast<uintptr_t>(bases[n]) % std::min<size_t>(16, size_t(sizes[n]) * kPack)) /
+           sizes[n];
   };
-  args.aligned = loop.sizes[inner] >= kPack && row_aligned(0, args.out, sizeof(Out));
-  int n = 1;
-  ((args.aligned = args.aligned && row_aligned(n++, x.template data<In>(), sizeof(In))), ...);
+  const int64_t lead = after_pack(0);
+  args.aligned = true;
+  for (int n = 0; n < kOperands; ++n) {
+    if (n > 0 && loop.strides[n][inner] == 0) continue;  // read as one value
+    follow = follow && loop.strides[n][inner] == 1;
+    for (int dim = 0; dim < inner; ++dim) follow = follow && loop.strides[n][dim] % kPack == 0;
+    shift[n] = (after_pack(n) + kPack - lead) % kPack;
+    args.aligned = args.aligned && after_pack(n) == 0;
+  }
+  args.aligned = args.aligned && follow;
   // A kernel without inputs whose rows are not aligned stores one element per thread: a warp's are
   // neighbours.
   const bool singly = sizeof...(In) == 0 && !args.aligned;
@@ -354,21 +400,27 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
   if constexpr ((kInAlignedRows<Out> && ... && kInAlignedRows<In>) ||
                 (sizeof...(In) == 1 && (std::is_same_v<Out, In> && ...))) {
     constexpr int kPacks = packs_per_thread<kPack, F, In...>();
-    if (args.aligned && args.packs < (int64_t(1) << 31) - 256 * kPacks && inner <= kMostOuter) {
+    constexpr bool kMayShift = kShifts<kPack, Out, In...>;
+    const int64_t per_row = ceil_div(loop.sizes[inner] + lead, kPack),
+                  packs = loop.count / loop.sizes[inner] * per_row;
+    if (follow && (args.aligned || kMayShift) && packs < (int64_t(1) << 31) - 256 * kPacks &&
+        inner <= kMostOuter) {
       AlignedRows<Out, In...> rows{.out = args.out,
                                    .in = args.in,
+                                   .lead = int(lead),
                                    .outer = inner,
                                    .width = loop.sizes[inner],
-                                   .packs = uint32_t(args.packs),
-                                   .packs_per_row = uint32_t(args.packs_per_row),
-                                   .by_packs_per_row = Divider(uint32_t(args.packs_per_row))};
-      for (size_t operand = 0; operand <= sizeof...(In); ++operand) {
+                                   .packs = uint32_t(packs),
+                                   .packs_per_row = uint32_t(per_row),
+                                   .by_packs_per_row = Divider(uint32_t(per_row))};
+      for (int operand = 0; operand < kOperands; ++operand) {
         std::copy_n(loop.strides[operand], inner, rows.strides[operand]);
         rows.repeats[operand] = operand > 0 && loop.strides[operand][inner] == 0;
+        rows.shift[operand] = int(shift[operand]);
       }
       for (int dim = 0; dim < inner; ++dim) rows.by_size[dim] = Divider(uint32_t(loop.sizes[dim]));
-      const int64_t pitch = args.packs_per_row * kPack;
-      bool one_row = inner == 1 && owns_row_padding(y, pitch);
+      const int64_t pitch = per_row * kPack;
+      bool one_row = args.aligned && inner == 1 && owns_row_padding(y, pitch);
       size_t operand = 0;
       for (const size_t size : {sizeof(Out), sizeof(In)...}) {
         const int64_t unit =
@@ -378,13 +430,14 @@ void elementwise(const Tensor& y, F f, const Inputs&... x) {
       }
       if (one_row) {
         rows.outer = 0;
-        rows.width = args.packs * kPack;
+        rows.width = packs * kPack;
         rows.packs_per_row = rows.packs;
         rows.by_packs_per_row = Divider(rows.packs);
       }
-      const bool deep = rows.outer > 1 || std::ranges::find(rows.repeats, true) != std::end(rows.repeats);
+      const bool deep =
+          rows.outer > 1 || !args.aligned || std::ranges::find(rows.repeats, true) != std::end(rows.repeats);
       // Small tensors are spread over all SMs.
-      const int64_t threads = ceil_div(args.packs, kPacks);
+      const int64_t threads = ceil_div(packs, kPacks);
       const int block = threads >= int64_t(y.device().multiprocessors()) * 1024 ? 256 : 64;
       launch_dependent(
           y.device(), {dim3(unsigned(ceil_div(threads, block))), dim3(unsigned(block))},

@@ -409,6 +409,23 @@ TEST(Pointwise, GradientsOfOperandsThatBroadcastAreExactSumsOnEveryDevice) {
   }
 }
 
+/// Of every place of both operands within a pack of 16 bytes, and of the result's as a gradient's half.
+TEST(Pointwise, RowsThatBeginInsidePacks) {
+  const int64_t width = 37, most = 40;
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      const Tensor a = quarters({2, 3, most + width}, dtype), b = quarters({3, most + width}, dtype, 7),
+                   on_a = a.to(device), on_b = b.to(device);
+      for (const int64_t i : {0, 1, 2, 3, 4, 5, 6, 7, 40})
+        for (const int64_t j : {0, 1, 3, 6, 7, 8}) {
+          const auto product = [&](const Tensor& x, const Tensor& y) {
+            return mul(x.slice(-1, i, i + width), y.slice(-1, j, j + width)).to_vector<float>();
+          };
+          EXPECT_EQ(product(on_a, on_b), product(a, b)) << name_of(dtype) << device.name() << i << " " << j;
+        }
+    }
+}
+
 TEST(Operators, CallTheFunctions) {
   const Tensor a = row({1, 2, 4}), b = row({4, 8, 0.5});
   EXPECT_EQ((a + b).to_vector<double>(), add(a, b).to_vector<double>());
