@@ -465,7 +465,7 @@ __global__ void __launch_bounds__(gpu::kWarp* gpu::kWarp)
     add_many_partial_sums(const __grid_constant__ SumsTable table) {
   gpu::wait_and_launch_dependents();
   const SumsTable::Entry& entry = table.of[blockIdx.y];
-  if (blockIdx.x * int64_t(gpu::kWarp) >= entry.width) return;
+  if (blockIdx.x * gpu::columns_per_block(entry.rows) >= entry.width) return;
   gpu::add_columns(entry.sum, blockIdx.x, entry.rows, entry.width, entry.stride);
 }
 
@@ -482,16 +482,15 @@ void NormSums::finish() {
   for (size_t begin = 0; begin < sums_.size(); begin += SumsTable::kMost) {
     const size_t count = std::min(sums_.size() - begin, size_t(SumsTable::kMost));
     SumsTable table{};
-    int64_t widest = 0;
+    int64_t blocks = 0;
     for (size_t i = 0; i < count; ++i) {
       const auto& [from, to] = sums_[begin + i];
       table.of[i] = {{from.data<float>(), to.data<float>()}, from.size(1), from.size(0), to.size(0)};
-      widest = std::max(widest, to.size(0));
+      blocks = std::max(blocks, ceil_div(to.size(0), gpu::columns_per_block(from.size(0))));
     }
-    gpu::launch_dependent(
-        sums_[begin].from.device(),
-        {gpu::grid_of(ceil_div(widest, gpu::kWarp), int64_t(count)), dim3(gpu::kWarp, gpu::kWarp)},
-        add_many_partial_sums, table);
+    gpu::launch_dependent(sums_[begin].from.device(),
+                          {gpu::grid_of(blocks, int64_t(count)), dim3(gpu::kWarp, gpu::kWarp)},
+                          add_many_partial_sums, table);
   }
   sums_.clear();
   bytes_ = 0;

@@ -74,12 +74,15 @@ __device__ __forceinline__ void load_keep_mask(uint32_t (&keep_bits)[kSteps], co
         column_of<T, kThreads>(s, rank) < width ? mask[row * stride + piece + s * kThreads + rank] : 0;
 }
 
+inline constexpr int kMostBlocksPerRow = 8;
+
 /// Blocks that share a row of that width, read in pieces of `piece`: 1, 2, 4 or 8, so that few rows still
 /// occupy the GPU. A function of the shape alone, as the order of the sums is.
 inline int blocks_per_row(int64_t rows, int64_t width, int64_t piece) {
   constexpr int64_t kTargetBlocks = 256;
   int blocks = 1;
-  while (blocks < 8 && 2 * blocks * rows <= kTargetBlocks && 2 * blocks * piece <= width) blocks *= 2;
+  while (blocks < kMostBlocksPerRow && 2 * blocks * rows <= kTargetBlocks && 2 * blocks * piece <= width)
+    blocks *= 2;
   return blocks;
 }
 
@@ -120,11 +123,19 @@ class LongRow {
 #pragma unroll
       for (int v = 0; v < kCount; ++v) own[v] = values[v];
     gpu::cluster_sync();
+    float of[kMostBlocksPerRow][kCount];  // all are on their way before the first is added
+#pragma unroll
+    for (uint32_t block = 0; block < kMostBlocksPerRow; ++block)
+#pragma unroll
+      for (int v = 0; v < kCount; ++v)
+        of[block][v] = block < blocks_
+                           ? gpu::load_cluster(gpu::cluster_address(gpu::shared_address(own + v), block))
+                           : 0.0f;
 #pragma unroll
     for (int v = 0; v < kCount; ++v) {
       values[v] = 0;
-      for (uint32_t block = 0; block < blocks_; ++block)
-        values[v] += gpu::load_cluster(gpu::cluster_address(gpu::shared_address(own + v), block));
+#pragma unroll
+      for (int block = 0; block < kMostBlocksPerRow; ++block) values[v] += of[block][v];
     }
   }
   /// The end of the kernel: no block leaves while another reads its sums.
