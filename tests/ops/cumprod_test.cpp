@@ -35,6 +35,27 @@ TEST(Cumprod, ZerosAreNoPolesOfItsGradient) {
   }
 }
 
+/// Products of parts of a line may leave the range of f64 where those of its beginnings do not. The numbers
+/// are powers of two, so everything is exact.
+TEST(Cumprod, PartsOfALineMayLeaveTheRange) {
+  const int64_t length = 300, columns = 3;
+  std::vector<double> x(size_t(length * columns), 1), expected(x.size());
+  const auto set = [&](int64_t i, double value) {
+    for (int64_t c = 0; c < columns; ++c) x[size_t(i * columns + c)] = value;
+  };
+  for (int64_t i = 0; i < 8; ++i) set(i, 0x1p-120), set(130 + i, 0x1p120);
+  set(138, 0x1p80), set(200, -0x1p-75), set(250, 0), set(280, 0x1p100);
+  double product = 1;
+  for (int64_t i = 0; i < length; ++i) {
+    product *= x[size_t(i * columns)];
+    for (int64_t c = 0; c < columns; ++c) expected[size_t(i * columns + c)] = double(float(product));
+  }
+  for (const Device device : devices()) {
+    const Tensor on = Tensor::from(x, {length, columns}).to(DType::f32).to(device);
+    EXPECT_EQ(cumprod(on, 0).to_vector<double>(), expected) << device.name();
+  }
+}
+
 TEST(Cumprod, ErrorsNameTheOperand) {
   expect_error([] { cumprod(Tensor(), 0); }, {"cumprod", "undefined"});
   expect_error([] { cumprod(counting({2}), 1); }, {"cumprod", "dimension 1 is outside"});
