@@ -162,12 +162,32 @@ bool give_both(Backward& back, const Shape& a, const Shape& b, Write&& write) {
   return true;
 }
 
+/// The same where one operand broadcasts, but not a dividend: its gradient is summed as the other's is
+/// written.
+bool give_summed(Backward& back, const Tensor& a, const Tensor& b, Binary kind) {
+  const Tensor dy = back.grad();
+  const bool to_b = a.shape() == dy.shape();
+  const Tensor &mine = to_b ? b : a, &other = to_b ? a : b;
+  if (!dy.device().is_cuda() || mine.shape() == dy.shape() || other.shape() != dy.shape() || !back.needs(0) ||
+      !back.needs(1) || (kind == Binary::div && !to_b))
+    return false;
+  Tensor sums = Tensor::empty(mine.shape(), DType::f32, dy.device()), whole = Tensor::empty_like(dy);
+  if constexpr (kCuda) {
+    if (!summed_gradient_cuda(sums, dy, mine, other, kind, whole)) return false;
+  }
+  back.give(0, std::move(to_b ? whole : sums));
+  back.give(1, std::move(to_b ? sums : whole));
+  return true;
+}
+
 bool give_both(Backward& back, const Tensor& a, const Tensor& b, Binary kind) {
-  return a.defined() && b.defined() &&
-         give_both(back, a.shape(), b.shape(), [&](const Tensor& da, const Tensor& db) {
-           if constexpr (kCuda) return both_gradients_cuda(da, db, back.grad(), a, b, kind);
-           return false;
-         });
+  if (!a.defined() || !b.defined()) return false;
+  return give_both(back, a.shape(), b.shape(),
+                   [&](const Tensor& da, const Tensor& db) {
+                     if constexpr (kCuda) return both_gradients_cuda(da, db, back.grad(), a, b, kind);
+                     return false;
+                   }) ||
+         give_summed(back, a, b, kind);
 }
 
 void record_sum(Tape& tape, Tensor& y, const Tensor& a, const Tensor& b, Binary kind) {

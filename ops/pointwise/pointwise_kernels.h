@@ -52,11 +52,12 @@ void operand_gradient_cuda(const Tensor& d, const Tensor& dy, const Tensor& mine
                            Binary kind);
 
 /// The gradient of an operand that broadcasts, summed to d, which is f32 and has its shape: of a product
-/// (`mine` undefined: none needs it), of a quotient's divisor, or of a maximum or minimum. `other` has dy's
-/// shape. Returns false, and has done nothing, where dy and `other` lie differently or what is summed takes
-/// more than one pass.
+/// (which does not need `mine`), of a quotient's divisor, or of a maximum or minimum. `other` has dy's shape.
+/// `d_other`, undefined or of dy's shape and dtype, takes its gradient in the same pass, which needs `mine`.
+/// Returns false, and has done nothing, where dy, `other` and `d_other` lie differently, where d_other's rows
+/// end inside a pack and not with row padding of its own, or where what is summed takes more than one pass.
 bool summed_gradient_cuda(const Tensor& d, const Tensor& dy, const Tensor& mine, const Tensor& other,
-                          Binary kind);
+                          Binary kind, const Tensor& d_other = {});
 
 /// Both gradients of a product, quotient, maximum or minimum of operands of dy's shape, in one pass. Returns
 /// false, and has done nothing, where rows are not whole packs (gpu::elementwise_pair).

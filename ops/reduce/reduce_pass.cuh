@@ -27,8 +27,8 @@
 /// one after the other. Cuts and orders are functions of the shape alone: no atomics, every run gives the
 /// same bits.
 ///
-/// Elements come from a source: Elements, those of x, or Mapped, a function of them. How they are combined is
-/// an operator:
+/// Elements come from a source: Elements, those of x, or Mapped, a function of them, which may also write a
+/// second function of them as they are read. How they are combined is an operator:
 ///   Acc, identity(), combine(a, b)   of the accumulators
 ///   kJoins<T>, join(all, few)        optional: all with a few neighbours of type T at once, which are f32
 ///                                    here; zeros stand for those past the end
@@ -94,10 +94,13 @@ struct Elements {
   __device__ __forceinline__ T value(const gpu::PackedWords<T, kPack>& pack, int k, Own) const {
     return pack[k];
   }
+  template <int kPack, class OwnOf>
+  __device__ __forceinline__ void write(int64_t, const gpu::PackedWords<T, kPack>&, OwnOf) const {}
 };
 
 /// f(own, x, others...) in f32, not rounded: of the elements of tensors that lie as x does, and of
-/// own = f.own(m), where m is the output's element of z (null: 1).
+/// own = f.own(m), where m is the output's element of z (null: 1). `written`, if it is not null, lies as x
+/// does, too, and takes f.written(own, x, others...), in whole packs.
 template <class F, class T, int kOthers = 0>
 struct Mapped {
   using Element = T;
@@ -106,6 +109,7 @@ struct Mapped {
   const T* others[kOthers > 0 ? kOthers : 1];
   const T* z;
   F f;
+  T* written = nullptr;
   template <int kPack>
   struct Packs {
     gpu::PackedWords<T, kPack> of[kOperands];
@@ -128,6 +132,18 @@ struct Mapped {
       return f(own, float(packs.of[0][k]));
     else
       return f(own, float(packs.of[0][k]), float(packs.of[1][k]));
+  }
+  /// own_of(k): of element k.
+  template <int kPack, class OwnOf>
+  __device__ __forceinline__ void write(int64_t at, const Packs<kPack>& packs, OwnOf own_of) const {
+    if constexpr (kOthers > 0) {
+      if (!written) return;
+      T results[kPack];
+#pragma unroll
+      for (int k = 0; k < kPack; ++k)
+        results[k] = T(f.written(own_of(k), float(packs.of[0][k]), float(packs.of[1][k])));
+      gpu::store_whole(written + at, gpu::packed<kPack>(results));
+    }
   }
 };
 
@@ -176,12 +192,14 @@ __global__ void __launch_bounds__(kThreads, From::kOperands > 1 ? 3 : 4)
       const int64_t begin = chunk * pass.chunk_length,
                     end = begin + pass.chunk_length < steps.count ? begin + pass.chunk_length : steps.count;
       const auto own = from.own(pass.plan.z_offset(output));
-      // A pack at the end of a row is read whole: it lies inside the storage.
-      const auto load = [&](int64_t step) {
-        const int64_t row = steps.row_of(step), at = step - row * steps.per_row;
-        return from.template load<kPack>(x_offset + row * steps.row_stride + at * steps.stride);
+      const auto offset_of = [&](int64_t step) {
+        const int64_t row = steps.row_of(step);
+        return x_offset + row * steps.row_stride + (step - row * steps.per_row) * steps.stride;
       };
+      // A pack at the end of a row is read whole: it lies inside the storage.
+      const auto load = [&](int64_t step) { return from.template load<kPack>(offset_of(step)); };
       const auto add = [&](int64_t step, const auto& pack) {
+        from.write(offset_of(step), pack, [&](int) { return own; });
         const int64_t row = steps.row_of(step), column = (step - row * steps.per_row) * kPack;
         const int left = int(::min(steps.width - column, int64_t(kPack)));
         [[maybe_unused]] const int64_t index = row * steps.width + column;
@@ -257,22 +275,24 @@ __global__ void __launch_bounds__(kThreads, (kBlocks<From, Op>))
                   number = (unit - chunk * tiles) * across + column;
     const int64_t outer = ReducePlan::quotient(number, pass.packs_per_row),
                   first = (number - outer * pass.packs_per_row) * kPack;
-    const int64_t output = outer * columns + first, left = number < pass.packs ? columns - first : 0;
+    const int64_t output = outer * columns + first;
+    const int left = number < pass.packs ? int(::min(columns - first, int64_t(kPack))) : 0;
     Acc sums[kPack];
 #pragma unroll
     for (int k = 0; k < kPack; ++k) sums[k] = Op::identity();
     int64_t x_offset = 0, y_offset = 0;
     if (left > 0) {
       plan.offsets(output, x_offset, y_offset);
+      y_offset += chunk * pass.chunk_y;
       const int64_t begin = chunk * pass.chunk_length,
                     end = begin + pass.chunk_length < steps.count ? begin + pass.chunk_length : steps.count;
+      const auto offset_of = [&](int64_t step) {
+        const int64_t row = steps.row_of(step);
+        return x_offset + row * steps.row_stride + (step - row * steps.per_row) * steps.stride;
+      };
       // A pack at the end of a row is read whole: it lies inside the storage, and what is past the end is not
       // stored.
-      const auto load = [&](int64_t step) {
-        const int64_t row = steps.row_of(step);
-        return from.template load<kPack>(x_offset + row * steps.row_stride +
-                                         (step - row * steps.per_row) * steps.stride);
-      };
+      const auto load = [&](int64_t step) { return from.template load<kPack>(offset_of(step)); };
       typename From::Own own[kPack] = {};
       const int64_t z_offset = plan.z_offset(output), column_z = plan.kept_z[plan.kept_rank - 1];
 #pragma unroll
@@ -284,6 +304,10 @@ __global__ void __launch_bounds__(kThreads, (kBlocks<From, Op>))
 #pragma unroll
         for (int n = 0; n < kBatch; ++n)
           if (n * along < ahead) packs[n] = load(step + n * along);
+#pragma unroll
+        for (int n = 0; n < kBatch; ++n)
+          if (n * along < ahead)
+            from.write(offset_of(step + n * along), packs[n], [&](int k) { return own[k]; });
         if constexpr (kJoins) {
 #pragma unroll
           for (int k = 0; k < kPack; ++k) {
@@ -323,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, (kBlocks<From, Op>))
       const int64_t column_y = plan.kept_y[plan.kept_rank - 1];
 #pragma unroll
       for (int k = 0; k < kPack; ++k)
-        if (k < left) op.store(y, y_offset + chunk * pass.chunk_y + k * column_y, output + k, sums[k], how);
+        if (k < left) op.store(y, y_offset + k * column_y, output + k, sums[k], how);
     }
   }
 }

@@ -377,8 +377,16 @@ TEST(Pointwise, GradientsOfOperandsThatBroadcastAreExactSumsOnEveryDevice) {
     for (size_t i = 0; i < values.size(); ++i) values[i] = of.begin()[(i * i + i / 7) % of.size()];
     return Tensor::from(values, shape).to(dtype).to(device);
   };
-  const Shape shape{3, 50, 40};
-  for (const Shape& own : {Shape{3, 1, 40}, Shape{3, 50, 1}, Shape{50, 40}, Shape{50, 1}, Shape{1}, shape}) {
+  const Shape whole_packs{3, 50, 40}, ragged{3, 50, 37};
+  for (const auto& [shape, own] : std::vector<std::pair<Shape, Shape>>{{whole_packs, {3, 1, 40}},
+                                                                       {whole_packs, {3, 50, 1}},
+                                                                       {whole_packs, {50, 40}},
+                                                                       {whole_packs, {50, 1}},
+                                                                       {whole_packs, {1}},
+                                                                       {whole_packs, whole_packs},
+                                                                       {ragged, {3, 1, 37}},
+                                                                       {ragged, {3, 50, 1}},
+                                                                       {ragged, {1}}}) {
     const auto run = [&](const F& f, DType dtype, Device device) {
       Tensor a = numbers(shape, {-5, 4, 2, 0, -1, 3, 5}, dtype, device),
              b = numbers(own, {2, -4, 1, 0.5f, -1}, dtype, device);
