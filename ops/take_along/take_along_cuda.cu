@@ -3,6 +3,7 @@
 
 #include "gpu/dependent_launch.cuh"
 #include "gpu/grid.cuh"
+#include "gpu/pack.cuh"
 #include "ops/gather/gather_kernels.h"
 #include "ops/indices.h"
 #include "ops/take_along/take_along_kernels.h"
@@ -11,10 +12,12 @@
 /// take_along: a thread per element of y reads its index and the element that it names. Bound by memory: the
 /// indices, y, and as many sectors of x as elements are taken from.
 ///
-/// Its gradient: dx is zero, and a thread per index, with those of its line in shared memory, adds up dy
-/// where the same index comes again, in their order, if no earlier one is the same. No thread writes what
-/// another one does, so there are no atomics. N comparisons per index cost less than a sort up to
-/// kMostCompared.
+/// Its gradient, without atomics, adds up dy of the same index in their order:
+///   sum_lines   Lines of up to kMostSummed elements: a warp sums a line in f32 in shared memory, 32 indices
+///               at a time, of which the first lane with an index adds those of all, and writes it once.
+///   put_kernel  Longer ones: dx is zero, and a thread per index, with those of its line in shared memory,
+///               adds up dy where the same index comes again if no earlier one is the same. N comparisons per
+///               index cost less than a sort up to kMostCompared.
 ///
 /// one_hot: a thread per element of y, whose row's index is in the cache.
 
@@ -23,6 +26,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kMostCompared = 2048;  // indices of a line that a block holds
+constexpr int kMostSummed = 1024;    // elements of a line that a warp holds
 
 gpu::LaunchShape grid_for(Device device, int64_t threads) {
   const int64_t blocks =
@@ -57,6 +61,48 @@ __global__ void __launch_bounds__(kThreads)
     offsets_of(loop, i, offset);
     const auto at = int64_t(indices[offset[1]]);
     y[offset[0]] = at >= 0 && at < length ? x[offset[2] + at * stride] : Word(~Word(0));
+  }
+}
+
+/// Shared memory: a line per warp.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    sum_lines(T* dx, const T* dy, const Indices indices, int64_t lines, int length, int n) {
+  extern __shared__ __align__(16) float sums[];
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  constexpr int kPack = gpu::kPackOf<T>, kWarp = gpu::kWarp;
+  gpu::wait_and_launch_dependents();
+  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+  const int64_t line = int64_t(blockIdx.x) * (kThreads / kWarp) + warp, begin = line * n;
+  if (line >= lines) return;
+  float* const own = sums + warp * length;
+  for (int i = lane; i < length; i += kWarp) own[i] = 0;
+  __syncwarp();
+  for (int k = lane; k - lane < n; k += kWarp) {
+    const int64_t at = k < n ? indices[begin + k] : -1;
+    const bool inside = at >= 0 && at < length;
+    const float value = inside ? float(dy[begin + k]) : 0.0f;
+    unsigned same = __match_any_sync(kAll, inside ? int(at) : -1 - lane);  // lanes, this one included
+    const bool adds = inside && __ffs(int(same)) - 1 == lane;
+    float sum = adds ? own[at] : 0.0f;
+    while (__any_sync(kAll, same != 0)) {
+      const float next = __shfl_sync(kAll, value, same != 0 ? __ffs(int(same)) - 1 : 0);
+      if (same != 0) sum += next;
+      same &= same - 1;
+    }
+    if (adds) own[at] = sum;
+    __syncwarp();
+  }
+  T* const to = dx + line * length;
+  if (length % kPack == 0) {
+    for (int first = lane * kPack; first < length; first += kWarp * kPack) {
+      float values[kPack];
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) values[i] = own[first + i];
+      gpu::store_words(to + first, gpu::round_to_words<T>(values));
+    }
+  } else {
+    for (int i = lane; i < length; i += kWarp) to[i] = T(own[i]);
   }
 }
 
@@ -156,8 +202,20 @@ bool put_along_compares(int64_t n) {
 }
 
 void put_along_cuda(const Tensor& dx, const Tensor& dy, const Tensor& indices) {
+  const int n = int(dy.size(1));
+  if (dx.size(1) <= kMostSummed) {
+    const int length = int(dx.size(1)), warps = kThreads / gpu::kWarp;
+    return dispatch_floating_cuda(dx.dtype(), "take_along", [&]<class T>() {
+      gpu::launch_dependent(dx.device(),
+                            {.grid = gpu::grid_of(gpu::ceil_div(dx.size(0), warps)),
+                             .block = kThreads,
+                             .shared_bytes = size_t(warps) * size_t(length) * sizeof(float)},
+                            sum_lines<T>, dx.data<T>(), dy.data<T>(), Indices(indices), dx.size(0), length,
+                            n);
+    });
+  }
   dx.fill(0);
-  const int n = int(dy.size(1)), across = n <= kMostCompared * gpu::kWarp / kThreads ? gpu::kWarp : kThreads;
+  const int across = n <= kMostCompared * gpu::kWarp / kThreads ? gpu::kWarp : kThreads;
   if (n == 0) return;
   const int64_t blocks = gpu::ceil_div(dx.size(0), kThreads / across);
   dispatch_floating_cuda(dx.dtype(), "take_along", [&]<class T>() {
