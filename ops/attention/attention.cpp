@@ -73,22 +73,23 @@ Tensor with_four_dims(const Tensor& bias, const Shape& scores) {
   return Tensor::view_of(bias.storage(), layout, bias.dtype());
 }
 
-/// A bias of four dimensions as the kernels read it (AttentionProblem::bias). On CUDA they read pairs of
-/// keys: rows are even then and start at even elements, and a row of one key for all is a pair of it.
+/// A bias of four dimensions as the kernels read it (AttentionProblem::bias). On CUDA they read pairs of keys
+/// and copy packs of 16 bytes: rows have whole pairs then and start on 16 bytes, and a row of one key for all
+/// is a pack of it.
 Tensor as_scores(const Tensor& bias, const Shape& scores) {
-  const bool pairs = bias.device().is_cuda(), one = bias.size(3) == 1 && scores[3] != 1;
+  const bool packs = bias.device().is_cuda(), one = bias.size(3) == 1 && scores[3] != 1;
+  const int64_t pack = 16 / size_of(bias.dtype());
   const auto readable_in_place = [&] {
-    if (one) return !pairs;
+    if (one) return !packs;
     if (bias.size(3) > 1 && bias.layout().stride(3) != 1) return false;
-    if (!pairs) return true;
+    if (!packs) return true;
     for (int dim = 0; dim < 3; ++dim)
-      if (bias.size(dim) > 1 && bias.layout().stride(dim) % 2 != 0) return false;
-    return bias.size(3) % 2 == 0 &&
-           reinterpret_cast<uintptr_t>(bias.raw()) % (2 * size_of(bias.dtype())) == 0;
+      if (bias.size(dim) > 1 && bias.layout().stride(dim) % pack != 0) return false;
+    return bias.size(3) % 2 == 0 && reinterpret_cast<uintptr_t>(bias.raw()) % 16 == 0;
   };
   Tensor rows = bias;
   if (!readable_in_place()) {
-    const int64_t width = one ? 2 : pairs ? round_up(bias.size(3), 2) : bias.size(3);
+    const int64_t width = one ? pack : packs ? round_up(bias.size(3), pack) : bias.size(3);
     rows = Tensor::empty(bias.shape().with(-1, width), bias.dtype(), bias.device());
     (one ? rows : rows.slice(3, 0, bias.size(3))).copy_from(bias);
   }

@@ -69,10 +69,10 @@ struct AttentionSequences {
 /// dropout P stands for Z P and dS for (1 - p) dS there: 1 / (1 - p) is a factor of results. f32 and f64
 /// round as they compute. With one key the softmax is constant: dq and dk are then exactly 0.
 ///
-/// Saved: q, k, v, o, lse and the bias, which is read in place (on CUDA if its rows are whole pairs: adjacent
-/// keys, an even number of them, even strides), else copied. Backward computes S again (Dao,
+/// Saved: q, k, v, o, lse and the bias, which is read in place (on CUDA if its keys are adjacent, an even
+/// number of them, and its rows start on 16 bytes), else copied. Backward computes S again (Dao,
 /// FlashAttention-2, arXiv:2307.08691, section 3.1). The gradient of the bias takes [B, H, Lq, Lk] in f32 on
-/// the CPU, on CUDA up to 7 MiB of partial sums. Deterministic: fixed orders of summation, no atomics.
+/// the CPU, on CUDA up to 7 MiB or [B, H, Lk] in f32. Deterministic: fixed orders of summation, no atomics.
 ///
 /// Throws if ranks, sizes, dtypes or devices do not match, for a scale that is negative or not finite, for a
 /// dropout outside [0, 1), below 1/512 but not 0, or without `rng`, and for a D or dtype that the device does

@@ -38,6 +38,9 @@ struct BackwardTile {
   static constexpr bool kInRegisters = kD <= 64;  // own rows in registers
   static constexpr size_t kTileBytes = size_t(kOwned + 2 * kWalked) * 2 * kD * 2;
   static constexpr size_t kStatisticsBytes = 2 * 2 * kWalked * sizeof(float);
+  // Of the kernel that owns keys, kStep queries x kOwned keys per step, and of the one that owns queries.
+  static constexpr size_t kKeyBiasBytes = size_t(kWalked) * kBiasPitch<kOwned> * 2;
+  static constexpr size_t kQueryBiasBytes = size_t(kWalked / kStep) * kOwned * kBiasPitch<kStep> * 2;
   // Blocks per SM; one less where dropout or a bias (kExtra) needs the registers.
   static constexpr int kKeyBlocks = kD > 64 || kExtra ? 2 : 3, kQueryBlocks = kD > 64 ? 2 : kExtra ? 3 : 4;
 };
@@ -82,6 +85,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
   T* const dout_tiles = q_tiles + 2 * kWalked * kD;  // 2 x [kWalked, kD]
   float* const statistics =
       reinterpret_cast<float*>(dout_tiles + 2 * kWalked * kD);  // 2 x {lse2, delta} [kWalked]
+  [[maybe_unused]] T* const bias_tile = reinterpret_cast<T*>(statistics + 2 * 2 * kWalked);  // by steps
   __shared__ AttentionCoord coord;
   if (!find_coord<false>(args, kOwned, coord)) return;
   const int first = coord.sequence.tile * kOwned;
@@ -105,6 +109,11 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
                        true);
     gpu::cp_async_commit();
   };
+  [[maybe_unused]] const auto load_step_bias = [&](int h, int query, int step) {
+    load_bias<kStep, kOwned, kThreads>(bias_tile + step * kBiasPitch<kOwned>, args, coord, h, query + step,
+                                       first, gpu::reread_thread());
+    gpu::cp_async_commit();
+  };
   int h = coord.head;
   if (begin < coord.sequence.queries) {
     const int rows = coord.sequence.keys - first;
@@ -113,6 +122,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
     load_tile<kD, kOwned, kThreads>(v_tile, coord.k_row(args.v, coord.kv_head, first), args.v.row, rows,
                                     args.dim);
     load_queries(h, begin, 0);
+    if constexpr (kBias)
+      for (int step = 0; step < kWalked; step += kStep) load_step_bias(h, begin, step);
     gpu::cp_async_wait<0>();
     __syncthreads();
     k.load_fragments(), v.load_fragments();
@@ -122,6 +133,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
 
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
+  [[maybe_unused]] float key_sum[2] = {};  // dS of the lane's keys, over the queries of head h
   float dk[kM][kD / 8][4] = {}, dv[kM][kD / 8][4] = {};
   for (int query = begin, stage = 0; h < coord.head + args.group; stage ^= 1) {
     gpu::cp_async_wait<0>();
@@ -142,8 +154,12 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
     for (int step = 0; step < kWalked; step += kStep) {
       float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [keys, queries]
       gemm_abt<T>(s, k, q_tile, step);
+      if constexpr (kBias) {
+        add_bias_transposed<kOwned>(s, args, bias_tile + step * kBiasPitch<kOwned>, warp_row);
+        __syncthreads();  // no warp still reads the step's bias
+        if (next_h < coord.head + args.group) load_step_bias(next_h, next_query, step);
+      }
       gemm_abt<T>(dp, v, dout_tile, step);
-      if constexpr (kBias) add_bias_transposed(s, args, coord, h, query + step, first + warp_row);
       if (query + step < coord.first_query(args.causal, first + kOwned - 1)) {
 #pragma unroll
         for (int m = 0; m < kM; ++m)
@@ -182,15 +198,21 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
             }
           }
       }
+      if constexpr (kBias)
+        if (args.key_sums) add_key_sums(key_sum, dp[0]);
       uint32_t left[kM][kStep / 16][4];
       to_operand<T>(left, s);
       gemm_ab<T, kD>(dv, left, dout_tile, step);
       to_operand<T>(left, dp);
       gemm_ab<T, kD>(dk, left, q_tile, step);
     }
+    if constexpr (kBias)
+      if (args.key_sums && last_of_head)
+        store_key_sums(key_sum, kDrops ? args.drop.scale : 1.0f, args, coord, h, first + warp_row);
     h = next_h;
     query = next_query;
   }
+  if (kBias && !args.dk.data) return;
 
   float one[kM][2], last[kM][2];
 #pragma unroll
@@ -214,6 +236,7 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
   T* const dout_tile = q_tile + kOwned * kD;       // [kOwned, kD]
   T* const k_tiles = dout_tile + kOwned * kD;      // 2 x [kWalked, kD]
   T* const v_tiles = k_tiles + 2 * kWalked * kD;   // 2 x [kWalked, kD]
+  [[maybe_unused]] T* const bias_tiles = v_tiles + 2 * kWalked * kD;
   __shared__ AttentionCoord coord;
   if (!find_coord<true>(args, kOwned, coord)) return;
   const int first = coord.sequence.tile * kOwned, rows = min(coord.sequence.queries - first, kOwned);
@@ -228,6 +251,15 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
                                      coord.sequence.keys - key, args.dim);
     gpu::cp_async_commit();
   };
+  // The bias of a warp's scores in a step, [kM * 16, kStep]: only the warp reads what it copied.
+  [[maybe_unused]] const auto own_bias = [&](int step) {
+    return bias_tiles + (step / kStep * kOwned + warp_row) * kBiasPitch<kStep>;
+  };
+  [[maybe_unused]] const auto load_step_bias = [&](int tile, int step) {
+    load_bias<kM * 16, kStep, 32>(own_bias(step), args, coord, coord.head, first + warp_row,
+                                  tile * kWalked + step, gpu::reread_lane());
+    gpu::cp_async_commit();
+  };
   // Every query of the block sees the first `unmasked` keys; none sees key `end` or a later one.
   const int unmasked = coord.key_limit(args.causal, first),
             end = coord.key_limit(args.causal, first + rows - 1);
@@ -238,6 +270,8 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
     load_tile<kD, kOwned, kThreads>(dout_tile, coord.q_row(args.dout, coord.head, first), args.dout.row, rows,
                                     args.dim);
     load_keys(0);
+    if constexpr (kBias)
+      for (int step = 0; step < kWalked; step += kStep) load_step_bias(0, step);
     gpu::cp_async_wait<0>();
     __syncthreads();
     q.load_fragments(), dout.load_fragments();
@@ -272,8 +306,12 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
     for (int step = 0; step < kWalked; step += kStep) {
       float s[kM][kStep / 8][4] = {}, dp[kM][kStep / 8][4] = {};  // [queries, keys]
       gemm_abt<T>(s, q, k_tile, step);
+      if constexpr (kBias) {
+        add_bias<kStep>(s, args, own_bias(step), 0);
+        __syncwarp();  // no lane still reads the step's bias
+        if (tile + 1 < key_tiles) load_step_bias(tile + 1, step);
+      }
       gemm_abt<T>(dp, dout, v_tile, step);
-      if constexpr (kBias) add_bias(s, args, coord, coord.head, first + warp_row, tile * kWalked + step);
       if (tile * kWalked + step + kStep > unmasked) {
 #pragma unroll
         for (int m = 0; m < kM; ++m)
@@ -300,11 +338,18 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
             if constexpr (kDrops) dp[m][n][e] = bits[n / 2].drop(dp[m][n][e], n % 2, e);
             dp[m][n][e] = p * (dp[m][n][e] - delta[m][e / 2]);
           }
+      if constexpr (kBias)
+        if (args.dbias)
+          store_dbias(dp[0], kDrops ? args.drop.scale : 1.0f, args, coord, first + warp_row,
+                      tile * kWalked + step);
       uint32_t left[kM][kStep / 16][4];
       to_operand<T>(left, dp);
       gemm_ab<T, kD>(dq, left, k_tile, step);
     }
   }
+  if constexpr (kBias)
+    if (args.dbias) clear_dbias(args, coord, first, rows, key_tiles * kWalked);
+  if (kBias && !args.dq.data) return;
 
   float last[kM][2];
 #pragma unroll
@@ -353,6 +398,18 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
       args.dk = head_rows<T>(dk);
       args.dv = head_rows<T>(dv);
     }
+    Tensor key_sums;
+    const bool dbias_wanted = problem.dbias.defined() && q.count() > 0 && k.count() > 0;
+    const bool queries_broadcast = dbias_wanted && problem.dbias.size(2) == 1;
+    if (queries_broadcast) {
+      key_sums = Tensor::zeros({q.size(0), q.size(2), 1, k.size(1)}, DType::f32, device);
+      args.key_sums = key_sums.data<float>();
+      args.key_sums_row = key_sums.row_stride();
+    } else if (dbias_wanted && problem.dbias.count() == q.size(0) * q.size(2) * q.size(1) * k.size(1) &&
+               gpu::is_pack_aligned(problem.dbias.data<T>(), problem.dbias.row_stride(), gpu::kPackOf<T>)) {
+      args.dbias = problem.dbias.data<T>();
+      args.dbias_row = problem.dbias.row_stride();
+    }
     launch_delta(q, args);
     if constexpr (std::is_same_v<T, float>) {
       (problem.math == F32Math::tf32 ? attention_backward_tf32_cuda : attention_backward_f32_cuda)(q, k,
@@ -360,15 +417,21 @@ void attention_backward_mma_cuda(const Tensor& dq, const Tensor& dk, const Tenso
     } else {
       dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
         using Tile = BackwardTile<kD, kDrops || kBias>;
-        if (dk.defined())
-          launch_attention(k, args, kOwned, kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
+        if (args.dk.data || args.key_sums)
+          launch_attention(k, args, kOwned, kThreads,
+                           Tile::kTileBytes + Tile::kStatisticsBytes + (kBias ? Tile::kKeyBiasBytes : 0),
                            attention_backward_keys_kernel<T, kD, kDrops, kBias>);
-        if (dq.defined())
-          launch_attention(q, args, kOwned, kThreads, Tile::kTileBytes,
+        if (args.dq.data || args.dbias)
+          launch_attention(q, args, kOwned, kThreads, Tile::kTileBytes + (kBias ? Tile::kQueryBiasBytes : 0),
                            attention_backward_queries_kernel<T, kD, kDrops, kBias>);
       });
     }
-    if (problem.dbias.defined() && q.count() > 0 && k.count() > 0)
+    if (queries_broadcast) return write_dbias(problem, key_sums);
+    if (!dbias_wanted || args.dbias) return;
+    if constexpr (std::is_same_v<T, float>)
+      (problem.math == F32Math::tf32 ? attention_backward_bias_tf32_cuda : attention_backward_bias_f32_cuda)(
+          q, k, args, problem);
+    else
       attention_backward_bias_cuda(q, k, args, problem);
   });
 }

@@ -2,49 +2,97 @@
 #include "ops/attention/attention_bias.cuh"
 #include "ops/attention/attention_dropout.cuh"
 #include "ops/attention/attention_tile.cuh"
+#include "ops/attention/attention_tile_tf32.cuh"
 
-/// The gradient of a bias in bf16 and f16, on tensor cores with mma.sync: see attention_bias.cuh.
+/// The gradient of a bias summed over batches or heads, on tensor cores with mma.sync, in 16 bits and in
+/// TF32: see attention_bias.cuh.
 ///
 /// A block of 4 warps, 16 queries each, computes S = Q K^T and dP = dO V^T of 64 queries and 64 keys from
-/// tiles in shared memory and adds dS = P (dP - delta) to a sum in registers, 32 per thread. Tiles are not
-/// double buffered: three blocks per SM (two above D = 64 and with dropout) hide each other's loads. Bytes:
-/// four tiles per step, from L2 where blocks share them.
+/// tiles in shared memory and adds dS = P (dP - delta) to a sum in registers, 32 per thread. In 16 bits the
+/// bias, which all that is added up shares, stays in shared memory. Up to D = 64 in 16 bits the tiles are
+/// double buffered, three blocks per SM; above, two blocks per SM hide each other's loads (one in TF32 above
+/// D = 64). Bytes: four tiles per step, from L2 where blocks share them: at D = 64 32 KiB for 1 MFLOP, which
+/// takes L2 (some 50 bytes per clock and SM) 650 clocks and mma.sync 510.
 
 namespace tessera::ops {
 namespace {
 
 constexpr int kThreads = 128, kStep = 32;
 
+/// Tiles of kBiasTile rows in 16 bits or, of f32, in TF32.
+template <class T, int kD>
+struct Tile {
+  static constexpr int kElements = kBiasTile * kD;
+  using Rows = RowOperand<kD, 1, false>;
+  static __device__ __forceinline__ void load(T* tile, const T* from, int64_t stride, int rows, int dim) {
+    load_tile<kD, kBiasTile, kThreads>(tile, from, stride, rows, dim);
+  }
+  static __device__ __forceinline__ void round(T*) {}
+};
+template <int kD>
+struct Tile<float, kD> {
+  static constexpr int kElements = kBiasTile * tf32::kPitch<kD>;
+  using Rows = tf32::RowOperand<kD, 1, false>;
+  static __device__ __forceinline__ void load(float* tile, const float* from, int64_t stride, int rows,
+                                              int dim) {
+    tf32::load_tile<kD, kBiasTile, kThreads>(tile, from, stride, rows, dim);
+  }
+  static __device__ __forceinline__ void round(float* tile) {
+    tf32::round_tile<kD, kBiasTile, kThreads>(tile);
+  }
+};
+
 template <class T, int kD, bool kDrops>
-__global__ void __launch_bounds__(kThreads, kD > 64 || kDrops ? 2 : 3)
+struct Config {
+  static constexpr bool kHalf = sizeof(T) == 2;
+  static constexpr int kStages = kHalf && kD <= 64 ? 2 : 1;
+  static constexpr int kStageElements = 4 * Tile<T, kD>::kElements;  // q, dout, k and v
+  static constexpr int kBlocks = (kHalf ? 2 : 1) + (kD <= 64);       // per SM
+  static constexpr size_t kSharedBytes =
+      (size_t(kStages) * kStageElements + (kHalf ? kBiasTile * kBiasPitch<kBiasTile> : 0)) * sizeof(T);
+};
+
+template <class T, int kD, bool kDrops>
+__global__ void __launch_bounds__(kThreads, Config<T, kD, kDrops>::kBlocks)
     attention_backward_bias_kernel(AttentionArgs<T> args, BiasGradient<T> gradient) {
+  using Config = Config<T, kD, kDrops>;
+  using Tile = Tile<T, kD>;
   extern __shared__ __align__(1024) uint4 shared[];
-  T* const q_tile = reinterpret_cast<T*>(shared);  // [kBiasTile, kD]
-  T* const dout_tile = q_tile + kBiasTile * kD;    // [kBiasTile, kD]
-  T* const k_tile = dout_tile + kBiasTile * kD;    // [kBiasTile, kD]
-  T* const v_tile = k_tile + kBiasTile * kD;       // [kBiasTile, kD]
+  T* const stages = reinterpret_cast<T*>(shared);  // kStages x {q, dout, k, v} [kBiasTile, kD]
+  [[maybe_unused]] T* const bias_tile = stages + Config::kStages * Config::kStageElements;
   const BiasTile tile = gradient.tile();
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, warp_row = warp * 16;
+  const int lane = int(threadIdx.x) % 32, warp_row = int(threadIdx.x) / 32 * 16;
+  const int first = tile.query_tile * kBiasTile, rows = min(args.queries - first, kBiasTile);
   const int key = tile.key_tile * kBiasTile, keys = args.keys - key;
-  RowOperand<kD, 1, false> q(q_tile, warp_row), dout(dout_tile, warp_row);
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
 
-  float sum[kBiasTile / kStep][1][kStep / 8][4] = {};  // [queries, keys]
-  for (int index = tile.begin; index < tile.end; ++index) {
+  const auto load = [&](int index) {
     const AttentionCoord coord = gradient.coord(args, tile, index);
-    const int first = coord.sequence.tile * kBiasTile, rows = min(args.queries - first, kBiasTile);
-    if (coord.key_limit(args.causal, first + rows - 1) <= key) continue;  // fully masked
-    __syncthreads();                                                      // no warp still reads the tiles
-    load_tile<kD, kBiasTile, kThreads>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows,
-                                       args.dim);
-    load_tile<kD, kBiasTile, kThreads>(dout_tile, coord.q_row(args.dout, coord.head, first), args.dout.row,
-                                       rows, args.dim);
-    load_tile<kD, kBiasTile, kThreads>(k_tile, coord.k_row(args.k, coord.kv_head, key), args.k.row, keys,
-                                       args.dim);
-    load_tile<kD, kBiasTile, kThreads>(v_tile, coord.k_row(args.v, coord.kv_head, key), args.v.row, keys,
-                                       args.dim);
+    T* const q_tile = stages + index % Config::kStages * Config::kStageElements;
+    Tile::load(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows, args.dim);
+    Tile::load(q_tile + Tile::kElements, coord.q_row(args.dout, coord.head, first), args.dout.row, rows,
+               args.dim);
+    Tile::load(q_tile + 2 * Tile::kElements, coord.k_row(args.k, coord.kv_head, key), args.k.row, keys,
+               args.dim);
+    Tile::load(q_tile + 3 * Tile::kElements, coord.k_row(args.v, coord.kv_head, key), args.v.row, keys,
+               args.dim);
     gpu::cp_async_commit();
+  };
+  // The tile is masked for all batches and heads or for none.
+  const AttentionCoord any = gradient.coord(args, tile, tile.begin);
+  const int end = any.key_limit(args.causal, first + rows - 1) > key ? tile.end : tile.begin;
+  if (tile.begin < end) {
+    if constexpr (Config::kHalf)
+      load_bias<kBiasTile, kBiasTile, kThreads>(bias_tile, args, any, any.head, first, key, int(threadIdx.x));
+    load(tile.begin);
+  }
+
+  float sum[kBiasTile / kStep][kStep / 8][4] = {};  // [queries, keys]
+  for (int index = tile.begin; index < end; ++index) {
+    const AttentionCoord coord = gradient.coord(args, tile, index);
+    T* const q_tile = stages + index % Config::kStages * Config::kStageElements;
+    T* const k_tile = q_tile + 2 * Tile::kElements;
     float lse2[2], delta[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -58,15 +106,21 @@ __global__ void __launch_bounds__(kThreads, kD > 64 || kDrops ? 2 : 3)
       word = args.drop.word(stream, coord.drop_row(args, coord.head), uint32_t((first + warp_row) / 16),
                             uint32_t(key / 2 + lane));
     gpu::cp_async_wait<0>();
-    __syncthreads();
-    q.load_fragments(), dout.load_fragments();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Tile::round(q_tile + i * Tile::kElements);
+    __syncthreads();  // the tiles have landed, and no warp still reads the other stage
+    if (Config::kStages > 1 && index + 1 < end) load(index + 1);
+    const typename Tile::Rows q(q_tile, warp_row), dout(q_tile + Tile::kElements, warp_row);
 
 #pragma unroll
     for (int step = 0; step < kBiasTile / kStep; ++step) {
       float s[1][kStep / 8][4] = {}, dp[1][kStep / 8][4] = {};
-      gemm_abt<T>(s, q, k_tile, step * kStep);
-      gemm_abt<T>(dp, dout, v_tile, step * kStep);
-      add_bias(s, args, coord, coord.head, first + warp_row, key + step * kStep);
+      gemm_abt(s, q, k_tile, step * kStep);
+      gemm_abt(dp, dout, k_tile + Tile::kElements, step * kStep);
+      if constexpr (Config::kHalf)
+        add_bias<kBiasTile>(s, args, bias_tile + step * kStep, warp_row);
+      else
+        add_bias(s, args, coord, coord.head, first + warp_row, key + step * kStep);
       [[maybe_unused]] RowBits bits[kStep / 16];
       if constexpr (kDrops)
 #pragma unroll
@@ -79,54 +133,35 @@ __global__ void __launch_bounds__(kThreads, kD > 64 || kDrops ? 2 : 3)
           const int own_key = key + step * kStep + n * 8 + lane % 4 * 2 + e % 2;
           const float p = own_key >= coord.key_limit(args.causal, query)
                               ? 0.0f
-                              : gpu::exp2_approx(s[0][n][e] - lse2[e / 2]);
+                              : gpu::exp2_approx(fmaf(s[0][n][e], exponent_scale<true>(args), -lse2[e / 2]));
           if constexpr (kDrops) dp[0][n][e] = bits[n / 2].drop(dp[0][n][e], n % 2, e);
-          sum[step][0][n][e] = fmaf(p, dp[0][n][e] - delta[e / 2], sum[step][0][n][e]);
+          sum[step][n][e] = fmaf(p, dp[0][n][e] - delta[e / 2], sum[step][n][e]);
         }
+    }
+    if (Config::kStages == 1 && index + 1 < end) {
+      __syncthreads();  // no warp still reads the tiles
+      load(index + 1);
     }
   }
 
-  // Epilogue: store the tile, or the sums of its columns
   const float factor = kDrops ? args.drop.scale : 1.0f;
-  float* const columns = reinterpret_cast<float*>(shared);  // [4 warps, kBiasTile]
-  if (gradient.sums_rows()) __syncthreads();                // no warp still reads the tiles
 #pragma unroll
   for (int step = 0; step < kBiasTile / kStep; ++step)
 #pragma unroll
     for (int n = 0; n < kStep / 8; ++n)
 #pragma unroll
-      for (int parity = 0; parity < 2; ++parity) {
-        const int column = step * kStep + n * 8 + lane % 4 * 2 + parity;
-        const float low = sum[step][0][n][parity], high = sum[step][0][n][2 + parity];
-        if (gradient.sums_rows()) {
-          float total = low + high;
-#pragma unroll
-          for (int rows = 4; rows < 32; rows *= 2) total += __shfl_xor_sync(0xFFFFFFFFu, total, rows);
-          if (lane < 4) columns[warp * kBiasTile + column] = total;
-        } else if (column < keys) {
-          const int query = tile.query_tile * kBiasTile + warp_row + lane / 4;
-          if (query < gradient.queries) gradient.store(tile, query, key + column, low * factor);
-          if (query + 8 < gradient.queries) gradient.store(tile, query + 8, key + column, high * factor);
-        }
-      }
-  if (!gradient.sums_rows()) return;
-  __syncthreads();
-  if (const int column = int(threadIdx.x); column < min(keys, kBiasTile)) {
-    float total = 0;
-#pragma unroll
-    for (int own = 0; own < kThreads / 32; ++own) total += columns[own * kBiasTile + column];
-    gradient.store(tile, 0, key + column, total * factor);
-  }
+      for (int e = 0; e < 4; ++e)
+        gradient.store(args, tile, first + warp_row + e / 2 * 8 + lane / 4,
+                       key + step * kStep + n * 8 + lane % 4 * 2 + e % 2, sum[step][n][e] * factor);
 }
 
 template <class T>
 void run(const Tensor& q, const Tensor& k, const AttentionArgs<T>& args, const AttentionProblem& problem) {
   sum_bias_gradient<T>(q, k, problem, [&](unsigned blocks, const BiasGradient<T>& gradient) {
-    const auto launch = [&]<int kD, bool kDrops>() {
-      gpu::launch(q.device(), {dim3(blocks), dim3(kThreads), size_t(4 * kBiasTile) * kD * sizeof(T)},
+    dispatch_wide_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
+      gpu::launch(q.device(), {dim3(blocks), dim3(kThreads), Config<T, kD, kDrops>::kSharedBytes},
                   attention_backward_bias_kernel<T, kD, kDrops>, args, gradient);
-    };
-    dispatch_wide_head_size(args.dim, args.drop, launch);
+    });
   });
 }
 
@@ -138,6 +173,10 @@ void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const Attent
 }
 void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<f16>& args,
                                   const AttentionProblem& problem) {
+  run(q, k, args, problem);
+}
+void attention_backward_bias_tf32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args,
+                                       const AttentionProblem& problem) {
   run(q, k, args, problem);
 }
 

@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
 
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
+  [[maybe_unused]] float key_sum[2] = {};  // dS of the lane's keys, over the queries of head h
   float dk[1][kD / 8][4] = {}, dv[1][kD / 8][4] = {};
   for (int query = begin, stage = 0; h < coord.head + args.group; stage = (stage + 1) % kStages) {
     const bool last_of_head = query + kWalked >= coord.sequence.queries;
@@ -145,6 +146,8 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
           }
         }
       }
+      if constexpr (kBias)
+        if (args.key_sums) add_key_sums(key_sum, dp[0]);
       // dV += P^T dO, dK += dS^T Q
       tf32::gemm_ab<kD>(dv, s, dout_tile, step);
       tf32::gemm_ab<kD>(dk, dp, q_tile, step);
@@ -153,9 +156,13 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
       __syncthreads();  // no warp still reads the tile
       load_queries(next_h, next_query, 0);
     }
+    if constexpr (kBias)
+      if (args.key_sums && last_of_head)
+        store_key_sums(key_sum, kDrops ? args.drop.scale : 1.0f, args, coord, h, first + warp_row);
     h = next_h;
     query = next_query;
   }
+  if (kBias && !args.dk.data) return;
 
   float one[1][2], last[1][2];
   one[0][0] = one[0][1] = kDrops ? args.drop.scale : 1.0f;
@@ -264,6 +271,10 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
           if constexpr (kDrops) dp[0][n][e] = bits[n / 2].drop(dp[0][n][e], n % 2, e);
           dp[0][n][e] = p * (dp[0][n][e] - delta[e / 2]);
         }
+      if constexpr (kBias)
+        if (args.dbias)
+          store_dbias(dp[0], kDrops ? args.drop.scale : 1.0f, args, coord, first + warp_row,
+                      tile * kWalked + step);
       // dQ += dS K
       tf32::gemm_ab<kD>(dq, dp, k_tile, step);
     }
@@ -272,6 +283,9 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
       load_keys(tile + 1);
     }
   }
+  if constexpr (kBias)
+    if (args.dbias) clear_dbias(args, coord, first, rows, key_tiles * kWalked);
+  if (kBias && !args.dq.data) return;
 
   float last[1][2];
   last[0][0] = last[0][1] = coord.grad_scale<kDrops>(args);
@@ -284,10 +298,10 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
 void attention_backward_tf32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args) {
   dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
     using Tile = BackwardTile<kD>;
-    if (args.dk.data)
+    if (args.dk.data || args.key_sums)
       launch_attention(k, args, Tile::kOwned, Tile::kThreads, Tile::kTileBytes + Tile::kStatisticsBytes,
                        attention_backward_keys_tf32_kernel<kD, kDrops, kBias>);
-    if (args.dq.data)
+    if (args.dq.data || args.dbias)
       launch_attention(q, args, Tile::kOwned, Tile::kThreads, Tile::kTileBytes,
                        attention_backward_queries_tf32_kernel<kD, kDrops, kBias>);
   });

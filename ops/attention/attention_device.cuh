@@ -25,6 +25,11 @@ struct AttentionArgs {
   float scale2;  // scale * log2(e): P = 2^(scale2 q.k - lse2)
   AttentionDropout drop;
   BiasRows<T> bias;
+  T* dbias;  // backward: where the kernel that owns queries stores the gradient of the bias, or null
+  int64_t dbias_row;
+  float* key_sums;  // backward: where the kernel that owns keys stores dS summed over the queries, or null:
+                    // [B, H, keys], with rows of key_sums_row elements
+  int64_t key_sums_row;
 };
 
 /// Rows of the backward statistics are padded to the largest query tile of any kernel.
@@ -188,13 +193,15 @@ void attention_backward_f32_cuda(const Tensor& q, const Tensor& k, const Attenti
 void attention_forward_tf32_cuda(const Tensor& q, const AttentionArgs<float>& args);
 void attention_backward_tf32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args);
 
-// The gradient of the bias, problem.dbias: after the other gradients, whose statistics it reads. f32 always
-// in plain arithmetic (attention_f32.cu).
+// The gradient of a bias that broadcasts over batches or heads, but not over queries: problem.dbias. Reads
+// the statistics of backward.
 void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<bf16>& args,
                                   const AttentionProblem& problem);
 void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<f16>& args,
                                   const AttentionProblem& problem);
-void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args,
-                                  const AttentionProblem& problem);
+void attention_backward_bias_tf32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args,
+                                       const AttentionProblem& problem);
+void attention_backward_bias_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args,
+                                      const AttentionProblem& problem);
 
 }  // namespace tessera::ops

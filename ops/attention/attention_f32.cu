@@ -147,7 +147,7 @@ struct DropWords {
   }
 };
 
-/// S [queries, keys] of the block's head in base 2 with the bias added: see attention_bias.cuh.
+/// S [queries, keys] of the block's head from Q K^T: see attention_bias.cuh.
 __device__ __forceinline__ void add_bias(float (&s)[kPer][kPer], const AttentionArgs<float>& args,
                                          const AttentionCoord& coord, int query, int key) {
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
@@ -157,8 +157,8 @@ __device__ __forceinline__ void add_bias(float (&s)[kPer][kPer], const Attention
         args.bias.row(coord.b, coord.head, min(query + y + 16 * i, coord.sequence.queries - 1));
 #pragma unroll
     for (int j = 0; j < kPer; ++j)
-      s[i][j] = fmaf(s[i][j], args.scale2,
-                     row[min(key + x + 16 * j, coord.sequence.keys - 1) * args.bias.key] * kLog2E);
+      s[i][j] =
+          fmaf(s[i][j], args.scale, row[min(key + x + 16 * j, coord.sequence.keys - 1) * args.bias.key]);
   }
 }
 /// The same of S^T [keys, queries] of head h.
@@ -170,8 +170,8 @@ __device__ __forceinline__ void add_bias_transposed(float (&s)[kPer][kPer], cons
     const float* const row = args.bias.row(coord.b, h, min(query + x + 16 * j, coord.sequence.queries - 1));
 #pragma unroll
     for (int i = 0; i < kPer; ++i)
-      s[i][j] = fmaf(s[i][j], args.scale2,
-                     row[min(key + y + 16 * i, coord.sequence.keys - 1) * args.bias.key] * kLog2E);
+      s[i][j] =
+          fmaf(s[i][j], args.scale, row[min(key + y + 16 * i, coord.sequence.keys - 1) * args.bias.key]);
   }
 }
 
@@ -217,7 +217,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
         highest = fmaxf(highest, s[i][j]);
       }
       highest = row_max(highest);
-      const float base = highest == -INFINITY ? 0.0f : highest;  // no key seen yet: any finite base serves
+      const float base =
+          sees_no_key<kBias>(highest) ? 0.0f : highest;  // no key seen yet: any finite base serves
       const float rescale = exp2f((top[i] - base) * exponent_scale<kBias>(args));
       top[i] = highest;
       sum[i] *= rescale;
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
     if constexpr (kDrops) inverse[i] *= args.drop.scale;
     if (x == 0 && y + 16 * i < rows)
       args.lse[coord.lse_at(args, first + y + 16 * i)] =
-          total == 0 ? -INFINITY : top[i] * (kBias ? kLn2 : args.scale) + logf(total);
+          total == 0 ? -INFINITY : top[i] * score_scale<kBias>(args) + logf(total);
   }
   store_columns<kD>(o, inverse, coord.q_row(args.out, coord.head, first), args.out.row, rows, args.dim);
 }
@@ -269,6 +270,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
   load_rows<kD>(v_tile, coord.k_row(args.v, coord.kv_head, first), args.v.row, rows, args.dim);
 
   Columns<kD> dk = {}, dv = {};
+  [[maybe_unused]] float key_sum[kPer] = {};  // dS of the thread's keys, over its queries of head h
   // The heads of the group are walked one after the other; queries before `begin` see none of the keys.
   const int begin = coord.first_query(args.causal, first) / kTile * kTile;
   const int walked = max(0, int(gpu::ceil_div(coord.sequence.queries - begin, kTile)));
@@ -309,6 +311,21 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
         }
       }
     }
+    if constexpr (kBias)
+      if (args.key_sums) {
+        const bool last_of_head = (n + 1) % walked == 0;
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) {
+#pragma unroll
+          for (int j = 0; j < kPer; ++j) key_sum[i] += ds[i][j];
+          if (!last_of_head) continue;
+          const float total = row_sum(key_sum[i]) * (kDrops ? args.drop.scale : 1.0f);
+          if (x == 0 && y + 16 * i < rows)
+            args.key_sums[(int64_t(coord.b) * args.heads + h) * args.key_sums_row + first + y + 16 * i] =
+                total;
+          key_sum[i] = 0;
+        }
+      }
     store_scores(score_tile, p);
     __syncthreads();
     gemm_ab<kD>(dv, score_tile, dout_tile);
@@ -317,6 +334,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_backward_keys_f32_kerne
     __syncthreads();
     gemm_ab<kD>(dk, score_tile, q_tile);
   }
+  if (kBias && !args.dk.data) return;
   float one[kPer], last[kPer];
 #pragma unroll
   for (int i = 0; i < kPer; ++i)
@@ -375,10 +393,22 @@ __global__ void __launch_bounds__(kThreads, 1)
         ds[i][j] = weight * (ds[i][j] - delta[i]);
       }
     }
+    if constexpr (kBias)
+      if (args.dbias)
+#pragma unroll
+        for (int i = 0; i < kPer; ++i)
+#pragma unroll
+          for (int j = 0; j < kPer; ++j)
+            if (y + 16 * i < rows && key + x + 16 * j < args.keys)
+              dbias_row(args, coord, first + y + 16 * i)[key + x + 16 * j] =
+                  ds[i][j] * (kDrops ? args.drop.scale : 1.0f);
     store_scores(score_tile, ds);
     __syncthreads();
     gemm_ab<kD>(dq, score_tile, k_tile);
   }
+  if constexpr (kBias)
+    if (args.dbias) clear_dbias(args, coord, first, rows, int(gpu::ceil_div(end, kTile)) * kTile);
+  if (kBias && !args.dq.data) return;
   float last[kPer];
 #pragma unroll
   for (int i = 0; i < kPer; ++i) last[i] = coord.grad_scale<kDrops>(args);
@@ -395,18 +425,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   float* const dout_tile = q_tile + kTile * kRow<kD>;
   float* const k_tile = dout_tile + kTile * kRow<kD>;
   float* const v_tile = k_tile + kTile * kRow<kD>;
-  float* const columns = v_tile + kTile * kRow<kD>;  // [16, kTile]
   __shared__ DropWords<kDrops> drop;
   const BiasTile tile = gradient.tile();
   const int x = int(threadIdx.x) % 16, y = int(threadIdx.x) / 16;
+  const int first = tile.query_tile * kTile, rows = min(args.queries - first, kTile);
   const int key = tile.key_tile * kTile, keys = args.keys - key;
 
   float sum[kPer][kPer] = {};  // [queries, keys]
   for (int index = tile.begin; index < tile.end; ++index) {
     const AttentionCoord coord = gradient.coord(args, tile, index);
-    const int first = coord.sequence.tile * kTile, rows = min(args.queries - first, kTile);
-    if (coord.key_limit(args.causal, first + rows - 1) <= key) continue;  // fully masked
-    __syncthreads();                                                      // no warp still reads the tiles
+    if (coord.key_limit(args.causal, first + rows - 1) <= key) break;  // all batches and heads are masked
+    __syncthreads();                                                   // no warp still reads the tiles
     load_rows<kD>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows, args.dim);
     load_rows<kD>(dout_tile, coord.q_row(args.dout, coord.head, first), args.dout.row, rows, args.dim);
     load_rows<kD>(k_tile, coord.k_row(args.k, coord.kv_head, key), args.k.row, keys, args.dim);
@@ -425,37 +454,20 @@ __global__ void __launch_bounds__(kThreads, 1)
       const float lse2 = args.lse2[at], delta = args.delta[at];  // lse2 past the last query is +inf: P = 0
 #pragma unroll
       for (int j = 0; j < kPer; ++j) {
-        const float weight = key + x + 16 * j >= limit ? 0.0f : exp2f(p[i][j] - lse2);
+        const float weight =
+            key + x + 16 * j >= limit ? 0.0f : exp2f(fmaf(p[i][j], exponent_scale<true>(args), -lse2));
         if constexpr (kDrops) ds[i][j] = drop.dropped(y + 16 * i, x + 16 * j) ? 0.0f : ds[i][j];
         sum[i][j] = fmaf(weight, ds[i][j] - delta, sum[i][j]);
       }
     }
   }
 
-  // Epilogue: store the tile, or the sums of its columns
   const float factor = kDrops ? args.drop.scale : 1.0f;
 #pragma unroll
-  for (int j = 0; j < kPer; ++j) {
-    const int column = x + 16 * j;
-    if (gradient.sums_rows()) {
-      columns[y * kTile + column] = (sum[0][j] + sum[1][j]) + (sum[2][j] + sum[3][j]);
-    } else {
+  for (int i = 0; i < kPer; ++i)
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-        const int query = tile.query_tile * kTile + y + 16 * i;
-        if (query < gradient.queries && column < keys)
-          gradient.store(tile, query, key + column, sum[i][j] * factor);
-      }
-    }
-  }
-  if (!gradient.sums_rows()) return;
-  __syncthreads();
-  if (const int column = int(threadIdx.x); column < min(keys, kTile)) {
-    float total = 0;
-#pragma unroll
-    for (int own = 0; own < 16; ++own) total += columns[own * kTile + column];
-    gradient.store(tile, 0, key + column, total * factor);
-  }
+    for (int j = 0; j < kPer; ++j)
+      gradient.store(args, tile, first + y + 16 * i, key + x + 16 * j, sum[i][j] * factor);
 }
 
 }  // namespace
@@ -469,20 +481,20 @@ void attention_forward_f32_cuda(const Tensor& q, const AttentionArgs<float>& arg
 
 void attention_backward_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args) {
   dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
-    if (args.dk.data)
+    if (args.dk.data || args.key_sums)
       launch_attention(k, args, kTile, kThreads, shared_bytes<kD>(4, 2),
                        attention_backward_keys_f32_kernel<kD, kDrops, kBias>);
-    if (args.dq.data)
+    if (args.dq.data || args.dbias)
       launch_attention(q, args, kTile, kThreads, shared_bytes<kD>(4, 0),
                        attention_backward_queries_f32_kernel<kD, kDrops, kBias>);
   });
 }
 
-void attention_backward_bias_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args,
-                                  const AttentionProblem& problem) {
+void attention_backward_bias_f32_cuda(const Tensor& q, const Tensor& k, const AttentionArgs<float>& args,
+                                      const AttentionProblem& problem) {
   sum_bias_gradient<float>(q, k, problem, [&](unsigned blocks, const BiasGradient<float>& gradient) {
     dispatch_wide_head_size(args.dim, args.drop, [&]<int kD, bool kDrops>() {
-      constexpr size_t kBytes = size_t(4 * kTile * kRow<kD> + 16 * kTile) * sizeof(float);
+      constexpr size_t kBytes = size_t(4 * kTile) * kRow<kD> * sizeof(float);
       gpu::launch(q.device(), {dim3(blocks), dim3(kThreads), kBytes},
                   attention_backward_bias_f32_kernel<kD, kDrops>, args, gradient);
     });

@@ -31,6 +31,7 @@ struct ForwardTile {
   static constexpr int kRows = kWarps * kM * 16, kKeys = kD > 64 && !kNarrow ? 32 : 64;
   static constexpr bool kQInRegisters = kD <= 64;
   static constexpr size_t kSharedBytes = size_t(kRows + 2 * 2 * kKeys) * kD * 2;
+  static constexpr size_t kBiasBytes = size_t(kRows) * kBiasPitch<kKeys> * 2;
 };
 
 template <class T, int kD, bool kDrops, bool kBias>
@@ -56,6 +57,12 @@ __global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
     load_tile<kD, kKeys, kThreads>(v_tiles + stage, coord.k_row(args.v, coord.kv_head, key), args.v.row,
                                    coord.sequence.keys - key, args.dim);
   };
+  // The bias of a warp's scores [kM * 16, kKeys]: only the warp reads what it copied.
+  [[maybe_unused]] T* const bias_tile = v_tiles + 2 * kKeys * kD + warp_row * kBiasPitch<kKeys>;
+  [[maybe_unused]] const auto load_own_bias = [&](int tile) {
+    load_bias<kM * 16, kKeys, 32>(bias_tile, args, coord, coord.head, first + warp_row, tile * kKeys,
+                                  gpu::reread_lane());
+  };
   // Every query of the block sees the first `unmasked` keys; none sees key `end` or a later one.
   const int unmasked = coord.key_limit(args.causal, first),
             end = coord.key_limit(args.causal, first + rows - 1);
@@ -64,6 +71,7 @@ __global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
     load_tile<kD, Tile::kRows, kThreads>(q_tile, coord.q_row(args.q, coord.head, first), args.q.row, rows,
                                          args.dim);
     load_keys(0);
+    if constexpr (kBias) load_own_bias(0);
     gpu::cp_async_commit();
     gpu::cp_async_wait<0>();
     __syncthreads();
@@ -93,7 +101,12 @@ __global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
 
     float s[kM][kKeys / 8][4] = {};
     gemm_abt<T>(s, q, k_tiles + stage, 0);
-    if constexpr (kBias) add_bias(s, args, coord, coord.head, first + warp_row, tile * kKeys);
+    if constexpr (kBias) {
+      add_bias<kKeys>(s, args, bias_tile, 0);
+      __syncwarp();  // no lane still reads the tile
+      if (tile + 1 < key_tiles) load_own_bias(tile + 1);
+      gpu::cp_async_commit();
+    }
     if ((tile + 1) * kKeys > unmasked) {
 #pragma unroll
       for (int m = 0; m < kM; ++m)
@@ -118,7 +131,7 @@ __global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
         // No key seen yet: any finite base serves; -inf - -inf would be NaN.
-        const float base = highest == -INFINITY ? 0.0f : highest * exponent_scale<kBias>(args);
+        const float base = sees_no_key<kBias>(highest) ? 0.0f : highest * exponent_scale<kBias>(args);
         const float rescale = gpu::exp2_approx(top[m][hh] * exponent_scale<kBias>(args) - base);
         top[m][hh] = highest;
         float added = 0;
@@ -169,7 +182,7 @@ __global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
       const int row = warp_row + m * 16 + hh * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
         args.lse[coord.lse_at(args, first + row)] =
-            total == 0 ? -INFINITY : top[m][hh] * (kBias ? kLn2 : args.scale) + logf(total);
+            total == 0 ? -INFINITY : top[m][hh] * score_scale<kBias>(args) + logf(total);
     }
   store_rows<kD>(o, inverse, q_tile, warp_row, coord.q_row(args.out, coord.head, first), args.out.row, rows,
                  args.dim);
@@ -198,7 +211,8 @@ void attention_forward_mma_cuda(const Tensor& o, const Tensor& lse, const Tensor
     } else {
       dispatch_kernel(args, [&]<int kD, bool kDrops, bool kBias>() {
         using Tile = ForwardTile<kD, kDrops && kBias>;
-        launch_attention(q, args, Tile::kRows, Tile::kThreads, Tile::kSharedBytes,
+        launch_attention(q, args, Tile::kRows, Tile::kThreads,
+                         Tile::kSharedBytes + (kBias ? Tile::kBiasBytes : 0),
                          attention_forward_kernel<T, kD, kDrops, kBias>);
       });
     }

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
         highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
         // No key seen yet: any finite base serves; -inf - -inf would be NaN.
-        const float base = highest == -INFINITY ? 0.0f : highest * exponent_scale<kBias>(args);
+        const float base = sees_no_key<kBias>(highest) ? 0.0f : highest * exponent_scale<kBias>(args);
         const float rescale = gpu::exp2_approx(top[m][half] * exponent_scale<kBias>(args) - base);
         top[m][half] = highest;
         float added = 0;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
       const int row = warp_row + m * 16 + half * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows)
         args.lse[coord.lse_at(args, first + row)] =
-            total == 0 ? -INFINITY : top[m][half] * (kBias ? kLn2 : args.scale) + logf(total);
+            total == 0 ? -INFINITY : top[m][half] * score_scale<kBias>(args) + logf(total);
     }
   tf32::store_columns<kD>(o, inverse, warp_row, coord.q_row(args.out, coord.head, first), args.out.row, rows,
                           args.dim);

@@ -226,6 +226,29 @@ TEST(AttentionBias, GradientsWithHiddenPairs) {
   }
 }
 
+TEST(AttentionBias, ItsGradientAloneOnAGpu) {
+  // Whichever kernel sums it, it does not depend on which other gradients are wanted.
+  if (Device::cuda_count() == 0) GTEST_SKIP() << "skipped: no GPU";
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const F32Math math : {F32Math::ieee, F32Math::tf32})
+      for (const Shape& shape : {Shape{2, 4, 70, 75}, Shape{4, 1, 75}, Shape{70, 75}, Shape{2, 1, 70, 75}}) {
+        SCOPED_TRACE(testing::Message() << dtype << " bias " << shape);
+        const F32MathScope scope(math);
+        const Device gpu = Device::cuda();
+        const Tensor in[] = {uniform({2, 70, 4, 40}, dtype, 1).to(gpu),
+                             uniform({2, 75, 2, 40}, dtype, 2).to(gpu),
+                             uniform({2, 75, 2, 40}, dtype, 3).to(gpu)};
+        const Tensor dout = uniform({2, 70, 4, 40}, dtype, 4).to(gpu);
+        Tensor bias = uniform(shape, dtype, 5).to(gpu);
+        const Pass all = run(in, bias, {.causal = true}, dout);
+        require_grad(bias);
+        Tape tape;
+        const Tensor o = attention(in[0], in[1], in[2], {.causal = true, .bias = bias});
+        tape.backward(std::vector{o}, std::vector{dout});
+        expect_same(grad(bias), all.grads[3], "dbias");
+      }
+}
+
 TEST(AttentionBias, LongBroadcastGradientsAreSummedInPiecesOnAGpu) {
   // More addends than pieces, and so many tiles that there is one piece: in f32, next to the bias written
   // out.
@@ -238,9 +261,12 @@ TEST(AttentionBias, LongBroadcastGradientsAreSummedInPiecesOnAGpu) {
                          {40, 70, 18, 12, {18}},
                          {3, 512, 500, 8, {8, 512, 500}},
                          {3, 512, 500, 8, {8, 1, 500}}})
-    for (const DType dtype : {DType::f32, DType::bf16})
+    for (const auto& [dtype, math] :
+         {std::pair{DType::f32, F32Math::ieee}, {DType::f32, F32Math::tf32}, {DType::bf16, F32Math::ieee}})
       for (const bool causal : {false, true}) {
-        SCOPED_TRACE(testing::Message() << dtype << " bias " << c.bias << " causal " << causal);
+        SCOPED_TRACE(testing::Message() << dtype << (math == F32Math::tf32 ? " in TF32" : "") << " bias "
+                                        << c.bias << " causal " << causal);
+        const F32MathScope scope(math);
         const Device gpu = Device::cuda();
         const Tensor in[] = {uniform({c.batch, c.queries, c.heads, 64}, dtype, 1).to(gpu),
                              uniform({c.batch, c.keys, c.heads, 64}, dtype, 2).to(gpu),
