@@ -1,8 +1,5 @@
-#include "gpu/approx.cuh"
 #include "gpu/pack.cuh"
-#include "ops/attention/attention_bias.cuh"
-#include "ops/attention/attention_device.cuh"
-#include "ops/attention/attention_dropout.cuh"
+#include "ops/attention/attention_scores.cuh"
 #include "ops/attention/attention_tile.cuh"
 #include "ops/attention/attention_variants.h"
 
@@ -160,44 +157,13 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
         if (next_h < coord.head + args.group) load_step_bias(next_h, next_query, step);
       }
       gemm_abt<T>(dp, v, dout_tile, step);
-      if (query + step < coord.first_query(args.causal, first + kOwned - 1)) {
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-          for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              const int key = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
-              if (coord.is_masked(args.causal, query + step + n * 8 + lane % 4 * 2 + e % 2, key))
-                s[m][n][e] = -INFINITY;
-            }
-      }
+      if (query + step < coord.first_query(args.causal, first + kOwned - 1))
+        mask_scores_transposed(s, coord, args.causal, query + step, first + warp_row);
       [[maybe_unused]] ColumnBits bits[kStep / 16];
       if constexpr (kDrops)
 #pragma unroll
         for (int block = 0; block < kStep / 16; ++block) bits[block] = {word, (step / 16 + block) * 8, lane};
-#pragma unroll
-      for (int n = 0; n < kStep / 8; ++n) {
-        const int column = step + n * 8 + lane % 4 * 2;
-        const float2 row_lse2 = *reinterpret_cast<const float2*>(own_lse2 + column);
-        const float2 row_delta = *reinterpret_cast<const float2*>(own_lse2 + kWalked + column);
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            s[m][n][e] = gpu::exp2_approx(
-                fmaf(s[m][n][e], exponent_scale<kBias>(args), -(e % 2 ? row_lse2.y : row_lse2.x)));
-            const float own_delta = e % 2 ? row_delta.y : row_delta.x;
-            if constexpr (kDrops) {
-              static_assert(kM == 1 && kWalked == 64);
-              const float p = s[m][n][e];
-              s[m][n][e] = bits[n / 2].drop(p, n % 2, e);
-              dp[m][n][e] = fmaf(s[m][n][e], dp[m][n][e], -p * own_delta);
-            } else {
-              dp[m][n][e] = s[m][n][e] * (dp[m][n][e] - own_delta);
-            }
-          }
-      }
+      to_dscores_transposed<kDrops, kBias>(s, dp, args, own_lse2 + step, own_lse2 + kWalked + step, bits);
       if constexpr (kBias)
         if (args.key_sums) add_key_sums(key_sum, dp[0]);
       uint32_t left[kM][kStep / 16][4];
@@ -312,32 +278,13 @@ __global__ void __launch_bounds__(kThreads, BackwardTile<kD, kDrops || kBias>::k
         if (tile + 1 < key_tiles) load_step_bias(tile + 1, step);
       }
       gemm_abt<T>(dp, dout, v_tile, step);
-      if (tile * kWalked + step + kStep > unmasked) {
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-          for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
-              const int key = tile * kWalked + step + n * 8 + lane % 4 * 2 + e % 2;
-              if (key >= coord.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
-            }
-      }
+      if (tile * kWalked + step + kStep > unmasked)
+        mask_scores(s, coord, args.causal, first + warp_row, tile * kWalked + step);
       [[maybe_unused]] RowBits bits[kStep / 16];
       if constexpr (kDrops)
 #pragma unroll
         for (int block = 0; block < kStep / 16; ++block) bits[block] = {word, (step / 16 + block) * 8, lane};
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float p = gpu::exp2_approx(fmaf(s[m][n][e], exponent_scale<kBias>(args), -lse2[m][e / 2]));
-            if constexpr (kDrops) dp[m][n][e] = bits[n / 2].drop(dp[m][n][e], n % 2, e);
-            dp[m][n][e] = p * (dp[m][n][e] - delta[m][e / 2]);
-          }
+      to_dscores<kDrops, kBias>(s, dp, args, lse2, delta, bits);
       if constexpr (kBias)
         if (args.dbias)
           store_dbias(dp[0], kDrops ? args.drop.scale : 1.0f, args, coord, first + warp_row,

@@ -1,7 +1,4 @@
-#include "gpu/approx.cuh"
-#include "ops/attention/attention_bias.cuh"
-#include "ops/attention/attention_device.cuh"
-#include "ops/attention/attention_dropout.cuh"
+#include "ops/attention/attention_scores.cuh"
 #include "ops/attention/attention_tile_tf32.cuh"
 
 /// Backward of f32 operands on tensor cores in TF32: the two kernels of attention_backward.cu (one owns keys
@@ -113,39 +110,13 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
       tf32::gemm_abt<kD>(s, k, q_tile, step);
       tf32::gemm_abt<kD>(dp, v, dout_tile, step);
       if constexpr (kBias) add_bias_transposed(s, args, coord, h, query + step, first + warp_row);
-      if (query + step < coord.first_query(args.causal, first + kOwned - 1)) {
-#pragma unroll
-        for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int key = first + warp_row + e / 2 * 8 + lane / 4;
-            if (coord.is_masked(args.causal, query + step + n * 8 + lane % 4 * 2 + e % 2, key))
-              s[0][n][e] = -INFINITY;
-          }
-      }
+      if (query + step < coord.first_query(args.causal, first + kOwned - 1))
+        mask_scores_transposed(s, coord, args.causal, query + step, first + warp_row);
       [[maybe_unused]] ColumnBits bits[kStep / 16];
       if constexpr (kDrops)
 #pragma unroll
         for (int block = 0; block < kStep / 16; ++block) bits[block] = {word, (step / 16 + block) * 8, lane};
-#pragma unroll
-      for (int n = 0; n < kStep / 8; ++n) {
-        const int column = step + n * 8 + lane % 4 * 2;
-        const float2 row_lse2 = *reinterpret_cast<const float2*>(own_lse2 + column);
-        const float2 row_delta = *reinterpret_cast<const float2*>(own_lse2 + kWalked + column);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float p = gpu::exp2_approx(
-              fmaf(s[0][n][e], exponent_scale<kBias>(args), -(e % 2 ? row_lse2.y : row_lse2.x)));
-          const float own_delta = e % 2 ? row_delta.y : row_delta.x;
-          if constexpr (kDrops) {
-            s[0][n][e] = bits[n / 2].drop(p, n % 2, e);
-            dp[0][n][e] = fmaf(s[0][n][e], dp[0][n][e], -p * own_delta);
-          } else {
-            s[0][n][e] = p;
-            dp[0][n][e] = p * (dp[0][n][e] - own_delta);
-          }
-        }
-      }
+      to_dscores_transposed<kDrops, kBias>(s, dp, args, own_lse2 + step, own_lse2 + kWalked + step, bits);
       if constexpr (kBias)
         if (args.key_sums) add_key_sums(key_sum, dp[0]);
       // dV += P^T dO, dK += dS^T Q
@@ -216,14 +187,14 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
   }
 
   float dq[1][kD / 8][4] = {};
-  float lse2[2], delta[2];
+  float lse2[1][2], delta[1][2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     // Statistics of rows beyond the sequence's padding belong to another; P of such rows is made 0.
     const int row = warp_row + half * 8 + lane / 4;
     const int64_t at = coord.statistics_at(args, coord.head) + first + row;
-    lse2[half] = row < rows ? args.lse2[at] : INFINITY;
-    delta[half] = row < rows ? args.delta[at] : 0.0f;
+    lse2[0][half] = row < rows ? args.lse2[at] : INFINITY;
+    delta[0][half] = row < rows ? args.delta[at] : 0.0f;
   }
 
   [[maybe_unused]] uint32_t stream = 0;
@@ -249,28 +220,13 @@ __global__ void __launch_bounds__(BackwardTile<kD>::kThreads, BackwardTile<kD>::
       tf32::gemm_abt<kD>(s, q, k_tile, step);
       tf32::gemm_abt<kD>(dp, dout, v_tile, step);
       if constexpr (kBias) add_bias(s, args, coord, coord.head, first + warp_row, tile * kWalked + step);
-      if (tile * kWalked + step + kStep > unmasked) {
-#pragma unroll
-        for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int query = first + warp_row + e / 2 * 8 + lane / 4;
-            const int key = tile * kWalked + step + n * 8 + lane % 4 * 2 + e % 2;
-            if (key >= coord.key_limit(args.causal, query)) s[0][n][e] = -INFINITY;
-          }
-      }
+      if (tile * kWalked + step + kStep > unmasked)
+        mask_scores(s, coord, args.causal, first + warp_row, tile * kWalked + step);
       [[maybe_unused]] RowBits bits[kStep / 16];
       if constexpr (kDrops)
 #pragma unroll
         for (int block = 0; block < kStep / 16; ++block) bits[block] = {word, (step / 16 + block) * 8, lane};
-#pragma unroll
-      for (int n = 0; n < kStep / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float p = gpu::exp2_approx(fmaf(s[0][n][e], exponent_scale<kBias>(args), -lse2[e / 2]));
-          if constexpr (kDrops) dp[0][n][e] = bits[n / 2].drop(dp[0][n][e], n % 2, e);
-          dp[0][n][e] = p * (dp[0][n][e] - delta[e / 2]);
-        }
+      to_dscores<kDrops, kBias>(s, dp, args, lse2, delta, bits);
       if constexpr (kBias)
         if (args.dbias)
           store_dbias(dp[0], kDrops ? args.drop.scale : 1.0f, args, coord, first + warp_row,

@@ -147,6 +147,20 @@ struct DropWords {
   }
 };
 
+/// Loads K and V of the tile of keys from `key` on, and which of its probabilities are dropped.
+template <int kD, bool kDrops>
+__device__ __forceinline__ void load_keys(float* k_tile, float* v_tile, DropWords<kDrops>& drop,
+                                          const AttentionArgs<float>& args, const AttentionCoord& coord,
+                                          int query, int key) {
+  const int rows = coord.sequence.keys - key;
+  __syncthreads();  // no warp still reads the last tile
+  load_rows<kD>(k_tile, coord.k_row(args.k, coord.kv_head, key), args.k.row, rows, args.dim);
+  load_rows<kD>(v_tile, coord.k_row(args.v, coord.kv_head, key), args.v.row, rows, args.dim);
+  if constexpr (kDrops)
+    drop.draw(args.drop, args.drop.stream(), coord.drop_row(args, coord.head), query, key);
+  __syncthreads();
+}
+
 /// S [queries, keys] of the block's head from Q K^T: see attention_bias.cuh.
 __device__ __forceinline__ void add_bias(float (&s)[kPer][kPer], const AttentionArgs<float>& args,
                                          const AttentionCoord& coord, int query, int key) {
@@ -196,14 +210,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_forward_f32_kernel(Atte
   __shared__ DropWords<kDrops> drop;
   const int end = coord.key_limit(args.causal, first + rows - 1);
   for (int key = 0; key < end; key += kTile) {
-    __syncthreads();  // no warp still reads the last tile
-    load_rows<kD>(k_tile, coord.k_row(args.k, coord.kv_head, key), args.k.row, coord.sequence.keys - key,
-                  args.dim);
-    load_rows<kD>(v_tile, coord.k_row(args.v, coord.kv_head, key), args.v.row, coord.sequence.keys - key,
-                  args.dim);
-    if constexpr (kDrops)
-      drop.draw(args.drop, args.drop.stream(), coord.drop_row(args, coord.head), first, key);
-    __syncthreads();
+    load_keys<kD>(k_tile, v_tile, drop, args, coord, first, key);
     float s[kPer][kPer] = {};
     gemm_abt<kD>(s, q_tile, k_tile);
     if constexpr (kBias) add_bias(s, args, coord, first, key);
@@ -370,14 +377,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ DropWords<kDrops> drop;
   const int end = coord.key_limit(args.causal, first + rows - 1);
   for (int key = 0; key < end; key += kTile) {
-    __syncthreads();  // no warp still reads the last tile
-    load_rows<kD>(k_tile, coord.k_row(args.k, coord.kv_head, key), args.k.row, coord.sequence.keys - key,
-                  args.dim);
-    load_rows<kD>(v_tile, coord.k_row(args.v, coord.kv_head, key), args.v.row, coord.sequence.keys - key,
-                  args.dim);
-    if constexpr (kDrops)
-      drop.draw(args.drop, args.drop.stream(), coord.drop_row(args, coord.head), first, key);
-    __syncthreads();
+    load_keys<kD>(k_tile, v_tile, drop, args, coord, first, key);
     float p[kPer][kPer] = {}, ds[kPer][kPer] = {};  // [queries, keys]
     gemm_abt<kD>(p, q_tile, k_tile);
     gemm_abt<kD>(ds, dout_tile, v_tile);

@@ -1,7 +1,4 @@
-#include "gpu/approx.cuh"
-#include "ops/attention/attention_bias.cuh"
-#include "ops/attention/attention_device.cuh"
-#include "ops/attention/attention_dropout.cuh"
+#include "ops/attention/attention_scores.cuh"
 #include "ops/attention/attention_tile.cuh"
 #include "ops/attention/attention_variants.h"
 #include "ops/decode_attention/decode_attention_kernels.h"
@@ -79,14 +76,7 @@ __global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
   }
 
   float o[kM][kD / 8][4] = {};
-  float top[kM][2], sum[kM][2];  // per row lane / 4 and lane / 4 + 8; `sum` only of this thread's columns
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int hh = 0; hh < 2; ++hh) {
-      top[m][hh] = -INFINITY;
-      sum[m][hh] = 0;
-    }
+  OnlineSoftmax<kM> softmax;
 
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
@@ -107,48 +97,9 @@ __global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
       if (tile + 1 < key_tiles) load_own_bias(tile + 1);
       gpu::cp_async_commit();
     }
-    if ((tile + 1) * kKeys > unmasked) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
-            const int key = tile * kKeys + n * 8 + lane % 4 * 2 + e % 2;
-            if (key >= coord.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
-          }
-    }
+    if ((tile + 1) * kKeys > unmasked) mask_scores(s, coord, args.causal, first + warp_row, tile * kKeys);
 
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int hh = 0; hh < 2; ++hh) {
-        float highest = top[m][hh];
-#pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
-          highest = fmaxf(highest, fmaxf(s[m][n][2 * hh], s[m][n][2 * hh + 1]));
-        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
-        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
-        // No key seen yet: any finite base serves; -inf - -inf would be NaN.
-        const float base = sees_no_key<kBias>(highest) ? 0.0f : highest * exponent_scale<kBias>(args);
-        const float rescale = gpu::exp2_approx(top[m][hh] * exponent_scale<kBias>(args) - base);
-        top[m][hh] = highest;
-        float added = 0;
-#pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-          for (int e = 2 * hh; e < 2 * hh + 2; ++e) {
-            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], exponent_scale<kBias>(args), -base));
-            added += s[m][n][e];
-          }
-        sum[m][hh] = sum[m][hh] * rescale + added;
-#pragma unroll
-        for (int n = 0; n < kD / 8; ++n) {
-          o[m][n][2 * hh] *= rescale;
-          o[m][n][2 * hh + 1] *= rescale;
-        }
-      }
+    softmax.template add_tile<kBias>(s, o, args);
     uint32_t p[kM][kKeys / 16][4];
     to_operand<T>(p, s);
     if constexpr (kDrops) {
@@ -170,20 +121,8 @@ __global__ void __launch_bounds__(ForwardTile<kD, kDrops && kBias>::kThreads, 2)
   }
 
   float inverse[kM][2];
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int hh = 0; hh < 2; ++hh) {
-      float total = sum[m][hh];
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
-      inverse[m][hh] = total == 0 ? 0.0f : 1 / total;
-      if constexpr (kDrops) inverse[m][hh] *= args.drop.scale / 2;
-      const int row = warp_row + m * 16 + hh * 8 + lane / 4;
-      if (lane % 4 == 0 && row < rows)
-        args.lse[coord.lse_at(args, first + row)] =
-            total == 0 ? -INFINITY : top[m][hh] * score_scale<kBias>(args) + logf(total);
-    }
+  softmax.template finish<kBias>(inverse, kDrops ? args.drop.scale / 2 : 1.0f, args, coord, first, warp_row,
+                                 rows);
   store_rows<kD>(o, inverse, q_tile, warp_row, coord.q_row(args.out, coord.head, first), args.out.row, rows,
                  args.dim);
 }

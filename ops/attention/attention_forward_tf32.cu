@@ -1,7 +1,4 @@
-#include "gpu/approx.cuh"
-#include "ops/attention/attention_bias.cuh"
-#include "ops/attention/attention_device.cuh"
-#include "ops/attention/attention_dropout.cuh"
+#include "ops/attention/attention_scores.cuh"
 #include "ops/attention/attention_tile_tf32.cuh"
 
 /// Forward of f32 operands on tensor cores in TF32: FlashAttention-2 (Dao, arXiv:2307.08691, algorithm 1)
@@ -69,14 +66,7 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
   }
 
   float o[kM][kD / 8][4] = {};
-  float top[kM][2], sum[kM][2];  // of rows lane / 4 and lane / 4 + 8; `sum` only of this thread's columns
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      top[m][half] = -INFINITY;
-      sum[m][half] = 0;
-    }
+  OnlineSoftmax<kM> softmax;
 
   [[maybe_unused]] uint32_t stream = 0;
   if constexpr (kDrops) stream = args.drop.stream();
@@ -92,49 +82,9 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
     float s[kM][kKeys / 8][4] = {};
     tf32::gemm_abt<kD>(s, q, k_tiles + stage, 0);
     if constexpr (kBias) add_bias(s, args, coord, coord.head, first + warp_row, tile * kKeys);
-    if ((tile + 1) * kKeys > unmasked) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m)
-#pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int query = first + warp_row + m * 16 + e / 2 * 8 + lane / 4;
-            const int key = tile * kKeys + n * 8 + lane % 4 * 2 + e % 2;
-            if (key >= coord.key_limit(args.causal, query)) s[m][n][e] = -INFINITY;
-          }
-    }
+    if ((tile + 1) * kKeys > unmasked) mask_scores(s, coord, args.causal, first + warp_row, tile * kKeys);
 
-    // Online softmax
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float highest = top[m][half];
-#pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
-          highest = fmaxf(highest, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
-        highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 2));
-        // No key seen yet: any finite base serves; -inf - -inf would be NaN.
-        const float base = sees_no_key<kBias>(highest) ? 0.0f : highest * exponent_scale<kBias>(args);
-        const float rescale = gpu::exp2_approx(top[m][half] * exponent_scale<kBias>(args) - base);
-        top[m][half] = highest;
-        float added = 0;
-#pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            s[m][n][e] = gpu::exp2_approx(fmaf(s[m][n][e], exponent_scale<kBias>(args), -base));
-            added += s[m][n][e];
-          }
-        sum[m][half] = sum[m][half] * rescale + added;
-#pragma unroll
-        for (int n = 0; n < kD / 8; ++n) {
-          o[m][n][2 * half] *= rescale;
-          o[m][n][2 * half + 1] *= rescale;
-        }
-      }
+    softmax.template add_tile<kBias>(s, o, args);
     if constexpr (kDrops) {
       // Four blocks of 16 x 16, a word for each lane.
       constexpr int kAcross = kKeys / 16;
@@ -161,20 +111,8 @@ __global__ void __launch_bounds__(ForwardTile<kD>::kThreads, ForwardTile<kD>::kB
 
   // Epilogue: store O and LSE
   float inverse[kM][2];
-#pragma unroll
-  for (int m = 0; m < kM; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float total = sum[m][half];
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
-      total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
-      inverse[m][half] = total == 0 ? 0.0f : 1 / total;
-      if constexpr (kDrops) inverse[m][half] *= args.drop.scale;
-      const int row = warp_row + m * 16 + half * 8 + lane / 4;
-      if (lane % 4 == 0 && row < rows)
-        args.lse[coord.lse_at(args, first + row)] =
-            total == 0 ? -INFINITY : top[m][half] * score_scale<kBias>(args) + logf(total);
-    }
+  softmax.template finish<kBias>(inverse, kDrops ? args.drop.scale : 1.0f, args, coord, first, warp_row,
+                                 rows);
   tf32::store_columns<kD>(o, inverse, warp_row, coord.q_row(args.out, coord.head, first), args.out.row, rows,
                           args.dim);
 }
