@@ -4,8 +4,8 @@
 
 namespace tessera::ops {
 
-/// "wgmma scatter" is the variant of dx in sliced backward passes (gemm_scatter_plan.h); all other GEMMs of
-/// an operator for which it is forced run on "wgmma". Both end with null.
+/// "wgmma scatter" is the variant of dx in sliced backward passes (gemm_scatter_internal.h); all other GEMMs
+/// of an operator for which it is forced run on "wgmma". Both end with null.
 inline constexpr const char* kWgmmaVariants[] = {"wgmma", "wgmma scatter", nullptr};
 /// Those of kGemmVariants, and "wgmma scatter".
 inline constexpr const char* kForcedVariants[] = {"cublas", "cublas padded", "wgmma",

@@ -167,9 +167,6 @@ using GemmMaps = GemmMapsOf<1>;
 ///   void begin(const WorkTile&, int row)      before the MMAs: issues the loads of what finish() needs
 ///   void finish(const WorkTile&, int row, float (&sums)[kMBlocks][kN / 2])
 ///   void end()                                   after the last tile
-///   static void idle_warp(const Params&, int w)  optional: next to the tiles, by the three warps (w = 0 ...
-///   2)
-///                                                of the producer warpgroup that issue no loads
 /// `row` is the warpgroup's first row in the tile; sums are laid out as in gpu/wgmma.cuh, sums[i] for rows 64
 /// i ... 64 i + 63. Rows and columns past the edge hold zeros, unless the plan skips boxes or has smaller
 /// ones than the tile (operand_maps): then anything. Its barriers among the warpgroup's threads are
@@ -343,8 +340,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   gpu::launch_dependents();  // PDL: lets the next kernel start on idle SMs
 
   if (group < 0) {
-    // Producer warpgroup: warp 0 issues the TMA loads; the others reduce partial sums of a bias gradient or
-    // run the epilogue's idle_warp.
+    // Producer warpgroup: warp 0 issues the TMA loads; the others reduce partial sums of a bias gradient.
     gpu::warpgroup_reg_dealloc<Tile::kFewRegisters>();
     if (threadIdx.x < 32 && gpu::elect_one()) load_operands<Tile>(maps, plan, shared, ring, rank);
     if constexpr (Tile::kSumsA) {
@@ -354,9 +350,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       } else {
         if (plan.sums && warp > 0 && warp <= Tile::kGroups) reduce_sums<Tile>(plan, warp - 1);
       }
-    }
-    if constexpr (requires { Epilogue::idle_warp(params, 0); }) {
-      if (threadIdx.x >= 32) Epilogue::idle_warp(params, gpu::uniform(int(threadIdx.x) / 32) - 1);
     }
     __syncwarp();
   } else {
@@ -482,13 +475,6 @@ void clip_edges(GemmPlan& plan) {
   plan.skips_boxes = true;
 }
 
-/// Number of clusters of the grid; `all`: also those without a tile.
-template <class Tile>
-int gemm_clusters(const GemmPlan& plan, Device device, bool all = false) {
-  const int slots = device.multiprocessors() / Tile::kCluster, whole = slots - slots % plan.splits;
-  return all ? whole : std::min(plan.items, whole);
-}
-
 /// Whether the blocks of clusters of two share B: where tiles of one block fill the GPU some times over.
 inline bool pays_clusters(int64_t tiles, Device device) {
   const int multiprocessors = device.multiprocessors();
@@ -497,8 +483,9 @@ inline bool pays_clusters(int64_t tiles, Device device) {
 
 template <class Tile, class Epilogue, int kProblems>
 void launch_gemm(Device device, const GemmMapsOf<kProblems>& maps, const GemmPlan& plan,
-                 const typename Epilogue::Params& params, bool all = false) {
-  const int clusters = gemm_clusters<Tile>(plan, device, all);
+                 const typename Epilogue::Params& params) {
+  const int slots = device.multiprocessors() / Tile::kCluster;
+  const int clusters = std::min(plan.items, slots - slots % plan.splits);
   check(clusters > 0 || plan.items == 0, "a GEMM in clusters of ", Tile::kCluster, " blocks on ",
         device.multiprocessors(), " SMs; give the stream more, or choose another variant");
   gpu::launch(device,

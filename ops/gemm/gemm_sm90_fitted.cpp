@@ -48,11 +48,12 @@ double fitted_seconds(const Gemm& g, const Gpu& gpu, const GemmChoice& choice) {
   return std::max(clocks / c.clock, c.least + gemm_bytes(g) / c.bytes_per_second);
 }
 
-GemmChoice choose_fitted(const Gemm& g, const Gpu& gpu) {
+GemmChoice choose_fitted(const Gemm& g, const Gpu& gpu, int most_columns) {
   // Beyond, other tiles hide their epilogues, and the model has seen little.
   constexpr int64_t kMostWaves = 3;
   GemmChoice best;
   for (const int columns : kFittedColumns) {
+    if (columns > most_columns) break;
     for (int64_t rows = 8; rows <= most_fitted_rows(columns); rows = next_fitted_rows(rows))
       for (const int shared : {0, 1, 2}) {  // neither operand, a, b
         GemmChoice choice{.tile = kFittedTile,

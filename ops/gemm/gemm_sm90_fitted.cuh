@@ -6,6 +6,7 @@
 #include "ops/gemm/gemm_sm90_fitted_internal.h"
 #include "ops/gemm/gemm_sm90_plan.h"
 #include "ops/gemm/gemm_sm90_tma_store.cuh"
+#include "ops/gemm/zero_rows.cuh"
 
 /// Tiles fitted to the GEMM, on sm_90a: 64, 128 or 192 columns of d times a number of rows that is an
 /// argument, so that the tiles of a d of any size fill whole waves of SMs.
@@ -23,6 +24,11 @@
 ///
 /// The number of rows selects a main loop at run time, one for each width of WGMMA; everything else is
 /// shared.
+///
+/// kScatter (gemm_scatter_internal.h): a tile's rows leave the panel one by one, 16 bytes per thread, for the
+/// rows of d that are theirs, and an addend comes in the same way. A warp that issues no loads writes zeros
+/// to d's other rows while the tiles are multiplied, from the panels, which are not needed until the first
+/// tile is done. The grid has a block for every SM, also those without a tile.
 
 namespace tessera::ops {
 namespace {
@@ -41,6 +47,13 @@ struct FittedArgs {
   int step_a, step_b;                 // 0: the same matrix for the whole batch
   float alpha, beta;
   GemmBias<T> bias;
+  struct {  // kScatter
+    T* d;
+    int64_t ld;
+    int m, rows;             // of the GEMM; of d
+    const int32_t* indices;  // m of them; null: the first rows
+    ZeroRows zeros;          // rows that may become zeros
+  } scatter;
 };
 
 struct FittedMaps {
@@ -58,18 +71,21 @@ struct FittedWork {
 };
 
 /// kColumns of a tile: 64, 128 or 192.
-template <class T, gpu::TileOrder kB, int kColumns>
+template <class T, gpu::TileOrder kB, int kColumns, bool kScatter = false>
 class FittedKernel {
   static constexpr gpu::TileOrder k_major = gpu::TileOrder::k_major;  // of op(A)
   static constexpr bool kHalvesK = kColumns == 64;
   static constexpr int kBytesB = kColumns * 128;
   static constexpr int kMostRows = int(most_fitted_rows(kColumns)), kMostAccumulators = kMostRows / 2;
+  static constexpr int kStoring = kColumns / 64;  // warpgroups with a panel
+  static constexpr int kPanelsFree = 7;  // a named barrier, of those and of the warp that writes zeros
 
  public:
   static constexpr int kGroups = kHalvesK ? 2 : kColumns / 64, kThreads = 128 * (1 + kGroups);
   static constexpr int kLoaders = 1 + kColumns / 64;
   static constexpr int kReleases = 4 * (kHalvesK ? 1 : kGroups);  // of a stage: by each warp that reads it
   static constexpr int kTileColumns = kColumns;
+  static_assert(!kScatter || kLoaders < 4);  // an idle warp
 
   __device__ __forceinline__ FittedKernel(const FittedArgs<T>& args, const FittedMaps& maps, char* stages,
                                           FittedBarriers& barriers)
@@ -101,6 +117,17 @@ class FittedKernel {
     }
   }
 
+  /// The first idle warp of the producers' warpgroup, with kScatter: zeros.
+  __device__ __forceinline__ void write_zeros() const {
+    const auto& s = g.scatter;
+    if (s.zeros.rows == 0) return;
+    const ZeroWriter writer(s.zeros, stages_ + g.stages * g.stage_bytes, g.rows * 128);
+    for (int64_t first = int64_t(blockIdx.x) * 32; first < s.zeros.rows; first += int64_t(gridDim.x) * 32)
+      writer.write_others(first, s.indices, s.indices ? s.m : 0);
+    writer.finish();
+    if (first_item() < g.items) gpu::arrive_named(kPanelsFree, kStoring * 128 + 32);
+  }
+
   /// Consumer warpgroup `group`.
   __device__ __forceinline__ void consume(int group) {
     group_ = group, thread_ = int(threadIdx.x) % 128;
@@ -112,7 +139,7 @@ class FittedKernel {
     for (int item = first_item(); item < g.items; item += step()) {
       const FittedWork work = work_of(item, rank_in_cluster());
       const int column = work.column + panel_index * 64;
-      if (stores && thread_ == 0) {
+      if (!kScatter && stores && thread_ == 0) {
         gpu::wait_stores_read<0>();
         if (adds) {
           landed.arrive_expect(uint32_t(panel_bytes));
@@ -124,13 +151,24 @@ class FittedKernel {
       if constexpr (kHalvesK) {
         if (!exchange(sums)) continue;
       }
-      if (adds) {
+      if (kScatter && item == first_item() && g.scatter.zeros.rows > 0)
+        gpu::sync_named(kPanelsFree, kStoring * 128 + 32);
+      if (!kScatter && adds) {
         landed.wait(parity);
         parity ^= 1;
       } else {
-        gpu::sync_named(1 + group_, 128);  // the leader has seen the last store read the panel
+        gpu::sync_named(1 + group_, 128);  // the last tile has left the panel
+      }
+      if (kScatter && adds) {
+        move_rows<false>(panel, work.row, column);
+        gpu::sync_named(1 + group_, 128);
       }
       fill(panel, work.batch, column, sums);
+      if constexpr (kScatter) {
+        gpu::sync_named(1 + group_, 128);
+        move_rows<true>(panel, work.row, column);
+        continue;
+      }
       gpu::fence_async_shared();
       gpu::sync_named(1 + group_, 128);
       if (thread_ == 0) {
@@ -138,7 +176,7 @@ class FittedKernel {
         gpu::commit_stores();
       }
     }
-    if (stores && thread_ == 0) gpu::wait_stores_read<0>();
+    if (!kScatter && stores && thread_ == 0) gpu::wait_stores_read<0>();
   }
 
  private:
@@ -313,6 +351,27 @@ class FittedKernel {
     }
   }
 
+  /// The rows of the panel, those of the GEMM from `row` on, to their places in d, or from there.
+  template <bool kOut>
+  __device__ __forceinline__ void move_rows(char* panel, int row, int column) const {
+    const auto& s = g.scatter;
+#pragma unroll 1
+    for (int i = thread_; i < g.rows * 8; i += 128) {
+      const int from = row + i / 8, at = column + i % 8 * 8;
+      if (from >= s.m || at >= g.n) continue;
+      const int to = s.indices ? __ldg(s.indices + from) : from;
+      if (unsigned(to) >= unsigned(s.rows)) continue;
+      T* const inside = reinterpret_cast<T*>(panel + gpu::swizzled_offset(i / 8, i % 8));
+      T* const outside = s.d + to * s.ld + at;
+      if (at + 8 <= g.n) {
+        *reinterpret_cast<uint4*>(kOut ? outside : inside) =
+            *reinterpret_cast<const uint4*>(kOut ? inside : outside);
+      } else {
+        for (int j = 0; j < g.n - at; ++j) (kOut ? outside : inside)[j] = (kOut ? inside : outside)[j];
+      }
+    }
+  }
+
   const FittedArgs<T>& g;
   const FittedMaps& maps_;
   char* const stages_;
@@ -323,10 +382,10 @@ class FittedKernel {
   uint32_t parity_ = 0;  // and its parity
 };
 
-template <class T, gpu::TileOrder kB, int kColumns>
+template <class T, gpu::TileOrder kB, int kColumns, bool kScatter>
 __global__ void __launch_bounds__(FittedKernel<T, kB, kColumns>::kThreads, 1)
     fitted_kernel(const __grid_constant__ FittedMaps maps, const __grid_constant__ FittedArgs<T> g) {
-  using Kernel = FittedKernel<T, kB, kColumns>;
+  using Kernel = FittedKernel<T, kB, kColumns, kScatter>;
   extern __shared__ __align__(1024) char stages[];
   __shared__ FittedBarriers barriers;
   const int group = gpu::uniform(int(threadIdx.x) / 128) - 1;
@@ -348,6 +407,8 @@ __global__ void __launch_bounds__(FittedKernel<T, kB, kColumns>::kThreads, 1)
     gpu::warpgroup_reg_dealloc<Kernel::kGroups == 3 ? 32 : 40>();
     const int warp = gpu::uniform(int(threadIdx.x) / 32);
     if (warp < Kernel::kLoaders && gpu::elect_one()) kernel.produce(warp);
+    if constexpr (kScatter)
+      if (warp == Kernel::kLoaders) kernel.write_zeros();
     __syncwarp();
   } else {
     gpu::warpgroup_reg_alloc<Kernel::kGroups == 3 ? 160 : 232>();

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "gpu/launch.cuh"
+#include "ops/gemm/gemm_scatter_internal.h"
 #include "ops/gemm/gemm_sm90_fitted.cuh"
 
 /// The instances of gemm_sm90_fitted.cuh, for one dtype: a file of its own for each.
@@ -11,10 +12,10 @@
 namespace tessera::ops {
 namespace {
 
-template <class T, gpu::TileOrder kB, int kColumns>
-void launch_fitted(const Gemm& g, const GemmChoice& choice, Device device) {
+template <class T, gpu::TileOrder kB, int kColumns, bool kScatter = false>
+void launch_fitted(const Gemm& g, const GemmChoice& choice, Device device, const GemmScatter& scatter = {}) {
   using enum gpu::TileOrder;
-  using Kernel = FittedKernel<T, kB, kColumns>;
+  using Kernel = FittedKernel<T, kB, kColumns, kScatter>;
   static_assert(sizeof(FittedBarriers) <= 1024);
   const int rows = choice.rows;
   FittedArgs<T> args{.rows = rows,
@@ -52,14 +53,23 @@ void launch_fitted(const Gemm& g, const GemmChoice& choice, Device device) {
       .b = operand_map<T, kB>({static_cast<const T*>(g.b), g.ldb, g.stride_b}, g.n, g.k, g.batch, box_b),
       .c = map_of_d(g.c ? g.c : g.d),
       .d = map_of_d(g.d)};
-  const int clusters = std::min(args.items, device.multiprocessors() / choice.cluster);
+  int clusters = std::min(args.items, device.multiprocessors() / choice.cluster);
+  if constexpr (kScatter) {
+    const int64_t pitch = g.ldd * int64_t(sizeof(T)), first = scatter.indices ? 0 : g.m;
+    args.scatter = {static_cast<T*>(g.d), g.ldd, int(g.m), int(scatter.rows), scatter.indices};
+    if (g.beta == 0) {
+      args.scatter.zeros = {static_cast<char*>(g.d) + first * pitch, pitch, g.n * int64_t(sizeof(T)),
+                            scatter.rows - first};
+      clusters = device.multiprocessors() / choice.cluster;
+    }
+  }
   gpu::launch(device,
               {.grid = dim3(unsigned(clusters * choice.cluster)),
                .block = dim3(Kernel::kThreads),
                .shared_bytes = size_t(args.stages * args.stage_bytes + fitted_epilogue_bytes(rows, kColumns)),
                .cluster = choice.cluster,
                .overlaps = true},
-              fitted_kernel<T, kB, kColumns>, maps, args);
+              fitted_kernel<T, kB, kColumns, kScatter>, maps, args);
 }
 
 template <class T, gpu::TileOrder kB>

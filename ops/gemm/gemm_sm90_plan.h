@@ -108,9 +108,9 @@ constexpr bool has_fitted_tile(const GemmChoice& choice, int64_t k) {
 }
 /// What it needs beyond gemm_sm90_lacks() and the problem lacks, or an empty string.
 std::string gemm_fitted_lacks(const Gemm& gemm);
-/// The best by the model, of at most three waves of tiles; 0 seconds if there is none. Only if it lacks
-/// nothing.
-GemmChoice choose_fitted(const Gemm& gemm, const Gpu& gpu);
+/// The best by the model, of at most three waves of tiles with at most `columns` columns; 0 seconds if there
+/// is none. Only if it lacks nothing.
+GemmChoice choose_fitted(const Gemm& gemm, const Gpu& gpu, int columns = kFittedColumns[2]);
 /// What the model says of a choice with that tile.
 double fitted_seconds(const Gemm& gemm, const Gpu& gpu, const GemmChoice& choice);
 template <class T>

@@ -2,9 +2,7 @@
 
 #include "gpu/global.cuh"
 #include "gpu/reread.cuh"
-#include "ops/gemm/gemm_scatter_plan.h"
 #include "ops/gemm/gemm_sm90_tma_store.cuh"
-#include "ops/select/entries_below.cuh"
 
 /// Register-store epilogue, for what TMA cannot store directly: split-K, a d with unaligned rows, and f32
 /// results outside weight gradients. The threads store d from their registers, 32 bytes of a row (16 of a
@@ -49,8 +47,7 @@ struct SplitKCounter {
 };
 
 /// d = alpha sums + bias + beta c, rounded once. Of a pair of problems, the second one's d is transposed.
-/// kScatter: the rows are some of d's, and the others become zeros (gemm_sm90_scatter.cuh).
-template <class Tile, bool kPair = false, bool kScatter = false>
+template <class Tile, bool kPair = false>
 class RegisterStoreEpilogue {
   using T = typename Tile::T;
   static constexpr int kAcross = Tile::kN / 8;  // a fragment: 4 sums of a thread, in 8 columns
@@ -77,12 +74,6 @@ class RegisterStoreEpilogue {
       int64_t ld;
       bool wide, adds;
     } second;
-    struct {                   // kScatter
-      const int32_t* indices;  // m of them; null: the first rows
-      int rows;                // of d
-      bool fills;              // whether the other rows become zeros
-      FillShares shares;
-    } scatter;
   };
   static int64_t pieces(const GemmPlan& plan) {
     return int64_t(plan.batch * plan.rows * plan.columns - plan.whole) * Tile::kCluster * kShares;
@@ -172,34 +163,6 @@ class RegisterStoreEpilogue {
 
   __device__ __forceinline__ void end() {
     if (params_.splits > 1 && thread_ == 0) atomicAdd(running(), ~0u);
-  }
-
-  /// Writes zeros to the rows of this warp's range of d that no index names.
-  static __device__ __forceinline__ void idle_warp(const Params& params, int warp) requires kScatter {
-    const auto& scatter = params.scatter;
-    if (!scatter.fills) return;
-    const int lane = int(threadIdx.x) % 32, block = int(blockIdx.x);
-    const int64_t element = params.wide ? 4 : sizeof(T), bytes = params.n * element;
-    const int end = int(scatter.shares.begin(block, warp + 1, scatter.rows));
-    int first = int(scatter.shares.begin(block, warp, scatter.rows));
-    int entry = params.m;  // the first index that is not below `first`
-    if (scatter.indices)
-      entry = int(entries_below(scatter.indices, params.m, first));
-    else
-      first = max(first, params.m);
-    for (; first < end; first += 32) {
-      // 32 entries contain all that name one of 32 rows.
-      const int index = entry + lane < params.m ? __ldg(scatter.indices + entry + lane) : scatter.rows;
-      const uint32_t named = __reduce_or_sync(0xFFFFFFFFu, bit_of_row(index, first));
-      entry += __popc(named);
-      for (uint32_t left = rows_to_fill(named, first, end); left != 0; left &= left - 1) {
-        char* const row = static_cast<char*>(params.d) + (first + __ffs(int(left)) - 1) * params.ld * element;
-        const int64_t packed = bytes & ~int64_t{15};
-        for (int64_t at = lane * 16; at < packed; at += 32 * 16)
-          *reinterpret_cast<uint4*>(row + at) = uint4{0, 0, 0, 0};
-        if (packed + lane * 2 < bytes) *reinterpret_cast<uint16_t*>(row + packed + lane * 2) = 0;
-      }
-    }
   }
 
  private:
@@ -293,12 +256,6 @@ class RegisterStoreEpilogue {
       const int r = line + (first + i) / kAcross * 64 + down * 8;
       const int column = work.n + (first + i) % kAcross * 8 + lane % 4 * 2;
       inside = first + i < end && r < params_.m ? params_.n - column : 0;
-      if constexpr (kScatter) {
-        int to = r;
-        if (inside > 0 && params_.scatter.indices) to = __ldg(params_.scatter.indices + r);
-        if (unsigned(to) >= unsigned(params_.scatter.rows)) inside = 0;
-        return to * params_.ld + column;
-      }
       return work.batch * params_.stride + r * params_.ld + column;
     };
     if constexpr (kPair) {

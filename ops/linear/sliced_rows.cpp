@@ -5,7 +5,8 @@
 
 #include "autograd/backward.h"
 #include "ops/gemm/gemm.h"
-#include "ops/gemm/gemm_scatter_plan.h"
+#include "ops/gemm/gemm_models_internal.h"
+#include "ops/gemm/gemm_scatter_internal.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/select/select_kernels.h"
 #include "runtime/has_cuda.h"
@@ -206,10 +207,12 @@ Reason scatter_lacks(const RowsProduct& product, const Gpu& gpu) {
   return gemm_scatter_lacks(product.gemm(), gpu);
 }
 
+GemmScatter scatter_of(const RowsProduct& product) {
+  return {product.indices.defined() ? product.indices.data<int32_t>() : nullptr, product.dx.size(0)};
+}
+
 void run_scatter(const RowsProduct& product) {
-  const GemmScatter scatter{product.indices.defined() ? product.indices.data<int32_t>() : nullptr,
-                            product.dx.size(0)};
-  gemm_scatter(product.gemm(), scatter, product.dx.device());
+  gemm_scatter(product.gemm(), scatter_of(product), product.dx.device());
 }
 
 /// The GEMM of the rows, and what moves them to their places and fills the others.
@@ -238,15 +241,30 @@ void run_separately(const RowsProduct& product) {
   }
 }
 
+/// The GEMM, by its model, and what comes after it: zeros, or rows that are read and written once more.
+Estimate separate_estimate(const RowsProduct& product, const Gpu& gpu) {
+  const Gemm g = product.gemm();
+  if (g.m == 0 || g.n == 0 || g.k == 0) return Estimate::preferred();
+  const PaddingCosts& c = gemm_costs(gpu).padding;
+  const GemmOnGpu problem = gemm_on_gpu(g, gpu);
+  double seconds = problem.cublas_estimate().seconds;
+  if (gemm_sm90_lacks(g, gpu).empty()) seconds = std::min(seconds, problem.wgmma_estimate().seconds);
+  const double element = double(size_of(g.out)), rows = double(g.m * g.n);
+  double bytes = product.accumulate ? 0 : double(product.dx.count()) * element - rows * element;
+  if (product.indices.defined()) bytes += product.accumulate ? rows * (4 + 2 * element) : 2 * rows * element;
+  return {seconds + (bytes > 0 ? c.launch + bytes / c.bytes_per_second : 0)};
+}
+
+Estimate scatter_estimate(const RowsProduct& product, const Gpu& gpu) {
+  return {choose_scatter(product.gemm(), scatter_of(product), gpu).seconds};
+}
+
 constexpr const char* kScatter[] = {"wgmma scatter", nullptr};
 
 /// How dx gets its rows on a GPU.
 constexpr Variant<RowsProduct> kVariants[] = {
-    {"separate", lacks_nothing<RowsProduct>, is_preferred<RowsProduct>, run_separately, kGemmVariants},
-    // H200: 0.86 to 0.95 of the time at 768 <- 3072 and some 10 % of up to 16,384 rows, up to 1.8 times
-    // elsewhere.
-    {"scatter", scatter_lacks, [](const RowsProduct&, const Gpu&) { return Estimate::slower(); }, run_scatter,
-     kScatter}};
+    {"separate", lacks_nothing<RowsProduct>, separate_estimate, run_separately, kGemmVariants},
+    {"scatter", scatter_lacks, scatter_estimate, run_scatter, kScatter}};
 
 }  // namespace
 

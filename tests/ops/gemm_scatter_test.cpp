@@ -1,4 +1,4 @@
-#include "ops/gemm/gemm_scatter_plan.h"
+#include "ops/gemm/gemm_scatter_internal.h"
 
 #include <gtest/gtest.h>
 
@@ -8,15 +8,20 @@
 #include <limits>
 
 #include "autograd/tape.h"
+#include "ops/gemm/zero_rows_internal.h"
 #include "ops/linear/linear_swiglu.h"
 #include "ops/random/random.h"
 #include "runtime/has_cuda.h"
 #include "tests/ops/framed_gemm.h"
 
-/// Variant "wgmma scatter": which warp writes which zeros, in plain loops, and the kernels tile by tile.
+/// Variant "wgmma scatter" tile by tile, and which rows become zeros.
 
 namespace tessera::ops {
 namespace {
+
+struct ScatterCase {
+  int64_t rows, count, n, k;
+};
 
 /// `count` of `rows` rows, spread, and then `padding` entries that name none.
 std::vector<int32_t> spread(int64_t rows, int64_t count, int64_t padding) {
@@ -26,84 +31,63 @@ std::vector<int32_t> spread(int64_t rows, int64_t count, int64_t padding) {
   return indices;
 }
 
-/// How often the kernel writes zeros to each row: RegisterStoreEpilogue::idle_warp for every block and warp.
-std::vector<int> zeros_of(int64_t rows, const std::vector<int32_t>& indices, const FillShares& shares) {
+/// How often zeros are written to each row: ZeroWriter::write_others in plain loops.
+std::vector<int> zeros_of(int64_t rows, const std::vector<int32_t>& indices) {
   std::vector<int> written(size_t(rows), 0);
-  for (int block = 0; block < shares.blocks; ++block)
-    for (int warp = 0; warp < FillShares::kWarps; ++warp) {
-      const int64_t end = shares.begin(block, warp + 1, rows);
-      int64_t first = shares.begin(block, warp, rows);
-      size_t entry = size_t(std::ranges::lower_bound(indices, int32_t(first)) - indices.begin());
-      for (; first < end; first += 32) {
-        uint32_t named = 0;
-        for (size_t lane = 0; lane < 32; ++lane)
-          named |= bit_of_row(entry + lane < indices.size() ? indices[entry + lane] : rows, first);
-        entry += size_t(std::popcount(named));
-        const uint32_t fills = rows_to_fill(named, first, end);
-        for (int bit = 0; bit < 32; ++bit)
-          if (fills >> bit & 1) ++written.at(size_t(first + bit));
-      }
+  for (int64_t first = 0; first < rows; first += 32) {
+    const size_t entry = size_t(std::ranges::lower_bound(indices, int32_t(first)) - indices.begin());
+    uint32_t named = 0;
+    for (size_t lane = 0; lane < 32 && entry + lane < indices.size(); ++lane)
+      named |= bit_of_row(indices[entry + lane], first);
+    for (uint32_t left = rows_to_fill(named, first, rows); left != 0;) {
+      const RowRun run = first_run(left);
+      for (int row = run.begin; row < run.begin + run.count; ++row) ++written.at(size_t(first + row));
+      left = run.rest;
     }
+  }
   return written;
 }
 
-TEST(GemmScatter, EveryRowIsNamedOrFilledOnce) {
+TEST(ZeroRows, EveryRowIsNamedOrFilledOnce) {
   for (const int64_t rows : {1, 5, 31, 32, 33, 131, 1000, 16384, 20011})
-    for (const auto& [blocks, items] :
-         {std::pair{1, 1}, {2, 5}, {7, 3}, {132, 6}, {132, 78}, {132, 132}, {132, 234}, {130, 13}})
-      for (const int64_t count : {int64_t{0}, int64_t{1}, rows / 10, rows - 1, rows})
-        for (const int64_t padding : {0, 3, 40}) {
-          const std::vector<int32_t> indices = spread(rows, count, padding);
-          const std::vector<int> zeros = zeros_of(rows, indices, FillShares::of(blocks, items));
-          for (int64_t row = 0; row < rows; ++row)
-            ASSERT_EQ(zeros[size_t(row)], std::ranges::binary_search(indices, int32_t(row)) ? 0 : 1)
-                << "row " << row << " of " << rows << ", " << count << " + " << padding << " entries, "
-                << blocks << " blocks, " << items << " tiles";
-        }
+    for (const int64_t count : {int64_t{0}, int64_t{1}, rows / 10, rows - 1, rows})
+      for (const int64_t padding : {0, 3, 40}) {
+        const std::vector<int32_t> indices = spread(rows, count, padding);
+        const std::vector<int> zeros = zeros_of(rows, indices);
+        for (int64_t row = 0; row < rows; ++row)
+          ASSERT_EQ(zeros[size_t(row)], std::ranges::binary_search(indices, int32_t(row)) ? 0 : 1)
+              << "row " << row << " of " << rows << ", " << count << " + " << padding << " entries";
+      }
 }
 
-TEST(GemmScatter, NeighbouringRowsThatAreNamedAreSkippedTogether) {
+TEST(ZeroRows, NeighbouringRowsThatAreNamedAreSkippedTogether) {
   // All of 32 rows, and runs across the groups of 32.
   std::vector<int32_t> indices;
   for (int32_t row = 20; row < 170; ++row) indices.push_back(row);
-  const std::vector<int> zeros = zeros_of(300, indices, FillShares::of(1, 1));
+  const std::vector<int> zeros = zeros_of(300, indices);
   for (int row = 0; row < 300; ++row) EXPECT_EQ(zeros[size_t(row)], row < 20 || row >= 170) << row;
 }
 
-TEST(GemmScatter, BlocksWithoutATileFillMore) {
-  for (const auto& [blocks, items] : {std::pair{132, 6}, {132, 78}, {132, 210}, {100, 99}}) {
-    const FillShares shares = FillShares::of(blocks, items);
-    EXPECT_EQ(shares.begin(0, 16384), 0);
-    EXPECT_EQ(shares.begin(blocks, 16384), 16384);
-    const int busy = items % blocks;
-    const auto of = [&](int block) { return shares.begin(block + 1, 16384) - shares.begin(block, 16384); };
-    for (int block = 0; block < blocks; ++block) {
-      EXPECT_EQ(shares.begin(block, 0, 16384), shares.begin(block, 16384));
-      EXPECT_EQ(shares.begin(block, FillShares::kWarps, 16384), shares.begin(block + 1, 16384));
-      // Rounding moves each end of a range by less than a row.
-      if (block < busy) {
-        EXPECT_NEAR(double(of(block)) * FillShares::kIdle, double(of(blocks - 1)), FillShares::kIdle + 1)
-            << block;
-      }
-    }
-  }
-}
-
-TEST(GemmScatter, TilesAreThoseThatTheThreadsStore) {
+TEST(GemmScatter, ChoosesTilesThatLeaveAWarpIdle) {
   const DeviceInfo info{.name = "NVIDIA H200", .major = 9, .minor = 0, .multiprocessors = 132};
   const Gpu gpu(info, 132);
   for (const int64_t m : {20, 50, 204, 1638, 3609})
-    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{768, 3072}, {3072, 768}}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{768, 3072}, {1536, 768}}) {
       Gemm g{.m = m, .n = n, .k = k, .in = DType::bf16, .out = DType::bf16};
       g.a = g.b = g.d = reinterpret_cast<char*>(0x1000), g.lda = k, g.ldb = g.ldd = n;
       EXPECT_EQ(gemm_scatter_lacks(g, gpu), "");
-      const GemmChoice choice = choose_scatter(g, gpu);
-      EXPECT_TRUE(std::ranges::find(kScatterTiles, choice.tile) != std::end(kScatterTiles)) << choice.tile;
-      EXPECT_TRUE(choice.by_threads);
-      EXPECT_GT(choice.seconds, 0);
+      const GemmChoice few = choose_scatter(g, {nullptr, m}, gpu),
+                       many = choose_scatter(g, {nullptr, 1 << 20}, gpu);
+      EXPECT_LE(few.columns, kMostScatteredColumns);
+      EXPECT_TRUE(has_fitted_tile(few, k));
+      EXPECT_GT(few.seconds, 0);
+      EXPECT_GT(many.seconds, double(n) * 2e6 / 4.8e12) << "zeros take as long as their bytes";
       g.d = reinterpret_cast<char*>(0x1002);
       EXPECT_NE(gemm_scatter_lacks(g, gpu), "");
     }
+  Gemm g{.m = 100000, .n = 4096, .k = 512, .in = DType::bf16, .out = DType::bf16};
+  g.a = g.b = g.d = reinterpret_cast<char*>(0x1000), g.lda = 512, g.ldb = g.ldd = 4096;
+  EXPECT_EQ(gemm_scatter_lacks(g, gpu), "at most three waves of tiles");
 }
 
 class GemmScatterCuda : public GuardedCuda<9> {
@@ -118,63 +102,65 @@ class GemmScatterCuda : public GuardedCuda<9> {
   }
 };
 
-struct ScatterCase {
-  int64_t rows, count, n, k;
-};
-
 TEST_F(GemmScatterCuda, EveryTileWritesEveryElementOnceAndNoNeighbour) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   int number = 0;
-  for (const int tile : kScatterTiles)
-    for (const ScatterCase& p : {ScatterCase{1, 1, 1, 1},
+  for (const auto& [tile_rows, columns, cluster, along_n] : {std::tuple{8, 64, 1, false},
+                                                             {104, 64, 1, false},
+                                                             {24, 64, 2, true},
+                                                             {16, 128, 1, false},
+                                                             {208, 128, 1, false},
+                                                             {120, 128, 2, false},
+                                                             {64, 128, 2, true}})
+    for (const ScatterCase& p : {ScatterCase{1, 1, 8, 65},
                                  {5, 2, 9, 70},
                                  {300, 33, 72, 129},
-                                 {1000, 999, 257, 64},
+                                 {1000, 999, 257, 80},
                                  {700, 200, 136, 520},
                                  {20011, 1333, 41, 200}})  // many groups of 32 rows per warp
       for (const bool prefix : {false, true})
-        for (const int splits : {1, 3})
-          for (const bool accumulate : {false, true}) {
-            const bool wide = ++number % 3 == 0;
-            const DType in = number % 2 ? DType::bf16 : DType::f16, out = wide ? DType::f32 : in;
-            const int64_t padding = prefix ? 0 : p.count / 7, m = p.count + padding;
-            const std::vector<int32_t> indices = spread(p.rows, p.count, padding);
-            const Tensor a = small_numbers({m, p.k}, 1), b = small_numbers({p.k, p.n}, 2),
-                         before = small_numbers({p.rows, p.n}, 3);
-            const Tensor product = Tensor::empty({m, p.n}, DType::f32, Device::cpu());
-            multiply(product, a, b);
-            std::vector<float> want =
-                accumulate ? before.to_vector<float>() : std::vector<float>(size_t(p.rows * p.n), 0.0f);
-            const auto rows = product.to_vector<float>();
-            for (int64_t i = 0; i < p.count; ++i)
-              for (int64_t c = 0; c < p.n; ++c)
-                want[size_t((prefix ? i : indices[size_t(i)]) * p.n + c)] += rows[size_t(i * p.n + c)];
+        for (const bool accumulate : {false, true}) {
+          const DType dtype = ++number % 2 ? DType::bf16 : DType::f16;
+          const int64_t padding = prefix ? 0 : p.count / 7, m = p.count + padding;
+          const std::vector<int32_t> indices = spread(p.rows, p.count, padding);
+          const Tensor a = small_numbers({m, p.k}, 1), b = small_numbers({p.k, p.n}, 2),
+                       before = small_numbers({p.rows, p.n}, 3);
+          const Tensor product = Tensor::empty({m, p.n}, DType::f32, Device::cpu());
+          multiply(product, a, b);
+          std::vector<float> want =
+              accumulate ? before.to_vector<float>() : std::vector<float>(size_t(p.rows * p.n), 0.0f);
+          const auto rows = product.to_vector<float>();
+          for (int64_t i = 0; i < p.count; ++i)
+            for (int64_t c = 0; c < p.n; ++c)
+              want[size_t((prefix ? i : indices[size_t(i)]) * p.n + c)] += rows[size_t(i * p.n + c)];
 
-            Tensor frame_a, frame_b, frame_d;
-            const Tensor left = framed(a, in, nan, frame_a), right = framed(b, in, nan, frame_b),
-                         d = framed(before, out, 77, frame_d);
-            if (!accumulate) d.fill(nan);
-            const Tensor at = Tensor::from(indices, {m}).to(gpu());
-            Gemm g{.m = m, .n = p.n, .k = p.k, .in = in, .out = out, .beta = accumulate ? 1.0 : 0.0};
-            g.a = left.raw(), g.b = right.raw(), g.d = d.raw();
-            g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
-            ASSERT_EQ(gemm_scatter_lacks(g, Gpu(gpu())), "");
-            GemmChoice choice = choose_scatter(g, Gpu(gpu()), tile);
-            const int64_t blocks = (p.k + 63) / 64, depth = (blocks + splits - 1) / splits;
-            choice.splits = int((blocks + depth - 1) / depth), choice.whole = 0;
-            run(g, {prefix ? nullptr : at.data<int32_t>(), p.rows}, choice);
+          Tensor frame_a, frame_b, frame_d;
+          const Tensor left = framed(a, dtype, nan, frame_a), right = framed(b, dtype, nan, frame_b),
+                       d = framed(before, dtype, 77, frame_d);
+          if (!accumulate) d.fill(nan);
+          const Tensor at = Tensor::from(indices, {m}).to(gpu());
+          Gemm g{.m = m, .n = p.n, .k = p.k, .in = dtype, .out = dtype, .beta = accumulate ? 1.0 : 0.0};
+          g.a = left.raw(), g.b = right.raw(), g.d = d.raw();
+          g.lda = left.layout().stride(0), g.ldb = right.layout().stride(0), g.ldd = d.layout().stride(0);
+          ASSERT_EQ(gemm_scatter_lacks(g, Gpu(gpu())), "");
+          run(g, {prefix ? nullptr : at.data<int32_t>(), p.rows},
+              {.tile = kFittedTile,
+               .rows = tile_rows,
+               .columns = columns,
+               .cluster = cluster,
+               .along_n = along_n});
 
-            SCOPED_TRACE(testing::Message()
-                         << "tile " << tile << ", splits " << choice.splits << ", prefix " << prefix << ", "
-                         << p.count << " of " << p.rows << " rows, " << p.n << " x " << p.k << ", " << in
-                         << " to " << out << ", accumulate " << accumulate);
-            ASSERT_EQ(d.to_vector<float>(), Tensor::from(want, {p.rows, p.n}).to(out).to_vector<float>());
-            const auto around = frame_d.to_vector<float>();
-            const int64_t width = frame_d.size(-1);
-            for (int64_t i = 0; i < int64_t(around.size()); ++i)
-              ASSERT_TRUE((i % width >= 8 && i % width < 8 + p.n) || around[size_t(i)] == 77)
-                  << "a neighbour of d was overwritten: " << i;
-          }
+          SCOPED_TRACE(testing::Message()
+                       << "tile " << tile_rows << " x " << columns << ", cluster " << cluster << ", prefix "
+                       << prefix << ", " << p.count << " of " << p.rows << " rows, " << p.n << " x " << p.k
+                       << ", " << dtype << ", accumulate " << accumulate);
+          ASSERT_EQ(d.to_vector<float>(), Tensor::from(want, {p.rows, p.n}).to(dtype).to_vector<float>());
+          const auto around = frame_d.to_vector<float>();
+          const int64_t width = frame_d.size(-1);
+          for (int64_t i = 0; i < int64_t(around.size()); ++i)
+            ASSERT_TRUE((i % width >= 8 && i % width < 8 + p.n) || around[size_t(i)] == 77)
+                << "a neighbour of d was overwritten: " << i;
+        }
 }
 
 TEST_F(GemmScatterCuda, ShapesOfASlicedLayerRepeatAndAgreeWithPlainLoops) {
