@@ -9,7 +9,7 @@ const char* name_of(const Form& form) {
 }
 
 bool Weights24::operator==(const Weights24& other) const {
-  return mask.same_elements(other.mask) && active == other.active;
+  return mask.same_elements(other.mask) && active == other.active && mvue == other.mvue;
 }
 
 bool Factors::operator==(const Factors& other) const {

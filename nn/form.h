@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -76,8 +77,8 @@ struct Sparse24 {
 
 /// Training with 2:4 weights (Hu et al., arXiv:2404.01847; ops::weight24_linear): what is multiplied is the
 /// weight under a transposable mask, in forward and for the input's gradient; the gradient of the weight is
-/// straight through, so that pruned elements train. nn/weights24.h makes and refreshes the mask.
-/// GroupedLinear throws.
+/// straight through, so that pruned elements train, of all of dy, or of two of every four tokens of it, drawn
+/// by `mvue`. nn/weights24.h makes and refreshes the mask. GroupedLinear throws.
 struct Weights24 {
   static constexpr const char* kKind = "weights24";
   void fields(auto&& visit) { visit("mask", mask), visit("flips", flips), visit("active", active); }
@@ -86,6 +87,7 @@ struct Weights24 {
   Tensor mask;         // i32 [out, ceil(in / 32)], as of ops::transposable24
   Tensor flips;        // i32 [1]: elements whose mask changed when it was last made
   bool active = true;  // false: dense for now
+  std::optional<Rng> mvue = {};
 };
 
 /// The factors that the forms below have in place of a dense weight (nn/low_rank.h makes them). The parts of

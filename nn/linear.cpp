@@ -84,7 +84,7 @@ Tensor multiply(const Sparse24&, const Tensor& x, const Tensor& weight, const Te
 
 Tensor multiply(const Weights24& form, const Tensor& x, const Tensor& weight, const Tensor& bias,
                 const Tensor& residual) {
-  return form.active ? ops::weight24_linear(x, weight, form.mask, bias, residual)
+  return form.active ? ops::weight24_linear(x, weight, form.mask, bias, residual, form.mvue)
                      : ops::linear(x, weight, bias, residual);
 }
 

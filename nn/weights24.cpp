@@ -6,12 +6,13 @@
 
 namespace tessera::nn {
 
-void set_weights24(Linear& layer) {
+void set_weights24(Linear& layer, const std::optional<Rng>& mvue) {
   check(is_dense(layer.form), "weights24: the layer has the form ", name_of(layer.form),
         "; 2:4 weights are masks of dense ones");
   check(layer.weight.defined(), "weights24: the layer is tied to another's weight and has none of its own");
   const Tensor weight = layer.weight.detach();
-  layer.form = Weights24{ops::transposable24(weight), Tensor::zeros({1}, DType::i32, weight.device()), true};
+  layer.form =
+      Weights24{ops::transposable24(weight), Tensor::zeros({1}, DType::i32, weight.device()), true, mvue};
 }
 
 Weights24* weights24_of(Linear& layer) {

@@ -8,9 +8,10 @@
 
 namespace tessera::nn {
 
-/// Gives the layer the form, with the mask of its weight as it is. Throws unless the layer is dense and has a
-/// weight of its own.
-void set_weights24(Linear& layer);
+/// Gives the layer the form, with the mask of its weight as it is. With `mvue` the gradient of the weight is
+/// of two of every four tokens, drawn from that generator, whose state is the caller's to save. Throws unless
+/// the layer is dense and has a weight of its own.
+void set_weights24(Linear& layer, const std::optional<Rng>& mvue = {});
 
 /// The form of a layer that has it, or null.
 Weights24* weights24_of(Linear& layer);

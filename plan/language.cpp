@@ -111,16 +111,19 @@ double between_factors(const Forms& forms) {
 }
 
 /// Bytes of the masks of 2:4 weights, a bit per element in whole words of a row, in all blocks; and the most
-/// that a GEMM makes of one: it unpacked and masked, and compressed.
+/// that a GEMM makes of one: it unpacked and masked, and compressed, or by mvue the gradient of the layer's
+/// result, compressed.
 struct Masks24 {
   double masks = 0, transient = 0;
 };
-Masks24 masks24(const Sizes& s, const Forms& forms) {
+Masks24 masks24(const Sizes& s, const Forms& forms, double tokens) {
   Masks24 all;
   const double element = double(size_of(s.dtype));
   const auto add = [&](int64_t rows, int64_t in) {
     all.masks += 4 * double(s.layers) * double(rows) * double(ceil_div(in, 32));
     all.transient = std::max(all.transient, double(rows) * double(in) * (2.5 * element + 1.0 / 8));
+    if (forms.mvue24)
+      all.transient = std::max(all.transient, tokens * double(rows) * (element / 2 + 1.0 / 8));
   };
   if (forms.attention24) add(s.q + 2 * s.kv, s.d), add(s.d, s.q);
   if (forms.mlp24) add(s.up, s.d), add(s.d, s.ff);
@@ -170,7 +173,7 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
                                         : double(s.up) + double(s.gated ? s.ff : 0);
   const double in_mlp = (in_hidden + 2 * d) * tokens * element;
   const double in_attention = (2 * d + 2 * qkv + padded) * tokens * element + tokens * double(s.q) * 4;
-  const Masks24 sparse = masks24(s, forms);
+  const Masks24 sparse = masks24(s, forms, tokens);
   return {.parameters = parameters * element + sparse.masks,
           .gradients = parameters * 4,
           .optimizer = parameters * (size_of(s.dtype) == 2 ? 12 : 8),

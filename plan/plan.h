@@ -68,6 +68,7 @@ struct Forms {
   std::optional<HiddenBytes> hidden = {};   // of sparse feed-forward networks
   std::optional<HiddenBytes> between = {};  // of cola layers with 2:4 activations between the factors
   bool attention24 = false, mlp24 = false;  // 2:4 weights (nn::Weights24)
+  bool mvue24 = false;                      // their gradients of two of every four tokens
 };
 /// These throw if a rank is too large for a module.
 int64_t count_parameters(const LanguageConfig& config, const Forms& forms = {});

@@ -59,7 +59,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
   if (settings.sparse24.on())
     settings.sparse24.apply(model_, settings.sparsifies_networks(),
                             seed_for(RandomPurpose::activation_choice, settings.seed), sparse24_rng_);
-  settings.weights24.apply(model_);
+  settings.weights24.apply(model_, sparse24_rng_);
   const MemoryTag tag("batch");
   inputs_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
   targets_ = Tensor::empty_packed({settings.batch, settings.length}, DType::i64, device);
@@ -67,7 +67,7 @@ LanguageJob::LanguageJob(const LanguageSettings& settings, Device device, const 
   keep("model", model_);
   train_with(optimizer_);
   keep("ema", ema_), keep("loader", position_);
-  if (settings.sparse24.on()) keep("sparse24_rng", sparse24_rng_);
+  if (settings.sparse24.on() || settings.weights24.draws()) keep("sparse24_rng", sparse24_rng_);
   draws_from("rng", rng_);
 }
 

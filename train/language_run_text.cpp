@@ -74,7 +74,7 @@ std::string sparsity_lines(const LanguageSettings& settings, Device device) {
     std::visit(
         [&](const auto& m) {
           text += fmt::format("  weights   {}\n            {}\n", settings.weights24.description(),
-                              Weights24Settings::variants(settings.batch * settings.length, m.d_model,
+                              settings.weights24.variants(settings.batch * settings.length, m.d_model,
                                                           m.d_model, settings.dtype(), device));
         },
         settings.model);

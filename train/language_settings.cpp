@@ -164,6 +164,9 @@ void LanguageSettings::check_weights24() const {
       !sparse24.on() || !weights24.in_mlp(), family(), ": ", flag, " with --sparse24 ", sparse24.method,
       ": a GEMM has one sparse operand, the weight or the activations; give --weights-24 attn, or leave one "
       "of them out");
+  check(!weights24.draws() || order != "global", family(), ": ", flag,
+        " with --weights-24-gradient mvue: random choices are not those of any number of ranks (--order "
+        "global); use --order world, or --weights-24-gradient dense");
   check(activation_l1 == 0 || !weights24.in_mlp(), family(), ": ", flag,
         " with --activation-l1: the penalty needs dense weights in feed-forward networks; give --weights-24 "
         "attn, or leave one of them out");
@@ -190,6 +193,8 @@ void LanguageSettings::check_on_ranks(int ranks) const {
       ranks == 1 || !sparse24.has_state(), "train: sparse24 on ", ranks,
       " ranks: counts of an earlier step and random choices are each rank's own; train on one rank, or with "
       "--dense-share 0 and naive or fast");
+  check(ranks == 1 || !weights24.draws(), "train: weights24 on ", ranks,
+        " ranks: random choices are each rank's own; train on one rank, or with --weights-24-gradient dense");
 }
 
 void LanguageSettings::check_averages(int64_t zero) const {

@@ -63,6 +63,7 @@ struct LanguageSettings : TrainingSettings {
     if (sparsifies_networks()) forms.hidden = sparse24.hidden_bytes(dtype());
     if (sparsifies_factors()) forms.between = sparse24.hidden_bytes(dtype());
     forms.attention24 = weights24.in_attention(), forms.mlp24 = weights24.in_mlp();
+    forms.mvue24 = weights24.draws();
     return forms;
   }
   /// Memory of a step of one rank that trains alone, on one micro-batch: with the states of the optimizer,

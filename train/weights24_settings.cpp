@@ -25,10 +25,16 @@ void Weights24Settings::add_to(SettingList& list) {
       .named("--weights-24-decay")
       .range(0.0, 1e6)
       .absent_means(usual.decay);
+  list.add("weights24_gradient", gradient,
+           "--weights-24: gradients of the weights of all tokens (dense), or of two of every four, drawn so "
+           "that they are right on average (mvue)")
+      .named("--weights-24-gradient")
+      .one_of({"dense", "mvue"})
+      .absent_means(usual.gradient);
 }
 
 void Weights24Settings::check_given(const Given& given) const {
-  for (const char* const flag : {"--weights-24-every", "--weights-24-decay"})
+  for (const char* const flag : {"--weights-24-every", "--weights-24-decay", "--weights-24-gradient"})
     check(on() || !given.contains(flag), flag, " needs --weights-24; add --weights-24 attn,mlp, or leave ",
           flag, " out");
 }
@@ -41,18 +47,26 @@ bool Weights24Settings::takes(const std::string& name) const {
 
 std::string Weights24Settings::description() const {
   std::string text = fmt::format("2:4 in {}: masks every {} steps", layers, every);
-  return decay > 0 ? text + fmt::format(", decay {:g}", decay) : text;
+  if (decay > 0) text += fmt::format(", decay {:g}", decay);
+  return draws() ? text + ", gradients by mvue" : text;
 }
 
-std::string Weights24Settings::variants(int64_t tokens, int64_t in, int64_t out, DType dtype, Device device) {
+std::string Weights24Settings::variants(int64_t tokens, int64_t in, int64_t out, DType dtype,
+                                        Device device) const {
+  const auto matrix = [&](int64_t rows, int64_t columns) {
+    return Tensor::empty({rows, columns}, dtype, device);
+  };
   const auto taken = [&](ops::Along24 along) {
     const ops::Sparse24 weight = ops::Sparse24::empty(out, in, along, dtype, device);
-    const Tensor b = Tensor::empty({tokens, weight.k()}, dtype, device),
-                 d = Tensor::empty({tokens, weight.m()}, dtype, device);
-    return ops::multiply24_variant(d.transpose(0, 1), weight, b.transpose(0, 1));
+    return ops::multiply24_variant(matrix(tokens, weight.m()).transpose(0, 1), weight,
+                                   matrix(tokens, weight.k()).transpose(0, 1));
   };
-  return fmt::format("forward by {}, input gradient by {}", taken(ops::Along24::features),
-                     taken(ops::Along24::tokens));
+  std::string text = fmt::format("forward by {}, input gradient by {}", taken(ops::Along24::features),
+                                 taken(ops::Along24::tokens));
+  if (!draws()) return text;
+  const ops::Sparse24 dy = ops::Sparse24::empty(tokens, out, ops::Along24::tokens, dtype, device);
+  const Tensor gradient = Tensor::empty({out, in}, DType::f32, device);
+  return text + ", weight gradient by " + ops::multiply24_variant(gradient, dy, matrix(tokens, in));
 }
 
 }  // namespace tessera::train

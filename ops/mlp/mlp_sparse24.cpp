@@ -15,6 +15,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/select/select.h"
+#include "ops/sparse24/weight_gradient24_internal.h"
 #include "runtime/has_cuda.h"
 #include "runtime/integers.h"
 #include "runtime/philox.h"
@@ -230,17 +231,6 @@ void Pass::input_gradient(Backward& b, const Tensor& act, const Tensor& dh, cons
   b.give(0, std::move(dx));
 }
 
-/// Hands [rows, columns] of the weight's shape, made by `multiply(d, accumulate)`, to that input.
-template <class F>
-void give_weight_gradient(Backward& b, int input, const Tensor& weight, F&& multiply) {
-  const DType wide = sum_dtype(weight.dtype());
-  GradTarget target = b.target(input);
-  if (!target.grad.defined() || target.grad.dtype() != wide || !writable(target.grad))
-    target = {Tensor::empty(weight.shape(), wide, weight.device()), false};
-  multiply(target.grad, target.accumulate);
-  b.written(input, target);
-}
-
 /// The columns that a split GEMM takes as they are: part [rows, n] or [n, columns] of a gradient.
 Tensor empty_part(int64_t rows, int64_t columns, const Tensor& like) {
   return Tensor::empty({rows, columns}, like.dtype(), like.device());
@@ -268,7 +258,7 @@ void Pass::weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, co
   if (how.ddown == Gemm24::dense) {
     linear_parameter_gradients(b, 2, 4, down.get(), act, dy);
   } else if (b.needs(2)) {
-    give_weight_gradient(b, 2, down.get(), [&](const Tensor& d, bool accumulate) {
+    give_weight_gradient24(b, 2, down.get(), [&](const Tensor& d, bool accumulate) {
       multiply_required(how, "ddown", d.transpose(0, 1), pattern(how.ddown), ordered(dy),
                         {.accumulate = accumulate});
       if (how.ddown != Gemm24::split) return;
@@ -284,7 +274,7 @@ void Pass::weight_gradients(Backward& b, const Tensor& act, const Tensor& dy, co
   }
   bias_gradient(b, 3, dh);
   if (!b.needs(1)) return;
-  give_weight_gradient(b, 1, up.get(), [&](const Tensor& d, bool accumulate) {
+  give_weight_gradient24(b, 1, up.get(), [&](const Tensor& d, bool accumulate) {
     const Tensor operand = ordered(how.dup == Gemm24::split ? dh_sparse : dh);
     const Sparse24 compressed = how.token_method == Method24::mvue
                                     ? compress24(operand, Along24::tokens, token_selection_of_gradient)
@@ -328,7 +318,7 @@ void Pass::run_compressed(Backward& b, const Tensor& dy) const {
   HiddenGradient24 hidden_parts = compressed(b, da);
   da = Tensor();
   if (b.needs(2))
-    give_weight_gradient(b, 2, down.get(), [&](const Tensor& d, bool accumulate) {
+    give_weight_gradient24(b, 2, down.get(), [&](const Tensor& d, bool accumulate) {
       multiply_required(how, "ddown", d.transpose(0, 1), hidden_parts.act_by_tokens, in_order(how, dy),
                         {.accumulate = accumulate});
       if (!splits) return;
@@ -339,7 +329,7 @@ void Pass::run_compressed(Backward& b, const Tensor& dy) const {
   bias_gradient(b, 4, dy);
   hidden_parts.act_by_tokens = {};
   if (b.needs(1))
-    give_weight_gradient(b, 1, up.get(), [&](const Tensor& d, bool accumulate) {
+    give_weight_gradient24(b, 1, up.get(), [&](const Tensor& d, bool accumulate) {
       const Tensor rows = flatten_leading(x.get(), 1);
       multiply_required(how, "dup", d, hidden_parts.dh_by_tokens, in_order(how, rows),
                         {.accumulate = accumulate});

@@ -7,6 +7,7 @@
 #include "ops/pointwise/pointwise.h"
 #include "ops/reduce/reduce.h"
 #include "ops/sparse24/weight24_kernels.h"
+#include "ops/sparse24/weight_gradient24_internal.h"
 #include "ops/sum_dtype.h"
 #include "runtime/has_cuda.h"
 
@@ -57,7 +58,7 @@ Tensor transposable24(const Tensor& weight, Site site) {
 }
 
 Tensor weight24_linear(const Tensor& x, const Tensor& weight, const Tensor& mask, const Tensor& bias,
-                       const Tensor& residual, Site site) {
+                       const Tensor& residual, const std::optional<Rng>& mvue, Site site) {
   const CallScope call(site);
   constexpr const char* kOp = "weight24_linear";
   const Shape shape = check_linear_call(kOp, x, weight, bias, residual);
@@ -70,12 +71,22 @@ Tensor weight24_linear(const Tensor& x, const Tensor& weight, const Tensor& mask
   multiply_weight(rows(y), rows(x), weight, mask, Along24::features, options);
   Tape* const tape = Tape::recording(x, weight, bias, residual);
   if (!tape) return y;
+  std::optional<Selection24> drawn;
+  if (mvue && requires_grad(weight)) drawn = Selection24::mvue(*mvue, x.device(), site);
   tape->record(kOp, {&x, &weight, &bias, &residual}, {&y},
                [x = requires_grad(weight) ? Saved(x) : Saved(), weight = Saved(weight), mask = Saved(mask),
-                x_shape = x.shape()](Backward& b) {
+                x_shape = x.shape(), drawn](Backward& b) {
                  const Tensor dy = flatten_leading(b.grad(), 1);
-                 linear_parameter_gradients(b, 1, 2, weight.get(),
-                                            b.needs(1) ? flatten_leading(x.get(), 1) : Tensor(), dy);
+                 const Tensor tokens = b.needs(1) ? flatten_leading(x.get(), 1) : Tensor();
+                 if (drawn && b.needs(1)) {
+                   give_weight_gradient24(b, 1, weight.get(), [&](const Tensor& d, bool accumulate) {
+                     multiply24(d, compress24(dy, Along24::tokens, *drawn), tokens,
+                                {.accumulate = accumulate});
+                   });
+                   bias_gradient(b, 2, dy);
+                 } else {
+                   linear_parameter_gradients(b, 1, 2, weight.get(), tokens, dy);
+                 }
                  Tensor dx;
                  if (b.needs(0)) {
                    dx = Tensor::empty(x_shape, dy.dtype(), dy.device());

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "ops/sparse24/sparse24.h"
 
 /// Training with 2:4 weights by transposable masks (Hu et al., arXiv:2404.01847).
@@ -26,14 +28,17 @@ Tensor transposable24(const Tensor& weight, Site site = Site::here());
 ///   dbias = column sums of dy in f32, dresidual = dy
 /// y and dx are multiply24's GEMMs with the weight compressed along its inputs and along its outputs, which
 /// chooses the variant: sparse tensor cores, or "decompressed", the masked weight multiplied as a dense one.
-/// dweight is dense. The weight is compressed in each pass, whose cost does not depend on the number of
-/// tokens.
+/// dweight is dense, unless there is a generator `mvue`: then it is S(dy)^T x, by multiply24 as well. S keeps
+/// two of every four tokens of dy, drawn so that the mean over draws is dy (Method24::mvue), and each
+/// recorded call takes a stream of the generator. The weight is compressed in each pass,
+/// whose cost does not depend on the number of tokens.
 ///
-/// Rounding: as multiply24. Saves x, the weight and the mask; the weight and the mask must not change before
-/// the backward pass. Throws where sizes, dtypes or devices disagree; a mask that is not transposable throws
-/// no error: what of a group of four exceeds two elements is lost.
+/// Rounding: as multiply24, S(dy) to dy's dtype. Saves x, the weight and the mask; the weight and the mask
+/// must not change before the backward pass. Throws where sizes, dtypes or devices disagree; a mask that is
+/// not transposable throws no error: what of a group of four exceeds two elements is lost.
 Tensor weight24_linear(const Tensor& x, const Tensor& weight, const Tensor& mask, const Tensor& bias = {},
-                       const Tensor& residual = {}, Site site = Site::here());
+                       const Tensor& residual = {}, const std::optional<Rng>& mvue = {},
+                       Site site = Site::here());
 
 /// Half the sum of the squares of the elements that the mask prunes: f32 (f64 for f64), of rank 0. As a part
 /// of the loss, times a factor, it is that paper's masked decay: dweight += factor (1 - M) . weight. The

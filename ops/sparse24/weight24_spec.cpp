@@ -56,10 +56,19 @@ OpSpec masked_linear_spec() {
                        mask_input(),
                        {"bias", "[out]", true},
                        {"residual", "[..., out]", true}},
+            .attrs = {{"gradient",
+                       std::string("dense"),
+                       "dy in dweight: whole, or two of every four tokens (mvue)",
+                       {"dense", "mvue"}},
+                      {"seed", int64_t{0}, "random seed of mvue"}},
             .outputs = {{"y", "[..., out]"}}};
-  op.run = [](const std::vector<Tensor>& in, const Attrs&) {
-    return std::vector{weight24_linear(in[0], in[1], in[2], in[3], in[4])};
+  op.run = [](const std::vector<Tensor>& in, const Attrs& attrs) {
+    SeededRng seeded(attrs.integer("seed"));
+    std::optional<Rng> mvue;
+    if (attrs.word("gradient") == "mvue") mvue = seeded.rng();
+    return std::vector{weight24_linear(in[0], in[1], in[2], in[3], in[4], mvue)};
   };
+  op.seed = "seed";
   op.derive = [](const std::vector<Tensor>& in, const Attrs&) { return std::vector{transposable24(in[1])}; };
   op.problem = [](const Dims& d, const Attrs&) {
     const int64_t rows = d.at("T"), in = d.at("in"), out = d.at("out");
@@ -88,8 +97,12 @@ OpSpec masked_linear_spec() {
   };
   // Central differences of the weight are those of the masked function, which its gradient is not; see
   // tests/ops/weight24_test.cpp.
-  const auto add = [&](const Dims& dims, Placement placement = Placement::pitched) {
-    op.cases.push_back({.dims = dims, .placement = placement, .gradcheck = false});
+  const auto add = [&](const Dims& dims, Placement placement = Placement::pitched,
+                       const char* gradient = "dense") {
+    op.cases.push_back({.dims = dims,
+                        .attrs = {{"gradient", std::string(gradient)}, {"seed", dims.at("T")}},
+                        .placement = placement,
+                        .gradcheck = false});
   };
   add(sized(7, 9, 5));
   add({{"B", 2}, {"T", 3}, {"in", 8}, {"out", 4}, {"bias", 1}, {"residual", 1}});
@@ -102,11 +115,19 @@ OpSpec masked_linear_spec() {
     add(dims);
   }
   add({{"T", 129}, {"in", 200}, {"out", 66}, {"bias", 1}, {"residual", 1}});
+  add(sized(7, 9, 5), Placement::pitched, "mvue");
+  add({{"T", 12}, {"in", 5}, {"out", 7}, {"bias", 1}}, Placement::transposed, "mvue");
+  add({{"B", 2}, {"T", 3}, {"in", 40}, {"out", 4}, {"residual", 1}}, Placement::strided, "mvue");
+  for (const auto& [rows, in, out] : {std::tuple<int64_t, int64_t, int64_t>{0, 3, 2}, {4, 0, 3}, {4, 3, 0}})
+    add(sized(rows, in, out), Placement::pitched, "mvue");
+  add({{"T", 129}, {"in", 200}, {"out", 66}, {"bias", 1}}, Placement::pitched, "mvue");
   op.honours_f32_math = true;
   op.tolerance_factor_f32 = 8;
   op.tolerance_reason = "the GEMMs are those of multiply24 and linear";
   for (const auto& [in, out] : {std::pair<int64_t, int64_t>{2048, 8192}, {4096, 16384}})
     op.benches.push_back({.dims = sized(16384, in, out), .gradcheck = false});
+  op.benches.push_back(
+      {.dims = sized(16384, 4096, 16384), .attrs = {{"gradient", std::string("mvue")}}, .gradcheck = false});
   return op;
 }
 

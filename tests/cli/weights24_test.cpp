@@ -39,6 +39,22 @@ TEST(Weights24Training, LearnsAndLogsFlipRateAndDecay) {
   EXPECT_FALSE(json::parse(at.get("runs/dense/run.json")).at("job").contains("weights24"));
 }
 
+TEST(Weights24Training, DrawsGradientsByMvueAndSaysSo) {
+  const Workplace at;
+  put_clauses(at);
+  const std::string flags = kTrainOnClauses + " --steps 6 --warmup 2 --weights-24 mlp";
+  expect_success(run(at, flags + " --name dense"));
+  for (const std::string seed : {" --seed 1", " --seed 2"})
+    expect_success(run(at, flags + " --weights-24-gradient mvue --name mvue" + seed.back() + seed));
+  const std::vector<json> dense = metrics_of(at, "runs/dense"), one = metrics_of(at, "runs/mvue1");
+  EXPECT_NE(one[5].at("loss"), dense[5].at("loss"));
+  EXPECT_LT(one[5].at("loss").get<double>(), one[0].at("loss").get<double>());
+  EXPECT_EQ(json::parse(at.get("runs/mvue1/run.json")).at("job").at("weights24_gradient"), "mvue");
+  const Outcome told = run(at, "train llama --resume runs/mvue2 --steps 7 --device cpu");
+  expect_success(told);
+  EXPECT_TRUE(holds_all(told.out, "gradients by mvue|weight gradient by cpu"));
+}
+
 TEST(Weights24Training, GoesOnToTheSameBitsAndRefusesOtherSettings) {
   const Workplace at;
   put_clauses(at);
@@ -53,7 +69,8 @@ TEST(Weights24Training, GoesOnToTheSameBitsAndRefusesOtherSettings) {
     expect_success(run(at, "train llama --resume runs/a --device cpu --quiet"));
     EXPECT_TRUE(at.get(end) == whole) << "from step " << step;
   }
-  for (const std::string flag : {"--weights-24 mlp", "--weights-24-every 5", "--weights-24-decay 0.5"}) {
+  for (const std::string flag :
+       {"--weights-24 mlp", "--weights-24-every 5", "--weights-24-decay 0.5", "--weights-24-gradient mvue"}) {
     const Outcome other = run(at, "train llama --resume runs/a --steps 9 --device cpu --quiet " + flag);
     EXPECT_NE(other.code, 0) << flag;
     EXPECT_TRUE(holds_all(other.err, flag.substr(0, flag.find(' '))));
@@ -81,15 +98,19 @@ TEST(Weights24Training, RefusesWhatMakesNoSense) {
   const Workplace at;
   put_clauses(at);
   const std::string train = kTrainOnClauses + " --steps 4 ";
-  expect_failures(at, {{train + "--weights-24 all", 2, "--weights-24"},
-                       {train + "--weights-24-every 5", 2, "--weights-24-every|needs --weights-24"},
-                       {train + "--weights-24-decay 1", 2, "--weights-24-decay|needs --weights-24"},
-                       {train + "--weights-24 mlp --weights-24-every 0", 2, "--weights-24-every"},
-                       {train + "--weights-24 mlp --weights-24-decay -1", 2, "--weights-24-decay"},
-                       {train + "--weights-24 mlp --dense-first 2 --dense-last 2", 2, "none of the 4 steps"},
-                       {train + "--weights-24 mlp --ffn relu2 --sparse24 naive", 2, "one sparse operand"},
-                       {train + "--weights-24 mlp --ffn relu2 --activation-l1 1", 2, "--activation-l1"},
-                       {train + "--weights-24 mlp --form low_rank --rank 4", 2, "--form low_rank"}});
+  expect_failures(
+      at, {{train + "--weights-24 all", 2, "--weights-24"},
+           {train + "--weights-24-every 5", 2, "--weights-24-every|needs --weights-24"},
+           {train + "--weights-24-decay 1", 2, "--weights-24-decay|needs --weights-24"},
+           {train + "--weights-24-gradient mvue", 2, "--weights-24-gradient|needs --weights-24"},
+           {train + "--weights-24 mlp --weights-24-gradient half", 2, "--weights-24-gradient"},
+           {train + "--weights-24 mlp --weights-24-gradient mvue --order global", 2, "random choices"},
+           {train + "--weights-24 mlp --weights-24-every 0", 2, "--weights-24-every"},
+           {train + "--weights-24 mlp --weights-24-decay -1", 2, "--weights-24-decay"},
+           {train + "--weights-24 mlp --dense-first 2 --dense-last 2", 2, "none of the 4 steps"},
+           {train + "--weights-24 mlp --ffn relu2 --sparse24 naive", 2, "one sparse operand"},
+           {train + "--weights-24 mlp --ffn relu2 --activation-l1 1", 2, "--activation-l1"},
+           {train + "--weights-24 mlp --form low_rank --rank 4", 2, "--form low_rank"}});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "nn/mlp.h"
 #include "ops/bits/bits.h"
 #include "ops/pointwise/pointwise.h"
+#include "ops/reduce/reduce.h"
 #include "ops/sparse24/weight24.h"
 #include "tests/errors.h"
 #include "tests/nn/random.h"
@@ -37,6 +38,34 @@ TEST(Weights24, MultipliesTheMaskedWeightWhileItIsActive) {
   EXPECT_NE(sparse, dense);
   weights24_of(layer)->active = false;
   EXPECT_EQ(values(layer(x, residual)), dense);
+}
+
+TEST(Weights24, DrawsTheWeightGradientFromTheGeneratorThatItIsGiven) {
+  Rng rng(1), drawn(5), same(5);
+  Linear layer = layer_of(rng);
+  const Tensor x = random({8, 12}, 2);
+  const auto gradient = [&](Linear& of) {
+    Tape tape;
+    tape.backward(ops::sum(of(x)));
+    const std::vector<double> found = values(grad(of.weight));
+    zero_grad(of.weight);
+    return found;
+  };
+  set_weights24(layer);
+  const std::vector<double> whole = gradient(layer);
+  layer.form = Dense{};
+  set_weights24(layer, drawn);
+  const std::vector<double> first = gradient(layer), second = gradient(layer);
+  EXPECT_NE(first, whole);
+  EXPECT_NE(second, first);
+  const Form captured = layer.form;
+  weights24_of(layer)->mvue = same;
+  EXPECT_NE(layer.form, captured);  // a captured step draws from the other one
+  EXPECT_EQ(gradient(layer), first);
+  weights24_of(layer)->active = false;
+  const Rng::State before = same.state();
+  gradient(layer);
+  EXPECT_EQ(same.state(), before);  // a dense step draws nothing
 }
 
 TEST(Weights24, AnMlpCallsItsLayersByThemselves) {

@@ -10,6 +10,7 @@
 #include "autograd/tape.h"
 #include "ops/bits/bits.h"
 #include "ops/linear/linear.h"
+#include "ops/matmul/matmul.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/random/random.h"
 #include "tests/errors.h"
@@ -155,6 +156,66 @@ TEST(Weight24Linear, ReadsTheMaskItIsGiven) {
   const std::vector<double> actual = values(weight24_linear(x, weight, mask)),
                             expected = values(linear(x, masked));
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(actual[i], expected[i], 1e-12);
+}
+
+TEST(Weight24Linear, ByMvueTheWeightGradientIsThatOfDrawnTokensAndItsMeanThatOfAll) {
+  const int64_t tokens = 10, in = 6, out = 9;
+  const Tensor given = normal({tokens, in}, 1), weights = normal({out, in}, 2), dy = normal({tokens, out}, 3);
+  const Tensor mask = transposable24(weights);
+  Rng rng(7), same(7);
+  // x, bias and residual get the gradients that they have without it, to the bit.
+  const auto run = [&](const std::optional<Rng>& mvue) {
+    Tensor x = given.clone(), weight = weights.clone(), bias = normal({out}, 4);
+    for (Tensor* const leaf : {&x, &weight, &bias}) require_grad(*leaf);
+    Tape tape;
+    const std::vector<Tensor> of{weight24_linear(x, weight, mask, bias, {}, mvue)}, grads{dy};
+    tape.backward(of, grads);
+    return std::array{values(grad(weight)), values(of[0]), values(grad(x)), values(grad(bias))};
+  };
+  const auto whole = run({});
+  constexpr int kDraws = 4000;
+  std::vector<double> sums(whole[0].size()), squares(whole[0].size());
+  for (int draw = 0; draw < kDraws; ++draw) {
+    const auto drawn = run(rng);
+    for (size_t i = 1; i < 4; ++i) ASSERT_EQ(drawn[i], whole[i]) << i;
+    const Tensor kept = decompress24(compress24(dy, Along24::tokens, Selection24::mvue(same, Device::cpu())));
+    const std::vector<double> expected = values(matmul(kept, given, true));
+    for (size_t i = 0; i < sums.size(); ++i) {
+      ASSERT_NEAR(drawn[0][i], expected[i], 1e-12) << draw;
+      sums[i] += drawn[0][i], squares[i] += drawn[0][i] * drawn[0][i];
+    }
+  }
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const double mean = sums[i] / kDraws, deviation = std::sqrt((squares[i] / kDraws - mean * mean) / kDraws);
+    EXPECT_GT(deviation, 0) << i;  // something is drawn
+    EXPECT_LE(std::abs(mean - whole[0][i]), 4.5 * deviation) << i;
+  }
+}
+
+TEST(Weight24Linear, ByMvueAddsToAGradientAndDrawsOnlyWhereAWeightTrains) {
+  const Tensor x = normal({8, 4}, 1), dy = normal({8, 5}, 3), mask = transposable24(normal({5, 4}, 2));
+  Rng rng(7);
+  Tensor weight = normal({5, 4}, 2);
+  const auto backward = [&](Rng& from) {
+    Tape tape;
+    const std::vector<Tensor> of{weight24_linear(x, weight, mask, {}, {}, from)}, grads{dy};
+    if (requires_grad(weight)) tape.backward(of, grads);
+  };
+  backward(rng);  // frozen
+  weight24_linear(x, weight, mask, {}, {}, rng);
+  EXPECT_EQ(rng.state(), Rng(7).state());
+  require_grad(weight);
+  backward(rng);
+  const std::vector<double> first = values(grad(weight));
+  backward(rng);
+  const std::vector<double> both = values(grad(weight));
+  zero_grad(weight);
+  Rng again(7);
+  again.reserve(Device::cpu());
+  backward(again);
+  const std::vector<double> second = values(grad(weight));
+  EXPECT_NE(first, second);
+  for (size_t i = 0; i < both.size(); ++i) EXPECT_NEAR(both[i], first[i] + second[i], 1e-12);
 }
 
 TEST(MaskedDecay24, DecaysWhatIsPruned) {

@@ -80,8 +80,10 @@ TEST(Weights24Job, GoesOnToTheSameBitsAcrossARefreshAndASwitchWithAnyNumberOfThr
   const int threads = cpu_threads();
   const TemporaryFolder root;
   const LanguageData data = weights24_data(root);
-  for (const std::string layers : {"attn", "attn,mlp"}) {
+  for (const auto& [layers, gradient] :
+       {std::pair{"attn", "dense"}, {"attn,mlp", "dense"}, {"attn,mlp", "mvue"}}) {
     LanguageSettings settings = weights24_job(layers);
+    settings.weights24.gradient = gradient;
     settings.steps = 9, settings.sparse24.dense_first = 1, settings.sparse24.dense_last = 2;
     settings.accumulate = 2;
     const auto bytes_after = [&](int first, int last, const std::string& from) {
@@ -100,7 +102,8 @@ TEST(Weights24Job, GoesOnToTheSameBitsAcrossARefreshAndASwitchWithAnyNumberOfThr
       const std::string part = root / "part.safetensors";
       io::write_file(part, bytes_after(0, stop, ""));
       set_cpu_threads(3);
-      EXPECT_TRUE(bytes_after(stop, 9, part) == whole) << layers << " stopped after " << stop;
+      EXPECT_TRUE(bytes_after(stop, 9, part) == whole)
+          << layers << " " << gradient << " stopped after " << stop;
       set_cpu_threads(1);
     }
     set_cpu_threads(threads);
@@ -226,6 +229,9 @@ TEST(Weights24Job, RefusesWhatDoesNotGoTogether) {
           "expected none, attn, mlp or attn,mlp");
   refuses([](LanguageSettings& job) { job.weights24.every = 0; }, "--weights-24-every");
   refuses([](LanguageSettings& job) { job.weights24.decay = -1; }, "--weights-24-decay");
+  refuses([](LanguageSettings& job) { job.weights24.gradient = "naive"; }, "--weights-24-gradient");
+  refuses([](LanguageSettings& job) { job.weights24.gradient = "mvue", job.order = "global"; },
+          "random choices are not those of any number of ranks");
   refuses([](LanguageSettings& job) { job.sparse24.method = "naive"; }, "a GEMM has one sparse operand");
   refuses([](LanguageSettings& job) { job.activation_l1 = 1; }, "with --activation-l1");
   refuses([](LanguageSettings& job) { job.factors.form = "low_rank", job.factors.rank = 4; },
@@ -235,6 +241,10 @@ TEST(Weights24Job, RefusesWhatDoesNotGoTogether) {
           "none of the 20 steps");
   LanguageSettings fits = weights24_job("attn");
   EXPECT_EQ(message_of([&] { fits.validate(); }), "");
+  fits.weights24.gradient = "mvue";
+  EXPECT_EQ(message_of([&] { fits.validate(); }), "");
+  EXPECT_NE(message_of([&] { fits.check_on_ranks(2); }).find("--weights-24-gradient dense"),
+            std::string::npos);
 }
 
 }  // namespace
