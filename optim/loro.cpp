@@ -199,7 +199,7 @@ class LoroRule : public Rule {
     });
     write(updates);
     counts_.data<int64_t>()[kExact] += exact, counts_.data<int64_t>()[kCheap] += cheap;
-    if (options_.refresh) restart_moments({m_, v_});
+    if (options_.moments != LoroMoments::keep) restart_moments({m_, v_});
   }
 
   static Update riemannian(const Tensor& a, const Tensor& b, const Tensor& da, const Tensor& db,
@@ -291,6 +291,11 @@ SingularFactor parse_singular_factor(std::string_view name) {
                                     {"error", "cheap"}, name);
 }
 
+LoroMoments parse_loro_moments(std::string_view name) {
+  return parse_name<LoroMoments>("loro: there is no treatment of moments", {"reset", "keep", "reset_all"},
+                                 name);
+}
+
 std::shared_ptr<Rule> loro_rule(const LoroOptions& options) {
   check(!options.pairs.empty(),
         "LORO: there are no weights made of two factors; give the model some (--form low_rank)");
@@ -300,6 +305,9 @@ std::shared_ptr<Rule> loro_rule(const LoroOptions& options) {
   check(options.lr_scale == -1 || options.lr_scale > 0,
         "LORO: the scale of cheap steps (--loro-lr-scale) is ", options.lr_scale,
         "; expected more than 0, or -1: rank / size");
+  check(options.moments != LoroMoments::reset_all || options.momentum_reset == 0,
+        "LORO: moments = reset_all and momentum_reset = ", options.momentum_reset,
+        " both say when all moments are reset; give one");
   adamw_rule(options.beta1, options.beta2, options.eps);  // checks these
   return std::make_shared<LoroRule>(options);
 }
@@ -307,7 +315,9 @@ std::shared_ptr<Rule> loro_rule(const LoroOptions& options) {
 Loro::Loro(std::vector<nn::NamedParameter> parameters, const LoroOptions& options)
     : Optimizer("LORO", parameters, with_scales(parameters, options),
                 {{.rule = loro_rule(options), .takes = is_factor(options)},
-                 {.rule = adamw_rule(options.beta1, options.beta2, options.eps, options.momentum_reset),
+                 {.rule = adamw_rule(
+                      options.beta1, options.beta2, options.eps,
+                      options.moments == LoroMoments::reset_all ? options.every : options.momentum_reset),
                   .lr_scale = options.adamw_lr_scale}}) {}
 
 Loro Loro::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {

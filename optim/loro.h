@@ -18,11 +18,19 @@ enum class SingularFactor : uint8_t {
 };
 SingularFactor parse_singular_factor(std::string_view name);  // throws, naming the choices
 
+/// Which moments begin at zero again after an exact step.
+enum class LoroMoments : uint8_t {
+  reset,     // those of the factors, which have other bases
+  keep,      // none
+  reset_all  // those of all parameters, as in the published runs
+};
+LoroMoments parse_loro_moments(std::string_view name);  // throws, naming the choices
+
 struct LoroOptions {
   double lr = 1e-2;
-  int64_t every = 500;         // period of exact steps; 0: none
-  double lr_scale = -1;        // of cheap steps, times lr; -1: rank / min(in, out of the largest part)
-  bool refresh = true;         // the moments become zeros after an exact step
+  int64_t every = 500;   // period of exact steps; 0: none
+  double lr_scale = -1;  // of cheap steps, times lr; -1: rank / min(in, out of the largest part)
+  LoroMoments moments = LoroMoments::reset;
   int64_t refactor_every = 0;  // steps after which the factors are balanced; 0: never
   int64_t momentum_reset = 0;  // period of resets of the moments, in steps; 0: never
   SingularFactor singular = SingularFactor::error;
@@ -47,7 +55,7 @@ struct LoroOptions {
 ///           and W - lr (X + weight_decay W) is brought back to the rank by its singular value decomposition,
 ///           of a core of 2 rank x 2 rank; it becomes b = U sqrt(S), a = sqrt(S) V^T. Were N the identity, X
 ///           would be the projection of dW onto the tangent space.
-///   then    the moments begin at zero again (refresh), since the factors have other bases
+///   then    moments begin at zero again (`moments`)
 ///
 /// Refactorisation (arXiv:2505.22922, section 4) is the last part alone: the product stays, its factors
 /// become U sqrt(S) and sqrt(S) V^T, and the moments are reset. With every = 0 and lr_scale = 1 it is AdamW

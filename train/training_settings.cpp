@@ -63,8 +63,10 @@ void TrainingSettings::add_to(SettingList& list) {
            "loro: factor of the learning rate in steps on the factors; -1: rank / size")
       .range(-1.0, 1e6)
       .absent_means(usual.loro_lr_scale);
-  list.add("loro_moments", loro_moments, "loro: moments after an exact step")
-      .one_of({"reset", "keep"})
+  list.add("loro_moments", loro_moments,
+           "loro: moments after an exact step: those of the factors reset (reset), all (reset_all), or none "
+           "(keep)")
+      .one_of({"reset", "reset_all", "keep"})
       .absent_means(usual.loro_moments);
   list.add("loro_singular", loro_singular,
            "loro: at a singular factor, end the run (error) or step on both factors (cheap)")
@@ -190,7 +192,7 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
                                            .svd = optim::parse_galore_svd(galore_svd)},
                                 .loro = {.every = loro_every,
                                          .lr_scale = loro_lr_scale,
-                                         .refresh = loro_moments == "reset",
+                                         .moments = optim::parse_loro_moments(loro_moments),
                                          .refactor_every = refactor_every,
                                          .singular = optim::parse_singular_factor(loro_singular)},
                                 .groups = std::move(groups),
@@ -227,6 +229,9 @@ void TrainingSettings::check_training(const char* family, DType dtype) const {
   // The range of the setting cannot say that nothing lies between -1 and 0.
   check(loro_lr_scale == -1 || loro_lr_scale > 0, family, ": loro_lr_scale (--loro-lr-scale) is ",
         loro_lr_scale, "; expected more than 0, or -1: rank / size");
+  check(loro_moments != "reset_all" || momentum_reset == 0, family,
+        ": --loro-moments reset_all with --momentum-reset ", momentum_reset,
+        "; both say when all moments are reset, so leave one of them out");
   check(optimizer_states == "f32" || optimizer == "adamw" || optimizer == "sgd", family,
         ": optimizer_states (--optimizer-states) is ", optimizer_states, ", and the optimizer is ", optimizer,
         ", which works on f32 states; take adamw or sgd, or f32 states");

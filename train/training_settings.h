@@ -30,7 +30,7 @@ struct TrainingSettings {
               galore_svd = "exact";  // names of optim::GaloreProjection and GaloreSvd
   int64_t loro_every = 500, refactor_every = 0;
   double loro_lr_scale = -1;
-  std::string loro_moments = "reset";        // or "keep": after an exact step
+  std::string loro_moments = "reset";        // or "reset_all", "keep": after an exact step
   std::string loro_singular = "error";       // a name of optim::SingularFactor
   std::string missing_grad = "zero";         // or "skip": optim::MissingGrad; declared by those that set it
   std::string optimizer_states = "f32";      // or "bf16": optim::OptimizerOptions::states

@@ -196,6 +196,8 @@ TEST(LowRankRun, EndsWithOneLineForBadInputs) {
            {"--optimizer loro --form cola --rank 4", "loro|--form is cola"},
            {"--optimizer loro --form low_rank --rank 4 --loro-lr-scale -0.5", "--loro-lr-scale"},
            {"--optimizer loro --form low_rank --rank 4 --loro-singular skip", "--loro-singular"},
+           {"--optimizer loro --form low_rank --rank 4 --loro-moments reset_all --momentum-reset 3",
+            "--loro-moments reset_all with --momentum-reset 3"},
            {"--optimizer galore --loro-every 3", "--loro-every is for --optimizer loro"}}) {
     const Outcome done = run(at, train(wrong.flags, "x", 2));
     EXPECT_NE(done.code, 0) << wrong.flags;

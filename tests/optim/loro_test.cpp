@@ -67,25 +67,28 @@ Tensor exact_product(const Tensor& a, const Tensor& b, const Tensor& da, const T
 }
 
 TEST(Loro, TakesCheapStepsAndExactOnes) {
-  for (const bool refresh : {true, false})
+  for (const LoroMoments moments : {LoroMoments::reset, LoroMoments::keep, LoroMoments::reset_all})
     for (const double scale : {-1.0, 0.5}) {
       LoroOptions options = loro_options(4);
-      options.refresh = refresh, options.lr_scale = scale, options.weight_decay = 0.1;
+      options.moments = moments, options.lr_scale = scale, options.weight_decay = 0.1;
       const std::vector<nn::NamedParameter> parameters = factors(DType::f64);
-      const Tensor &a = parameters[0].tensor, &b = parameters[1].tensor;
+      const Tensor &a = parameters[0].tensor, &b = parameters[1].tensor, &norm = parameters[2].tensor;
       Loro optimizer(parameters, options);
       EXPECT_STREQ(optimizer.rule_of(0), "loro");
       EXPECT_STREQ(optimizer.rule_of(2), "adamw");
       const double cheap = scale == -1 ? 2.0 / 5 : scale;  // rank / min(7, 5)
-      Adam of_a, of_b;
+      Adam of_a, of_b, of_norm;
       for (int step = 0; step < 9; ++step) {
         const Tensor before_a = a.detach().clone(), before_b = b.detach().clone(),
                      ga = gradient_of(0, step, a.shape()), gb = gradient_of(1, step, b.shape()),
                      da = of_a(ga), db = of_b(gb);
-        arrive(a, ga), arrive(b, gb);
+        const Tensor g = gradient_of(2, step, norm.shape()),
+                     moved_norm = ops::sub(norm.detach(), ops::scale(of_norm(g), 0.05));
+        arrive(a, ga), arrive(b, gb), arrive(norm, g);
         EXPECT_EQ(optimizer.waits_for_host(), step % 4 == 3);
         optimizer.step();
         optimizer.zero_grad();
+        expect_near(norm, moved_norm, 1e-12);
         if (step % 4 != 3) {
           const auto moved = [&](const Tensor& w, const Tensor& d) {
             return ops::sub(ops::scale(w, 1 - 0.05 * cheap * 0.1), ops::scale(d, 0.05 * cheap));
@@ -112,7 +115,8 @@ TEST(Loro, TakesCheapStepsAndExactOnes) {
           EXPECT_NEAR(gram.at({0, 1}).item<double>(), 0, 1e-11);
           row += kRows[size_t(p)];
         }
-        if (refresh) of_a = Adam(), of_b = Adam();
+        if (moments != LoroMoments::keep) of_a = Adam(), of_b = Adam();
+        if (moments == LoroMoments::reset_all) of_norm = Adam();
       }
       EXPECT_EQ(optimizer.report(), "");
     }
@@ -238,7 +242,11 @@ TEST(Loro, SaysWhatIsWrong) {
   options = loro_options(2);
   options.pairs[0].rows = {5, 2};
   fails(options, {"are not the factors of 2 parts of 7 rows"});
+  options = loro_options(2);
+  options.moments = LoroMoments::reset_all, options.momentum_reset = 3;
+  fails(options, {"momentum_reset = 3", "give one"});
   expect_error([] { parse_singular_factor("skip"); }, {"\"skip\"", "error or cheap"});
+  expect_error([] { parse_loro_moments("all"); }, {"\"all\"", "reset, keep or reset_all"});
 }
 
 }  // namespace

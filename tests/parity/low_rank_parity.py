@@ -43,6 +43,8 @@ CASES += [("galore reset", ["--optimizer", "galore", "--galore-rank", "6", "--ga
           ("loro", ["--form", "low_rank", "--rank", "6", "--optimizer", "loro", "--loro-every", "6"], 1e-2, 1e-4),
           ("loro keep", ["--form", "low_rank", "--attention-rank", "4", "--mlp-rank", "7", "--optimizer", "loro", "--loro-every", "7",
                          "--loro-lr-scale", "0.5", "--loro-moments", "keep"], 1e-2, 1e-4),
+          ("loro reset all", ["--form", "low_rank", "--rank", "6", "--optimizer", "loro", "--loro-every", "6", "--loro-moments", "reset_all"],
+           1e-2, 1e-4),
           ("refactorisation", ["--form", "low_rank", "--rank", "6", "--optimizer", "loro", "--loro-every", "0", "--loro-lr-scale", "1",
                                "--refactor-every", "6"], 1e-2, 1e-4)]
 
@@ -241,9 +243,10 @@ class Training:
             if refactor and number % refactor == 0:
                 for base in bases:
                     self.exact(base, {base + ".a": torch.zeros_like(p[base + ".a"]), base + ".b": torch.zeros_like(p[base + ".b"])}, 0.0)
-            if (exact and flag(self.flags, "--loro-moments", "reset", str) == "reset") or (refactor and number % refactor == 0):
+            moments = flag(self.flags, "--loro-moments", "reset", str)
+            if (exact and moments != "keep") or (refactor and number % refactor == 0):
                 for n in names:
-                    if n.endswith(".form.a") or n.endswith(".form.b"):
+                    if moments == "reset_all" or n.endswith(".form.a") or n.endswith(".form.b"):
                         self.adam[n].reset()
             if self.reset_every and number % self.reset_every == 0:
                 for state in self.adam.values():
