@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "autograd/tape.h"
 #include "runtime/capture.h"
@@ -93,13 +94,16 @@ double DropBP::dropped_share() const {
 
 void DropBP::draw(double least, uint64_t seed, uint64_t step) {
   check(least >= 0 && least <= 1, "nn::DropBP: at least ", least, " of the FLOPs; expected 0 to 1");
-  for (size_t i = 0; i < size(); ++i) {
-    const uint32_t word = philox(seed, step, i / 4).word[i % 4];
-    dropped_[i] = double(word) < rates_[i] * 4294967296.0;
-  }
+  const auto word = [&](uint64_t purpose, size_t i) {
+    return philox(seed, step, purpose << 32 | i / 4).word[i % 4];
+  };
   std::vector<size_t> order(size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return rates_[a] > rates_[b]; });
+  for (const size_t i : order) dropped_[i] = double(word(0, i)) < rates_[i] * 4294967296.0;
+  // In a fixed order the first of equal rates would be forced in nearly every step, the last in none.
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) {
+    return std::pair(-rates_[a], word(1, a)) < std::pair(-rates_[b], word(1, b));
+  });
   for (const size_t i : order) {
     if (dropped_share() >= least - kRounding) return;
     dropped_[i] = true;

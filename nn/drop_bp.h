@@ -65,8 +65,8 @@ class DropBP {
   const std::vector<bool>& dropped() const { return dropped_; }
   void set_dropped(std::vector<bool> dropped);
   /// Draws the branches of a step: each with its rate; then, while the dropped share of FLOPs is below
-  /// `least`, further ones in order of decreasing rate (equal rates: the first). A function of the rates,
-  /// `seed` and `step` only. Throws unless least is in [0, 1].
+  /// `least`, further ones in order of decreasing rate, those of equal rates in an order that is drawn, too.
+  /// A function of the rates, `seed` and `step` only. Throws unless least is in [0, 1].
   void draw(double least, uint64_t seed, uint64_t step);
   /// FLOPs of the branches dropped now, as a share of those of all branches.
   double dropped_share() const;

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "autograd/checkpoint.h"
@@ -236,23 +238,49 @@ TEST(DropBP, DrawsByRateAndForcesTheRestInTheOrderOfRates) {
   drops.draw(0, 43, 7);
   EXPECT_NE(drops.dropped(), seventh);
 
-  // None is drawn by itself: the forced ones are the last of the highest rates, as many as it takes.
+  // None is drawn by itself: the forced ones are those of the highest rates, and no more than it takes.
   std::vector<double> tiny(rates.size(), 0.0);
   tiny[3] = tiny[8] = 1e-12;
   drops.set_rates(tiny);
   drops.draw(0.2, 1, 1);
   EXPECT_TRUE(drops.dropped()[3] && drops.dropped()[8]);
   EXPECT_GE(drops.dropped_share(), 0.2 - 1e-9);
-  std::vector<bool> fewer = drops.dropped();
-  for (size_t i = fewer.size(); i-- > 0;)
-    if (fewer[i] && i != 3 && i != 8) {
-      fewer[i] = false;
-      break;
-    }
-  drops.set_dropped(fewer);
-  EXPECT_LT(drops.dropped_share(), 0.2);
+  const std::vector<bool> forced = drops.dropped();
+  double least = 1;
+  for (size_t i = 0; i < forced.size(); ++i) {
+    if (!forced[i] || i == 3 || i == 8) continue;
+    std::vector<bool> fewer = forced;
+    fewer[i] = false;
+    drops.set_dropped(fewer);
+    least = std::min(least, drops.dropped_share());
+  }
+  EXPECT_LT(least, 0.2);
   drops.set_dropped(std::vector(drops.size(), true));
   EXPECT_EQ(drops.dropped_share(), 1);
+}
+
+TEST(DropBP, ForcesBranchesOfEqualRatesEquallyOften) {
+  Rng rng(9);
+  const models::Bert bert(
+      {.vocabulary = 11, .positions = 8, .d_model = 8, .d_ff = 16, .heads = 2, .layers = 6}, rng, kCpu);
+  DropBP drops(bert, 4);
+  for (const double rate : {0.0, 0.5, 0.875}) {
+    drops.set_rates(std::vector(drops.size(), rate));
+    constexpr int kSteps = 8000;
+    std::map<double, std::vector<double>> shares;  // by FLOPs: attention layers, feed-forward networks
+    std::vector<int> hits(drops.size());
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      drops.draw(0.875, 42, step);
+      EXPECT_GE(drops.dropped_share(), 0.875 - 1e-9);
+      for (size_t i = 0; i < hits.size(); ++i) hits[i] += drops.dropped()[i];
+    }
+    for (size_t i = 0; i < hits.size(); ++i)
+      shares[drops.branches()[i].flops].push_back(double(hits[i]) / kSteps);
+    ASSERT_EQ(shares.size(), 2u);
+    for (const auto& [flops, list] : shares)
+      for (const double share : list)
+        EXPECT_NEAR(share, list[0], 4.5 * std::sqrt(2 * 0.25 / kSteps)) << "rate " << rate;
+  }
 }
 
 TEST(AllocateDropRates, GivesTheTenthsToWhatHarmsLeast) {
