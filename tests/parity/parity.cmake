@@ -19,6 +19,7 @@ tessera_parity(bert_glue tessera)
 tessera_parity(prune_parity tessera)
 tessera_parity(sparse_formats tessera)
 tessera_parity(low_rank_parity tessera)
+tessera_parity(sparse_backward_parity tessera)
 tessera_parity(gates_parity tessera)
 
 # What the command measures, bench/peers can measure too.
