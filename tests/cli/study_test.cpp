@@ -361,7 +361,10 @@ std::string study_of_repository(const std::string& name) {
 
 TEST(Study, TheCommandLinesOfTheRepositorysStudiesAreUnderstood) {
   const Workplace at;
-  for (const char* name : {"demo.toml", "glue-backward.toml", "sparse24.toml"}) {
+  for (const char* name : {"design", "optimizers", "training_language_models", "sparse_backward"})
+    at.put("docs/" + std::string(name) + ".md", "Text.");
+  for (const char* name : {"demo.toml", "glue-backward.toml", "glue-backward-confirm.toml", "low-rank.toml",
+                           "low-rank-60m.toml", "sparse24.toml", "weights24.toml"}) {
     at.put(name, study_of_repository(name));
     EXPECT_TRUE(holds_all(said(at, std::string("study run --list ") + name), "pending      tessera train"))
         << name;
