@@ -26,7 +26,11 @@ CLI::Validator one_of(const std::vector<std::string>& choices) {
   for (const std::string& choice : choices)
     shown +=
         (shown.empty() ? "{" : ",") + (choice.find(',') == std::string::npos ? choice : "\"" + choice + "\"");
-  return CLI::Validator(CLI::IsMember(choices)).description(shown + "}");
+  shown += "}";
+  return {[choices, shown](const std::string& text) {
+            return std::ranges::find(choices, text) == choices.end() ? text + " not in " + shown : "";
+          },
+          shown};
 }
 
 /// Adds the flag for a value of type T.

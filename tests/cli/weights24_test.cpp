@@ -99,7 +99,7 @@ TEST(Weights24Training, RefusesWhatMakesNoSense) {
   put_clauses(at);
   const std::string train = kTrainOnClauses + " --steps 4 ";
   expect_failures(
-      at, {{train + "--weights-24 all", 2, "--weights-24"},
+      at, {{train + "--weights-24 all", 2, "--weights-24: all not in {none,attn,mlp,\"attn,mlp\"}"},
            {train + "--weights-24-every 5", 2, "--weights-24-every|needs --weights-24"},
            {train + "--weights-24-decay 1", 2, "--weights-24-decay|needs --weights-24"},
            {train + "--weights-24-gradient mvue", 2, "--weights-24-gradient|needs --weights-24"},
