@@ -117,6 +117,7 @@ def sparsegpt(weight, x, kind):
     h = (x.double().T @ x.double()) * 2 / SAMPLES
     dead = torch.diag(h) == 0
     h[dead, dead] = 1
+    w[:, dead] = 0
     h += DAMPING * torch.diag(h).mean() * torch.eye(len(h), dtype=torch.float64)
     u = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(h)), upper=True).float()
     for begin in range(0, w.shape[1], BLOCK):
