@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "ops/gemm/inner_products.h"
 #include "runtime/error.h"
 #include "runtime/parallel.h"
 
@@ -187,25 +188,9 @@ double ratio(double between, double within) {
 }  // namespace
 
 std::vector<double> inner_products(const Tensor& x) {
-  const Tensor wide = x.to(DType::f64).with_rows();
-  const int64_t n = wide.size(0), d = wide.size(1);
-  std::vector<double> products(static_cast<size_t>(n * n));
-  parallel_for(n, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      for (int64_t j = 0; j <= i; ++j) {
-        const double *a = wide.data<double>() + i * wide.row_stride(),
-                     *b = wide.data<double>() + j * wide.row_stride();
-        double parts[4] = {};
-        int64_t at = 0;
-        for (; at + 4 <= d; at += 4)
-          for (int64_t p = 0; p < 4; ++p) parts[p] += a[at + p] * b[at + p];
-        for (; at < d; ++at) parts[0] += a[at] * b[at];
-        products[size_t(i * n + j)] = (parts[0] + parts[1]) + (parts[2] + parts[3]);
-      }
-  });
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = i + 1; j < n; ++j) products[size_t(i * n + j)] = products[size_t(j * n + i)];
-  return products;
+  const Tensor products = Tensor::zeros({x.size(0), x.size(0)}, DType::f64, Device::cpu());
+  ops::add_gram(products, x.to(DType::f64).transpose(0, 1).clone());
+  return products.to_vector<double>();
 }
 
 template <class T>

@@ -26,6 +26,12 @@ tessera_parity(gates_parity tessera)
 add_test(NAME peers COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/peers/run $<TARGET_FILE:tessera>)
 set_tests_properties(peers PROPERTIES LABELS parity SKIP_RETURN_CODE 77 TIMEOUT 900 ENVIRONMENT OMP_NUM_THREADS=1)
 
+if(TARGET tessera::sparsity)
+  add_executable(dump_clusters parity/dump_clusters.cpp)
+  target_link_libraries(dump_clusters PRIVATE tessera::sparsity tessera_warnings)
+  tessera_parity(clusters_parity dump_clusters)
+endif()
+
 add_executable(dump_tokens parity/dump_tokens.cpp)
 target_link_libraries(dump_tokens PRIVATE tessera::io tessera_warnings)
 tessera_parity(tokenizer_parity dump_tokens)
