@@ -19,6 +19,7 @@
 
 namespace tessera::cli {
 namespace {
+#include "sparsity/sweep_pictures.h"
 
 namespace fs = std::filesystem;
 
@@ -151,7 +152,7 @@ int run_query(const QueryArgs& args) {
 }
 
 struct ExportArgs {
-  std::string result, out, png;
+  std::string result, out, png, pdf;
   sparsity::PictureOptions pictures;
 };
 
@@ -169,21 +170,33 @@ void export_tables(report::Database& database, const std::string& out) {
 }
 
 int run_export(const ExportArgs& args) {
-  if (args.out.empty() && args.png.empty())
-    throw UsageError("nothing to export; give --out for tables as CSV, --png for pictures, or both");
-  if (args.png.empty() && (args.pictures.feature || !args.pictures.only.empty()))
-    throw UsageError("--feature and --only choose pictures; they need --png");
+  const bool pictures = !args.png.empty() || !args.pdf.empty();
+  const bool choice = args.pictures.feature || !args.pictures.only.empty();
+  if (args.out.empty() && !pictures)
+    throw UsageError("nothing to export; give --out for tables as CSV, --png or --pdf for pictures, or both");
+  if (!pictures && choice) throw UsageError("--feature and --only choose pictures; they need --png or --pdf");
   const InterruptGuard interrupts(kGivingUp);
   const fs::path path = fs::path(args.result) / sparsity::kPatternsFile;
   const ResultKind& kind = kind_of(path);
-  if (!args.png.empty() && kind.id != sparsity::kPatternsId)
-    throw UsageError(fmt::format("--png: {} is {}; pictures are of a result of tessera sparsity analyze",
+  const bool sweep = kind.id == sparsity::kSweepId;
+  if (pictures && kind.id == sparsity::kQualityId)
+    throw UsageError(
+        fmt::format("--png, --pdf: {} is {}; pictures are of results of tessera sparsity analyze "
+                    "and sweep",
+                    io::utf8_text(path.string()), kind.what));
+  if (sweep && choice)
+    throw UsageError(fmt::format("--feature and --only choose matrices; {} is {}",
                                  io::utf8_text(path.string()), kind.what));
   report::Database database = open_result(args.result);
   if (!args.out.empty()) export_tables(database, args.out);
-  if (!args.png.empty())
-    sparsity::export_pictures(database, args.png, args.pictures,
-                              [](const std::string& line) { fmt::print("{}\n", io::utf8_text(line)); });
+  for (const auto format : {sparsity::PictureFormat::png, sparsity::PictureFormat::pdf}) {
+    const std::string& folder = format == sparsity::PictureFormat::png ? args.png : args.pdf;
+    const auto tell = [](const std::string& line) { fmt::print("{}\n", io::utf8_text(line)); };
+    sparsity::PictureOptions options = args.pictures;
+    options.format = format;
+    if (!folder.empty() && sweep) sparsity::export_sweep_pictures(database, folder, format, tell);
+    if (!folder.empty() && !sweep) sparsity::export_pictures(database, folder, options, tell);
+  }
   return 0;
 }
 
@@ -274,7 +287,8 @@ void add_export(CLI::App& group, Action& action) {
   auto args = std::make_shared<ExportArgs>();
   add_result(*command, args->result);
   command->add_option("--out", args->out, "Directory to write every table to, as CSV");
-  command->add_option("--png", args->png, "Directory to write pictures of an analysis to, as PNG");
+  command->add_option("--png", args->png, "Directory to write pictures of an analysis or a sweep to, as PNG");
+  command->add_option("--pdf", args->pdf, "Directory to write the same pictures to, as PDF");
   command
       ->add_option(
           "--only", args->pictures.only,

@@ -62,8 +62,8 @@ class AnalysisPictures {
       cells[place_in_heat_map(matrix)] = ratio;
       all.insert(all.end(), {number_in((*row)[5]), number_in((*row)[6])});
     }
-    write_("separation_ratios.png", report::bar_chart(ratios, "chance: independent masks"));
-    write_("separation_ratios_heatmap.png",
+    write_("separation_ratios", report::bar_chart(ratios, "chance: independent masks"));
+    write_("separation_ratios_heatmap",
            report::heat_chart({"separation ratio, " + what, "", ""}, heat_rows_, heat_columns_, cells));
 
     const Range range = report::range_of(all, true);
@@ -80,7 +80,7 @@ class AnalysisPictures {
       chart.point(number_in((*row)[5]), number_in((*row)[6]),
                   report::palette(index_in(inputs_, matrix.input)));
     }
-    write_("within_vs_between.png", chart.image());
+    write_("within_vs_between", chart.image());
     cluster_sizes(source);
   }
 
@@ -115,9 +115,9 @@ class AnalysisPictures {
     }
     const Range x{shares.begin()->second.front().first, shares.begin()->second.back().first};
     const std::string title = "distances of all pairs of the pools", label = "Hamming distance / length";
-    lines("hamming_distance_distributions.png", {title, label, "share of pairs"}, x,
+    lines("hamming_distance_distributions", {title, label, "share of pairs"}, x,
           report::range_of(heights, true), shares);
-    lines("hamming_cdf.png", {title, label, "share of pairs up to it"}, x, {0, 1}, below);
+    lines("hamming_cdf", {title, label, "share of pairs up to it"}, x, {0, 1}, below);
   }
 
   /// Masks of two inputs: the distributions of their metrics over features, a line per matrix, and the means.
@@ -159,8 +159,8 @@ class AnalysisPictures {
         options.legend.emplace_back(two.means.groups[metric], report::palette(metric));
       Chart chart(options);
       for (const auto& [pair, metric] : two.lines) chart.line(quantiles[pair], report::palette(metric));
-      write_(name + ".png", chart.image());
-      write_(name + "_means.png", report::bar_chart(two.means, "chance: both sums kept"));
+      write_(name, chart.image());
+      write_(name + "_means", report::bar_chart(two.means, "chance: both sums kept"));
     }
   }
 
@@ -172,7 +172,7 @@ class AnalysisPictures {
       if (const auto matrix = by_id_.find(integer_in(row[0])); matrix != by_id_.end())
         found[text_in(row[1])].emplace(place_in_heat_map(*matrix->second), number_in(row[2]));
     for (const auto& [statistic, cells] : found)
-      write_("heatmap_" + statistic + ".png",
+      write_("heatmap_" + statistic,
              report::heat_chart({statistic, "", ""}, heat_rows_, heat_columns_, cells));
   }
 
@@ -206,7 +206,7 @@ class AnalysisPictures {
                     &image.rgb[size_t(top + y) * size_t(width) * 3]);
       top += panel.height;
     }
-    write_("sparsity_patterns_sample.png", image);
+    write_("sparsity_patterns_sample", image);
   }
 
  private:
@@ -238,7 +238,7 @@ class AnalysisPictures {
           for (const auto& sizes : of_input) sum += place < sizes.size() ? sizes[place] : 0;
           bars.bars[{place, input}].value = sum / double(of_input.size());
         }
-      write_(fmt::format("cluster_sizes_k{}.png", k), report::bar_chart(bars, ""));
+      write_(fmt::format("cluster_sizes_k{}", k), report::bar_chart(bars, ""));
     }
   }
 

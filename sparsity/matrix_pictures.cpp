@@ -256,7 +256,7 @@ class MatrixPictures {
     return report::shortened(matrix_.input, 24) + " " + report::shortened(matrix_.label, 36) + ": " + what;
   }
   void write(const std::string& what, const report::Image& image) const {
-    write_(matrix_.stem + "-" + what + ".png", image);
+    write_(matrix_.stem + "-" + what, image);
   }
   /// So that points do not touch the axes.
   static Range padded(const std::vector<double>& values) {

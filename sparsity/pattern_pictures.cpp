@@ -7,9 +7,7 @@
 #include <map>
 #include <set>
 
-#include "io/file.h"
 #include "runtime/error.h"
-#include "runtime/interrupt.h"
 #include "sparsity/pattern_page.h"
 #include "sparsity/pattern_pictures_internal.h"
 
@@ -92,16 +90,10 @@ std::vector<PictureMatrix> matrices_of(report::Database& database, const Picture
 
 void export_pictures(report::Database& database, const std::string& folder, const PictureOptions& options,
                      const std::function<void(const std::string&)>& tell) {
-  check(report::has_png(), "export: --png: this build has no libpng; install libpng-dev and build again");
   check_version(database);
   const std::vector<pictures::PictureMatrix> matrices = pictures::matrices_of(database, options);
-  // All in one folder: a folder within it would take the place of one of that name, such as a model's.
-  io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
-  const auto write = [&](const std::string& name, const report::Image& image) {
-    check_interrupt();
-    io::write_file(files.path() + "/" + name, report::encode_png(image));
-    tell(name);
-  };
+  PictureFolder files(folder, options.format, tell);
+  const auto write = [&](const std::string& name, const report::Image& image) { files.write(name, image); };
   pictures::draw_analysis(database, matrices, write);
   for (const pictures::PictureMatrix& matrix : matrices)
     pictures::draw_matrix(database, matrix, options, write, tell);

@@ -26,7 +26,7 @@ struct PictureMatrix {
   double pearson = 0, spearman = 0;
 };
 
-/// `name`: of a file.
+/// `name`: of a file, without an extension.
 using Write = std::function<void(const std::string& name, const report::Image& image)>;
 using Tell = std::function<void(const std::string&)>;
 

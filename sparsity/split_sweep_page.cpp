@@ -6,6 +6,7 @@
 
 #include "report/page.h"
 #include "sparsity/split_pruning.h"
+#include "sparsity/split_sweep_internal.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -37,40 +38,13 @@ void add_table(report::Page& page, const report::Table& table) {
   page.table(table.columns, rows);
 }
 
-std::vector<SplitResult> splits_in(report::Database& database) {
-  const report::Table rows = database.run(
-      "SELECT total, weights, activations, format, uniform_ppl, greedy_ppl, tpot_ms, bytes, pruning FROM "
-      "splits ORDER BY weights, pruning, total, format");
-  std::vector<SplitResult> splits;
-  for (const auto& row : rows.rows) {
-    SplitResult one{.split = {number_in(row[0]), number_in(row[1]), number_in(row[2]),
-                              ops::parse_sparse_format(text_in(row[3])), is_gate_aware(text_in(row[8]))},
-                    .uniform_perplexity = kept_perplexity(row[4]),
-                    .greedy_perplexity = {}};
-    if (std::isfinite(number_in(row[5]))) one.greedy_perplexity = number_in(row[5]);
-    one.tpot_ms = number_in(row[6]), one.bytes = uint64_t(number_in(row[7]));
-    splits.push_back(one);
-  }
-  return splits;
-}
-
-/// A line per way to split, over the total sparsity, and the dense model's value as a dashed one.
-template <class Value>
+/// The lines, and the dense model's value as a dashed one.
 void add_lines(report::Page& page, const std::vector<SplitResult>& splits, const char* title,
-               const char* label, double dense, Value&& value) {
-  std::map<std::string, Series> lines;
+               const char* label, double dense, const std::function<double(const SplitResult&)>& value) {
   double first = 1, last = 0;
-  for (const SplitResult& one : splits) {
-    const std::string name = line_name(one.split);
-    lines[name].name = name;
-    lines[name].points.emplace_back(one.split.total, value(one));
+  for (const SplitResult& one : splits)
     first = std::min(first, one.split.total), last = std::max(last, one.split.total);
-  }
-  std::vector<Series> all;
-  for (auto& [name, line] : lines) {
-    std::sort(line.points.begin(), line.points.end());
-    all.push_back(std::move(line));
-  }
+  std::vector<Series> all = lines_of(splits, value);
   all.push_back({.name = "dense", .points = {{first, dense}, {last, dense}}, .dashed = true});
   page.chart(title, "total sparsity", label, all);
 }
@@ -183,6 +157,39 @@ void add_layer_times(report::Page& page, report::Database& database) {
 }
 
 }  // namespace
+
+std::vector<SplitResult> splits_in(report::Database& database) {
+  const report::Table rows = database.run(
+      "SELECT total, weights, activations, format, uniform_ppl, greedy_ppl, tpot_ms, bytes, pruning FROM "
+      "splits ORDER BY weights, pruning, total, format");
+  std::vector<SplitResult> splits;
+  for (const auto& row : rows.rows) {
+    SplitResult one{.split = {number_in(row[0]), number_in(row[1]), number_in(row[2]),
+                              ops::parse_sparse_format(text_in(row[3])), is_gate_aware(text_in(row[8]))},
+                    .uniform_perplexity = kept_perplexity(row[4]),
+                    .greedy_perplexity = {}};
+    if (std::isfinite(number_in(row[5]))) one.greedy_perplexity = number_in(row[5]);
+    one.tpot_ms = number_in(row[6]), one.bytes = uint64_t(number_in(row[7]));
+    splits.push_back(one);
+  }
+  return splits;
+}
+
+std::vector<Series> lines_of(const std::vector<SplitResult>& splits,
+                             const std::function<double(const SplitResult&)>& value) {
+  std::map<std::string, Series> lines;
+  for (const SplitResult& one : splits) {
+    const std::string name = line_name(one.split);
+    lines[name].name = name;
+    lines[name].points.emplace_back(one.split.total, value(one));
+  }
+  std::vector<Series> all;
+  for (auto& [name, line] : lines) {
+    std::sort(line.points.begin(), line.points.end());
+    all.push_back(std::move(line));
+  }
+  return all;
+}
 
 std::string sweep_page(report::Database& database) {
   check_sweep_tables(database);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "report/pdf.h"
 #include "runtime/error.h"
 
 #if defined(TESSERA_WITH_PNG)
@@ -69,6 +70,33 @@ TEST(Png, ReadsBackAsItWas) {
   EXPECT_FALSE(has_png());
   EXPECT_THROW(encode_png(image), Error);
 #endif
+}
+
+TEST(Pdf, ItsTableNamesWhereEveryObjectBegins) {
+  if (!has_png()) GTEST_SKIP() << "skipped: no libpng";
+  Image image(31, 6);
+  for (size_t i = 0; i < image.rgb.size(); ++i) image.rgb[i] = uint8_t(i * 37);
+  const std::string file = encode_pdf(image);
+  EXPECT_EQ(file, encode_pdf(image));
+  const auto number_after = [&](const std::string& text, size_t from = 0) {
+    const size_t at = file.find(text, from);
+    return at == std::string::npos ? -1 : std::stol(file.substr(at + text.size(), 12));
+  };
+  EXPECT_NE(file.find("/MediaBox [0 0 15.5 3]"), std::string::npos);
+  EXPECT_NE(file.find("/Width 31 /Height 6 "), std::string::npos);
+  const auto table = size_t(number_after("startxref\n"));
+  ASSERT_EQ(file.compare(table, 9, "xref\n0 6\n"), 0);
+  constexpr size_t kEntry = 20;
+  for (size_t object = 1; object <= 5; ++object) {
+    const auto begin = size_t(std::stol(file.substr(table + 9 + object * kEntry, 10)));
+    EXPECT_EQ(file.compare(begin, 8, std::to_string(object) + " 0 obj\n"), 0) << object;
+    if (object < 4) continue;
+    const std::string marker = "stream\n";
+    const size_t stream = file.find(marker, begin) + marker.size();
+    const auto length = size_t(number_after("/Length ", begin));
+    EXPECT_EQ(file.compare(stream + length, 10, "\nendstream"), 0) << object;
+    if (object == 5) EXPECT_NE(encode_png(image).find(file.substr(stream, length)), std::string::npos);
+  }
 }
 
 }  // namespace

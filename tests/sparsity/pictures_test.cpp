@@ -181,7 +181,7 @@ TEST(Pictures, AreTheSameAgainUnderTheNamesOfTheOriginal) {
   report::Database found = analyzed({folder / "wanda", folder / "sparsegpt"}, folder / "r");
   const auto none = [](const std::string&) {};
   if (!report::has_png()) {
-    expect_error([&] { export_pictures(found, folder / "p", {}, none); }, {"--png", "no libpng"});
+    expect_error([&] { export_pictures(found, folder / "p", {}, none); }, {"--png, --pdf", "no libpng"});
     EXPECT_FALSE(std::filesystem::exists(folder / "p"));
     return;
   }

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -13,6 +14,7 @@
 #include "sparsity/modules.h"
 #include "sparsity/sparsify.h"
 #include "sparsity/split_pruning.h"
+#include "sparsity/sweep_pictures.h"
 #include "tests/io/files.h"
 #include "tests/sparsity/small.h"
 #include "train/run_folder.h"
@@ -347,6 +349,31 @@ TEST(Splits, SweepsMeasureBothKindsOfPruning) {
   }
   EXPECT_EQ(sweep_splits(sweep, at).resumed, 4);
   EXPECT_EQ(io::read_file(at + "/" + kSweepTable, 1 << 20), csv);
+  if (report::has_png()) {
+    report::Database database = report::Database::open(std::filesystem::path(at) / kSweepFile);
+    std::vector<std::string> names;
+    const auto tell = [&](const std::string& name) { names.push_back(name); };
+    export_sweep_pictures(database, folder / "png", PictureFormat::png, tell);
+    std::ranges::sort(names);
+    EXPECT_EQ(names, (std::vector<std::string>{
+                         "bytes_vs_sparsity.png", "combined_ppl_plot.png", "tpot_ppl_vs_sparsity.png",
+                         "tpot_vs_ppl.png", "uniform_ppl_plot_gate-aware-sparsegpt_0.3.png",
+                         "uniform_ppl_plot_gate-aware-sparsegpt_0.5.png",
+                         "uniform_ppl_plot_sparsegpt_0.3.png", "uniform_ppl_plot_sparsegpt_0.5.png"}));
+    export_sweep_pictures(database, folder / "again", PictureFormat::png, tell);
+    for (size_t i = 0; i < 8; ++i)
+      EXPECT_EQ(io::read_file(folder / "png/" + names[i], 1 << 24),
+                io::read_file(folder / "again/" + names[i], 1 << 24));
+    export_sweep_pictures(database, folder / "pdf", PictureFormat::pdf, tell);
+    EXPECT_TRUE(io::read_file(folder / "pdf/tpot_vs_ppl.pdf", 1 << 24).starts_with("%PDF-1.4\n"));
+    database.run("DELETE FROM splits WHERE total = 0.5");
+    database.run("UPDATE splits SET uniform_ppl = NULL, greedy_ppl = NULL");
+    export_sweep_pictures(database, folder / "none", PictureFormat::png, tell);  // axes, and no points
+    database.run("DELETE FROM splits");
+    EXPECT_TRUE(throws([&] { export_sweep_pictures(database, folder / "x", PictureFormat::png, tell); },
+                       "no split of this sweep"));
+    EXPECT_FALSE(std::filesystem::exists(folder / "x"));
+  }
 }
 
 TEST(Splits, SweepsGoOnAfterPerplexitiesThatAreNotFinite) {
