@@ -5,11 +5,20 @@
 
 namespace tessera::cli {
 
-void CalibrationFlags::add_to(CLI::App& command) {
+void CalibrationFlags::add_samples_to(CLI::App& command) {
   auto* const option =
       command.add_option("--text", text, "Text files for calibration, joined by blank lines");
   add_any_bytes(command, any_bytes);
   command.add_option("--data", data, "Directory of token shards, instead of --text")->excludes(option);
+  command.add_option("--samples", samples.count, "Number of calibration samples")->check(whole(1, 1 << 24));
+  command
+      .add_option("--length", length,
+                  "Tokens per sample and window; default: 2048, or the model's maximum if that is less")
+      ->check(whole(2, 1 << 24));
+}
+
+void CalibrationFlags::add_to(CLI::App& command) {
+  add_samples_to(command);
   auto* const evaluation = command.add_option("--eval-text", eval_text,
                                               "Text files for the perplexity; default: the end of --text");
   command
@@ -21,11 +30,6 @@ void CalibrationFlags::add_to(CLI::App& command) {
   command.add_option("--eval-windows", eval_windows, "Maximum number of windows for the perplexity; 0: all")
       ->check(kDecimal)
       ->check(CLI::Range(0, 1 << 30));
-  command.add_option("--samples", samples.count, "Number of calibration samples")->check(whole(1, 1 << 24));
-  command
-      .add_option("--length", length,
-                  "Tokens per sample and window; default: 2048, or the model's maximum if that is less")
-      ->check(whole(2, 1 << 24));
   command.add_option("--seed", samples.seed, "Random seed for choosing the samples")->check(kDecimal);
 }
 

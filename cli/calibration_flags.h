@@ -26,6 +26,9 @@ struct CalibrationFlags {
   int64_t eval_windows = 0;
   bool any_bytes = false;
 
+  /// The texts of the calibration, and the samples of them, but for their seed.
+  void add_samples_to(CLI::App& command);
+  /// And the rest.
   void add_to(CLI::App& command);
   bool has_text() const { return !text.empty() || !data.empty(); }
   bool has_evaluation() const { return !eval_text.empty() || (has_text() && validation > 0); }

@@ -6,8 +6,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "cli/calibration_flags.h"
 #include "io/file.h"
 #include "io/utf8.h"
+#include "pretrained/fingerprint.h"
 #include "report/database.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
@@ -16,10 +18,10 @@
 #include "sparsity/patterns.h"
 #include "sparsity/quality.h"
 #include "sparsity/split_sweep.h"
+#include "sparsity/sweep_pictures.h"
 
 namespace tessera::cli {
 namespace {
-#include "sparsity/sweep_pictures.h"
 
 namespace fs = std::filesystem;
 
@@ -46,10 +48,27 @@ struct SelectionArgs {
 
 struct AnalyzeArgs {
   std::vector<std::string> inputs;
-  std::string out, k = "4,8,16";
+  std::string out, config, k = "4,8,16";
   SelectionArgs selection;
   sparsity::AnalyzeOptions options;
+  // Of input norms.
+  std::string model, dtype, device;
+  CalibrationFlags texts = {.validation = 0};
 };
+
+sparsity::DenseNorms dense_norms(AnalyzeArgs& args) {
+  const Device device = args.device.empty() ? Device::best() : Device::parse(args.device);
+  pretrained::LoadedLanguageModel language = load_language(args.model, device, args.dtype);
+  CalibrationFlags& texts = args.texts;
+  texts.choose_length("analyze", language);
+  texts.samples.seed = args.options.patterns.seed;
+  const sparsity::Samples samples =
+      sparsity::choose_samples(texts.read("analyze", language).calibration, texts.samples);
+  return {.fingerprint = pretrained::fingerprint_of(language.model),
+          .from = fmt::format("of {}, {} samples of {} tokens, where an input has none",
+                              io::utf8_name(args.model), samples.count(), samples.length),
+          .norms = sparsity::dense_input_norms(language.model, samples)};
+}
 
 std::vector<int64_t> numbers_of(const std::string& text, const char* flag) {
   std::vector<int64_t> numbers;
@@ -63,11 +82,18 @@ std::vector<int64_t> numbers_of(const std::string& text, const char* flag) {
   return numbers;
 }
 
-int run_analyze(AnalyzeArgs& args) {
+int run_analyze(const CLI::App& command, AnalyzeArgs& args) {
   const InterruptGuard interrupts(kGivingUp);
   args.selection.apply(args.options);
   args.options.patterns.clusters = numbers_of(args.k, "--k");
   args.options.patterns.validate();
+  if (args.model.empty() == args.texts.has_text())
+    throw UsageError("--model, --text: input norms are measured with both, the dense model and a text");
+  if (args.model.empty())
+    refuse_given(command, {"--samples", "--length", "--data", "--any-bytes", "--dtype", "--device"},
+                 "is for input norms, which need --model and --text; leave it out");
+  else
+    args.options.dense_norms = [&args] { return dense_norms(args); };
   sparsity::analyze(args.inputs, args.out, args.options,
                     [](const std::string& line) { fmt::print(stderr, "{}\n", io::utf8_text(line)); });
   fmt::print("{}\n", (fs::path(args.out) / sparsity::kPatternsFile).string());
@@ -224,7 +250,8 @@ void add_analyze(CLI::App& group, Action& action) {
       ->add_option("inputs", args->inputs,
                    "Pruned model directories, or files of masks (.safetensors, .pt, .npy)")
       ->required();
-  command->add_option("--out", args->out, "Directory for sparsity.sqlite")->required();
+  command->add_option("--out", args->out, "Directory for sparsity.sqlite");
+  command->add_option("--config", args->config, "TOML file of flags; the command line takes precedence");
   args->selection.add_to(*command);
   const auto number = [&](const char* flag, int64_t& value, const char* help) {
     command->add_option(flag, value, help)->check(whole(1, int64_t{1} << 31));
@@ -239,8 +266,23 @@ void add_analyze(CLI::App& group, Action& action) {
   number("--group", options.group, "Features per group, for nearest and exhaustive grouping");
   command->add_option("--perplexity", options.perplexity, "Perplexity of t-SNE")->check(between(1, 1000));
   command->add_option("--seed", options.seed, "Random seed")->check(kDecimal);
-  command->footer("Example: tessera sparsity analyze runs/wanda runs/sparsegpt --out runs/patterns");
-  command->callback([&action, args] { action = [args] { return run_analyze(*args); }; });
+  command->add_option("--model", args->model,
+                      "Dense model, to measure input norms for inputs that have none; needs --text");
+  args->texts.add_samples_to(*command);
+  command->add_option("--dtype", args->dtype, "Dtype of the weights; default: the file's, on the CPU f32")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  add_device(*command, args->device);
+  command->footer(
+      "Examples:\n  tessera sparsity analyze runs/wanda runs/sparsegpt --out runs/patterns\n  tessera "
+      "sparsity "
+      "analyze masks.safetensors --model llama --text c4.txt --out runs/patterns");
+  command->callback([&action, command, args] {
+    action = [command, args] {
+      apply_config(*command, args->config);
+      require_flags(*command, {"--out"});
+      return run_analyze(*command, *args);
+    };
+  });
 }
 
 void add_compare(CLI::App& group, Action& action) {
@@ -283,7 +325,7 @@ void add_query(CLI::App& group, Action& action) {
 
 void add_export(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand(
-      "export", "Write the tables of sparsity.sqlite as CSV, or pictures of them as PNG");
+      "export", "Write the tables of sparsity.sqlite as CSV, or pictures of them as PNG or PDF");
   auto args = std::make_shared<ExportArgs>();
   add_result(*command, args->result);
   command->add_option("--out", args->out, "Directory to write every table to, as CSV");

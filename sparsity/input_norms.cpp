@@ -4,6 +4,9 @@
 
 #include "ops/bits/bits.h"
 #include "runtime/statistics.h"
+#include "sparsity/modules.h"
+#include "sparsity/scores.h"
+#include "sparsity/walk.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -20,6 +23,22 @@ io::Metadata metadata_of(const MaskInfo& info) {
 }
 
 }  // namespace
+
+InputNorms dense_input_norms(models::LanguageRef model, const Samples& samples, int64_t batch) {
+  InputNorms norms;
+  BlockWalk walk(model, samples, batch);
+  for (int64_t block = 0; block < walk.blocks(); ++block) {
+    const auto statistics =
+        walk.collect(InputStatistics::Sums::squares, [](const std::string&) { return true; });
+    for (const pretrained::LinearModule& module : modules_of_block(model, block)) {
+      const InputStatistics& inputs = statistics.at(module.ours);
+      inputs.check_finite(module.name);
+      norms[module.name] = input_norms(inputs, samples.count()).to(Device::cpu());
+    }
+    if (block + 1 < walk.blocks()) walk.advance();
+  }
+  return norms;
+}
 
 void save_input_norms(const std::string& path, const InputNorms& norms, const MaskInfo& info) {
   io::Metadata metadata = metadata_of(info);

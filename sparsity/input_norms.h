@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "models/language_model.h"
+#include "sparsity/calibration.h"
 #include "sparsity/features.h"
 #include "sparsity/masks.h"
 #include "sparsity/pattern_statistics.h"
@@ -24,6 +26,11 @@ namespace tessera::sparsity {
 inline constexpr const char* kInputNormsFile = "input_norms.safetensors";
 
 using InputNorms = std::map<std::string, Tensor>;  // f32 [columns] by matrix
+
+/// Those of the dense model, for masks that come without: of all matrices in its blocks, `batch` samples at a
+/// time. prune notes what its pruned blocks make of the samples instead, so that from the second block on its
+/// norms are others. Throws if an input is not finite.
+InputNorms dense_input_norms(models::LanguageRef model, const Samples& samples, int64_t batch = 1);
 
 /// `info`: of the masks that were made with them.
 void save_input_norms(const std::string& path, const InputNorms& norms, const MaskInfo& info);

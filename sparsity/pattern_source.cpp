@@ -40,6 +40,18 @@ std::vector<double> PatternSource::input_norms(const std::string& matrix) const 
   return found == norms_.end() ? std::vector<double>() : found->second.to_vector<double>();
 }
 
+void PatternSource::take_input_norms(const InputNorms& norms) {
+  for (const auto& [name, mask] : masks_.layers) {
+    const auto found = norms.find(name);
+    check(found != norms.end(), "sparsity: ", path_, ": the dense model has no matrix '", io::shown(name),
+          "'; give the masks their model's names with tessera sparsity import");
+    check(found->second.count() == mask.columns, "sparsity: ", path_, ": '", io::shown(name), "' has ",
+          mask.columns, " columns, in the dense model ", found->second.count(),
+          "; name the model that the masks are of");
+  }
+  norms_ = norms;
+}
+
 std::map<std::string, double> PatternSource::perplexities() const {
   std::map<std::string, double> found;
   std::error_code ignored;

@@ -26,9 +26,12 @@ class PatternSource {
   /// values that are not finite.
   Tensor weight(const std::string& matrix) const;
   /// Norms of the inputs of a matrix as tessera prune noted them in the folder, one per column; empty if it
-  /// did not: its method read no samples, or the input has masks alone.
+  /// did not: its method read no samples, or the input has masks alone; or those that it was given.
   std::vector<double> input_norms(const std::string& matrix) const;
   bool has_input_norms() const { return !norms_.empty(); }
+  /// In place of norms that it does not have: of all its matrices. Throws, naming the matrix, if one is
+  /// missing or has another number of columns.
+  void take_input_norms(const InputNorms& norms);
   /// Perplexities that tessera prune has noted in the folder: what they are of, and the number.
   std::map<std::string, double> perplexities() const;
 

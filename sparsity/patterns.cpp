@@ -101,6 +101,18 @@ std::vector<PatternSource> open_inputs(const std::vector<std::string>& inputs,
   return sources;
 }
 
+/// For the inputs without norms of their own. What they are of.
+std::string add_dense_norms(std::vector<PatternSource>& sources, const DenseNorms& dense) {
+  for (PatternSource& source : sources) {
+    const std::string& fingerprint = source.masks().info.fingerprint;
+    check(fingerprint.empty() || fingerprint == dense.fingerprint, "sparsity: the masks of ",
+          io::shown(source.name()), " are of the model with the fingerprint ", io::shown(fingerprint),
+          ", not ", dense.fingerprint, "; give --model the dense model that was pruned");
+    if (!source.has_input_norms()) source.take_input_norms(dense.norms);
+  }
+  return dense.from;
+}
+
 /// Feature-major values of chosen features: [chosen, length] in f64.
 Tensor values_of(const Tensor& weight, Axis axis, std::span<const int64_t> chosen) {
   if (!weight.defined()) return {};
@@ -125,6 +137,7 @@ struct Tables {
   Table matrices, features, neighbours, distances, clusters, labels, statistics, pairs, quantiles, nulls,
       perplexity, maps, bits, bytes, skipped, input_norms;
   size_t bits_text = 0;
+  std::string norms_from;  // "": of no dense model
 };
 
 void add_levels(Tables& tables, const char* subject, int64_t id, const Figures& figures,
@@ -492,6 +505,7 @@ std::string database_bytes(const Tables& tables, const AnalyzeOptions& options) 
     settings.push_back({std::string(name), std::to_string(value)});
   settings.push_back({std::string("k"), sizes_text(p.clusters)});
   settings.push_back({std::string("perplexity"), fmt::format("{}", p.perplexity)});
+  if (!tables.norms_from.empty()) settings.push_back({std::string("input_norms"), tables.norms_from});
   const auto fill = [&](const char* table, const Table& rows) {
     if (rows.empty()) return;
     std::string places;
@@ -521,15 +535,16 @@ void analyze(const std::vector<std::string>& inputs, const std::string& folder, 
   std::error_code ignored;
   check(!fs::exists(database, ignored) || report::application_id_of(database) == kPatternsId,
         "analyze: ", database.string(), " is not ", kPatternsWhat, "; name another folder");
-  const std::vector<PatternSource> sources = open_inputs(inputs, options);
+  std::vector<PatternSource> sources = open_inputs(inputs, options);
   io::AtomicFolder files(folder, io::AtomicFolder::Existing::merge);
+  Tables tables;
+  if (options.dense_norms) tables.norms_from = add_dense_norms(sources, options.dense_norms());
   for (const PatternSource& source : sources)
     if (!source.has_input_norms())
       tell(
           fmt::format("{}: no {}, so nothing is said of input norms; tessera prune writes it if its method "
-                      "reads samples",
+                      "reads samples, and analyze --model DENSE --text FILE measures them",
                       source.name(), kInputNormsFile));
-  Tables tables;
   int64_t id = 0;
   for (const auto& [name, mask] : sources.front().masks().layers) {
     if (!is_wanted(name, options)) continue;

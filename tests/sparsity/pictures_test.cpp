@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "io/file.h"
+#include "pretrained/fingerprint.h"
 #include "report/run_table.h"
 #include "runtime/statistics.h"
 #include "sparsity/input_norms.h"
@@ -136,6 +137,60 @@ TEST(InputNorms, OfAPrunedModelAreInTheDatabase) {
                     "SELECT count(*) FROM matrices WHERE input = 'magnitude' AND input_norm_pearson IS "
                     "NOT NULL"),
             0);
+}
+
+TEST(InputNorms, OfTheDenseModelAreMeasuredForMasksWithoutThem) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
+  const TemporaryFolder folder;
+  test::SmallLlama dense, wanda, magnitude;
+  const Samples samples = test::small_samples();
+  const DenseNorms norms{.fingerprint = pretrained::fingerprint_of(dense.model),
+                         .from = "of a small model",
+                         .norms = dense_input_norms(dense.model, samples, 4)};
+  // prune's are those of the dense model in the first block, and of the pruned blocks before it in others.
+  const Pruned pruned = prune(wanda.model, samples, {});
+  ASSERT_EQ(norms.norms.size(), pruned.matrices.size());
+  for (const PrunedMatrix& matrix : pruned.matrices) {
+    const bool same = matrix.name.find(".0.") != std::string::npos;
+    EXPECT_EQ(norms.norms.at(matrix.name).to_vector<float>() == matrix.input_norms.to_vector<float>(), same)
+        << matrix.name;
+  }
+  save_pruned(wanda.model, pruned, "{}\n", folder / "wanda");
+  Masks masks = prune(magnitude.model, {}, {.score = Score::magnitude}).masks;
+  save_masks(folder / "m.safetensors", masks);
+  AnalyzeOptions options = few_draws();
+  options.dense_norms = [&] { return norms; };
+  std::string lines;
+  const auto tell = [&](const std::string& line) { lines += line; };
+  analyze({folder / "m.safetensors", folder / "wanda"}, folder / "r", options, tell);
+  EXPECT_EQ(lines.find("so nothing is said"), std::string::npos) << lines;
+  report::Database found =
+      report::Database::read_only((folder / "r") + "/sparsity.sqlite", kPatternsId, kPatternsWhat);
+  const auto norms_of = [&](const char* input, const std::string& matrix) {
+    std::vector<double> values;
+    for (const auto& row : found
+                               .run("SELECT norm FROM input_norms n JOIN matrices m ON m.id = n.matrix_id "
+                                    "WHERE m.input = ?1 AND m.matrix = ?2 ORDER BY column_index",
+                                    {input, matrix})
+                               .rows)
+      values.push_back(pictures::number_in(row[0]));
+    return values;
+  };
+  for (const PrunedMatrix& matrix : pruned.matrices) {
+    EXPECT_EQ(norms_of("m.safetensors", matrix.name), norms.norms.at(matrix.name).to_vector<double>());
+    EXPECT_EQ(norms_of("wanda", matrix.name), matrix.input_norms.to_vector<double>());  // its own
+  }
+  EXPECT_EQ(found.run("SELECT value FROM settings WHERE name = 'input_norms'").rows.at(0).at(0),
+            report::TableCell("of a small model"));
+
+  masks.info.fingerprint = "of another";
+  save_masks(folder / "other.safetensors", masks);
+  expect_error([&] { analyze({folder / "other.safetensors"}, folder / "r", options, tell); },
+               {"other.safetensors", norms.fingerprint.c_str(), "--model"});
+  masks.info.fingerprint = "", masks.layers[0].first = "layers.0.q";
+  save_masks(folder / "names.safetensors", masks);
+  expect_error([&] { analyze({folder / "names.safetensors"}, folder / "r", options, tell); },
+               {"'layers.0.q'", "tessera sparsity import"});
 }
 
 TEST(Pictures, ASpyPlotHasABlockPerKeptBit) {
