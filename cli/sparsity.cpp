@@ -15,6 +15,7 @@
 #include "runtime/interrupt.h"
 #include "sparsity/pattern_page.h"
 #include "sparsity/pattern_pictures.h"
+#include "sparsity/pattern_report.h"
 #include "sparsity/patterns.h"
 #include "sparsity/quality.h"
 #include "sparsity/split_sweep.h"
@@ -226,6 +227,27 @@ int run_export(const ExportArgs& args) {
   return 0;
 }
 
+struct PatternReportArgs {
+  std::string result, json;
+};
+
+int run_pattern_report(const PatternReportArgs& args) {
+  const fs::path path = fs::path(args.result) / sparsity::kPatternsFile;
+  if (const ResultKind& kind = kind_of(path); kind.id != sparsity::kPatternsId)
+    throw UsageError(fmt::format("report: {} is {}; a report is of a result of tessera sparsity analyze",
+                                 io::utf8_text(path.string()), kind.what));
+  if (!args.json.empty()) check_replaceable(args.json);
+  check_not_input(args.json, {path.string()});
+  report::Database database = open_result(args.result);
+  const std::vector<sparsity::ReportSection> sections = sparsity::report_sections(database);
+  nlohmann::ordered_json json;
+  for (const sparsity::ReportSection& section : sections)
+    json[section.table.name] = report::to_json(section.table);
+  if (!args.json.empty()) io::write_file(args.json, io::json_text(json, 1) + "\n");
+  fmt::print("{}", sparsity::markdown_of(sections));
+  return 0;
+}
+
 struct PageArgs {
   std::string result, out;
 };
@@ -347,6 +369,16 @@ void add_export(CLI::App& group, Action& action) {
   command->callback([&action, args] { action = [args] { return run_export(*args); }; });
 }
 
+void add_pattern_report(CLI::App& group, Action& action) {
+  auto* command = group.add_subcommand(
+      "report", "Print the comparative report of an analysis as Markdown: stability, chance, pairs");
+  auto args = std::make_shared<PatternReportArgs>();
+  add_result(*command, args->result);
+  command->add_option("--json", args->json, "Write the figures to this file");
+  command->footer("Example: tessera sparsity report runs/patterns --json runs/patterns/report.json");
+  command->callback([&action, args] { action = [args] { return run_pattern_report(*args); }; });
+}
+
 void add_page(CLI::App& group, Action& action) {
   auto* command = group.add_subcommand("page", "Write one HTML page from sparsity.sqlite");
   auto args = std::make_shared<PageArgs>();
@@ -368,6 +400,7 @@ void add_sparsity(CLI::App& app, Action& action) {
   add_query(*group, action);
   add_export(*group, action);
   add_page(*group, action);
+  add_pattern_report(*group, action);
   add_sparsity_activations(*group, action);
   add_sparsity_gradients(*group, action);
   add_sparsity_import(*group, action);

@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "models/llama.h"
 #include "tests/cli/language_model.h"
@@ -39,6 +42,44 @@ std::string put_llama(const Workplace& at) {
 
 const std::string kTexts = "--device cpu --text t --length 32 --samples 4 --eval-windows 4 ";
 const std::string kGreedy = "--step 0.3 --most 0.7 ";
+
+TEST(PatternsCommand, AnalyzesMasksWithNormsOfTheDenseModelAndReports) {
+  const Workplace at;
+  if (const std::string why = put_llama(at); !why.empty()) GTEST_SKIP() << "skipped: " << why;
+  expect_success(run(at, "prune --model m --method magnitude --sparsity 0.4 --out p --device cpu"));
+  at.put(
+      "a.toml",
+      "draws = 3\nexecutions = 2\nk = \"4\"\nonly = [\"layers.0.\"]\nmodel = \"m\"\ntext = [\"t\"]\nlength = "
+      "32\nsamples = 4\n");
+  const std::string analyze = "sparsity analyze p/masks.safetensors --device cpu --config a.toml ";
+  const Outcome analyzed = run(at, analyze + "--out r");
+  expect_success(analyzed);
+  EXPECT_EQ(analyzed.err.find("nothing is said of input norms"), std::string::npos) << analyzed.err;
+  expect_success(run(at, "sparsity export r --out csv"));
+  std::istringstream norms(at.get("csv/input_norms.csv"));
+  EXPECT_EQ(std::count(std::istreambuf_iterator<char>(norms), {}, '\n'), 1 + 6 * 32 + 72);  // per column
+  const std::string report = said(at, "sparsity report r --json report.json");
+  EXPECT_TRUE(
+      holds_all(report, "# Sparsity patterns|## Clusters over executions|## Coherence|masks.safetensors"));
+  const json figures = json::parse(at.get("report.json"));
+  EXPECT_EQ(figures["clusters"].size(), 7u);
+  EXPECT_EQ(figures["clusters"][0]["executions"], 2);
+  EXPECT_TRUE(figures["singletons"][0].contains("chance_without_singletons"));
+
+  const auto refused = [&](const std::string& command, int code, const char* parts) {
+    const Outcome outcome = run(at, command);
+    EXPECT_EQ(outcome.code, code) << command << ": " << outcome.err;
+    EXPECT_TRUE(holds_all(outcome.err, parts)) << command << ": " << outcome.err;
+  };
+  refused("sparsity analyze p/masks.safetensors --out q --model m", 2, "--model, --text");
+  refused("sparsity analyze p/masks.safetensors --out q --text t", 2, "--model, --text");
+  refused("sparsity analyze p/masks.safetensors --out q --length 8", 2, "--length|need --model and --text");
+  refused("sparsity analyze p/masks.safetensors", 2, "--out");
+  refused(analyze + "--out q --model p", 1, "masks.safetensors|--model the dense model");
+  refused("sparsity report nothing", 1, "nothing");
+  refused("sparsity report r --json r/sparsity.sqlite", 1, "sparsity.sqlite");
+  EXPECT_FALSE(fs::exists(at / "q"));
+}
 
 TEST(ChainCommand, PruneCalibrateConvertGenerate) {
   const Workplace at;

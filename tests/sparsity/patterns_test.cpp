@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "io/file.h"
@@ -17,6 +18,7 @@
 #include "runtime/parallel.h"
 #include "sparsity/pattern_bytes.h"
 #include "sparsity/pattern_page.h"
+#include "sparsity/pattern_report.h"
 #include "tests/errors.h"
 #include "tests/io/files.h"
 #include "tests/sparsity/page_driver.h"
@@ -397,6 +399,74 @@ TEST(Patterns, NumbersOfClustersThatAreLeftOutAreSaid) {
   analyze({folder / "a.safetensors"}, folder / "r", options, [&](const std::string& line) { lines += line; });
   EXPECT_NE(lines.find("up_proj: sparsity 0."), std::string::npos) << lines;
   EXPECT_NE(lines.find("; no 25,64 clusters of 24 features"), std::string::npos) << lines;
+}
+
+TEST(Patterns, TheReportPutsExecutionsAndChanceNextToEachOther) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
+  EXPECT_STREQ(stability_of(29.9), "stable");
+  EXPECT_STREQ(stability_of(30), "moderate");
+  EXPECT_STREQ(stability_of(50), "unstable");
+  EXPECT_STREQ(stability_of(std::nan("")), "");
+  const TemporaryFolder folder;
+  put_masks(folder / "a.safetensors", 1, "wanda"), put_masks(folder / "b.safetensors", 2, "sparsegpt");
+  analyze({folder / "a.safetensors", folder / "b.safetensors"}, folder / "r", small_options(), no_lines);
+  report::Database found =
+      report::Database::read_only((folder / "r") + "/sparsity.sqlite", kPatternsId, kPatternsWhat);
+  const std::vector<ReportSection> sections = report_sections(found);
+  std::map<std::string, nlohmann::json> tables;
+  for (const ReportSection& section : sections) tables[section.table.name] = report::to_json(section.table);
+  // Masks alone: no perplexities, and no clusters of values.
+  ASSERT_EQ(tables.size(), 5u);
+  ASSERT_EQ(tables["clusters"].size(), 2u * 2 * 2);  // inputs, projections, k
+  const nlohmann::json& first = tables["clusters"][0];
+  EXPECT_EQ(first["input"], "a.safetensors");
+  EXPECT_EQ(first["projection"], "down_proj");
+  EXPECT_EQ(first["executions"], 3);
+  std::vector<double> ratios;
+  for (const auto& row : found
+                             .run("SELECT ratio_means FROM clusters WHERE k = 4 AND matrix_id = (SELECT id "
+                                  "FROM matrices WHERE input = 'a.safetensors' AND projection = 'down_proj')")
+                             .rows)
+    ratios.push_back(report::number_in(row[0]));
+  const Summary ratio = summarise(ratios);
+  EXPECT_NEAR(first["separation_ratio"], ratio.mean, 1e-12);
+  EXPECT_NEAR(first["separation_ratio_sd"], ratio.sd, 1e-12);
+  EXPECT_NEAR(first["coefficient_of_variation"], 100 * ratio.sd / ratio.mean, 1e-9);
+  EXPECT_EQ(first["stability"], stability_of(first["coefficient_of_variation"]));
+  EXPECT_EQ(first["hamming_range"], first["hamming_max"].get<double>() - first["hamming_min"].get<double>());
+  const report::Table distances = found.run(
+      "SELECT min(distance), max(distance) FROM distances d JOIN matrices m ON m.id = d.matrix_id WHERE "
+      "m.input = 'a.safetensors' AND m.projection = 'down_proj'");
+  EXPECT_EQ(first["hamming_min"], report::number_in(distances.rows[0][0]));
+  EXPECT_EQ(first["hamming_max"], report::number_in(distances.rows[0][1]));
+  for (const auto& row : tables["coherence"]) {
+    const double observed = row["observed"], chance = row["independent"], kept = row["sums_kept"];
+    if (observed > chance) EXPECT_NEAR(row["explained"], (kept - chance) / (observed - chance), 1e-9);
+    if (observed <= chance) EXPECT_TRUE(row["explained"].is_null());
+  }
+  EXPECT_EQ(tables["pairs"].size(), 2u * 3);  // projections, metrics
+  for (const auto& row : tables["chance"]) {
+    EXPECT_EQ(row["matrices"], 2);
+    EXPECT_LE(row["beyond_sums_kept"], 2);
+  }
+  const std::string text = markdown_of(sections);
+  for (const char* part :
+       {"# Sparsity patterns\n", "## Ratios and singletons\n", "| a.safetensors | down_proj |"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(Patterns, TheReportOfOneExecutionSaysNothingOfStability) {
+  if (!report::has_database()) GTEST_SKIP() << "skipped: no SQLite";
+  const TemporaryFolder folder;
+  put_masks(folder / "a.safetensors", 1, "wanda");
+  AnalyzeOptions options = small_options();
+  options.patterns.executions = 1;
+  analyze({folder / "a.safetensors"}, folder / "r", options, no_lines);
+  report::Database found =
+      report::Database::read_only((folder / "r") + "/sparsity.sqlite", kPatternsId, kPatternsWhat);
+  const nlohmann::json rows = report::to_json(report_sections(found).front().table);
+  EXPECT_TRUE(rows[0]["separation_ratio_sd"].is_null());
+  EXPECT_EQ(rows[0]["stability"], "");
 }
 
 TEST(Patterns, ThePageHoldsWhatTheDatabaseHolds) {
