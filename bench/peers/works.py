@@ -538,6 +538,69 @@ def sparse24_linear(b, shape, attrs, paddings):
     yield Way("eager dense", F.linear, inputs + ([b.normal(shape["out"])] if shape.get("bias") else []))
 
 
+def sparse_linear(b, shape, attrs, paddings):
+    """`parts` weights over the same x: cuBLAS on all of them, dense, as one; the GEMM of inputs that are set to 0 within the timed
+    part, which is what gates are without kernels of their own; and CSR (cuSPARSE), compressed before it."""
+    tokens, out, d_in, parts = shape["T"], shape["out"], shape["in"], int(attrs.get("parts", 1))
+    x, weight = b.normal(tokens, d_in, grad=False), b.normal(out * parts, d_in, grad=False)
+    weight *= torch.rand_like(weight) < shape.get("density", 100) / 100
+    sizes = {"bias": (out * parts,), "residual": (tokens, out * parts)}
+    added = [b.normal(*size, grad=False) for name, size in sizes.items() if shape.get(name)]
+    scales = b.normal(d_in, grad=False).abs() if shape.get("scales") else 1
+    gate, threshold, keep = attrs.get("gate", "none"), float(attrs.get("threshold", 0)), int(attrs.get("keep", 0))
+
+    def opened(x, part):
+        size = (x * scales).abs()
+        if gate == "threshold":
+            return torch.where(size > threshold * (1 + part / 2), x, 0)
+        kept = size.topk(keep, -1, sorted=False).indices
+        return torch.zeros_like(x).scatter(-1, kept, x.gather(-1, kept))
+
+    def gated(x, weight, *added):
+        if gate == "top_k":  # of all parts alike
+            return sum(added, F.linear(opened(x, 0), weight))
+        return sum(added, torch.cat([F.linear(opened(x, i), part) for i, part in enumerate(weight.chunk(parts))], -1))
+
+    yield Way("eager dense", lambda x, weight, *added: sum(added, F.linear(x, weight)), [x, weight, *added], compiles=False)
+    if gate != "none":
+        yield Way("eager gated", gated, [x, weight, *added])
+    if tokens > 0 and weight.count_nonzero() > 0:
+        columns = [tensor.mT.contiguous() if tensor.dim() == 2 else tensor[:, None] for tensor in added]
+        yield Way("eager CSR, transposed", lambda x, weight, *added: sum(added, weight @ x),
+                  [x.T.contiguous(), weight.to_sparse_csr(), *columns], compiles=False)
+
+
+def bit_pairs(b, shape, attrs, paddings):
+    """The common bits of all pairs of rows as a GEMM of zeros and ones, converted before the timed part: in f32 on a CPU; on a GPU
+    in int8, in FP8 and bf16 with f32 results, and in bf16 with results that are rounded to it."""
+    bits, itself = 32 * shape["W"], not shape.get("N")
+    rows = (torch.rand(shape["M"], bits, device=b.device) < 0.5).float()
+    others = rows if itself else (torch.rand(shape["N"], bits, device=b.device) < 0.5).float()
+    counts, other_counts = rows.sum(1, keepdim=True), others.sum(1)
+
+    def measured(common):
+        measure = attrs.get("measure", "overlap")
+        if measure == "overlap":
+            return common
+        either = counts + other_counts - common
+        return either - common if measure == "hamming" else torch.where(either > 0, common / either, 1)
+
+    def way(name, dtype, gemm):
+        a = rows.to(dtype)
+        return Way(name, lambda a, b: measured(gemm(a, b)), [a, (a if itself else others.to(dtype)).T])
+
+    if not b.on_gpu:
+        yield way("eager f32", torch.float32, torch.matmul)
+        return
+    yield way("eager bf16", torch.bfloat16, torch.matmul)
+    yield way("eager bf16 to f32", torch.bfloat16, lambda a, b: torch.mm(a, b, out_dtype=torch.float32))
+    if shape["M"] > 16 and others.shape[0] % 16 == 0:  # what these GEMMs take
+        yield way("eager int8", torch.int8, torch._int_mm)
+        one = torch.ones((), device=b.device)
+        yield way("eager FP8", torch.float8_e4m3fn,
+                  lambda a, b: torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.float32))
+
+
 def select(b, shape, attrs, paddings):
     """Ascending indices, as ours. PyTorch draws by norm without replacement, not by systematic sampling, and waits for the
     number of rows above a threshold."""
@@ -577,6 +640,7 @@ WORKS = {
     "add_layernorm": add_layernorm, "add_rmsnorm": add_rmsnorm, "cross_entropy": cross_entropy, "embedding": embedding,
     "linear_cross_entropy": linear_cross_entropy,
     "multiply24": multiply24, "compress24": compress24, "decompress24": decompress24, "sparse24_linear": sparse24_linear,
+    "sparse_linear": sparse_linear, "bit_pairs": bit_pairs,
     "gather_rows": gather_rows, "scatter_rows": scatter_rows,
     "select": select, "row_norms": row_norms, "gather_selected": gather_selected, "scatter_selected": scatter_selected,
     "relu": rows(lambda x, _: F.relu(x)), "relu_squared": rows(lambda x, _: F.relu(x).square()),
