@@ -169,11 +169,10 @@ constexpr SectionQuery kSectionQueries[] = {
      "n.subject_id "
      "= p.id GROUP BY a.input, b.input, a.projection, p.metric ORDER BY a.input, b.input, a.projection, "
      "p.metric"},
-    {"chance", "What is beyond chance",
-     "Of the matrices of an input, how many have a figure beyond chance (p corrected over matrices, at most "
-     "0.05) under each null model: equal density (independent), also of each feature (rows_shuffled), also "
-     "of "
-     "each position (sums_kept).",
+    {"chance", "Figures beyond chance",
+     "Number of matrices per input whose figure is beyond chance (p corrected over matrices, at most 0.05) "
+     "under each null model: equal density (independent), also of each feature (rows_shuffled), also of each "
+     "position (sums_kept).",
      "SELECT m.input, n.statistic, count(DISTINCT m.id) AS matrices, sum(n.model = 'independent' AND "
      "n.within_chance = 0) AS beyond_independent, sum(n.model = 'rows_shuffled' AND n.within_chance = 0) AS "
      "beyond_rows_shuffled, sum(n.model = 'sums_kept' AND n.within_chance = 0) AS beyond_sums_kept FROM "
