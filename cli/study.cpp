@@ -8,8 +8,8 @@
 #include "cli/train_run.h"
 #include "runtime/error.h"
 #include "runtime/interrupt.h"
-#include "train/study_report.h"
-#include "train/study_run.h"
+#include "study/report.h"
+#include "study/run.h"
 
 namespace tessera::cli {
 namespace {
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 struct StudyArgs {
   std::string file, out, gpus;
   bool list = false;
-  train::StudyRequest request;
+  study::Request request;
 };
 
 constexpr const char* kStoppingStudy =
@@ -35,20 +35,20 @@ std::string own_program() {
   return path.string();
 }
 
-std::string command_of(const train::StudyPlan& plan, const train::StudyCell& cell, const fs::path& cells) {
+std::string command_of(const study::Plan& plan, const study::Cell& cell, const fs::path& cells) {
   std::error_code ignored;
   std::string line = "tessera";
   for (const std::string& word :
-       train::arguments_of(plan, cell, cells, fs::exists(cells / cell.name / "run.json", ignored)))
+       study::arguments_of(plan, cell, cells, fs::exists(cells / cell.name / "run.json", ignored)))
     line += " " + quoted(word);
   return line;
 }
 
 /// Throws, naming file, arm and flag, if an input of a cell that has not begun is missing: each would fail by
 /// itself.
-void check_inputs(const std::string& file, const train::StudyPlan& plan, const fs::path& cells) {
+void check_inputs(const std::string& file, const study::Plan& plan, const fs::path& cells) {
   std::error_code ignored;
-  for (const train::StudyCell& cell : train::cells_of(plan)) {
+  for (const study::Cell& cell : study::cells_of(plan)) {
     if (fs::exists(cells / cell.name / "run.json", ignored)) continue;
     for (const char* const flag : {"--text", "--tokenizer", "--data", "--model", "--config"})
       if (const auto given = cell.flags.find(flag); given != cell.flags.end())
@@ -58,48 +58,47 @@ void check_inputs(const std::string& file, const train::StudyPlan& plan, const f
   }
 }
 
-int list_study(const train::StudyPlan& plan, const fs::path& out) {
+int list_study(const study::Plan& plan, const fs::path& out) {
   const bool begun = fs::exists(out / "study.json");
-  const auto folder =
-      begun ? std::optional(train::StudyFolder::open(out)) : std::optional<train::StudyFolder>();
-  for (const train::StudyCell& cell : train::cells_of(plan))
+  const auto folder = begun ? std::optional(study::Folder::open(out)) : std::optional<study::Folder>();
+  for (const study::Cell& cell : study::cells_of(plan))
     fmt::print("{:<12} {}\n",
-               train::name_of(folder ? folder->record_of(cell).status : train::CellStatus::pending),
+               study::name_of(folder ? folder->record_of(cell).status : study::CellStatus::pending),
                command_of(plan, cell, out / "cells"));
   return 0;
 }
 
 /// Writes the results and says where; nothing if no cell has one.
-void print_results(const train::StudyFolder& folder) {
-  const train::StudyResults results = train::collect_study(folder);
-  const fs::path page = train::write_study_report(folder.path(), results);
-  fmt::print("{}\nreport: {}\n", train::format_study(results),
+void print_results(const study::Folder& folder) {
+  const study::Results results = study::collect(folder);
+  const fs::path page = study::write_report(folder.path(), results);
+  fmt::print("{}\nreport: {}\n", study::format_comparisons(results),
              fs::absolute(page).lexically_normal().string());
 }
 
 int run_study_file(const StudyArgs& args) {
   const std::vector<std::string> gpus =
       args.gpus.empty() ? std::vector<std::string>() : split_list(args.gpus, "--gpus");
-  const train::StudyPlan plan = read_study(args.file);
+  const study::Plan plan = read_study(args.file);
   const fs::path out = args.out.empty() ? fs::path("runs") / fs::path(args.file).stem() : fs::path(args.out);
   if (args.list) return list_study(plan, out);
   check_inputs(args.file, plan, out / "cells");
   const InterruptGuard interrupts(kStoppingStudy);
-  train::StudyFolder folder = train::StudyFolder::begin(out, plan);
+  study::Folder folder = study::Folder::begin(out, plan);
   fmt::print(
       "study \"{}\": {} arms, {} tasks, {} learning rates, {} seeds: {} cells of tessera train {}, in {}\n",
       plan.title, plan.arms.size(), std::max<size_t>(1, plan.tasks.size()),
-      std::max<size_t>(1, plan.rates.size()), plan.seeds.size(), train::cells_of(plan).size(), plan.command,
+      std::max<size_t>(1, plan.rates.size()), plan.seeds.size(), study::cells_of(plan).size(), plan.command,
       out.string());
   std::fflush(stdout);
-  train::StudyRequest request = args.request;
+  study::Request request = args.request;
   request.program = own_program();
   request.gpus = gpus;
   request.say = [](const std::string& text) {
     fmt::print("{}", text);
     std::fflush(stdout);
   };
-  const train::StudyEnd end = train::run_study(folder, request);
+  const study::End end = study::run_cells(folder, request);
   print_results(folder);
   if (!end.refused.empty()) throw UsageError(args.file + ": " + end.refused);
   const std::string again = fmt::format("tessera study run {}{}", quoted(args.file),
@@ -146,7 +145,7 @@ void add_study(CLI::App& app, Action& action) {
   page->footer("Example: tessera study page runs/demo");
   page->callback([&action, args] {
     action = [args] {
-      print_results(train::StudyFolder::open(args->out));
+      print_results(study::Folder::open(args->out));
       return 0;
     };
   });

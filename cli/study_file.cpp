@@ -64,7 +64,7 @@ class TrainFlags {
   bool has(const std::string& flag) const { return command_->get_option_no_throw(flag) != nullptr; }
 
   /// Adds the flag of an entry; `where` is "arm "dense"".
-  void take(const TomlEntry& entry, const std::string& where, train::StudyFlags& flags) const {
+  void take(const TomlEntry& entry, const std::string& where, study::Flags& flags) const {
     const std::string at = place_in(path_, entry.line) + where + ": ";
     const CLI::Option* const option =
         entry.name == "help" ? nullptr : command_->get_option_no_throw("--" + entry.name);
@@ -92,8 +92,8 @@ class TrainFlags {
   }
 
   /// Throws unless the command's parser takes the cell's command line.
-  void check_line(const train::StudyPlan& plan, const train::StudyCell& cell) const {
-    const std::vector<std::string> words = train::arguments_of(plan, cell, "runs", false);
+  void check_line(const study::Plan& plan, const study::Cell& cell) const {
+    const std::vector<std::string> words = study::arguments_of(plan, cell, "runs", false);
     CLI::App app("tessera", "tessera");
     Action unused;
     add_train(app, unused);
@@ -125,7 +125,7 @@ uint64_t seed_of(const std::string& at, const std::string& text) {
   return seed;
 }
 
-void take_study_key(const std::string& path, const TomlEntry& entry, train::StudyPlan& plan) {
+void take_study_key(const std::string& path, const TomlEntry& entry, study::Plan& plan) {
   if (entry.name == "seeds") {
     for (const std::string& text : entry.values)
       if (!text.empty()) plan.seeds.push_back(seed_of(place_in(path, entry.line), text));
@@ -158,14 +158,14 @@ bool is_lower_better(const std::string& metric) {
 struct BertRuns {
   bool pretrains = false, tunes = false;
 
-  explicit BertRuns(const train::StudyPlan& plan) {
+  explicit BertRuns(const study::Plan& plan) {
     look(plan.flags);
-    for (const train::StudyPart& part : plan.arms) look(part.flags);
-    for (const train::StudyPart& part : plan.tasks) look(part.flags);
+    for (const study::Part& part : plan.arms) look(part.flags);
+    for (const study::Part& part : plan.tasks) look(part.flags);
   }
 
  private:
-  void look(const train::StudyFlags& flags) {
+  void look(const study::Flags& flags) {
     const auto task = flags.find("--task");
     if (task != flags.end()) (task->second == std::vector<std::string>{"mlm"} ? pretrains : tunes) = true;
   }
@@ -173,7 +173,7 @@ struct BertRuns {
 
 /// The values of the command's evaluations in metrics.jsonl, as tnp_job.cpp, language_evaluation.cpp,
 /// mlm_job.cpp and eval/glue.cpp name them.
-std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
+std::vector<std::string> evaluated_by(const study::Plan& plan) {
   if (plan.command == "tnp") return {"eval_nll", "eval_optimal_nll", "eval_gap", "eval_gap_error"};
   if (plan.command != "bert") return {"eval_nll", "eval_perplexity", "eval_bits_per_byte", "eval_gap"};
   const auto [pretrains, tunes] = BertRuns(plan);
@@ -190,7 +190,7 @@ std::vector<std::string> evaluated_by(const train::StudyPlan& plan) {
 
 /// The other values that its runs may log in metrics.jsonl: those of steps, as step_log.cpp names them, and
 /// of language models, as LanguageSettings::penalties, LanguageJob::state_values and its evaluations do.
-std::vector<std::string> logged_by(const train::StudyPlan& plan) {
+std::vector<std::string> logged_by(const study::Plan& plan) {
   std::vector<std::string> names = {"loss",
                                     "lr",
                                     "grad_norm",
@@ -211,7 +211,7 @@ std::vector<std::string> logged_by(const train::StudyPlan& plan) {
 
 /// Throws UsageError for a metric that no run of the command logs. What depends on the run's flags, as
 /// loss_scale does, shows at the end of the first cell.
-void check_metric(const train::StudyPlan& plan, const std::string& path) {
+void check_metric(const study::Plan& plan, const std::string& path) {
   const std::vector<std::string> evaluated = evaluated_by(plan), logged = logged_by(plan);
   const auto is_evaluated = [&](const std::string& name) {  // "eval_accuracy_mismatched": of one of two sets
     return plan.metric == name || (plan.command == "bert" && plan.metric.starts_with(name + "_"));
@@ -228,7 +228,7 @@ void check_metric(const train::StudyPlan& plan, const std::string& path) {
 }
 
 /// Fills in what the file does not say.
-void complete(train::StudyPlan& plan, const std::string& path, bool has_direction) {
+void complete(study::Plan& plan, const std::string& path, bool has_direction) {
   if (plan.title.empty()) plan.title = std::filesystem::path(path).stem().string();
   const BertRuns bert(plan);
   const bool scored = plan.command == "bert" && (bert.tunes || !bert.pretrains);
@@ -239,9 +239,9 @@ void complete(train::StudyPlan& plan, const std::string& path, bool has_directio
 
 }  // namespace
 
-train::StudyPlan read_study(const std::string& path) {
+study::Plan read_study(const std::string& path) {
   const std::vector<TomlSection> tables = read_sections(path);
-  train::StudyPlan plan;
+  study::Plan plan;
   bool has_direction = false;
   for (const TomlEntry& entry : tables.front().entries) {
     if (std::ranges::find(kStudyKeys, entry.name) == kStudyKeys.end())
@@ -258,7 +258,7 @@ train::StudyPlan read_study(const std::string& path) {
       for (const TomlEntry& entry : table.entries) flags.take(entry, "[flags]", plan.flags);
       continue;
     }
-    train::StudyPart part;
+    study::Part part;
     for (const TomlEntry& entry : table.entries)
       if (entry.name == "name") part.name = one_value(path, entry);
     if (part.name.empty())
@@ -276,7 +276,7 @@ train::StudyPlan read_study(const std::string& path) {
     throw UsageError(path + ": " + error.message());
   }
   std::set<std::pair<std::string, std::string>> checked;
-  for (const train::StudyCell& cell : train::cells_of(plan))
+  for (const study::Cell& cell : study::cells_of(plan))
     if (cell.seed == plan.seeds.front() && checked.insert({cell.arm, cell.task}).second)
       flags.check_line(plan, cell);
   return plan;

@@ -31,6 +31,7 @@ if(TESSERA_OUTER_RING)
   tessera_use(report PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   tessera_use(eval PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   tessera_use(train PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
+  tessera_use(study PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   tessera_use(sparsity PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   tessera_use(bench PRIVATE fmt::fmt PUBLIC nlohmann_json::nlohmann_json)
   target_compile_definitions(tessera_io PRIVATE XXH_INLINE_ALL)  # built for TESSERA_CPU: with AVX2 twice as fast

@@ -1,4 +1,4 @@
-#include "train/study_report.h"
+#include "study/report.h"
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@
 #include "report/table.h"
 #include "runtime/text.h"
 
-namespace tessera::train {
+namespace tessera::study {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -32,7 +32,7 @@ const std::set<std::string> kOfTheMachine = {"ms_per_step", "tokens_per_s", "dat
 
 // ---- the tables ----
 
-Table cells_table(const StudyResults& results) {
+Table cells_table(const Results& results) {
   Table table{
       "cells", {"task", "arm", "learning_rate", "seed", "status", "steps", "score", "loss", "reason"}, {}};
   for (const CellResult& cell : results.cells)
@@ -42,10 +42,10 @@ Table cells_table(const StudyResults& results) {
   return table;
 }
 
-Table curves_table(const StudyResults& results) {
+Table curves_table(const Results& results) {
   Table table{"curves", {"task", "arm", "learning_rate", "seed", "step", "name", "value"}, {}};
   for (const CellResult& cell : results.cells)
-    for (const StepRecord& record : cell.records)
+    for (const train::StepRecord& record : cell.records)
       for (const auto& [name, value] : record.values)
         if (!kOfTheMachine.contains(name))
           table.rows.push_back({cell.cell.task, cell.cell.arm, cell.cell.rate, int64_t(cell.cell.seed),
@@ -53,7 +53,7 @@ Table curves_table(const StudyResults& results) {
   return table;
 }
 
-Table comparisons_table(const StudyResults& results) {
+Table comparisons_table(const Results& results) {
   Table table{"comparisons",
               {"task", "learning_rate", "rate_is_best", "arm", "seeds", "mean", "deviation", "half_width_95",
                "difference", "difference_low", "difference_high", "p", "p_holm", "verdict", "target",
@@ -73,7 +73,7 @@ Table comparisons_table(const StudyResults& results) {
   return table;
 }
 
-Table times_table(const StudyResults& results) {
+Table times_table(const Results& results) {
   Table table{"times", {"task", "arm", "ms_per_step", "intervals", "measured_in"}, {}};
   for (const StepTime& time : results.times)
     table.rows.push_back({time.task, time.arm, time.ms, time.intervals,
@@ -83,7 +83,7 @@ Table times_table(const StudyResults& results) {
   return table;
 }
 
-Table runs_table(const StudyResults& results) {
+Table runs_table(const Results& results) {
   Table table{"runs", {"cell", "attempts", "alone", "gpu", "revision"}, {}};
   for (const CellResult& cell : results.cells)
     table.rows.push_back(
@@ -141,8 +141,7 @@ std::string family_title(const Comparison& first) {
 const std::vector<std::string> kHeader = {"arm",     "seeds",   "score",       "difference [95 % interval]",
                                           "p, Holm", "verdict", "ms per step", "to 95 % of the baseline"};
 
-std::vector<std::vector<std::string>> rows_of(const StudyResults& results,
-                                              const std::vector<Comparison>& family) {
+std::vector<std::vector<std::string>> rows_of(const Results& results, const std::vector<Comparison>& family) {
   std::vector<std::vector<std::string>> rows;
   for (const Comparison& c : family) {
     const double ms = c.over_tasks ? kAbsent : results.time_of(c.arm, c.task).ms;
@@ -153,7 +152,7 @@ std::vector<std::vector<std::string>> rows_of(const StudyResults& results,
 }
 
 /// A line per arm whose scores say nothing next to the baseline's.
-std::vector<std::string> not_compared(const StudyResults& results, const std::vector<Comparison>& family) {
+std::vector<std::string> not_compared(const Results& results, const std::vector<Comparison>& family) {
   std::vector<std::string> lines;
   for (const Comparison& c : family)
     if (!c.incomparable.empty())
@@ -168,18 +167,18 @@ std::vector<std::string> not_compared(const StudyResults& results, const std::ve
 // ---- the page ----
 
 /// The place of the arm in the plan, so that it has the same colour and dashes in every chart.
-int place_of(const StudyPlan& plan, const std::string& arm) {
+int place_of(const Plan& plan, const std::string& arm) {
   for (size_t i = 0; i < plan.arms.size(); ++i)
     if (plan.arms[i].name == arm) return int(i);
   return 0;
 }
 
 /// The mean of a value over the seeds at each step that all of them have, with the 95 % interval.
-report::Series course_of(const StudyResults& results, const Comparison& c, const std::string& name) {
+report::Series course_of(const Results& results, const Comparison& c, const std::string& name) {
   std::map<int64_t, std::vector<double>> at;
   const auto cells = results.cells_of_arm(c);
   for (const CellResult* const cell : cells)
-    for (const StepRecord& record : cell->records)
+    for (const train::StepRecord& record : cell->records)
       if (const auto found = record.values.find(name); found != record.values.end())
         at[record.step].push_back(found->second);
   report::Series series{arm_text(c), {}};
@@ -207,7 +206,7 @@ void thin(report::Series& series) {
   series.spread.clear();
 }
 
-void add_scores(report::Page& page, const StudyResults& results, const std::vector<Comparison>& family) {
+void add_scores(report::Page& page, const Results& results, const std::vector<Comparison>& family) {
   std::vector<std::string> arms, others;
   std::vector<double> means, halves, differences, difference_halves;
   const auto bar = [](double half) { return std::isfinite(half) ? half : 0; };
@@ -225,7 +224,7 @@ void add_scores(report::Page& page, const StudyResults& results, const std::vect
             {{"arm - " + results.plan.baseline, differences}}, {difference_halves});
 }
 
-void add_courses(report::Page& page, const StudyResults& results, const std::vector<Comparison>& family) {
+void add_courses(report::Page& page, const Results& results, const std::vector<Comparison>& family) {
   const std::string& metric = results.plan.metric;
   std::vector<report::Series> scores, timed, losses;
   for (const Comparison& c : family) {
@@ -244,7 +243,7 @@ void add_courses(report::Page& page, const StudyResults& results, const std::vec
   page.chart(title + ": training loss, mean over the seeds", "step", "loss", losses);
 }
 
-void add_cells(report::Page& page, const StudyResults& results) {
+void add_cells(report::Page& page, const Results& results) {
   std::vector<std::vector<std::string>> rows;
   for (const CellResult& cell : results.cells)
     if (cell.record.status != CellStatus::finished || !cell.counts())
@@ -257,7 +256,7 @@ void add_cells(report::Page& page, const StudyResults& results) {
 }
 
 /// "--rows 10% --slice first".
-std::string flags_text(const StudyFlags& flags) {
+std::string flags_text(const Flags& flags) {
   std::string text;
   for (const auto& [name, values] : flags) {
     text += (text.empty() ? "" : " ") + name;
@@ -266,13 +265,13 @@ std::string flags_text(const StudyFlags& flags) {
   return text.empty() ? "(no flags of its own)" : text;
 }
 
-void add_plan(report::Page& page, const StudyPlan& plan) {
+void add_plan(report::Page& page, const Plan& plan) {
   page.heading("Flags of the runs");
   std::vector<std::vector<std::string>> rows = {{"all", flags_text(plan.flags)}};
-  for (const StudyPart& arm : plan.arms)
+  for (const Part& arm : plan.arms)
     rows.push_back(
         {"arm " + arm.name + (arm.name == plan.baseline ? " (baseline)" : ""), flags_text(arm.flags)});
-  for (const StudyPart& task : plan.tasks) rows.push_back({"task " + task.name, flags_text(task.flags)});
+  for (const Part& task : plan.tasks) rows.push_back({"task " + task.name, flags_text(task.flags)});
   std::string seeds;
   for (const uint64_t seed : plan.seeds) seeds += (seeds.empty() ? "" : ", ") + std::to_string(seed);
   if (!plan.rates.empty()) rows.push_back({"learning rates", joined(plan.rates)});
@@ -281,14 +280,14 @@ void add_plan(report::Page& page, const StudyPlan& plan) {
 }
 
 /// All different values of a field of the cells that ran.
-std::string listed(const StudyResults& results, std::string CellResult::*field) {
+std::string listed(const Results& results, std::string CellResult::*field) {
   std::set<std::string> values;
   for (const CellResult& cell : results.cells)
     if (!(cell.*field).empty()) values.insert(cell.*field);
   return values.empty() ? "-" : joined(values);
 }
 
-void write_page(const fs::path& path, const StudyResults& results) {
+void write_page(const fs::path& path, const Results& results) {
   report::Page page(results.plan.title);
   page.paragraph(fmt::format("{} of {} cells finished, {} failed. On {}; revision {}.",
                              results.count(CellStatus::finished), results.cells.size(),
@@ -324,7 +323,7 @@ void write_page(const fs::path& path, const StudyResults& results) {
 
 }  // namespace
 
-fs::path write_study_report(const fs::path& folder, const StudyResults& results) {
+fs::path write_report(const fs::path& folder, const Results& results) {
   const Table cells = cells_table(results), curves = curves_table(results),
               comparisons = comparisons_table(results), times = times_table(results),
               runs = runs_table(results);
@@ -344,7 +343,7 @@ fs::path write_study_report(const fs::path& folder, const StudyResults& results)
   return page;
 }
 
-std::string format_study(const StudyResults& results) {
+std::string format_comparisons(const Results& results) {
   std::string text;
   for (const auto& family : results.families) {
     const auto rows = rows_of(results, family);
@@ -365,4 +364,4 @@ std::string format_study(const StudyResults& results) {
   return text;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::study

@@ -5,23 +5,23 @@
 #include <vector>
 
 #include "eval/statistics.h"
+#include "study/folder.h"
 #include "train/basis.h"
-#include "train/study.h"
 
 /// The results of the cells of a study.
 
-namespace tessera::train {
+namespace tessera::study {
 
 /// One cell. The score is the study's metric at the last evaluation, not at the best one: to pick the best of
 /// many on the development part is optimistic.
 struct CellResult {
-  StudyCell cell;
+  Cell cell;
   CellRecord record;
-  std::vector<StepRecord> records;  // metrics.jsonl
-  double score, loss;               // NaN: none
+  std::vector<train::StepRecord> records;  // metrics.jsonl
+  double score, loss;                      // NaN: none
   int64_t steps = 0;
   std::string gpu, revision;
-  Basis basis;          // of the score
+  train::Basis basis;   // of the score
   bool counts() const;  // finished, with a finite score
 };
 
@@ -60,8 +60,8 @@ struct Comparison {
   std::string verdict(bool higher) const;
 };
 
-struct StudyResults {
-  StudyPlan plan;
+struct Results {
+  Plan plan;
   std::vector<CellResult> cells;
   std::vector<StepTime> times;
   /// In families that are corrected together: task by task at each rate, then (of several rates) at the best
@@ -74,6 +74,6 @@ struct StudyResults {
   std::vector<const CellResult*> cells_of_arm(const Comparison& comparison) const;
 };
 
-StudyResults collect_study(const StudyFolder& folder);
+Results collect(const Folder& folder);
 
-}  // namespace tessera::train
+}  // namespace tessera::study

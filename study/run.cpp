@@ -1,4 +1,4 @@
-#include "train/study_run.h"
+#include "study/run.h"
 
 #include <fmt/format.h>
 
@@ -15,7 +15,7 @@
 #include "runtime/interrupt.h"
 #include "runtime/parallel.h"
 
-namespace tessera::train {
+namespace tessera::study {
 
 namespace fs = std::filesystem;
 
@@ -38,21 +38,21 @@ std::string reason_of(const dist::ChildEnd& end, const fs::path& log) {
   return reason.empty() ? fmt::format("ended with status {}", end.code) : io::utf8_text(reason);
 }
 
-/// One call of run_study.
-class StudyRun {
+/// One call of run_cells.
+class Run {
  public:
-  StudyRun(StudyFolder& folder, const StudyRequest& request) : folder_(folder), request_(request) {
+  Run(Folder& folder, const Request& request) : folder_(folder), request_(request) {
     if (request.minutes > 0)
       deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                      std::chrono::duration<double>(request.minutes * 60));
   }
 
-  StudyEnd run() {
+  End run() {
     const InterruptGuard interrupts;
-    const std::vector<StudyCell> cells = cells_of(folder_.plan());
+    const std::vector<Cell> cells = cells_of(folder_.plan());
     end_.cells = int64_t(cells.size());
-    std::vector<StudyCell> left;
-    for (const StudyCell& cell : cells)
+    std::vector<Cell> left;
+    for (const Cell& cell : cells)
       if (is_finished(folder_.cells(), cell)) {
         if (end_.finished++ == 0)
           check_metric(cell, folder_.cells());  // before another cell is run for nothing
@@ -65,7 +65,7 @@ class StudyRun {
 
  private:
   struct Running {
-    StudyCell cell;
+    Cell cell;
     std::string gpu;
     Clock::time_point since;
   };
@@ -74,32 +74,32 @@ class StudyRun {
 
   /// Also notes that of a cell whose end the process that started it did not live to see, or that a signal
   /// met after its last step: to continue it is an error.
-  bool is_finished(const fs::path& runs, const StudyCell& cell) {
+  bool is_finished(const fs::path& runs, const Cell& cell) {
     CellRecord record = folder_.record_of(cell);
     if (record.status != CellStatus::pending && record.status != CellStatus::finished &&
         is_complete(runs / cell.name)) {
       record.status = CellStatus::finished, record.reason.clear();
       folder_.set(cell, record);
     }
-    return record.status == CellStatus::finished && StudyFolder::run_of(runs, cell).has_value();
+    return record.status == CellStatus::finished && Folder::run_of(runs, cell).has_value();
   }
 
   /// Of arms that have results.
-  std::vector<StudyCell> missing_timings() {
-    std::vector<StudyCell> missing;
+  std::vector<Cell> missing_timings() {
+    std::vector<Cell> missing;
     std::set<std::pair<std::string, std::string>> known;
-    for (const StudyCell& cell : cells_of(folder_.plan())) {
+    for (const Cell& cell : cells_of(folder_.plan())) {
       if (folder_.record_of(cell).status != CellStatus::finished) continue;
       // What follows goes through all cells: once per arm and task, not for each of them.
       if (!known.insert({cell.arm, cell.task}).second || !lacks_step_time(folder_, cell.arm, cell.task))
         continue;
-      const StudyCell timed = timing_cell(folder_.plan(), cell.arm, cell.task, request_.timing_steps);
+      const Cell timed = timing_cell(folder_.plan(), cell.arm, cell.task, request_.timing_steps);
       if (!is_finished(folder_.timing(), timed)) missing.push_back(timed);
     }
     return missing;
   }
 
-  void run_all(const std::vector<StudyCell>& cells, const fs::path& runs, int64_t jobs) {
+  void run_all(const std::vector<Cell>& cells, const fs::path& runs, int64_t jobs) {
     size_t next = 0;
     while (true) {
       look_for_stop();
@@ -124,7 +124,7 @@ class StudyRun {
     end_.out_of_time = end_.signal == 0 && deadline_ && Clock::now() >= *deadline_;
   }
 
-  void start(const StudyCell& cell, const fs::path& runs, int64_t jobs) {
+  void start(const Cell& cell, const fs::path& runs, int64_t jobs) {
     std::error_code ignored;
     const bool resumed = fs::exists(runs / cell.name / "run.json", ignored);
     if (!resumed) fs::remove_all(runs / cell.name, ignored);  // killed before it said what it is
@@ -194,11 +194,11 @@ class StudyRun {
   }
 
   /// Ends the study if no evaluation has its metric: no cell would have a score.
-  void check_metric(const StudyCell& cell, const fs::path& runs) {
-    const auto run = StudyFolder::run_of(runs, cell);
+  void check_metric(const Cell& cell, const fs::path& runs) {
+    const auto run = Folder::run_of(runs, cell);
     std::set<std::string> names;
     if (run)
-      for (const StepRecord& record : run->metrics())
+      for (const train::StepRecord& record : run->metrics())
         for (const auto& [name, value] : record.values) names.insert(name);
     if (names.contains(folder_.plan().metric) || !end_.refused.empty()) return;
     std::string evaluated;
@@ -209,32 +209,32 @@ class StudyRun {
   }
 
   /// "  eval_score 0.8312", of the last evaluation.
-  std::string value_of(const StudyCell& cell) const {
-    const auto run = StudyFolder::run_of(folder_.cells(), cell);
+  std::string value_of(const Cell& cell) const {
+    const auto run = Folder::run_of(folder_.cells(), cell);
     std::string text;
     if (run)
-      for (const StepRecord& record : run->metrics())
+      for (const train::StepRecord& record : run->metrics())
         if (const auto found = record.values.find(folder_.plan().metric); found != record.values.end())
           text = fmt::format("  {} {:.4f}", folder_.plan().metric, found->second);
     return text;
   }
 
-  StudyFolder& folder_;
-  const StudyRequest& request_;
+  Folder& folder_;
+  const Request& request_;
   std::optional<Clock::time_point> deadline_;
-  StudyEnd end_;
+  End end_;
   std::vector<dist::ChildProcess> processes_;
   std::vector<Running> running_;  // the cells of processes_
 };
 
 }  // namespace
 
-StudyEnd run_study(StudyFolder& folder, const StudyRequest& request) {
-  return StudyRun(folder, request).run();
+End run_cells(Folder& folder, const Request& request) {
+  return Run(folder, request).run();
 }
 
-bool lacks_step_time(const StudyFolder& folder, const std::string& arm, const std::string& task) {
-  for (const StudyCell& cell : cells_of(folder.plan())) {
+bool lacks_step_time(const Folder& folder, const std::string& arm, const std::string& task) {
+  for (const Cell& cell : cells_of(folder.plan())) {
     if (cell.arm != arm || cell.task != task) continue;
     const CellRecord record = folder.record_of(cell);
     if (record.status == CellStatus::finished && record.alone) return false;
@@ -242,4 +242,4 @@ bool lacks_step_time(const StudyFolder& folder, const std::string& arm, const st
   return true;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::study

@@ -1,4 +1,4 @@
-#include "train/study.h"
+#include "study/folder.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -7,18 +7,18 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
+#include "study/report.h"
+#include "study/run.h"
 #include "tests/errors.h"
 #include "tests/folder.h"
-#include "train/study_report.h"
-#include "train/study_run.h"
 
-namespace tessera::train {
+namespace tessera::study {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-StudyPlan small_plan() {
+Plan small_plan() {
   return {.title = "t",
           .command = "tnp",
           .metric = "eval_score",
@@ -33,7 +33,7 @@ StudyPlan small_plan() {
 
 /// What a run of `tessera train` leaves: two evaluations, at steps 20 and 40.
 void fake_run(const fs::path& runs, const std::string& name, double first, double last) {
-  const RunFolder run = RunFolder::create(runs, name);
+  const train::RunFolder run = train::RunFolder::create(runs, name);
   run.write_settings({{"model", "tnp"}, {"gpu", "none"}, {"job", {{"steps", 40}}}});
   run.append({1, {{"loss", 2}, {"ms_per_step", 900}}});
   run.append(
@@ -41,10 +41,9 @@ void fake_run(const fs::path& runs, const std::string& name, double first, doubl
   run.append({40, {{"loss", 1}, {"ms_per_step", 30}, {"eval_score", last}}});
 }
 
-StudyFolder fake_study(const fs::path& path, const StudyPlan& plan,
-                       const std::map<std::string, double>& scores) {
-  StudyFolder folder = StudyFolder::begin(path, plan);
-  for (const StudyCell& cell : cells_of(plan)) {
+Folder fake_study(const fs::path& path, const Plan& plan, const std::map<std::string, double>& scores) {
+  Folder folder = Folder::begin(path, plan);
+  for (const Cell& cell : cells_of(plan)) {
     const auto found = scores.find(cell.name);
     if (found == scores.end()) continue;
     fake_run(folder.cells(), cell.name, found->second - 0.2, found->second);
@@ -54,12 +53,12 @@ StudyFolder fake_study(const fs::path& path, const StudyPlan& plan,
 }
 
 TEST(StudyPlan, CellsAreSeedBySeedWithTheArmsSideBySide) {
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.tasks = {{"cola", {{"--task", {"cola"}}, {"--steps", {"80"}}}}};
   plan.rates = {"1e-3", "3e-3"};
   plan.arms[1].flags["--steps"] = {"10"};
   std::vector<std::string> names;
-  for (const StudyCell& cell : cells_of(plan)) names.push_back(cell.name);
+  for (const Cell& cell : cells_of(plan)) names.push_back(cell.name);
   ASSERT_EQ(names.size(), 12u);
   EXPECT_EQ(names[0], "dense,cola,lr-1e-3,seed-1");
   EXPECT_EQ(names[1], "half,cola,lr-1e-3,seed-1");
@@ -76,15 +75,15 @@ TEST(StudyPlan, CellsAreSeedBySeedWithTheArmsSideBySide) {
   EXPECT_EQ(
       arguments_of(plan, cells_of(plan)[0], "r", true),
       (std::vector<std::string>{"train", "tnp", "--resume", "r/" + names[0], "--device", "cpu", "--quiet"}));
-  const StudyPlan same = study_plan_from_json(to_json(plan), "f");
+  const Plan same = plan_from_json(to_json(plan), "f");
   EXPECT_EQ(to_json(same), to_json(plan));
 }
 
 // They may not fit into so few steps, or make them other ones than most of the run's.
 TEST(StudyPlan, ARunForStepTimesHasNoFlagsThatCountTheStepsOfTheWholeRun) {
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.arms[1].flags = {{"--ffn", {"relu2"}}};
-  const StudyFlags wanted = timing_cell(plan, "half", "", 30).flags;
+  const Flags wanted = timing_cell(plan, "half", "", 30).flags;
   EXPECT_EQ(wanted.at("--steps"), std::vector<std::string>{"30"});
   for (const char* const flag : {"--dense-first", "--dense-last", "--restarts", "--restart-warmup",
                                  "--warmup", "--log-every", "--eval-every"})
@@ -101,27 +100,27 @@ TEST(StudyFolder, ACallThatCannotWriteLeavesAFolderThatCanBeUsed) {
   const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
   const struct rlimit nothing { 0, before.rlim_max };
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &nothing), 0);
-  const std::string refused = message_of([&] { StudyFolder::begin(root / "s", small_plan()); });
+  const std::string refused = message_of([&] { Folder::begin(root / "s", small_plan()); });
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, signal_before);
   EXPECT_NE(refused, "");
-  EXPECT_EQ(message_of([&] { StudyFolder::begin(root / "s", small_plan()); }), "");
+  EXPECT_EQ(message_of([&] { Folder::begin(root / "s", small_plan()); }), "");
 }
 
 TEST(StudyResults, DifferencesArePairedBySeed) {
   const TemporaryFolder root;
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.arms.push_back({"tenth", {{"--rows", {"10%"}}}});
-  const StudyFolder folder = fake_study(root / "s", plan,
-                                        {{"dense,seed-1", 0.80},
-                                         {"dense,seed-2", 0.70},
-                                         {"dense,seed-3", 0.90},
-                                         {"half,seed-1", 0.79},
-                                         {"half,seed-2", 0.70},
-                                         {"half,seed-3", 0.88},
-                                         {"tenth,seed-1", 0.50},
-                                         {"tenth,seed-2", 0.41}});
-  const StudyResults results = collect_study(folder);
+  const Folder folder = fake_study(root / "s", plan,
+                                   {{"dense,seed-1", 0.80},
+                                    {"dense,seed-2", 0.70},
+                                    {"dense,seed-3", 0.90},
+                                    {"half,seed-1", 0.79},
+                                    {"half,seed-2", 0.70},
+                                    {"half,seed-3", 0.88},
+                                    {"tenth,seed-1", 0.50},
+                                    {"tenth,seed-2", 0.41}});
+  const Results results = collect(folder);
   ASSERT_EQ(results.families.size(), 1u);
   const auto& family = results.families.front();
   ASSERT_EQ(family.size(), 3u);
@@ -146,7 +145,7 @@ TEST(StudyResults, DifferencesArePairedBySeed) {
   // The median of 10 and 30 ms; the first step is no pace.
   EXPECT_EQ(results.time_of("half", "").ms, 20);
   EXPECT_EQ(results.time_of("half", "").intervals, 6);
-  const std::string text = format_study(results);
+  const std::string text = format_comparisons(results);
   for (const char* part : {"-0.0100 [-0.0348, +0.0148]", "0.8 +- 0 s (2 of 3 seeds)", "never", "worse"})
     EXPECT_NE(text.find(part), std::string::npos) << part << text;
 }
@@ -154,17 +153,17 @@ TEST(StudyResults, DifferencesArePairedBySeed) {
 // Both arms of a task of few examples may answer the same way with every seed: 2 of 10 and 3 of 10 right.
 TEST(StudyResults, EqualDifferencesOfFewSeedsAreNoEvidence) {
   const TemporaryFolder root;
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.seeds = {1, 2};
-  const StudyResults results = collect_study(
+  const Results results = collect(
       fake_study(root / "s", plan,
                  {{"dense,seed-1", 0.2}, {"dense,seed-2", 0.2}, {"half,seed-1", 0.3}, {"half,seed-2", 0.3}}));
   const Comparison& half = results.families.front()[1];
   EXPECT_EQ(half.difference->n, 2);
   EXPECT_EQ(half.verdict(true), "-");
-  const std::string text = format_study(results);
+  const std::string text = format_comparisons(results);
   EXPECT_NE(text.find("0.3000 +- 0.0000  +0.1000  "), std::string::npos) << text;
-  write_study_report(root / "s", results);
+  write_report(root / "s", results);
   EXPECT_NE(get(root / "s/comparisons.csv").find(",,,,,-,"), std::string::npos)
       << get(root / "s/comparisons.csv");
 }
@@ -172,8 +171,7 @@ TEST(StudyResults, EqualDifferencesOfFewSeedsAreNoEvidence) {
 // The same plan gives the same curves.csv, on several ranks too.
 TEST(StudyResults, CurvesHaveNoTimes) {
   const TemporaryFolder root;
-  write_study_report(root / "s",
-                     collect_study(fake_study(root / "s", small_plan(), {{"dense,seed-1", 0.2}})));
+  write_report(root / "s", collect(fake_study(root / "s", small_plan(), {{"dense,seed-1", 0.2}})));
   const std::string curves = get(root / "s/curves.csv");
   EXPECT_NE(curves.find("eval_score"), std::string::npos) << curves;
   for (const char* time : {"ms_per_step", "exposed_communication_ms"})
@@ -182,12 +180,12 @@ TEST(StudyResults, CurvesHaveNoTimes) {
 
 TEST(StudyResults, ArmsThatAreMeasuredOnOtherTextAreNotCompared) {
   const TemporaryFolder root;
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.command = "gpt", plan.metric = "eval_nll", plan.higher = false, plan.seeds = {1, 2};
   plan.arms.push_back({"long", {{"--length", {"32"}}}});
-  StudyFolder folder = StudyFolder::begin(root / "s", plan);
-  for (const StudyCell& cell : cells_of(plan)) {
-    const RunFolder run = RunFolder::create(folder.cells(), cell.name);
+  Folder folder = Folder::begin(root / "s", plan);
+  for (const Cell& cell : cells_of(plan)) {
+    const train::RunFolder run = train::RunFolder::create(folder.cells(), cell.name);
     const int length = cell.arm == "long" ? 32 : 16;
     run.write_settings({{"model", "gpt"},
                         {"job", {{"fingerprint", "f"}, {"length", length}}},
@@ -195,7 +193,7 @@ TEST(StudyResults, ArmsThatAreMeasuredOnOtherTextAreNotCompared) {
     run.append({40, {{"loss", 1}, {"eval_nll", 1 + 0.1 * double(cell.seed)}}});
     folder.set(cell, {.status = CellStatus::finished, .reason = {}, .attempts = 1, .flags = cell.flags});
   }
-  const StudyResults results = collect_study(folder);
+  const Results results = collect(folder);
   ASSERT_EQ(results.families.size(), 1u);
   const auto& family = results.families.front();
   ASSERT_EQ(family.size(), 3u);
@@ -204,7 +202,7 @@ TEST(StudyResults, ArmsThatAreMeasuredOnOtherTextAreNotCompared) {
   EXPECT_FALSE(family[2].difference);
   EXPECT_EQ(family[2].verdict(false), "not compared");
   EXPECT_TRUE(std::isnan(family[2].target) && std::isnan(family[2].p_holm));
-  const std::string text = format_study(results);
+  const std::string text = format_comparisons(results);
   EXPECT_NE(text.find("long is not compared with dense: they differ in length (16, 32)"), std::string::npos)
       << text;
 }
@@ -212,32 +210,32 @@ TEST(StudyResults, ArmsThatAreMeasuredOnOtherTextAreNotCompared) {
 TEST(StudyResults, ArmsOnOtherTasksOfATnpAreComparedInTheirTimesOnly) {
   const TemporaryFolder root;
   for (const bool loss : {true, false}) {
-    StudyPlan plan = small_plan();
+    Plan plan = small_plan();
     plan.metric = loss ? "eval_nll" : "ms_per_step", plan.higher = false, plan.seeds = {1, 2};
-    StudyFolder folder = StudyFolder::begin(root / (loss ? "loss" : "time"), plan);
-    for (const StudyCell& cell : cells_of(plan)) {
-      const RunFolder run = RunFolder::create(folder.cells(), cell.name);
+    Folder folder = Folder::begin(root / (loss ? "loss" : "time"), plan);
+    for (const Cell& cell : cells_of(plan)) {
+      const train::RunFolder run = train::RunFolder::create(folder.cells(), cell.name);
       run.write_settings({{"model", "tnp"}, {"job", {{"context", cell.arm == "half" ? 32 : 64}}}});
       run.append({40, {{"loss", 1}, {"eval_nll", double(cell.seed)}, {"ms_per_step", double(cell.seed)}}});
       folder.set(cell, {.status = CellStatus::finished, .reason = {}, .attempts = 1, .flags = cell.flags});
     }
-    const Comparison half = collect_study(folder).families.front()[1];
+    const Comparison half = collect(folder).families.front()[1];
     EXPECT_EQ(half.incomparable, loss ? "context points (64, 32)" : "");
   }
 }
 
 TEST(StudyResults, TheBestRateIsOfEachArmAndTheMeanIsOverAllTasks) {
   const TemporaryFolder root;
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.seeds = {1, 2};
   plan.tasks = {{"a", {}}, {"b", {}}};
   plan.rates = {"0.1", "0.2"};
   std::map<std::string, double> scores;
-  for (const StudyCell& cell : cells_of(plan))
+  for (const Cell& cell : cells_of(plan))
     scores[cell.name] = (cell.task == "a" ? 0.5 : 0.7) + 0.01 * double(cell.seed) +
                         ((cell.arm == "dense") == (cell.rate == "0.1") ? 0.1 : 0.0);
   scores.erase("half,b,lr-0.2,seed-2");
-  const StudyResults results = collect_study(fake_study(root / "s", plan, scores));
+  const Results results = collect(fake_study(root / "s", plan, scores));
   // Two rates and the best of them on each task, and over the tasks.
   ASSERT_EQ(results.families.size(), 7u);
   const auto& best = results.families[2];
@@ -250,7 +248,7 @@ TEST(StudyResults, TheBestRateIsOfEachArmAndTheMeanIsOverAllTasks) {
   EXPECT_TRUE(all[0].over_tasks);
   EXPECT_NEAR(all[0].score.mean, (0.615 + 0.815) / 2, 1e-12);
   EXPECT_NEAR(all[1].difference->mean, (0.0 - 0.1) / 2, 1e-12);
-  write_study_report(root / "s", results);
+  write_report(root / "s", results);
   EXPECT_NE(get(root / "s/comparisons.csv").find("mean of all,,1,half,2,"), std::string::npos);
 }
 
@@ -270,61 +268,61 @@ constexpr const char* kMakeRun =
 
 TEST(StudyRun, ACrashIsThatOfOneCell) {
   const TemporaryFolder root;
-  StudyFolder folder = StudyFolder::begin(root / "s", small_plan());
+  Folder folder = Folder::begin(root / "s", small_plan());
   const std::string program =
       program_of(root / "program", "case \"$*\" in *50%*) kill -SEGV $$;; esac\n" + std::string(kMakeRun));
   std::string said;
-  const StudyEnd end =
-      run_study(folder, {.program = program, .say = [&](const std::string& text) { said += text; }});
+  const End end =
+      run_cells(folder, {.program = program, .say = [&](const std::string& text) { said += text; }});
   EXPECT_EQ(end.cells, 6);
   EXPECT_EQ(end.finished, 3);
   EXPECT_EQ(end.failed, 3);
   EXPECT_EQ(end.signal, 0);
   EXPECT_NE(end.failure.find("half,seed-1: crashed: signal 11"), std::string::npos) << end.failure;
   EXPECT_NE(said.find("dense,seed-3  eval_score 0.5000"), std::string::npos) << said;
-  const StudyCell cell = cells_of(folder.plan())[1];
+  const Cell cell = cells_of(folder.plan())[1];
   EXPECT_EQ(folder.record_of(cell).status, CellStatus::failed);
   EXPECT_EQ(folder.record_of(cell).attempts, 1);
-  EXPECT_EQ(StudyFolder::open(root / "s").record_of(cell).reason, folder.record_of(cell).reason);
+  EXPECT_EQ(Folder::open(root / "s").record_of(cell).reason, folder.record_of(cell).reason);
 }
 
 // The study was killed, and its last cell still saves: that cell would fail by the lock of its folder.
 TEST(StudyRun, DoesNotBeginWhileACellOfAKilledCallRuns) {
   const TemporaryFolder root;
-  const StudyPlan plan = small_plan();
-  const StudyCell cell = cells_of(plan)[1];
+  const Plan plan = small_plan();
+  const Cell cell = cells_of(plan)[1];
   {
-    StudyFolder folder = StudyFolder::begin(root / "s", plan);
+    Folder folder = Folder::begin(root / "s", plan);
     fake_run(folder.cells(), cell.name, 0.1, 0.2);
     folder.set(cell, {.status = CellStatus::begun, .reason = {}, .attempts = 1, .flags = cell.flags});
   }
   const std::string before = get(root / "s/study.json");
   {
-    const FolderLock held(root / ("s/cells/" + cell.name));
-    expect_parts(message_of([&] { StudyFolder::begin(root / "s", plan); }),
+    const train::FolderLock held(root / ("s/cells/" + cell.name));
+    expect_parts(message_of([&] { Folder::begin(root / "s", plan); }),
                  {"half,seed-1", "an earlier call of the study", "once it has ended"});
   }
   EXPECT_EQ(get(root / "s/study.json"), before);
-  EXPECT_EQ(message_of([&] { StudyFolder::begin(root / "s", plan); }), "");
+  EXPECT_EQ(message_of([&] { Folder::begin(root / "s", plan); }), "");
 }
 
 // A study that was killed before it could note the end of its cell; --patience ended that one.
 TEST(StudyRun, ACellThatEndedEarlyIsFinished) {
   const TemporaryFolder root;
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.arms.resize(1), plan.seeds = {1}, plan.metric = "eval_nll", plan.higher = false;
-  StudyFolder folder = StudyFolder::begin(root / "s", plan);
-  const StudyCell cell = cells_of(plan).front();
-  const RunFolder run = RunFolder::create(folder.cells(), cell.name);
+  Folder folder = Folder::begin(root / "s", plan);
+  const Cell cell = cells_of(plan).front();
+  const train::RunFolder run = train::RunFolder::create(folder.cells(), cell.name);
   run.write_settings({{"model", "gpt"}, {"job", {{"steps", 40}}}, {"options", {{"patience", 2}}}});
   for (const int64_t step : {10, 20, 30})
     run.append({step, {{"loss", 1}, {"ms_per_step", 1}, {"eval_nll", 1 + 0.1 * double(step)}}});
   folder.set(cell, {.status = CellStatus::begun, .reason = {}, .attempts = 1, .flags = cell.flags});
-  const StudyRequest request{.program = program_of(root / "program", "exit 1")};
-  EXPECT_EQ(run_study(folder, request).failed, 1);  // it has not written its page
+  const Request request{.program = program_of(root / "program", "exit 1")};
+  EXPECT_EQ(run_cells(folder, request).failed, 1);  // it has not written its page
   put(run.path() / "report.html", "page");
   folder.set(cell, {.status = CellStatus::begun, .reason = {}, .attempts = 1, .flags = cell.flags});
-  const StudyEnd end = run_study(folder, request);
+  const End end = run_cells(folder, request);
   EXPECT_EQ(end.finished, 1);
   EXPECT_EQ(end.failed, 0);
 }
@@ -332,23 +330,23 @@ TEST(StudyRun, ACellThatEndedEarlyIsFinished) {
 // Its run says that it has finished, and fails if it is to be continued.
 TEST(StudyRun, ACellThatIsStoppedAfterItsEndIsFinished) {
   const TemporaryFolder root;
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.arms.resize(1), plan.seeds = {1}, plan.metric = "eval_nll", plan.higher = false;
-  StudyFolder folder = StudyFolder::begin(root / "s", plan);
+  Folder folder = Folder::begin(root / "s", plan);
   const std::string at_its_end =
       std::string(kMakeRun) +
       "echo '{\"model\": \"gpt\", \"options\": {\"patience\": 1}}' > \"$runs/$name/run.json\"\n"
       "echo '{\"step\": 4, \"loss\": 1, \"eval_nll\": 1}' > \"$runs/$name/metrics.jsonl\"\n"
       "echo '{\"step\": 8, \"loss\": 1, \"eval_nll\": 2}' >> \"$runs/$name/metrics.jsonl\"\n"
       "mkdir \"$runs/$name/checkpoints\"\ntouch \"$runs/$name/report.html\"\nkill -TERM $$\n";
-  const StudyEnd end = run_study(folder, {.program = program_of(root / "program", at_its_end)});
+  const End end = run_cells(folder, {.program = program_of(root / "program", at_its_end)});
   EXPECT_EQ(end.signal, SIGTERM);
   EXPECT_EQ(end.finished, 1);
-  const StudyCell cell = cells_of(plan).front();
+  const Cell cell = cells_of(plan).front();
   for (const CellStatus noted :
        {CellStatus::interrupted, CellStatus::failed}) {  // by a call that did not look
     folder.set(cell, {.status = noted, .reason = "r", .attempts = 1, .flags = cell.flags});
-    const StudyEnd again = run_study(folder, {.program = program_of(root / "program", "exit 1")});
+    const End again = run_cells(folder, {.program = program_of(root / "program", "exit 1")});
     EXPECT_EQ(again.finished, 1);
     EXPECT_EQ(again.failed, 0);
     EXPECT_EQ(folder.record_of(cell).reason, "");
@@ -357,11 +355,11 @@ TEST(StudyRun, ACellThatIsStoppedAfterItsEndIsFinished) {
 
 TEST(StudyRun, TheReasonIsTheLastErrorOfTheLog) {
   const TemporaryFolder root;
-  StudyPlan plan = small_plan();
+  Plan plan = small_plan();
   plan.arms.resize(1), plan.seeds = {1};
   const auto failure_of = [&](const std::string& script) {
-    StudyFolder folder = StudyFolder::begin(root / "s", plan);
-    return run_study(folder, {.program = program_of(root / "program", script)});
+    Folder folder = Folder::begin(root / "s", plan);
+    return run_cells(folder, {.program = program_of(root / "program", script)});
   };
   EXPECT_EQ(failure_of("echo 'tessera: warning: w' >&2; echo 'tessera: no data' >&2; echo x; exit 1").failure,
             "dense,seed-1: no data");
@@ -369,7 +367,7 @@ TEST(StudyRun, TheReasonIsTheLastErrorOfTheLog) {
   EXPECT_NE(failure_of("kill -KILL $$").failure.find("possibly out of memory"), std::string::npos);
   EXPECT_EQ(failure_of("echo 'tessera: --rows: bad' >&2; exit 2").refused, "arm \"dense\": --rows: bad");
   // A run that another process stops ends the study as if the signal had come to it.
-  const StudyEnd stopped = failure_of("kill -TERM $$");
+  const End stopped = failure_of("kill -TERM $$");
   EXPECT_EQ(stopped.signal, SIGTERM);
   EXPECT_EQ(stopped.failed, 0);
   EXPECT_EQ(failure_of(kMakeRun).finished, 1);
@@ -380,8 +378,8 @@ TEST(StudyRun, TheEnvironmentDividesTheProcessorsAmongJobs) {
   const std::string program =
       program_of(root / "program", "echo \"threads $TESSERA_THREADS\"\n" + std::string(kMakeRun));
   const auto threads = [&](const char* folder_name, int64_t jobs) {
-    StudyFolder folder = StudyFolder::begin(root / folder_name, small_plan());
-    run_study(folder, {.program = program, .jobs = jobs});
+    Folder folder = Folder::begin(root / folder_name, small_plan());
+    run_cells(folder, {.program = program, .jobs = jobs});
     return root.get(std::string(folder_name) + "/logs/dense,seed-1.log");
   };
   const char* const before = std::getenv("TESSERA_THREADS");
@@ -398,14 +396,14 @@ TEST(StudyRun, TheCellsTakeTurnsOnTheGpus) {
   const TemporaryFolder root;
   const std::string program =
       program_of(root / "program", "echo \"GPU $CUDA_VISIBLE_DEVICES\"\n" + std::string(kMakeRun));
-  StudyFolder folder = StudyFolder::begin(root / "study", small_plan());
-  const std::vector<StudyCell> cells = cells_of(small_plan());
+  Folder folder = Folder::begin(root / "study", small_plan());
+  const std::vector<Cell> cells = cells_of(small_plan());
   ASSERT_GE(cells.size(), 2u);
-  run_study(folder,
+  run_cells(folder,
             {.program = program, .jobs = 2, .gpus = {"4", "GPU-7"}});  // both start before one is waited for
   EXPECT_EQ(get(folder.log_of(cells[0])), "GPU 4\n");
   EXPECT_EQ(get(folder.log_of(cells[1])), "GPU GPU-7\n");
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::study

@@ -1,4 +1,4 @@
-#include "train/study_results.h"
+#include "study/results.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "runtime/error.h"
 #include "runtime/statistics.h"
 
-namespace tessera::train {
+namespace tessera::study {
 namespace {
 
 constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
@@ -16,13 +16,13 @@ constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 /// Share of the baseline's score that an arm may be short of in "time to 95 %".
 constexpr double kShort = 0.05;
 
-double last_of(const std::vector<StepRecord>& records, const std::string& name) {
+double last_of(const std::vector<train::StepRecord>& records, const std::string& name) {
   for (auto record = records.rbegin(); record != records.rend(); ++record)
     if (const auto found = record->values.find(name); found != record->values.end()) return found->second;
   return kNothing;
 }
 
-CellResult result_of(const StudyFolder& folder, const StudyCell& cell) {
+CellResult result_of(const Folder& folder, const Cell& cell) {
   CellResult result{.cell = cell,
                     .record = folder.record_of(cell),
                     .records = {},
@@ -31,7 +31,7 @@ CellResult result_of(const StudyFolder& folder, const StudyCell& cell) {
                     .gpu = {},
                     .revision = {},
                     .basis = {}};
-  const auto run = StudyFolder::run_of(folder.cells(), cell);
+  const auto run = Folder::run_of(folder.cells(), cell);
   if (!run) return result;
   result.records = run->metrics();
   result.score = last_of(result.records, folder.plan().metric);
@@ -39,21 +39,21 @@ CellResult result_of(const StudyFolder& folder, const StudyCell& cell) {
   if (!result.records.empty()) result.steps = result.records.back().step;
   const nlohmann::json settings = run->settings();
   result.gpu = settings.value("gpu", settings.value("device", std::string()));
-  result.basis = basis_of(settings, folder.plan().metric);
+  result.basis = train::basis_of(settings, folder.plan().metric);
   const nlohmann::json build = settings.value("build", nlohmann::json::object());
   if (build.is_object()) result.revision = build.value("revision", std::string());
   return result;
 }
 
 /// The paces of the intervals that a run logged. The first two steps of a run are eager or capture the graph.
-void add_paces(const std::vector<StepRecord>& records, std::vector<double>& paces) {
-  for (const StepRecord& record : records)
+void add_paces(const std::vector<train::StepRecord>& records, std::vector<double>& paces) {
+  for (const train::StepRecord& record : records)
     if (const auto found = record.values.find("ms_per_step");
         found != record.values.end() && record.step > 2 && std::isfinite(found->second))
       paces.push_back(found->second);
 }
 
-StepTime step_time(const StudyFolder& folder, const std::vector<CellResult>& cells, const std::string& arm,
+StepTime step_time(const Folder& folder, const std::vector<CellResult>& cells, const std::string& arm,
                    const std::string& task) {
   StepTime time{.arm = arm, .task = task, .ms = kNothing};
   std::vector<double> paces;
@@ -62,8 +62,8 @@ StepTime step_time(const StudyFolder& folder, const std::vector<CellResult>& cel
         cell.record.alone)
       add_paces(cell.records, paces);
   if (paces.empty()) {
-    const StudyCell own = timing_cell(folder.plan(), arm, task, 1);
-    const auto run = StudyFolder::run_of(folder.timing(), own);
+    const Cell own = timing_cell(folder.plan(), arm, task, 1);
+    const auto run = Folder::run_of(folder.timing(), own);
     if (run && folder.record_of(own).status == CellStatus::finished) add_paces(run->metrics(), paces);
     time.own_run = !paces.empty();
   }
@@ -81,7 +81,7 @@ struct ArmScores {
   std::vector<const CellResult*> measured;  // all whose scores these are, of several tasks too
 };
 
-ArmScores scores_of(const StudyResults& results, const std::string& arm, const std::string& task,
+ArmScores scores_of(const Results& results, const std::string& arm, const std::string& task,
                     const std::string& rate) {
   ArmScores scores{arm, rate, {}, {}, {}};
   for (const CellResult& cell : results.cells)
@@ -100,7 +100,7 @@ double mean_score(const ArmScores& scores) {
 }
 
 /// Of the rates with the most seeds the one with the best mean.
-ArmScores at_best_rate(const StudyResults& results, const std::string& arm, const std::string& task) {
+ArmScores at_best_rate(const Results& results, const std::string& arm, const std::string& task) {
   const std::vector<std::string>& rates = results.plan.rates;
   ArmScores best = scores_of(results, arm, task, rates.empty() ? "" : rates.front());
   for (const std::string& rate : rates) {
@@ -116,15 +116,15 @@ ArmScores at_best_rate(const StudyResults& results, const std::string& arm, cons
 }
 
 /// Each seed's mean over all tasks, of the seeds that all of them have.
-ArmScores over_tasks(const StudyResults& results, const std::string& arm) {
+ArmScores over_tasks(const Results& results, const std::string& arm) {
   ArmScores mean{arm, {}, {}, {}, {}};
-  for (const StudyPart& task : results.plan.tasks)
+  for (const Part& task : results.plan.tasks)
     for (const CellResult* const cell : at_best_rate(results, arm, task.name).measured)
       mean.measured.push_back(cell);
   for (const uint64_t seed : results.plan.seeds) {
     double sum = 0;
     bool all = true;
-    for (const StudyPart& task : results.plan.tasks) {
+    for (const Part& task : results.plan.tasks) {
       const ArmScores scores = at_best_rate(results, arm, task.name);
       const auto found = scores.scores.find(seed);
       all = all && found != scores.scores.end();
@@ -137,7 +137,7 @@ ArmScores over_tasks(const StudyResults& results, const std::string& arm) {
 
 /// The step of the first evaluation that is as good as the target; 0: none is.
 int64_t first_reaching(const CellResult& cell, const std::string& metric, double target, bool higher) {
-  for (const StepRecord& record : cell.records)
+  for (const train::StepRecord& record : cell.records)
     if (const auto found = record.values.find(metric);
         found != record.values.end() && (higher ? found->second >= target : found->second <= target))
       return record.step;
@@ -150,7 +150,7 @@ std::vector<double> values_of(const std::map<uint64_t, double>& scores) {
   return values;
 }
 
-void add_target(Comparison& comparison, const StudyPlan& plan, const ArmScores& arm, double baseline) {
+void add_target(Comparison& comparison, const Plan& plan, const ArmScores& arm, double baseline) {
   comparison.target = baseline + (plan.higher ? -kShort : kShort) * std::abs(baseline);
   std::vector<double> steps;
   for (const auto& [seed, cell] : arm.cells)
@@ -162,16 +162,16 @@ void add_target(Comparison& comparison, const StudyPlan& plan, const ArmScores& 
 
 /// The facts in which scores of the two differ on a task; "": in none.
 std::string differing(const ArmScores& arm, const ArmScores& baseline) {
-  std::map<std::string, const Basis*> of_task;
+  std::map<std::string, const train::Basis*> of_task;
   for (const ArmScores* const scores : {&baseline, &arm})
     for (const CellResult* const cell : scores->measured) {
-      const Basis& known = *of_task.emplace(cell->cell.task, &cell->basis).first->second;
-      if (const std::string facts = difference_of(known, cell->basis); !facts.empty()) return facts;
+      const train::Basis& known = *of_task.emplace(cell->cell.task, &cell->basis).first->second;
+      if (const std::string facts = train::difference_of(known, cell->basis); !facts.empty()) return facts;
     }
   return "";
 }
 
-Comparison compare(const StudyPlan& plan, const ArmScores& arm, const ArmScores& baseline) {
+Comparison compare(const Plan& plan, const ArmScores& arm, const ArmScores& baseline) {
   Comparison comparison{.task = {},
                         .rate = arm.rate,
                         .arm = arm.arm,
@@ -196,7 +196,7 @@ Comparison compare(const StudyPlan& plan, const ArmScores& arm, const ArmScores&
 }
 
 /// The arms that have scores, compared with the baseline and corrected together.
-std::vector<Comparison> family_of(const StudyPlan& plan, const std::vector<ArmScores>& arms) {
+std::vector<Comparison> family_of(const Plan& plan, const std::vector<ArmScores>& arms) {
   ArmScores baseline;
   for (const ArmScores& arm : arms)
     if (arm.arm == plan.baseline) baseline = arm;
@@ -214,10 +214,10 @@ std::vector<Comparison> family_of(const StudyPlan& plan, const std::vector<ArmSc
 
 class Families {
  public:
-  explicit Families(StudyResults& results) : results_(results), plan_(results.plan) {
-    const auto tasks = plan_.tasks.empty() ? std::vector<StudyPart>(1) : plan_.tasks;
-    const auto rates = plan_.rates.empty() ? std::vector<std::string>(1) : plan_.rates;
-    for (const StudyPart& task : tasks) {
+  explicit Families(Results& results) : results_(results), plan_(results.plan) {
+    const std::vector<Part> tasks = tasks_of(plan_);
+    const std::vector<std::string> rates = rates_of(plan_);
+    for (const Part& task : tasks) {
       for (const std::string& rate : rates)
         add(task.name, false, false,
             [&](const std::string& arm) { return scores_of(results_, arm, task.name, rate); });
@@ -233,15 +233,15 @@ class Families {
   template <class Scores>
   void add(const std::string& task, bool best, bool all_tasks, Scores&& scores) {
     std::vector<ArmScores> arms;
-    for (const StudyPart& arm : plan_.arms) arms.push_back(scores(arm.name));
+    for (const Part& arm : plan_.arms) arms.push_back(scores(arm.name));
     std::vector<Comparison> family = family_of(plan_, arms);
     for (Comparison& comparison : family)
       comparison.task = task, comparison.best_rate = best, comparison.over_tasks = all_tasks;
     if (!family.empty()) results_.families.push_back(std::move(family));
   }
 
-  StudyResults& results_;
-  const StudyPlan& plan_;
+  Results& results_;
+  const Plan& plan_;
 };
 
 }  // namespace
@@ -258,17 +258,17 @@ std::string Comparison::verdict(bool higher) const {
   return (difference->mean > 0) == higher ? "better" : "worse";
 }
 
-int64_t StudyResults::count(CellStatus status) const {
+int64_t Results::count(CellStatus status) const {
   return std::ranges::count_if(cells, [&](const CellResult& cell) { return cell.record.status == status; });
 }
 
-const StepTime& StudyResults::time_of(const std::string& arm, const std::string& task) const {
+const StepTime& Results::time_of(const std::string& arm, const std::string& task) const {
   for (const StepTime& time : times)
     if (time.arm == arm && time.task == task) return time;
   fail_at(Site::here(), "study: the plan has no arm \"", arm, "\" with a task \"", task, "\"");
 }
 
-std::vector<const CellResult*> StudyResults::cells_of_arm(const Comparison& comparison) const {
+std::vector<const CellResult*> Results::cells_of_arm(const Comparison& comparison) const {
   std::vector<const CellResult*> found;
   for (const CellResult& cell : cells)
     if (cell.counts() && cell.cell.arm == comparison.arm && cell.cell.task == comparison.task &&
@@ -277,15 +277,14 @@ std::vector<const CellResult*> StudyResults::cells_of_arm(const Comparison& comp
   return found;
 }
 
-StudyResults collect_study(const StudyFolder& folder) {
-  StudyResults results{folder.plan(), {}, {}, {}};
-  for (const StudyCell& cell : cells_of(folder.plan())) results.cells.push_back(result_of(folder, cell));
-  const auto tasks = results.plan.tasks.empty() ? std::vector<StudyPart>(1) : results.plan.tasks;
-  for (const StudyPart& task : tasks)
-    for (const StudyPart& arm : results.plan.arms)
+Results collect(const Folder& folder) {
+  Results results{folder.plan(), {}, {}, {}};
+  for (const Cell& cell : cells_of(folder.plan())) results.cells.push_back(result_of(folder, cell));
+  for (const Part& task : tasks_of(results.plan))
+    for (const Part& arm : results.plan.arms)
       results.times.push_back(step_time(folder, results.cells, arm.name, task.name));
   Families{results};
   return results;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::study

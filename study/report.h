@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string>
 
-#include "train/study_results.h"
+#include "study/results.h"
 
 /// The files of a study's results:
 ///   cells.csv        a row per cell: status, score, loss, reason of a failure
@@ -15,12 +15,12 @@
 ///   report.html      one self-contained page
 /// The same plan gives the same bytes in all but the times, the database and the page, which have times.
 
-namespace tessera::train {
+namespace tessera::study {
 
 /// Writes them all; returns the page's path.
-std::filesystem::path write_study_report(const std::filesystem::path& folder, const StudyResults& results);
+std::filesystem::path write_report(const std::filesystem::path& folder, const Results& results);
 
 /// The comparisons as a text for a terminal.
-std::string format_study(const StudyResults& results);
+std::string format_comparisons(const Results& results);
 
-}  // namespace tessera::train
+}  // namespace tessera::study

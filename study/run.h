@@ -4,13 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "train/study.h"
+#include "study/folder.h"
 
 /// Runs the cells of a study, each as a separate process.
 
-namespace tessera::train {
+namespace tessera::study {
 
-struct StudyRequest {
+struct Request {
   std::string program;  // that has the subcommand `train`
   double minutes = 0;   // after these running cells are stopped and saved; 0: no limit
   int64_t jobs = 1;     // cells at the same time
@@ -22,7 +22,7 @@ struct StudyRequest {
   std::function<void(const std::string& text)> say = [](const std::string&) {};
 };
 
-struct StudyEnd {
+struct End {
   int signal = 0;            // that interrupted it; 0: none
   bool out_of_time = false;  // stopped by `minutes`
   int64_t cells = 0, finished = 0, failed = 0;
@@ -38,10 +38,10 @@ struct StudyEnd {
 /// SIGTERM and the time limit are passed on to the running cells, which end after their current step. With
 /// `jobs` above 1, the processors are divided among them unless TESSERA_THREADS is set; no result depends on
 /// that.
-StudyEnd run_study(StudyFolder& folder, const StudyRequest& request);
+End run_cells(Folder& folder, const Request& request);
 
 /// Whether the step time of an arm on a task has to be measured by a separate run: no finished cell of them
 /// ran alone.
-bool lacks_step_time(const StudyFolder& folder, const std::string& arm, const std::string& task);
+bool lacks_step_time(const Folder& folder, const std::string& arm, const std::string& task);
 
-}  // namespace tessera::train
+}  // namespace tessera::study
