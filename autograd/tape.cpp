@@ -8,7 +8,6 @@
 #include "autograd/checkpoint.h"
 #include "autograd/on_record.h"
 #include "autograd/pass_internal.h"
-#include "runtime/integers.h"
 #include "runtime/profile.h"
 #include "tensor/finite.h"
 
@@ -19,8 +18,6 @@ using namespace gradients;
 namespace {
 
 std::atomic<uint64_t> g_next_tape{1};
-
-constexpr size_t kChunk = 64 * 1024;
 
 void check_finite(const Tensor& x, const char* kind, const char* name, const char* part, size_t index) {
   const NonFinite bad = find_nonfinite(x);
@@ -72,8 +69,8 @@ Tape* Tape::recording_any(std::span<const Tensor> inputs) {
   return innermost() && std::ranges::any_of(inputs, requires_grad) ? innermost() : nullptr;
 }
 
-bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
-                       std::span<Tensor* const> outputs) {
+void Tape::append(const char* name, std::span<const Tensor* const> inputs, std::span<Tensor* const> outputs,
+                  std::unique_ptr<Function> function) {
   check(!spent_, name,
         ": this tape has run backward already; make a new Tape for the next step, or a NoTape around what "
         "needs no gradient, such as an evaluation");
@@ -83,9 +80,8 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
     check(input == inputs.end(), name, ": output ", i, " is input ", input - inputs.begin(), ", ",
           describe(*outputs[i]),
           ", whose gradient would be lost; record another handle, such as its detach()");
+    if (options_.check_finite) check_finite(outputs[i]->detach(), "result: ", name, "output", i);
   }
-  for (size_t i = 0; options_.check_finite && i < outputs.size(); ++i)
-    check_finite(outputs[i]->detach(), "result: ", name, "output", i);
   // Integers, such as indices, have no gradient: their state only keeps the numbers of the outputs.
   for (Tensor* output : outputs)
     output->set_grad_state(is_floating(output->dtype()) ? new_state(*output, output->dtype(), id_) : nullptr,
@@ -108,7 +104,7 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
     if (state->tape == 0 && collects_only_ && std::ranges::none_of(leaves_, is_same))
       leaves_.push_back({*input, Saved(*input)});
   }
-  if (collects_only_) return false;
+  if (collects_only_) return;
   for (const Tensor* input : inputs) states_.push_back(input->grad_state());
   for (Tensor* output : outputs)
     states_.push_back(output->grad_state() ? output->grad_state() : new_state(*output, output->dtype(), id_));
@@ -116,8 +112,9 @@ bool Tape::begin_entry(const char* name, std::span<const Tensor* const> inputs,
                       .call = CallScope::current(),
                       .inputs = uint32_t(inputs.size()),
                       .outputs = uint32_t(outputs.size()),
-                      .math = f32_math()});
-  return true;
+                      .math = f32_math(),
+                      .function = std::move(function)});
+  OnRecord::notify(name, entries_.size() - 1);
 }
 
 void Tape::record_views(const char* name, const Tensor& x, std::span<Tensor> outputs,
@@ -138,36 +135,8 @@ void Tape::record_views(const char* name, const Tensor& x, std::span<Tensor> out
   }
 }
 
-void* Tape::reserve(size_t bytes, size_t align) {
-  Entry& entry = entries_.back();
-  for (;;) {
-    if (!chunks_.empty()) {
-      Chunk& chunk = chunks_.back();
-      entry.chunk = chunks_.size() - 1;
-      entry.used_before = chunk.used;
-      const size_t start = round_up(chunk.used, align);
-      if (start + bytes <= chunk.size) {
-        chunk.used = start + bytes;
-        return chunk.bytes.get() + start;
-      }
-    }
-    const size_t size = std::max(kChunk, bytes + align);
-    chunks_.push_back({std::make_unique_for_overwrite<std::byte[]>(size), size, 0});
-  }
-}
-
-void Tape::end_entry(void* function, void (*run)(void*, Backward&), void (*destroy)(void*)) {
-  Entry& entry = entries_.back();
-  entry.function = function;
-  entry.run = run;
-  entry.destroy = destroy;
-  OnRecord::notify(entry.name, entries_.size() - 1);
-}
-
 void Tape::pop(Entry& entry, bool run_hooks) {
-  entry.destroy(entry.function);
-  chunks_.resize(entry.chunk + 1);
-  chunks_.back().used = entry.used_before;
+  entry.function = nullptr;
   const size_t first = states_.size() - entry.inputs - entry.outputs;
   std::vector<std::shared_ptr<GradState>> complete;  // leaves whose hooks are due
   for (size_t i = first; i < first + entry.inputs; ++i) {
@@ -300,7 +269,7 @@ void Tape::run_entry(Entry& entry, bool check_gradients) {
   const CallScope call(entry.call);
   const RunningEntry running(entry.name);
   const F32MathScope math(entry.math);
-  entry.run(entry.function, view);
+  entry.function->run(view);
   if (!check_gradients) return;
   for (size_t i = 0; i < view.inputs_.size(); ++i) {
     if (!view.inputs_[i]) continue;

@@ -3,7 +3,6 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -76,14 +75,8 @@ class Tape {
   template <class F>
   void record(const char* name, std::span<const Tensor* const> inputs, std::span<Tensor* const> outputs,
               F&& backward, Site site = Site::here()) {
-    using Function = std::decay_t<F>;
     const CallScope call(site);
-    if (!begin_entry(name, inputs, outputs)) return;
-    void* const place = reserve(sizeof(Function), alignof(Function));
-    ::new (place) Function(std::forward<F>(backward));
-    end_entry(
-        place, [](void* f, Backward& b) { (*static_cast<Function*>(f))(b); },
-        [](void* f) { static_cast<Function*>(f)->~Function(); });
+    append(name, inputs, outputs, std::make_unique<FunctionOf<std::decay_t<F>>>(std::forward<F>(backward)));
   }
   /// Appends an entry whose outputs are views of x, in order: their gradients are those views of x's.
   void record_views(const char* name, const Tensor& x, std::span<Tensor> outputs,
@@ -115,19 +108,26 @@ class Tape {
   friend class NoTape;
   friend class LeafCollector;
   bool leave(Tape*& innermost);
+  struct Function {
+    virtual ~Function() = default;
+    virtual void run(Backward& b) = 0;
+  };
+  template <class F>
+  struct FunctionOf final : Function {
+    template <class Given>
+    explicit FunctionOf(Given&& given) : backward(std::forward<Given>(given)) {}
+    void run(Backward& b) override { backward(b); }
+    F backward;
+  };
   struct Entry {
     const char* name;
     CallSite call;
-    uint32_t inputs, outputs;   // their number in states_
-    size_t chunk, used_before;  // position of its function object, and what to free afterwards
-    void* function;
-    void (*run)(void*, Backward&);
-    void (*destroy)(void*);
-    F32Math math;  // of the forward pass, and therefore of backward
+    uint32_t inputs, outputs;  // their number in states_
+    F32Math math;              // of the forward pass, and therefore of backward
+    std::unique_ptr<Function> function;
   };
-  bool begin_entry(const char* name, std::span<const Tensor* const> inputs, std::span<Tensor* const> outputs);
-  void* reserve(size_t bytes, size_t align);
-  void end_entry(void* function, void (*run)(void*, Backward&), void (*destroy)(void*));
+  void append(const char* name, std::span<const Tensor* const> inputs, std::span<Tensor* const> outputs,
+              std::unique_ptr<Function> function);
   void run(std::span<const Tensor> results, std::span<const Tensor> grads);
   void run_entries();
   void run_entry(Entry& entry, bool check_gradients);
@@ -148,11 +148,6 @@ class Tape {
   std::vector<Leaf> leaves_;  // LeafCollector: those that were used, as they were then
   std::vector<Entry> entries_;
   std::vector<std::shared_ptr<GradState>> states_;  // inputs and outputs of the entries, in order
-  struct Chunk {
-    std::unique_ptr<std::byte[]> bytes;
-    size_t size = 0, used = 0;
-  };
-  std::vector<Chunk> chunks_;  // the entries' functions, last in first out
   std::function<void(const char*, size_t)> entry_hook_;
 };
 
