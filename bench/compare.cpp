@@ -7,7 +7,7 @@
 #include <regex>
 #include <set>
 
-#include "runtime/statistics.h"
+#include "eval/statistics.h"
 
 namespace tessera::bench {
 namespace {
@@ -174,7 +174,7 @@ std::string format_sweep(const std::vector<Comparison>& comparisons, size_t wors
   for (const auto& [work, values] : ratios)
     rows.push_back({work.first, work.second, std::to_string(values.size()),
                     std::to_string(std::ranges::count_if(values, [](double r) { return r * kSlow < 1; })),
-                    fmt::format("{:.2f}x", median(values)),
+                    fmt::format("{:.2f}x", eval::median(values)),
                     fmt::format("{:.2f}x", *std::ranges::min_element(values))});
   std::string text = format_rows(rows, 2);
   if (slow.empty()) return text;

@@ -45,6 +45,12 @@ double beta_share(double x, double y, double a, double b) {
 
 }  // namespace
 
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
 Spread spread_of(const std::vector<double>& values) {
   if (!values.empty() && !tells_noise(values)) return {values.front(), 0};  // their sum is rounded
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / double(values.size());

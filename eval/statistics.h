@@ -8,6 +8,9 @@
 
 namespace tessera::eval {
 
+/// The middle of the values, of an even number of them the mean of both middles; 0 if there are none.
+double median(std::vector<double> values);
+
 /// Mean and standard deviation (of the sample, with n - 1; 0 for one value) of one value or more.
 struct Spread {
   double mean = 0, deviation = 0;

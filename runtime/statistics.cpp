@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include "runtime/error.h"
 
@@ -41,12 +42,6 @@ std::vector<double> ranks_of(Values values) {
 }
 
 }  // namespace
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
-}
 
 double pearson(Values x, Values y) {
   check(x.size() == y.size(), "correlation: ", x.size(), " and ", y.size(), " values; expected as many");

@@ -8,11 +8,12 @@
 #include <nlohmann/json.hpp>
 
 #include "eval/perplexity.h"
+#include "eval/statistics.h"
 #include "io/checksum.h"
 #include "io/file.h"
 #include "pretrained/fingerprint.h"
 #include "runtime/interrupt.h"
-#include "runtime/statistics.h"
+
 #include "sparsity/chain.h"
 #include "sparsity/dense_model_internal.h"
 #include "sparsity/prune.h"
@@ -389,7 +390,7 @@ models::LanguageModel load_dense(const SweepOptions& options) {
 }
 
 void take(SplitResult& result, const DecodeTimes& times) {
-  result.ttft_ms = median(times.ttft_ms), result.tpot_ms = median(times.tpot_ms);
+  result.ttft_ms = eval::median(times.ttft_ms), result.tpot_ms = eval::median(times.tpot_ms);
   result.ttft_p90 = percentile(times.ttft_ms, 0.9), result.tpot_p90 = percentile(times.tpot_ms, 0.9);
 }
 

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/error.h"
-#include "runtime/statistics.h"
 
 namespace tessera::study {
 namespace {
@@ -68,7 +67,7 @@ StepTime step_time(const Folder& folder, const std::vector<CellResult>& cells, c
     time.own_run = !paces.empty();
   }
   if (paces.empty()) return time;
-  time.ms = median(paces);
+  time.ms = eval::median(paces);
   time.intervals = int64_t(paces.size());
   return time;
 }

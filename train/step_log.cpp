@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "eval/statistics.h"
 #include "runtime/allocator.h"
-#include "runtime/statistics.h"
 
 namespace tessera::train {
 namespace {
@@ -90,8 +90,8 @@ void StepLog::flush_events() {
 void StepLog::summarise(TrainResult& result, int64_t steps, double seconds) const {
   result.seconds = seconds;
   // A run of no more than those two steps is timed as a whole.
-  result.ms_per_step =
-      1e3 * (step_seconds_.empty() ? seconds / double(std::max<int64_t>(1, steps)) : median(step_seconds_));
+  result.ms_per_step = 1e3 * (step_seconds_.empty() ? seconds / double(std::max<int64_t>(1, steps))
+                                                    : eval::median(step_seconds_));
   result.tokens_per_s = result.ms_per_step > 0 ? info_.tokens_per_step / result.ms_per_step * 1e3 : 0;
 }
 

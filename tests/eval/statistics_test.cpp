@@ -29,6 +29,13 @@ constexpr Known kTails[] = {
     {12, 3, 0.0012450158007893362}, {-3.25, 9.5, 0.0093155420272100047}, {40, 2, 0.0006244146721847406},
     {1e-8, 5, 0.99999999240786619}, {6, 200, 9.1151203488103459e-09},    {1e6, 1, 6.3661977236736911e-07}};
 
+TEST(Statistics, MedianIsTheMiddleOrTheMeanOfBoth) {
+  EXPECT_EQ(median({}), 0);
+  EXPECT_EQ(median({7}), 7);
+  EXPECT_EQ(median({5, 1, 3}), 3);
+  EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
+}
+
 TEST(Statistics, TailsAndQuantilesOfStudentsTAreThoseOfScipy) {
   for (const Known& known : kQuantiles)
     EXPECT_NEAR(student_quantile(known.at, known.freedom), known.value, 1e-11 * std::abs(known.value))
