@@ -1,6 +1,6 @@
 #include "ops/activation/activation_kernels.h"
 #include "ops/activation/activation_math.h"
-#include "tensor/elementwise.h"
+#include "ops/elementwise.h"
 
 namespace tessera::ops {
 

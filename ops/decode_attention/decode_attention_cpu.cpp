@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "ops/decode_attention/decode_attention_kernels.h"
+#include "ops/wide_row.h"
 #include "runtime/parallel.h"
-#include "tensor/convert.h"
 
 /// The specification: every score of one query, a stable softmax, P rounded where variant mma rounds it.
 

@@ -3,8 +3,8 @@
 
 #include "ops/embedding/embedding_kernels.h"
 #include "ops/indices.h"
+#include "ops/wide_row.h"
 #include "runtime/parallel.h"
-#include "tensor/convert.h"
 
 namespace tessera::ops {
 namespace {

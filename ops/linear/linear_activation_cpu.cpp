@@ -1,11 +1,11 @@
 #include <algorithm>
 
 #include "ops/activation/activation_math.h"
+#include "ops/elementwise.h"
 #include "ops/linear/activation_of_result.h"
 #include "ops/linear/linear_activation_kernels.h"
 #include "runtime/integers.h"
 #include "runtime/parallel.h"
-#include "tensor/elementwise.h"
 
 namespace tessera::ops {
 

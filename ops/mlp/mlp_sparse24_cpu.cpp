@@ -1,6 +1,6 @@
+#include "ops/elementwise.h"
 #include "ops/mlp/mlp_sparse24_kernels.h"
 #include "ops/mlp/mlp_sparse24_math.h"
-#include "tensor/elementwise.h"
 
 namespace tessera::ops {
 

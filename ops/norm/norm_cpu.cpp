@@ -4,9 +4,9 @@
 
 #include "ops/lane_sum_internal.h"
 #include "ops/norm/norm_kernels.h"
+#include "ops/wide_row.h"
 #include "runtime/integers.h"
 #include "runtime/parallel.h"
-#include "tensor/convert.h"
 
 namespace tessera::ops {
 namespace {

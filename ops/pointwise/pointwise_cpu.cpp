@@ -1,11 +1,11 @@
 #include <tuple>
 #include <type_traits>
 
+#include "ops/elementwise.h"
 #include "ops/pointwise/exp_log_internal.h"
 #include "ops/pointwise/integers_math.h"
 #include "ops/pointwise/pointwise_kernels.h"
 #include "ops/pointwise/pointwise_math.h"
-#include "tensor/elementwise.h"
 
 namespace tessera::ops {
 namespace {

@@ -1,5 +1,5 @@
+#include "ops/elementwise.h"
 #include "ops/reduce/logsumexp_kernels.h"
-#include "tensor/elementwise.h"
 
 namespace tessera::ops {
 namespace {

@@ -4,10 +4,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "ops/elementwise.h"
 #include "ops/reduce/reduce_kernels.h"
 #include "runtime/integers.h"
 #include "tensor/convert.h"
-#include "tensor/elementwise.h"
 
 /// Every sum runs in double, whatever the dtype: 10^9 terms of f32 stay exact to the last rounding. Work is
 /// split by the shape alone, so the order of additions does not depend on the number of threads.

@@ -2,8 +2,8 @@
 
 #include "ops/indices.h"
 #include "ops/rope/rope_kernels.h"
+#include "ops/wide_row.h"
 #include "runtime/parallel.h"
-#include "tensor/convert.h"
 
 namespace tessera::ops {
 namespace {

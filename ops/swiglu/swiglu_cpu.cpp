@@ -1,6 +1,6 @@
+#include "ops/elementwise.h"
 #include "ops/swiglu/swiglu_kernels.h"
 #include "ops/swiglu/swiglu_math.h"
-#include "tensor/elementwise.h"
 
 namespace tessera::ops {
 

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "ops/elementwise.h"
+
 namespace tessera {
 namespace {
 
@@ -61,7 +63,7 @@ TEST(ElementwiseCpu, ComputesEveryElementInAnyLayoutAndLeavesTheOthers) {
   const auto check = [](DType dtype, int64_t rows, int64_t columns, const Tensor& y, const Tensor& a,
                         const Tensor& b) {
     dispatch_floating(dtype, "test", [&]<class T>() {
-      elementwise_cpu<T>(
+      ops::elementwise_cpu<T>(
           y, [](Compute<T> u, Compute<T> v) { return u + 2 * v; }, a, b);
     });
     const auto got = y.to_vector<double>(), first = a.expand({rows, columns}).to_vector<double>(),
