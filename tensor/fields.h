@@ -51,34 +51,23 @@ struct AnyVisitor {
   void operator()(std::string_view, T&) const {}
 };
 
+/// Whether T is a class made of that template.
+template <class T, template <class...> class Of>
+inline constexpr bool kIs = false;
+template <class... Arguments, template <class...> class Of>
+inline constexpr bool kIs<Of<Arguments...>, Of> = true;
 template <class T>
-inline constexpr bool kIsVector = false;
+inline constexpr bool kIsHolder = kIs<T, std::optional> || kIs<T, std::unique_ptr>;
 template <class T>
-inline constexpr bool kIsVector<std::vector<T>> = true;
-template <class T>
-inline constexpr bool kIsNumbers = false;
-template <class T>
-inline constexpr bool kIsNumbers<std::vector<T>> = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
+inline constexpr bool kIsTuple = kIs<T, std::tuple> || kIs<T, std::pair>;
 template <class T>
 inline constexpr bool kIsArray = false;
 template <class T, size_t kSize>
 inline constexpr bool kIsArray<std::array<T, kSize>> = true;
 template <class T>
-inline constexpr bool kIsTuple = false;
-template <class... T>
-inline constexpr bool kIsTuple<std::tuple<T...>> = true;
-template <class A, class B>
-inline constexpr bool kIsTuple<std::pair<A, B>> = true;
+inline constexpr bool kIsNumbers = false;
 template <class T>
-inline constexpr bool kIsHolder = false;
-template <class T>
-inline constexpr bool kIsHolder<std::optional<T>> = true;
-template <class T>
-inline constexpr bool kIsHolder<std::unique_ptr<T>> = true;
-template <class T>
-inline constexpr bool kIsVariant = false;
-template <class... T>
-inline constexpr bool kIsVariant<std::variant<T...>> = true;
+inline constexpr bool kIsNumbers<std::vector<T>> = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
 template <class T>
 inline constexpr bool kUnsupported = false;
 
@@ -119,11 +108,11 @@ void walk(std::string& name, T& node, Visitor& visitor) {
     using Held = std::remove_reference_t<decltype(*node)>;
     using Part = std::conditional_t<std::is_const_v<T>, const Held, Held>;
     if (node) walk<Part>(name, *node, visitor);
-  } else if constexpr (kIsVariant<Plain>) {
+  } else if constexpr (kIs<Plain, std::variant>) {
     std::visit([&](auto& held) { walk(name, held, visitor); }, node);
   } else if constexpr (Leaf<Plain>) {
     visitor(std::as_const(name), node);
-  } else if constexpr (kIsVector<Plain> || kIsArray<Plain>) {
+  } else if constexpr (kIs<Plain, std::vector> || kIsArray<Plain>) {
     visitor(std::as_const(name), node);
     for (size_t i = 0; i < node.size(); ++i) step(std::to_string(i), node[i]);
   } else if constexpr (kIsTuple<Plain>) {
