@@ -29,21 +29,8 @@ class GraphRecorder;
 ///   step();
 /// }
 /// ```
+/// A body of forward and backward alone adds its gradients up, call by call, until zero_grad().
 ///
-/// ```cpp
-/// Captured micro_step(device, [&] {  // forward and backward alone; gradients accumulate until zero_grad
-///   Tape tape;
-///   tape.backward(loss_of(inputs));
-/// });
-/// for (int64_t i = 0; i < steps; ++i) {
-///   for (int64_t micro = 0; micro < micro_batches; ++micro) {
-///     inputs.copy_from(batch);
-///     micro_step();
-///   }
-///   optimizer.step();
-///   optimizer.zero_grad();
-/// }
-/// ```
 /// Everything that changes from step to step must be on the device (inputs in fixed tensors,
 /// learning rate, random offset): host code does not run again. Gradients behave as if the body
 /// ran at each call: where a replay would do something else (overwrite a gradient that the body

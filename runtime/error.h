@@ -8,9 +8,8 @@
 
 /// Errors. The caller erred: `check(cond, "matmul: ", a, " does not match ", b)` throws `tessera::Error` with
 /// the file and line of the check. We erred: `assert`. The machine erred: `check(cudaError_t)` in
-/// runtime/cuda.h. The library does not print, exit or abort; commands do. Exceptions: warnings about the
-/// environment's settings, the end of a process whose job has failed and which cannot be ended
-/// otherwise, and of one that destroys a tape on a foreign thread.
+/// runtime/cuda.h. The library does not print, exit or abort; commands do (CONTRIBUTING.md lists the
+/// exceptions).
 
 namespace tessera {
 
