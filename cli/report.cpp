@@ -4,7 +4,7 @@
 
 #include "cli/commands.h"
 #include "runtime/error.h"
-#include "train/runs_report.h"
+#include "study/runs_report.h"
 
 namespace tessera::cli {
 namespace {
@@ -17,7 +17,7 @@ struct ReportArgs {
 };
 
 /// Throws unless the final losses of the group can be told from those of another one.
-void check_tells_noise(const train::RunGroup& group) {
+void check_tells_noise(const study::RunGroup& group) {
   for (size_t i = 0; i < group.runs.size(); ++i)
     if (!std::isfinite(group.final_loss[i]))
       throw UsageError(
@@ -41,19 +41,19 @@ int run_report(const ReportArgs& args) {
   check_not_input(args.out, args.runs);
   std::vector<train::RunFolder> runs;
   for (const std::string& path : args.runs) runs.push_back(train::RunFolder::open(path));
-  const train::RunsReportOptions options{.by = args.by, .last = args.last};
-  const auto groups = train::group_runs(runs, options);
+  const study::RunsReportOptions options{.by = args.by, .last = args.last};
+  const auto groups = study::group_runs(runs, options);
   if (args.check && groups.size() < 2)
     throw UsageError(fmt::format("report: --check compares two groups or more; --by {} makes {}",
                                  args.by.empty() ? "<nothing>" : args.by, groups.size()));
   if (args.check)
-    for (const train::RunGroup& group : groups) check_tells_noise(group);
-  if (const std::string why = train::incomparable(groups); args.check && !why.empty())
+    for (const study::RunGroup& group : groups) check_tells_noise(group);
+  if (const std::string why = study::incomparable(groups); args.check && !why.empty())
     throw UsageError("report: --check: " + why + "; give runs that agree in that");
-  fmt::print("{}", train::format_groups(groups));
-  train::write_runs_report(args.out, groups, options);
+  fmt::print("{}", study::format_groups(groups));
+  study::write_runs_report(args.out, groups, options);
   fmt::print("{}\n", args.out);
-  return !args.check || train::agree(groups) ? 0 : 1;
+  return !args.check || study::agree(groups) ? 0 : 1;
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "report/run_table.h"
 #include "report/table.h"
 #include "runtime/text.h"
+#include "train/run_report.h"
 
 namespace tessera::study {
 
@@ -192,20 +193,6 @@ report::Series course_of(const Results& results, const Comparison& c, const std:
   return series;
 }
 
-/// Averages neighbouring points until some 200 are left, and leaves the bars out.
-void thin(report::Series& series) {
-  const size_t window = std::max<size_t>(1, series.points.size() / 200);
-  std::vector<std::pair<double, double>> points;
-  for (size_t begin = 0; begin < series.points.size(); begin += window) {
-    const size_t end = std::min(begin + window, series.points.size());
-    double step = 0, value = 0;
-    for (size_t i = begin; i < end; ++i) step += series.points[i].first, value += series.points[i].second;
-    points.emplace_back(step / double(end - begin), value / double(end - begin));
-  }
-  series.points = std::move(points);
-  series.spread.clear();
-}
-
 void add_scores(report::Page& page, const Results& results, const std::vector<Comparison>& family) {
   std::vector<std::string> arms, others;
   std::vector<double> means, halves, differences, difference_halves;
@@ -230,7 +217,7 @@ void add_courses(report::Page& page, const Results& results, const std::vector<C
   for (const Comparison& c : family) {
     scores.push_back(course_of(results, c, metric));
     losses.push_back(course_of(results, c, "loss"));
-    thin(losses.back());
+    train::thin(losses.back());
     const double ms = results.time_of(c.arm, c.task).ms;
     if (std::isnan(ms)) continue;
     timed.push_back(scores.back());

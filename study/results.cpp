@@ -38,7 +38,7 @@ CellResult result_of(const Folder& folder, const Cell& cell) {
   if (!result.records.empty()) result.steps = result.records.back().step;
   const nlohmann::json settings = run->settings();
   result.gpu = settings.value("gpu", settings.value("device", std::string()));
-  result.basis = train::basis_of(settings, folder.plan().metric);
+  result.basis = basis_of(settings, folder.plan().metric);
   const nlohmann::json build = settings.value("build", nlohmann::json::object());
   if (build.is_object()) result.revision = build.value("revision", std::string());
   return result;
@@ -161,11 +161,11 @@ void add_target(Comparison& comparison, const Plan& plan, const ArmScores& arm, 
 
 /// The facts in which scores of the two differ on a task; "": in none.
 std::string differing(const ArmScores& arm, const ArmScores& baseline) {
-  std::map<std::string, const train::Basis*> of_task;
+  std::map<std::string, const Basis*> of_task;
   for (const ArmScores* const scores : {&baseline, &arm})
     for (const CellResult* const cell : scores->measured) {
-      const train::Basis& known = *of_task.emplace(cell->cell.task, &cell->basis).first->second;
-      if (const std::string facts = train::difference_of(known, cell->basis); !facts.empty()) return facts;
+      const Basis& known = *of_task.emplace(cell->cell.task, &cell->basis).first->second;
+      if (const std::string facts = difference_of(known, cell->basis); !facts.empty()) return facts;
     }
   return "";
 }

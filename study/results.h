@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "eval/statistics.h"
+#include "study/basis.h"
 #include "study/folder.h"
-#include "train/basis.h"
 
 /// The results of the cells of a study.
 
@@ -21,7 +21,7 @@ struct CellResult {
   double score, loss;                      // NaN: none
   int64_t steps = 0;
   std::string gpu, revision;
-  train::Basis basis;   // of the score
+  Basis basis;          // of the score
   bool counts() const;  // finished, with a finite score
 };
 
@@ -52,7 +52,7 @@ struct Comparison {
   int64_t reached = 0;
   std::optional<eval::Interval> steps_to_target;
 
-  /// The facts in which the basis of a score differs from those of the baseline (train/basis.h): then there
+  /// The facts in which the basis of a score differs from those of the baseline (study/basis.h): then there
   /// is no difference, and no target. "": none.
   std::string incomparable;
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace tessera::train {
@@ -12,6 +13,26 @@ report::Series series_of(const std::vector<StepRecord>& records, const char* val
   for (const StepRecord& record : records)
     if (const auto found = record.values.find(value); found != record.values.end())
       series.points.emplace_back(double(record.step), found->second);
+  return series;
+}
+
+void thin(report::Series& series) {
+  const size_t window = std::max<size_t>(1, series.points.size() / 200);
+  std::vector<std::pair<double, double>> points;
+  for (size_t begin = 0; begin < series.points.size(); begin += window) {
+    const size_t end = std::min(begin + window, series.points.size());
+    double step = 0, value = 0;
+    for (size_t i = begin; i < end; ++i) step += series.points[i].first, value += series.points[i].second;
+    points.emplace_back(step / double(end - begin), value / double(end - begin));
+  }
+  series.points = std::move(points);
+  series.spread.clear();
+}
+
+report::Series loss_curve(const RunFolder& run, const std::string& name, int colour) {
+  report::Series series = series_of(run.metrics(), "loss", name.c_str());
+  series.colour = colour;
+  thin(series);
   return series;
 }
 

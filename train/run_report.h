@@ -14,6 +14,10 @@ namespace tessera::train {
 /// The curve of a value of metrics.jsonl.
 report::Series series_of(const std::vector<StepRecord>& records, const char* value, const char* name,
                          bool dashed = false);
+/// Averages neighbouring points until some 200 are left, which then have no spread.
+void thin(report::Series& series);
+/// The training loss of a run, thinned.
+report::Series loss_curve(const RunFolder& run, const std::string& name, int colour);
 /// How many steps were skipped, and the loss scale at the end, in a sentence; "" if the run neither skipped
 /// nor scaled.
 std::string skipped_line(const std::vector<StepRecord>& records);

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "comm/deadline.h"
+#include "eval/statistics.h"
 #include "io/checkpoint_folder.h"
 #include "runtime/interrupt.h"
-#include "train/runs_report.h"
 
 namespace tessera::train {
 

@@ -7,10 +7,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "eval/statistics.h"
 #include "report/page.h"
 #include "runtime/error.h"
 #include "train/run_report.h"
-#include "train/runs_report.h"
 
 namespace tessera::train {
 namespace {

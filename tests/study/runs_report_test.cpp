@@ -1,4 +1,4 @@
-#include "train/runs_report.h"
+#include "study/runs_report.h"
 
 #include <gtest/gtest.h>
 
@@ -8,13 +8,13 @@
 #include "runtime/error.h"
 #include "tests/folder.h"
 
-namespace tessera::train {
+namespace tessera::study {
 namespace {
 
 /// A run whose loss falls from 2 to `end` over 40 steps and stays there for 20.
-RunFolder make_run(const std::filesystem::path& root, const std::string& name, const char* dtype, double end,
-                   bool evaluated = true) {
-  const RunFolder run = RunFolder::create(root, name);
+train::RunFolder make_run(const std::filesystem::path& root, const std::string& name, const char* dtype,
+                          double end, bool evaluated = true) {
+  const train::RunFolder run = train::RunFolder::create(root, name);
   run.write_settings({{"model", "tnp"}, {"job", {{"model.dtype", dtype}, {"lr", 0.5}}}});
   for (int64_t step = 1; step <= 60; ++step)
     run.append({step, {{"loss", step <= 40 ? 2 - (2 - end) * double(step) / 40 : end}}});
@@ -24,7 +24,7 @@ RunFolder make_run(const std::filesystem::path& root, const std::string& name, c
 
 TEST(RunsReport, GroupsBySettingAndTellsTheNoise) {
   const TemporaryFolder folder;
-  std::vector<RunFolder> runs;
+  std::vector<train::RunFolder> runs;
   for (const double end : {1.00, 1.02, 1.04}) {
     runs.push_back(make_run(folder.path(), "a", "f32", end));
     runs.push_back(make_run(folder.path(), "b", "bf16", end + 0.01));
@@ -51,8 +51,8 @@ TEST(RunsReport, GroupsBySettingAndTellsTheNoise) {
 
 TEST(RunsReport, SaysThatAnInterruptedRunWasEvaluatedEarlier) {
   const TemporaryFolder folder;
-  const RunFolder whole = make_run(folder.path(), "whole", "f32", 1);
-  const RunFolder stopped = make_run(folder.path(), "stopped", "f32", 1);
+  const train::RunFolder whole = make_run(folder.path(), "whole", "f32", 1);
+  const train::RunFolder stopped = make_run(folder.path(), "stopped", "f32", 1);
   stopped.append({75, {{"loss", 0.5}, {"interrupted", 1}}});
   const std::string text = format_groups(group_runs({whole, stopped}, {}));
   EXPECT_NE(
@@ -65,7 +65,7 @@ TEST(RunsReport, SaysThatAnInterruptedRunWasEvaluatedEarlier) {
 
 TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
   const TemporaryFolder folder;
-  std::vector<RunFolder> runs;
+  std::vector<train::RunFolder> runs;
   for (const double end : {1.00, 1.02, 1.04}) {
     runs.push_back(make_run(folder.path(), "a", "f32", end));
     runs.push_back(make_run(folder.path(), "b", "bf16", end + 0.01));
@@ -97,7 +97,7 @@ TEST(RunsReport, ComparesEachPairOfGroupsAndShowsSkippedSteps) {
 TEST(RunsReport, CorrectsForTheNumberOfPairs) {
   const TemporaryFolder folder;
   const auto groups_of = [&](std::initializer_list<std::pair<const char*, double>> shifts) {
-    std::vector<RunFolder> runs;
+    std::vector<train::RunFolder> runs;
     for (const auto& [dtype, shift] : shifts)
       for (const double end : {1.00, 1.02, 1.04})
         runs.push_back(make_run(folder.path(), dtype, dtype, end + shift, false));
@@ -119,7 +119,7 @@ TEST(RunsReport, CorrectsForTheNumberOfPairs) {
 
 TEST(RunsReport, SaysWhichRunsDiverged) {
   const TemporaryFolder folder;
-  std::vector<RunFolder> runs;
+  std::vector<train::RunFolder> runs;
   for (const double end : {1.0, 1.1, 1.2}) {
     runs.push_back(make_run(folder.path(), "a", "f32", end));
     runs.push_back(make_run(folder.path(), "b", "bf16", end));
@@ -134,7 +134,7 @@ TEST(RunsReport, SaysWhichRunsDiverged) {
 
 TEST(RunsReport, LossesOfTnpsOnOtherTasksAreNotCompared) {
   const TemporaryFolder folder;
-  std::vector<RunFolder> runs;
+  std::vector<train::RunFolder> runs;
   for (const char* const prior : {"linear", "rbf", "linear", "rbf"}) {
     runs.push_back(make_run(folder.path(), prior, "f32", 1 + 0.01 * double(runs.size())));
     runs.back().write_settings({{"model", "tnp"}, {"job", {{"prior", prior}, {"context", 8}}}});
@@ -151,8 +151,8 @@ TEST(RunsReport, LossesOfTnpsOnOtherTasksAreNotCompared) {
 
 TEST(RunsReport, RunsWithoutTheSettingAreAGroup) {
   const TemporaryFolder folder;
-  const RunFolder adamw = make_run(folder.path(), "a", "f32", 1),
-                  muon = make_run(folder.path(), "b", "f32", 2);
+  const train::RunFolder adamw = make_run(folder.path(), "a", "f32", 1),
+                         muon = make_run(folder.path(), "b", "f32", 2);
   muon.write_settings({{"model", "tnp"}, {"job", {{"optimizer", "muon"}}}});
   const auto groups = group_runs({adamw, muon, make_run(folder.path(), "c", "f32", 3)}, {.by = "optimizer"});
   ASSERT_EQ(groups.size(), 2u);
@@ -163,7 +163,7 @@ TEST(RunsReport, RunsWithoutTheSettingAreAGroup) {
 
 TEST(RunsReport, ASettingOfTheJobComesBeforeAFactOfThatName) {
   const TemporaryFolder folder;
-  std::vector<RunFolder> runs;
+  std::vector<train::RunFolder> runs;
   for (const int stride : {3, 16}) {
     runs.push_back(make_run(folder.path(), "run", "f32", 1));
     runs.back().write_settings({{"model", "tnp"},
@@ -183,7 +183,7 @@ TEST(RunsReport, ASettingOfTheJobComesBeforeAFactOfThatName) {
 
 TEST(RunsReport, TheFinalLossIsOfTheLastStepsOnly) {
   const TemporaryFolder folder;
-  const RunFolder run = make_run(folder.path(), "a", "f32", 1, false);
+  const train::RunFolder run = make_run(folder.path(), "a", "f32", 1, false);
   EXPECT_DOUBLE_EQ(group_runs({run}, {.last = 20})[0].final_loss[0], 1);
   EXPECT_GT(group_runs({run}, {.last = 22})[0].final_loss[0], 1);
   EXPECT_TRUE(std::isnan(group_runs({run}, {})[0].evaluation[0]));
@@ -192,15 +192,15 @@ TEST(RunsReport, TheFinalLossIsOfTheLastStepsOnly) {
 
 TEST(RunsReport, RunsOfOneNameAreEachTheirOwnAndOneRunCountsOnce) {
   const TemporaryFolder folder;
-  const RunFolder a = make_run(folder / "first", "a", "f32", 1),
-                  b = make_run(folder / "second", "a", "f32", 2);
-  const auto groups = group_runs({RunFolder::open(a.path() / ""), b}, {});
+  const train::RunFolder a = make_run(folder / "first", "a", "f32", 1),
+                         b = make_run(folder / "second", "a", "f32", 2);
+  const auto groups = group_runs({train::RunFolder::open(a.path() / ""), b}, {});
   ASSERT_EQ(groups.size(), 2u);
   EXPECT_EQ(groups[0].name, a.path().string());
   EXPECT_EQ(groups[1].name, b.path().string());
   EXPECT_EQ(group_runs({a, b}, {.by = "lr"}).size(), 1u);
   try {
-    group_runs({a, b, RunFolder::open(a.path() / ".")}, {});
+    group_runs({a, b, train::RunFolder::open(a.path() / ".")}, {});
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("is given twice"), std::string::npos) << error.what();
@@ -214,9 +214,9 @@ TEST(RunsReport, EachGroupIsOneLineOfTheTable) {
   EXPECT_NE(text.find("\na b c  "), std::string::npos) << text;
 }
 
-RunFolder make_run_of(const std::filesystem::path& root, const std::string& name,
-                      const nlohmann::json& settings) {
-  const RunFolder run = RunFolder::create(root, name);
+train::RunFolder make_run_of(const std::filesystem::path& root, const std::string& name,
+                             const nlohmann::json& settings) {
+  const train::RunFolder run = train::RunFolder::create(root, name);
   run.write_settings(settings);
   run.append({1, {{"loss", 2.0}, {"eval_nll", 1.5}, {"eval_gap", 0.25}, {"eval_score", 0.8}}});
   return run;
@@ -227,14 +227,14 @@ TEST(RunsReport, SaysWhatTheNumbersOfEachKindOfRunAre) {
   const auto make = [&](const char* name, const nlohmann::json& settings) {
     return make_run_of(folder.path(), name, settings);
   };
-  const RunFolder tnp = make("tnp", {{"model", "tnp"}}),
-                  gpt = make("gpt", {{"model", "gpt"}, {"baseline", {{"order", 5}}}}),
-                  llama = make("llama", {{"model", "llama"}, {"baseline", {{"order", 3}}}}),
-                  alone = make("alone", {{"model", "gpt"}}),
-                  sst2 = make("sst2", {{"model", "bert"}, {"job", {{"task", "sst2"}}}}),
-                  stsb = make("stsb", {{"model", "bert"}, {"job", {{"task", "stsb"}}}}),
-                  other = make("other", {{"model", "resnet"}});
-  const auto table = [&](const std::vector<RunFolder>& runs) {
+  const train::RunFolder tnp = make("tnp", {{"model", "tnp"}}),
+                         gpt = make("gpt", {{"model", "gpt"}, {"baseline", {{"order", 5}}}}),
+                         llama = make("llama", {{"model", "llama"}, {"baseline", {{"order", 3}}}}),
+                         alone = make("alone", {{"model", "gpt"}}),
+                         sst2 = make("sst2", {{"model", "bert"}, {"job", {{"task", "sst2"}}}}),
+                         stsb = make("stsb", {{"model", "bert"}, {"job", {{"task", "stsb"}}}}),
+                         other = make("other", {{"model", "resnet"}});
+  const auto table = [&](const std::vector<train::RunFolder>& runs) {
     write_runs_report(folder / "page.html", group_runs(runs, {}), {});
     const std::string page = get(folder / "page.html");
     return format_groups(group_runs(runs, {})) + page.substr(page.find("<body>"));  // not Chart.js
@@ -256,7 +256,7 @@ TEST(RunsReport, SaysWhatTheNumbersOfEachKindOfRunAre) {
               !says(of_bert, "gap"))
       << of_bert;
   EXPECT_TRUE(says(table({stsb}), "squared error per text"));
-  for (const auto& [runs, part] : std::vector<std::pair<std::vector<RunFolder>, std::string>>{
+  for (const auto& [runs, part] : std::vector<std::pair<std::vector<train::RunFolder>, std::string>>{
            {{tnp, gpt}, "gpt is a run of `train gpt` (nats per token"},
            {{sst2, stsb}, "stsb is a run of `train bert` (squared error per text, score on STS-B)"},
            {{other}, "says that it is a run of \"resnet\", which is unknown"}})
@@ -269,9 +269,9 @@ TEST(RunsReport, SaysWhatTheNumbersOfEachKindOfRunAre) {
 }
 
 /// A run of `train gpt` with this tokenizer and length, evaluated on this text.
-RunFolder make_gpt(const TemporaryFolder& folder, const char* name, const char* tokenizer, int length,
-                   const char* text, int64_t targets, double loss) {
-  const RunFolder run = RunFolder::create(folder.path(), name);
+train::RunFolder make_gpt(const TemporaryFolder& folder, const char* name, const char* tokenizer, int length,
+                          const char* text, int64_t targets, double loss) {
+  const train::RunFolder run = train::RunFolder::create(folder.path(), name);
   run.write_settings(
       {{"model", "gpt"},
        {"job", {{"fingerprint", tokenizer}, {"length", length}}},
@@ -283,12 +283,14 @@ RunFolder make_gpt(const TemporaryFolder& folder, const char* name, const char* 
 TEST(RunsReport, FiguresOfOtherTokenizersAndEvaluationsAreNotCompared) {
   const TemporaryFolder folder;
   const std::string one(32, '1'), two(32, '2'), text(32, 'a'), other(32, 'b');
-  const RunFolder a = make_gpt(folder, "a", one.c_str(), 16, text.c_str(), 64, 1.0),
-                  same = make_gpt(folder, "same", one.c_str(), 16, text.c_str(), 64, 1.1),
-                  bpe = make_gpt(folder, "bpe", two.c_str(), 16, text.c_str(), 30, 3.0),
-                  few = make_gpt(folder, "few", one.c_str(), 16, other.c_str(), 32, 1.2),
-                  longer = make_gpt(folder, "longer", one.c_str(), 32, text.c_str(), 64, 1.3);
-  const auto said = [](const std::vector<RunFolder>& runs) { return format_groups(group_runs(runs, {})); };
+  const train::RunFolder a = make_gpt(folder, "a", one.c_str(), 16, text.c_str(), 64, 1.0),
+                         same = make_gpt(folder, "same", one.c_str(), 16, text.c_str(), 64, 1.1),
+                         bpe = make_gpt(folder, "bpe", two.c_str(), 16, text.c_str(), 30, 3.0),
+                         few = make_gpt(folder, "few", one.c_str(), 16, other.c_str(), 32, 1.2),
+                         longer = make_gpt(folder, "longer", one.c_str(), 32, text.c_str(), 64, 1.3);
+  const auto said = [](const std::vector<train::RunFolder>& runs) {
+    return format_groups(group_runs(runs, {}));
+  };
   const auto has = [](const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
   };
@@ -335,14 +337,14 @@ TEST(RunsReport, FiguresOfOtherTokenizersAndEvaluationsAreNotCompared) {
 
 TEST(RunsReport, NamesTheRunThatLacksWhatIsAsked) {
   const TemporaryFolder folder;
-  const RunFolder run = make_run(folder.path(), "a", "f32", 1);
+  const train::RunFolder run = make_run(folder.path(), "a", "f32", 1);
   try {
     group_runs({run}, {.by = "model.dtpe"});
     FAIL();
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("did you mean model.dtype?"), std::string::npos) << error.what();
   }
-  const RunFolder silent = RunFolder::create(folder.path(), "silent");
+  const train::RunFolder silent = train::RunFolder::create(folder.path(), "silent");
   silent.write_settings({{"job", 1}});
   EXPECT_THROW(group_runs({silent}, {}), Error);
   silent.write_settings({{"seeds", 3}});
@@ -355,4 +357,4 @@ TEST(RunsReport, NamesTheRunThatLacksWhatIsAsked) {
 }
 
 }  // namespace
-}  // namespace tessera::train
+}  // namespace tessera::study

@@ -1,4 +1,4 @@
-#include "train/runs_report.h"
+#include "study/runs_report.h"
 
 #include <fmt/format.h>
 
@@ -14,8 +14,9 @@
 #include "datasets/glue.h"
 #include "runtime/error.h"
 #include "runtime/text.h"
+#include "train/run_report.h"
 
-namespace tessera::train {
+namespace tessera::study {
 namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -23,7 +24,7 @@ constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 /// The value of a setting wherever in run.json it stands: "/job/model.dtype" is "model.dtype" and
 /// "job/model.dtype". One of the job comes before an option, and both before what else has that name, such as
 /// the stride of the evaluation. Names of settings that are not it go to `known`.
-std::optional<std::string> setting_of(const RunFolder& run, const std::string& name,
+std::optional<std::string> setting_of(const train::RunFolder& run, const std::string& name,
                                       std::vector<std::string>& known) {
   const nlohmann::json settings = run.settings().flatten();
   for (const char* const section : {"/job/", "/options/", "/"})
@@ -36,10 +37,10 @@ std::optional<std::string> setting_of(const RunFolder& run, const std::string& n
 
 /// The value of each run. Some settings, such as the optimizer, are in run.json only if they are not the
 /// default: runs without the setting are a group of their own. Throws if no run has it.
-std::vector<std::string> settings_of_all(const std::vector<RunFolder>& runs, const std::string& name) {
+std::vector<std::string> settings_of_all(const std::vector<train::RunFolder>& runs, const std::string& name) {
   std::vector<std::string> values, known;
   bool any = false;
-  for (const RunFolder& run : runs) {
+  for (const train::RunFolder& run : runs) {
     const std::optional<std::string> value = setting_of(run, name, known);
     any |= value.has_value();
     values.push_back(value.value_or("(not set)"));
@@ -229,7 +230,7 @@ std::vector<std::string> sentences(const std::vector<RunGroup>& groups) {
 
 }  // namespace
 
-RunUnits units_of(const RunFolder& run) {
+RunUnits units_of(const train::RunFolder& run) {
   const nlohmann::json settings = run.settings();
   const auto text_at = [&](const char* pointer) {
     const nlohmann::json::json_pointer at(pointer);
@@ -255,26 +256,11 @@ RunUnits units_of(const RunFolder& run) {
           std::string("score on ") + info.folder, ""};
 }
 
-report::Series loss_curve(const RunFolder& run, const std::string& name, int colour) {
-  report::Series series{.name = name, .points = {}, .colour = colour};
-  std::vector<std::pair<double, double>> points;
-  for (const StepRecord& record : run.metrics())
-    if (const auto found = record.values.find("loss"); found != record.values.end())
-      points.emplace_back(double(record.step), found->second);
-  const size_t window = std::max<size_t>(1, points.size() / 200);
-  for (size_t begin = 0; begin < points.size(); begin += window) {
-    const size_t end = std::min(begin + window, points.size());
-    double step = 0, loss = 0;
-    for (size_t i = begin; i < end; ++i) step += points[i].first, loss += points[i].second;
-    series.points.emplace_back(step / double(end - begin), loss / double(end - begin));
-  }
-  return series;
-}
-
-std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options) {
+std::vector<RunGroup> group_runs(const std::vector<train::RunFolder>& runs,
+                                 const RunsReportOptions& options) {
   std::set<std::filesystem::path> folders;
   std::map<std::string, int> named;  // how many runs have the name
-  for (const RunFolder& run : runs) {
+  for (const train::RunFolder& run : runs) {
     check(folders.insert(std::filesystem::canonical(run.path())).second, "report: ", run.path().string(),
           " is given twice; its noise would be zero");
     named[run.path().filename().string()] += 1;
@@ -283,14 +269,14 @@ std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsR
       options.by.empty() ? std::vector<std::string>() : settings_of_all(runs, options.by);
   std::vector<RunGroup> groups;
   for (size_t i = 0; i < runs.size(); ++i) {
-    const RunFolder& run = runs[i];
+    const train::RunFolder& run = runs[i];
     const std::string own = run.path().filename().string();
     const std::string name = !options.by.empty() ? values[i] : named[own] == 1 ? own : run.path().string();
-    const std::vector<StepRecord> records = run.metrics();
+    const std::vector<train::StepRecord> records = run.metrics();
     const int64_t end = records.empty() ? 0 : records.back().step;
     double sum = 0, evaluation = kNone, bits = kNone, gap = kNone, skipped = kNone;
     int64_t count = 0, evaluated = -1;
-    for (const StepRecord& record : records) {
+    for (const train::StepRecord& record : records) {
       const auto value = [&](const char* key) {
         const auto found = record.values.find(key);
         return found == record.values.end() ? kNone : found->second;
@@ -385,11 +371,11 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
   for (const std::string& line : sentences(groups)) page.paragraph(line);
   std::vector<report::Series> curves, ends;
   for (size_t g = 0; g < groups.size(); ++g) {
-    for (const RunFolder& run : groups[g].runs) {
+    for (const train::RunFolder& run : groups[g].runs) {
       const std::string name = options.by.empty()
                                    ? groups[g].name
                                    : fmt::format("{} ({})", groups[g].name, run.path().filename().string());
-      curves.push_back(loss_curve(run, name, int(g)));
+      curves.push_back(train::loss_curve(run, name, int(g)));
       // The last half on its own scale: the first steps hide what the last ones differ in.
       ends.push_back(curves.back());
       auto& points = ends.back().points;
@@ -413,4 +399,4 @@ void write_runs_report(const std::filesystem::path& path, const std::vector<RunG
   page.write(path);
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::study

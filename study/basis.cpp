@@ -1,4 +1,4 @@
-#include "train/basis.h"
+#include "study/basis.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 
 #include "train/mlm_run.h"
 
-namespace tessera::train {
+namespace tessera::study {
 
 using nlohmann::json;
 
@@ -22,7 +22,7 @@ constexpr size_t kShown = 12;
 Basis basis_of(const json& run, const std::string& metric) {
   Basis basis;
   const json model = run.value("model", json());
-  const bool masked = is_mlm_run(run), tnp = model == "tnp";
+  const bool masked = train::is_mlm_run(run), tnp = model == "tnp";
   if (model != "gpt" && model != "llama" && !masked && !tnp) return basis;
   const auto add = [&](const std::string& name, const json& value) {
     if (!value.is_null()) basis[name] = value.is_string() ? value.get<std::string>() : value.dump();
@@ -74,4 +74,4 @@ std::string difference_of(const Basis& a, const Basis& b) {
   return text;
 }
 
-}  // namespace tessera::train
+}  // namespace tessera::study

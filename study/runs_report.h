@@ -6,12 +6,12 @@
 
 #include "eval/statistics.h"
 #include "report/page.h"
-#include "train/basis.h"
+#include "study/basis.h"
 #include "train/run_folder.h"
 
 /// Several runs on one page: their curves overlaid, and their results by a setting in which they differ.
 
-namespace tessera::train {
+namespace tessera::study {
 
 struct RunsReportOptions {
   // A setting, "model.dtype": runs of one value are a group, and so are those without it; "": every run is
@@ -31,13 +31,13 @@ struct RunUnits {
 /// By run.json: TNPs are compared with the Bayes-optimal prediction, language models with their n-gram
 /// baseline, BERT has the task's metric or the loss of masked tokens. Throws, naming the run,
 /// for a model that is unknown.
-RunUnits units_of(const RunFolder& run);
+RunUnits units_of(const train::RunFolder& run);
 
 /// The results of the runs of a group, one number each.
 struct RunGroup {
   std::string name;
   RunUnits units;
-  std::vector<RunFolder> runs;
+  std::vector<train::RunFolder> runs;
   std::vector<double> final_loss;
   std::vector<double> evaluation;  // the last eval_nll, of GLUE eval_score; NaN for a run without one
   std::vector<double> bits;        // the last eval_bits_per_byte; NaN likewise
@@ -53,10 +53,7 @@ struct RunGroup {
 /// The groups in the order of the first run of each; without a setting the name is that of the folder, or its
 /// path where several are called so. Throws, naming the run, if it lacks the setting, has logged no loss, is
 /// given twice or has other units than the first one: their losses cannot be compared.
-std::vector<RunGroup> group_runs(const std::vector<RunFolder>& runs, const RunsReportOptions& options);
-
-/// The training loss of a run, averaged so that a curve has about 200 points.
-report::Series loss_curve(const RunFolder& run, const std::string& name, int colour);
+std::vector<RunGroup> group_runs(const std::vector<train::RunFolder>& runs, const RunsReportOptions& options);
 
 /// Why the final losses of the runs cannot be compared: "..., which differ in tokenizer"; "" if they can.
 std::string incomparable(const std::vector<RunGroup>& groups);
@@ -74,4 +71,4 @@ std::string format_groups(const std::vector<RunGroup>& groups);
 void write_runs_report(const std::filesystem::path& path, const std::vector<RunGroup>& groups,
                        const RunsReportOptions& options);
 
-}  // namespace tessera::train
+}  // namespace tessera::study

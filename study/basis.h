@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-namespace tessera::train {
+namespace tessera::study {
 
 /// What runs must have in common for a figure of one to be compared with that of another: facts by name,
 /// such as "tokenizer" and "length".
@@ -22,4 +22,4 @@ Basis basis_of(const nlohmann::json& run, const std::string& metric);
 /// fact that only one of them has, as runs of another version do, is one in which they differ.
 std::string difference_of(const Basis& a, const Basis& b);
 
-}  // namespace tessera::train
+}  // namespace tessera::study
