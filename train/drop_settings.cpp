@@ -29,8 +29,7 @@ void DropSettings::validate() const {
 }
 
 void DropSettings::check_given(const Given& given) const {
-  check(given.contains("--dropbp") || !given.contains("--dropbp-rates"),
-        "--dropbp-rates needs --dropbp; add --dropbp P, or leave --dropbp-rates out");
+  check_needs(given, {"--dropbp-rates"}, given.contains("--dropbp"), "--dropbp", "--dropbp P");
 }
 
 std::string DropSettings::description() const {

@@ -98,10 +98,8 @@ void FormSettings::validate(bool has_weights) const {
 }
 
 void FormSettings::check_given(const Given& given) const {
-  const auto only = [&](std::initializer_list<const char*> flags, bool has_effect, const char* what) {
-    for (const char* const flag : flags)
-      check(has_effect || !given.contains(flag), flag, " is for ", what, ", and --form is ", form,
-            "; leave it out");
+  const auto only = [&](std::initializer_list<const char*> flags, bool has_effect, const char* of) {
+    check_is_for(given, flags, has_effect, of, "--form", form);
   };
   only({"--rank", "--attention-rank", "--mlp-rank", "--form-layers", "--factor-init"}, factorizes(),
        "weights made of factors (--form low_rank, cola, sltrain, lost)");

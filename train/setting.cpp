@@ -129,6 +129,20 @@ void SettingList::append(const SettingList& other) {
   settings_.insert(settings_.end(), other.settings_.begin(), other.settings_.end());
 }
 
+void check_needs(const Given& given, std::initializer_list<const char*> flags, bool is_there,
+                 const std::string& needed, const std::string& add) {
+  for (const char* const flag : flags)
+    check(is_there || !given.contains(flag), flag, " needs ", needed, "; add ", add, ", or leave ", flag,
+          " out");
+}
+
+void check_is_for(const Given& given, std::initializer_list<const char*> flags, bool has_effect,
+                  const std::string& of, const std::string& setting, const std::string& value) {
+  for (const char* const flag : flags)
+    check(has_effect || !given.contains(flag), flag, " is for ", of, ", and ", setting, " is ", value,
+          "; leave it out");
+}
+
 json to_json(const SettingList& list, Kept kept) {
   json out = json::object();
   for (const Setting& setting : list.all()) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -122,6 +123,15 @@ class SettingList {
 
 /// Flags that were given, on the command line or in a file, by their present names.
 using Given = std::set<std::string>;
+
+/// Throws, naming the flag, if one of `flags` is given and what it needs is not there: "--rows needs --slice;
+/// add --slice MODE, or leave --rows out".
+void check_needs(const Given& given, std::initializer_list<const char*> flags, bool is_there,
+                 const std::string& needed, const std::string& add);
+/// Likewise of flags that are for other values of a setting: "--density is for --form sltrain, and --form is
+/// lost; leave it out".
+void check_is_for(const Given& given, std::initializer_list<const char*> flags, bool has_effect,
+                  const std::string& of, const std::string& setting, const std::string& value);
 
 /// The settings of one kind, as run.json has them.
 nlohmann::json to_json(const SettingList& list, Kept kept);

@@ -100,13 +100,10 @@ void SliceSettings::validate() const {
 }
 
 void SliceSettings::check_given(const Given& given) const {
-  for (const char* const flag :
-       {"--rows", "--slice-threshold", "--weight-grad", "--slice-layers", "--probe-gradient"})
-    check(slices() || !given.contains(flag), flag, " needs --slice; add --slice MODE, or leave ", flag,
-          " out");
-  for (const char* const flag : {"--variance", "--estimate-every"})
-    check(is_auto() || !given.contains(flag), flag,
-          " needs --rows auto; add --slice importance --rows auto, or leave ", flag, " out");
+  check_needs(given, {"--rows", "--slice-threshold", "--weight-grad", "--slice-layers", "--probe-gradient"},
+              slices(), "--slice", "--slice MODE");
+  check_needs(given, {"--variance", "--estimate-every"}, is_auto(), "--rows auto",
+              "--slice importance --rows auto");
 }
 
 void SliceSettings::refuse_auto() const {

@@ -93,14 +93,13 @@ void Sparse24Settings::validate() const {
 }
 
 void Sparse24Settings::check_given(const Given& given, bool weights24) const {
-  for (const char* const flag : {"--sparse24-y", "--sparse24-dx", "--sparse24-dup", "--sparse24-ddown",
-                                 "--sparse24-tokens", "--sparse24-dense-gradient", "--sparse24-require",
-                                 "--dense-share", "--permute", "--dynamic-steps", "--calibration-samples"})
-    check(on() || !given.contains(flag), flag, " needs --sparse24; add --sparse24 METHOD, or leave ", flag,
-          " out");
-  for (const char* const flag : {"--dense-first", "--dense-last"})
-    check(on() || weights24 || !given.contains(flag), flag,
-          " needs --sparse24 or --weights-24; add one of them, or leave ", flag, " out");
+  check_needs(given,
+              {"--sparse24-y", "--sparse24-dx", "--sparse24-dup", "--sparse24-ddown", "--sparse24-tokens",
+               "--sparse24-dense-gradient", "--sparse24-require", "--dense-share", "--permute",
+               "--dynamic-steps", "--calibration-samples"},
+              on(), "--sparse24", "--sparse24 METHOD");
+  check_needs(given, {"--dense-first", "--dense-last"}, on() || weights24, "--sparse24 or --weights-24",
+              "one of them");
   for (const char* const flag : {"--dynamic-steps", "--calibration-samples"})
     check(method == "soft_dynamic" || !given.contains(flag), flag, " needs --sparse24 soft_dynamic, not ",
           method, "; leave it out");

@@ -205,9 +205,7 @@ optim::Optimizer TrainingSettings::make_optimizer(std::vector<nn::NamedParameter
 
 void TrainingSettings::check_optimizer_flags(const Given& given) const {
   const auto only = [&](std::initializer_list<const char*> flags, bool has_effect, const char* of) {
-    for (const char* const flag : flags)
-      check(has_effect || !given.contains(flag), flag, " is for --optimizer ", of, ", and --optimizer is ",
-            optimizer, "; leave it out");
+    check_is_for(given, flags, has_effect, std::string("--optimizer ") + of, "--optimizer", optimizer);
   };
   only({"--galore-rank", "--galore-every", "--galore-scale", "--galore-projection", "--galore-svd"},
        optimizer == "galore", "galore");

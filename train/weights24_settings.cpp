@@ -34,9 +34,8 @@ void Weights24Settings::add_to(SettingList& list) {
 }
 
 void Weights24Settings::check_given(const Given& given) const {
-  for (const char* const flag : {"--weights-24-every", "--weights-24-decay", "--weights-24-gradient"})
-    check(on() || !given.contains(flag), flag, " needs --weights-24; add --weights-24 attn,mlp, or leave ",
-          flag, " out");
+  check_needs(given, {"--weights-24-every", "--weights-24-decay", "--weights-24-gradient"}, on(),
+              "--weights-24", "--weights-24 attn,mlp");
 }
 
 bool Weights24Settings::takes(const std::string& name) const {
