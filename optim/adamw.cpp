@@ -50,7 +50,6 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
 AdamW AdamW::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   AdamWOptions own;
   copy_shared_options(own, options);
-  own.beta1 = options.beta1, own.beta2 = options.beta2, own.momentum_reset = options.momentum_reset;
   return AdamW(std::move(parameters), own);
 }
 

@@ -241,7 +241,6 @@ Galore::Galore(std::vector<nn::NamedParameter> parameters, const GaloreOptions& 
 Galore Galore::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   GaloreOptions own = options.galore;
   copy_shared_options(own, options);
-  own.beta1 = options.beta1, own.beta2 = options.beta2, own.momentum_reset = options.momentum_reset;
   own.matrices = options.structure.matrices;
   return Galore(std::move(parameters), own);
 }

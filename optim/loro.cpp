@@ -323,7 +323,6 @@ Loro::Loro(std::vector<nn::NamedParameter> parameters, const LoroOptions& option
 Loro Loro::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   LoroOptions own = options.loro;
   copy_shared_options(own, options);
-  own.beta1 = options.beta1, own.beta2 = options.beta2, own.momentum_reset = options.momentum_reset;
   own.pairs = options.structure.pairs;
   return Loro(std::move(parameters), own);
 }

@@ -178,7 +178,6 @@ Muon::Muon(std::vector<nn::NamedParameter> parameters, const MuonOptions& option
 Muon Muon::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   MuonOptions own;
   copy_shared_options(own, options);
-  own.momentum = options.momentum, own.beta1 = options.beta1, own.beta2 = options.beta2;
   own.scale = MuonScale::adamw;
   return Muon(std::move(parameters), own);
 }

@@ -21,7 +21,6 @@ Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
 Sgd Sgd::from(std::vector<nn::NamedParameter> parameters, const BundledOptions& options) {
   SgdOptions own;
   copy_shared_options(own, options);
-  own.momentum = options.momentum;
   return Sgd(std::move(parameters), own);
 }
 
