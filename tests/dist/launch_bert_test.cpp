@@ -10,16 +10,8 @@
 
 // `tessera train bert` on several ranks: fine-tuning, seed after seed, and pretraining.
 
-namespace tessera::dist {
+namespace tessera::dist::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::checkpoint;
-using test::launched;
-using test::Said;
-using test::tessera;
-using test::train;
-using test::write_text;
 
 /// Sentences with a word that tells the label.
 void write_task(const TemporaryFolder& folder) {
@@ -52,11 +44,6 @@ std::string mlm_flags(const TemporaryFolder& folder) {
 
 std::string replaced(std::string line, const std::string& old, const std::string& other) {
   return line.replace(line.find(old), old.size(), other);
-}
-
-void train_to_end(const TemporaryFolder& folder, int ranks, const std::string& line) {
-  const Said said = train(folder, ranks, line);
-  EXPECT_EQ(said.end.code, 0) << line << "\n" << said.err << said.end.cause;
 }
 
 /// The values of the last evaluation in metrics.jsonl, as they are written there.
@@ -188,7 +175,7 @@ void expect_restarted(const TemporaryFolder& folder, const std::string& flags, c
                               if (rank == 1) victim = pid;
                             }};
   std::jthread killer([&](const std::stop_token& stop) {
-    if (test::await_steps(stop, folder, "again" + run, 12)) killed = ::kill(victim, SIGKILL) == 0;
+    if (await_steps(stop, folder, "again" + run, 12)) killed = ::kill(victim, SIGKILL) == 0;
   });
   const Said said = launched(folder, options);
   EXPECT_TRUE(killed);
@@ -216,7 +203,7 @@ TEST(LaunchBert, RefusesWhatRanksCannotShare) {
   write_task(folder), write_text(folder, 1500);
   const auto refuses = [&](int ranks, const std::string& line, int code,
                            std::initializer_list<const char*> parts) {
-    test::expect_refused(folder, ranks, line, code, parts);
+    expect_refused(folder, ranks, line, code, parts);
   };
   const std::string glue = glue_flags(folder), mlm = mlm_flags(folder);
   for (const std::string& line : {glue, mlm}) {
@@ -241,5 +228,5 @@ TEST(LaunchBert, RefusesWhatRanksCannotShare) {
 }
 
 }  // namespace
-}  // namespace tessera::dist
+}  // namespace tessera::dist::test
 #endif

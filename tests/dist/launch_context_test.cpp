@@ -11,26 +11,13 @@
 // `tessera train tnp --context-parallel`, between processes: the losses of one rank, its files, and how a run
 // goes on.
 
-namespace tessera::dist {
+namespace tessera::dist::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::checkpoint;
-using test::launched;
-using test::Said;
-using test::tessera;
-using test::train;
 
 // 7 context points and 5 targets: no number of ranks here divides either.
 const std::string kTask =
     "tnp --device cpu --d-model 16 --d-ff 12 --n-head 4 --layers 2 --emb-hidden 8 --components 2 --m 7 --n 5 "
     "--batch-size 2 --eval-tasks 3 --quiet --warmup 0 --schedule constant";
-
-Said trains(const TemporaryFolder& folder, int ranks, const std::string& line) {
-  const Said said = train(folder, ranks, line);
-  EXPECT_EQ(said.end.code, 0) << line << "\n" << said.err << said.end.cause;
-  return said;
-}
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream in(text);
@@ -50,11 +37,11 @@ double number(const std::string& line, const std::string& key) {
 TEST(LaunchContext, HasTheLossesOfOneRankWhateverTheSplit) {
   const TemporaryFolder folder;
   const std::string line = kTask + " --steps 20 --log-every 1 --runs " + folder / "runs" + " --accumulate 2";
-  trains(folder, 1, line + " --name one");
-  trains(folder, 2, line + " --name rows --context-parallel 2");
-  trains(folder, 2, line + " --name heads --context-parallel 2 --context-split heads");
-  trains(folder, 4, line + " --name four --context-parallel 4");
-  const Said mesh = trains(folder, 4, line + " --name mesh --context-parallel 2 --zero 1");
+  train_to_end(folder, 1, line + " --name one");
+  train_to_end(folder, 2, line + " --name rows --context-parallel 2");
+  train_to_end(folder, 2, line + " --name heads --context-parallel 2 --context-split heads");
+  train_to_end(folder, 4, line + " --name four --context-parallel 4");
+  const Said mesh = train_to_end(folder, 4, line + " --name mesh --context-parallel 2 --zero 1");
   expect_parts(mesh.out, {"2 share each task", "M=4 N=3"});
   const std::vector<std::string> one = metrics(folder, "one");
   ASSERT_EQ(one.size(), 20u);
@@ -74,19 +61,19 @@ TEST(LaunchContext, HasTheLossesOfOneRankWhateverTheSplit) {
 TEST(LaunchContext, GoesOnToTheBitsOfARunThatNeverStoppedOrWithAnotherSplitWhereItIsTold) {
   const TemporaryFolder folder;
   const std::string flags = kTask + " --runs " + folder / "runs" + " --log-every 1";
-  trains(folder, 2, flags + " --context-parallel 2 --steps 9 --name whole");
-  trains(folder, 2, flags + " --context-parallel 2 --steps 3 --name parts");
+  train_to_end(folder, 2, flags + " --context-parallel 2 --steps 9 --name whole");
+  train_to_end(folder, 2, flags + " --context-parallel 2 --steps 3 --name parts");
   const std::string again = "tnp --device cpu --quiet --resume " + folder / "runs/parts";
-  trains(folder, 2, again + " --steps 6");  // with the split that it was begun with
-  trains(folder, 2, again + " --steps 9");
+  train_to_end(folder, 2, again + " --steps 6");  // with the split that it was begun with
+  train_to_end(folder, 2, again + " --steps 9");
   EXPECT_FALSE(checkpoint(folder, "whole", 9).empty());
   EXPECT_TRUE(checkpoint(folder, "whole", 9) == checkpoint(folder, "parts", 9));
   const Said refused = train(folder, 1, again + " --steps 12");
   EXPECT_EQ(refused.end.code, 1);
   expect_parts(refused.err, {"--context-parallel 2 on 1 rank", "another --context-parallel"});
-  trains(folder, 1, again + " --steps 12 --context-parallel 1");
-  trains(folder, 4, again + " --steps 15 --context-parallel 4 --context-split heads");
-  trains(folder, 2, "tnp --device cpu --quiet --resume " + folder / "runs/whole" + " --steps 15");
+  train_to_end(folder, 1, again + " --steps 12 --context-parallel 1");
+  train_to_end(folder, 4, again + " --steps 15 --context-parallel 4 --context-split heads");
+  train_to_end(folder, 2, "tnp --device cpu --quiet --resume " + folder / "runs/whole" + " --steps 15");
   const std::vector<std::string> changed = metrics(folder, "parts"), straight = metrics(folder, "whole");
   ASSERT_EQ(changed.size(), straight.size());
   for (size_t i = 0; i < straight.size(); ++i)
@@ -97,7 +84,7 @@ TEST(LaunchContext, RefusesWhatCannotBeShared) {
   const TemporaryFolder folder;
   const auto refuses = [&](int ranks, const std::string& flags, int code,
                            std::initializer_list<const char*> parts) {
-    test::expect_refused(folder, ranks, kTask + " --steps 2 --runs " + folder / "runs " + flags, code, parts);
+    expect_refused(folder, ranks, kTask + " --steps 2 --runs " + folder / "runs " + flags, code, parts);
   };
   refuses(2, "--context-parallel 3", 1, {"--context-parallel 3 on 2 ranks", "must divide"});
   refuses(1, "--context-parallel 2", 1, {"--context-parallel 2 on 1 rank", "tessera launch -n 2"});
@@ -136,5 +123,5 @@ TEST(LaunchContext, BenchesStepsOfAllRanksTogether) {
 }
 
 }  // namespace
-}  // namespace tessera::dist
+}  // namespace tessera::dist::test
 #endif

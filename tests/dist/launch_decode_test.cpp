@@ -9,17 +9,12 @@
 // `tessera generate`, `eval ppl` and `bench decode` with --tensor-parallel: one text from all ranks, written
 // by one of them.
 
-namespace tessera::dist {
+namespace tessera::dist::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::launched;
-using test::Said;
-using test::tessera;
 
 /// A llama of four heads that has trained a few steps, and its folder.
 std::string trained_llama(const TemporaryFolder& folder) {
-  test::write_text(folder, 400);
+  write_text(folder, 400);
   const Said said = launched(
       folder, {.ranks = 1,
                .command = tessera("train llama --device cpu --text " + folder / "text.txt" +
@@ -130,5 +125,5 @@ TEST(LaunchDecode, SaysWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace tessera::dist
+}  // namespace tessera::dist::test
 #endif

@@ -19,13 +19,8 @@
 
 // One rank of a run hangs, meets a full disk, or runs out of memory: all ranks end, and say which it was.
 
-namespace tessera::dist {
+namespace tessera::dist::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::launched;
-using test::Said;
-using test::words_of;
 
 std::string run_flags(const TemporaryFolder& folder, const std::string& more) {
   return "train tnp --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 2 --emb-hidden 8 --components 2 "
@@ -36,7 +31,7 @@ std::string run_flags(const TemporaryFolder& folder, const std::string& more) {
 /// The command, in a shell that first runs `script`.
 std::vector<std::string> after(const std::string& script, const std::string& line) {
   std::vector<std::string> command = {"/bin/sh", "-c", script + "; exec \"$0\" \"$@\""};
-  for (std::string& word : test::tessera(line)) command.push_back(std::move(word));
+  for (std::string& word : tessera(line)) command.push_back(std::move(word));
   return command;
 }
 
@@ -102,10 +97,9 @@ TEST(LaunchFaults, TheProgramsOfScriptsEndWithALauncherThatIsKilled) {
   std::string line = run_flags(folder, " --m 4 --batch-size 2 --steps 20000 --log-every 1");
   line.erase(line.find("--quiet "), std::string("--quiet ").size());
   std::string program;
-  for (const std::string& word : test::tessera(line)) program += word + " ";
+  for (const std::string& word : tessera(line)) program += word + " ";
   const std::string script = program + "2>&9 & echo $! >" + (folder / "pid-") + "$RANK; wait";
-  std::vector<std::string> command =
-      test::tessera("launch -n 2 --logs " + folder / "ranks" + " -- /bin/sh -c");
+  std::vector<std::string> command = tessera("launch -n 2 --logs " + folder / "ranks" + " -- /bin/sh -c");
   command.push_back(script);
   std::vector<char*> arguments;
   for (std::string& word : command) arguments.push_back(word.data());
@@ -183,5 +177,5 @@ TEST(LaunchFaults, ARankWithoutMemoryIsTheCauseOnAll) {
 }
 
 }  // namespace
-}  // namespace tessera::dist
+}  // namespace tessera::dist::test
 #endif

@@ -7,12 +7,8 @@
 
 // Commands besides `train` on several ranks: rank 0 speaks for all.
 
-namespace tessera::dist {
+namespace tessera::dist::test {
 namespace {
-
-using test::launched;
-using test::Said;
-using test::tessera;
 
 const std::string kBenchSizes =
     " --device cpu --layers 2 --d-model 16 --n-head 2 --d-ff 32 --length 8 --batch-size 2 --vocab-size 50 "
@@ -56,5 +52,5 @@ TEST(LaunchDoctor, LinksTellsTheVariablesOfEveryRank) {
 }
 
 }  // namespace
-}  // namespace tessera::dist
+}  // namespace tessera::dist::test
 #endif

@@ -17,16 +17,8 @@
 // Runs of `tessera train` on several ranks: the same bits on any number of them, and a clean end when one
 // dies.
 
-namespace tessera::dist {
+namespace tessera::dist::test {
 namespace {
-
-namespace fs = std::filesystem;
-using test::checkpoint;
-using test::launched;
-using test::Said;
-using test::tessera;
-using test::train;
-using test::write_text;
 
 const std::string kTnp =
     " --device cpu --d-model 8 --d-ff 8 --n-head 1 --layers 2 --emb-hidden 8 --components 2 --m 4 --n 4 "
@@ -86,7 +78,7 @@ TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
   const std::string line =
       "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
       " --accumulate 4 --order global --warmup 2 --save-every 2 --precision bf16 --name ";
-  EXPECT_EQ(train(folder, 1, line + "alone --steps 6").end.code, 0);
+  train_to_end(folder, 1, line + "alone --steps 6");
   for (const int ranks : {2, 4}) {
     const Said said = train(folder, ranks,
                             line + "z" + std::to_string(ranks) + " --steps 6 --zero " +
@@ -109,11 +101,9 @@ TEST(LaunchTrain, SpreadStatesHaveTheSameBitsAndFiles) {
       train(folder, 1, "gpt --device cpu --quiet --resume " + folder / "runs/alone" + " --steps 8");
   EXPECT_EQ(straight.end.code, 0) << straight.err;
   for (const int steps : {10, 12})
-    EXPECT_EQ(train(folder, 1,
-                    "gpt --device cpu --quiet --resume " + folder / "runs/alone" + " --steps " +
-                        std::to_string(steps))
-                  .end.code,
-              0);
+    train_to_end(
+        folder, 1,
+        "gpt --device cpu --quiet --resume " + folder / "runs/alone" + " --steps " + std::to_string(steps));
   EXPECT_TRUE(checkpoint(folder, "z2", 12) == checkpoint(folder, "alone", 12));
 }
 
@@ -124,8 +114,8 @@ TEST(LaunchTrain, ColumnsChosenByGradientAreThoseOfOneRank) {
   const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
                            " --form lost --rank 2 --column-share 0.2 --columns gradient --accumulate 2 "
                            "--order global --steps 2 --name ";
-  EXPECT_EQ(train(folder, 1, line + "alone").end.code, 0);
-  EXPECT_EQ(train(folder, 2, line + "spread --zero 2 --bucket-mb 0.001").end.code, 0);
+  train_to_end(folder, 1, line + "alone");
+  train_to_end(folder, 2, line + "spread --zero 2 --bucket-mb 0.001");
   const std::string alone = checkpoint(folder, "alone", 2);
   EXPECT_FALSE(alone.empty());
   EXPECT_TRUE(checkpoint(folder, "spread", 2) == alone);
@@ -137,9 +127,9 @@ TEST(LaunchTrain, StatesInBf16HaveTheSameBitsOnAnyNumberOfRanks) {
   const std::string line = "gpt" + gpt_flags(folder) + " --runs " + folder / "runs" +
                            " --accumulate 4 --order global --warmup 2 --save-every 2 --precision bf16" +
                            " --optimizer-states bf16 --name ";
-  EXPECT_EQ(train(folder, 1, line + "alone --steps 6").end.code, 0);
-  EXPECT_EQ(train(folder, 2, line + "z1 --steps 6 --zero 1").end.code, 0);
-  EXPECT_EQ(train(folder, 2, line + "z2 --steps 6 --zero 2 --bucket-mb 0.001").end.code, 0);
+  train_to_end(folder, 1, line + "alone --steps 6");
+  train_to_end(folder, 2, line + "z1 --steps 6 --zero 1");
+  train_to_end(folder, 2, line + "z2 --steps 6 --zero 2 --bucket-mb 0.001");
   const std::string alone = checkpoint(folder, "alone", 6);
   EXPECT_FALSE(alone.empty());
   EXPECT_EQ(alone.find("master."), std::string::npos);
@@ -154,7 +144,7 @@ TEST(LaunchTrain, StatesInBf16HaveTheSameBitsOnAnyNumberOfRanks) {
 }
 
 /// Two ranks on the CPU that are told what the optimizer or the device cannot do.
-void expect_refused(const std::string& flags, std::initializer_list<const char*> parts) {
+void expect_flags_refused(const std::string& flags, std::initializer_list<const char*> parts) {
   const TemporaryFolder folder;
   const Said said = train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 " + flags);
   EXPECT_EQ(said.end.code, 1);
@@ -162,8 +152,9 @@ void expect_refused(const std::string& flags, std::initializer_list<const char*>
 }
 
 TEST(LaunchTrain, WhatCannotBeSpreadIsRefused) {
-  expect_refused("--optimizer muon --zero 1", {"--zero 1 with --optimizer muon", "adamw or sgd"});
-  expect_refused("--momentum-reset 5 --zero 1", {"--zero 1 with --momentum-reset 5", "--momentum-reset 0"});
+  expect_flags_refused("--optimizer muon --zero 1", {"--zero 1 with --optimizer muon", "adamw or sgd"});
+  expect_flags_refused("--momentum-reset 5 --zero 1",
+                       {"--zero 1 with --momentum-reset 5", "--momentum-reset 0"});
 }
 
 TEST(LaunchTrain, StepsOfATimeAreFoundWithStatesThatAreSpread) {
@@ -186,8 +177,8 @@ TEST(LaunchTrain, TheSizeOfBucketsThatIsGivenIsKept) {
 }
 
 TEST(LaunchTrain, CopiesBetweenGpusNeedGpus) {
-  expect_refused("--rank-exchange peer",
-                 {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
+  expect_flags_refused("--rank-exchange peer",
+                       {"cannot be summed by copies between GPUs", "--rank-exchange communicator"});
 }
 
 const std::string kOnGpus =
@@ -222,8 +213,8 @@ TEST(LaunchTrain, StoppedOnTwoRanksGoesOnAloneAndOnTwoAgain) {
   const TemporaryFolder folder;
   const std::string flags =
       kTnp + " --runs " + folder / "runs" + " --accumulate 2 --schedule constant --warmup 0";
-  EXPECT_EQ(train(folder, 2, "tnp" + flags + " --steps 9 --name whole").end.code, 0);
-  EXPECT_EQ(train(folder, 2, "tnp" + flags + " --steps 3 --name parts").end.code, 0);
+  train_to_end(folder, 2, "tnp" + flags + " --steps 9 --name whole");
+  train_to_end(folder, 2, "tnp" + flags + " --steps 3 --name parts");
   for (const int ranks : {1, 2}) {
     const Said said = train(folder, ranks,
                             "tnp --device cpu --quiet --resume " + folder / "runs/parts" + " --steps " +
@@ -256,7 +247,7 @@ TEST(LaunchTrain, RefusesWhatRanksCannotShare) {
   const TemporaryFolder folder;
   const auto refuses = [&](int ranks, const std::string& line, int code,
                            std::initializer_list<const char*> parts) {
-    test::expect_refused(folder, ranks, line + kTnp + " --runs " + folder / "runs", code, parts);
+    expect_refused(folder, ranks, line + kTnp + " --runs " + folder / "runs", code, parts);
   };
   refuses(2, "tnp --accumulate 3", 1, {"--accumulate 3 micro-batches per step on 2 ranks", "multiple of 2"});
   refuses(4, "tnp --accumulate 2", 1, {"--accumulate 2", "on 4 ranks", "multiple of 4"});
@@ -319,7 +310,7 @@ TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
   const TemporaryFolder folder;
   const std::string flags =
       kTnp + " --runs " + folder / "runs" + " --steps 400 --save-every 10 --log-every 1 --name ";
-  EXPECT_EQ(train(folder, 2, "tnp" + flags + "whole").end.code, 0);
+  train_to_end(folder, 2, "tnp" + flags + "whole");
   std::atomic<int> victim = 0;
   std::atomic<bool> killed = false;
   LaunchOptions options{
@@ -333,7 +324,7 @@ TEST(LaunchTrain, ARestartGoesOnToTheSameEnd) {
             if (rank == 1) victim = pid;
           }};
   std::jthread killer([&](const std::stop_token& stop) {
-    if (test::await_steps(stop, folder, "again", 25)) killed = ::kill(victim, SIGKILL) == 0;
+    if (await_steps(stop, folder, "again", 25)) killed = ::kill(victim, SIGKILL) == 0;
   });
   const Said said = launched(folder, options);
   EXPECT_TRUE(killed);
@@ -377,7 +368,7 @@ TEST(LaunchTrain, ARestartKeepsWhatAConfigFileSaysOfTheRun) {
         .started = [&](int, int pid) { launcher = pid; }};
     std::atomic<bool> killed = false;
     std::jthread killer([&](const std::stop_token& stop) {
-      if (!test::await_steps(stop, folder, "again", 25)) return;
+      if (!await_steps(stop, folder, "again", 25)) return;
       const std::vector<int> ranks = children_of(launcher);
       if (int(ranks.size()) == count) killed = ::kill(ranks.back(), SIGKILL) == 0;
     });
@@ -392,5 +383,5 @@ TEST(LaunchTrain, ARestartKeepsWhatAConfigFileSaysOfTheRun) {
 }
 
 }  // namespace
-}  // namespace tessera::dist
+}  // namespace tessera::dist::test
 #endif

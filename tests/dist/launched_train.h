@@ -38,6 +38,13 @@ inline Said train(const TemporaryFolder& folder, int ranks, const std::string& l
   return launched(folder, {.ranks = ranks, .command = tessera("train " + line)});
 }
 
+/// The same, and expects that the ranks end well.
+inline Said train_to_end(const TemporaryFolder& folder, int ranks, const std::string& line) {
+  const Said said = train(folder, ranks, line);
+  EXPECT_EQ(said.end.code, 0) << line << "\n" << said.err << said.end.cause;
+  return said;
+}
+
 /// Expects that `tessera train` ends so on that many ranks, with a message that has all the parts, and leaves
 /// nothing in the folder `runs`.
 inline void expect_refused(const TemporaryFolder& folder, int ranks, const std::string& line, int code,
