@@ -14,24 +14,27 @@ namespace {
 
 using nlohmann::json;
 
-const std::string kSmallMlm =
-    " --layers 1 --d-model 16 --n-head 2 --d-ff 16 --vocab-size 300 --batch-size 4 --max-length 24 --device "
-    "cpu "
-    "--quiet --log-every 1 --lr 1e-3";
+const std::string kSmallBatch = " --batch-size 4 --max-length 24 --device cpu --quiet ",
+                  kSmallEncoder = " --layers 1 --d-model 16 --n-head 2 --d-ff 16" + kSmallBatch,
+                  kSmallMlm = "train bert --task mlm --text t.txt --vocab-size 300 --log-every 1 --lr 1e-3" +
+                              kSmallEncoder,
+                  kGoOn = "train bert --device cpu --quiet --resume ";
 
-std::string mlm_text() {
+class TrainMlm : public ::testing::Test {
+ protected:
+  TrainMlm() {
+    for (int i = 0; i < 300; ++i)
+      text +=
+          "line " + std::to_string(i * i % 97) + " says that the film is " + (i % 3 ? "good" : "bad") + "\n";
+    at.put("t.txt", text);
+  }
+  const Workplace at;
   std::string text;
-  for (int i = 0; i < 300; ++i)
-    text +=
-        "line " + std::to_string(i * i % 97) + " says that the film is " + (i % 3 ? "good" : "bad") + "\n";
-  return text;
-}
+};
 
 /// As runs of language models do.
-TEST(TrainMlm, TellsOfExactStepsThatWereCheap) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
-  said(at, "train bert --task mlm --text t.txt --steps 1 --name m" + kSmallMlm);
+TEST_F(TrainMlm, TellsOfExactStepsThatWereCheap) {
+  said(at, kSmallMlm + "--steps 1 --name m");
   const std::string file = at / "runs/m/model/model.safetensors",
                     zeroed = "bert.encoder.layer.0.output.dense.weight";
   std::map<std::string, Tensor> weights = io::load_safetensors(file);
@@ -40,19 +43,15 @@ TEST(TrainMlm, TellsOfExactStepsThatWereCheap) {
   io::save_safetensors(file, weights);
   const std::string out =
       said(at,
-           "train bert --task mlm --text t.txt --model runs/m/model --form low_rank --rank "
-           "4 --optimizer loro --loro-every 1 --loro-singular cheap --steps 1 --batch-size "
-           "4 --max-length 24 --device cpu --quiet --name l");
+           "train bert --task mlm --text t.txt --model runs/m/model --form low_rank --rank 4 --optimizer "
+           "loro --loro-every 1 --loro-singular cheap --steps 1 --name l" +
+               kSmallBatch);
   EXPECT_TRUE(holds_all(out, "loro: 1 of |exact steps of a matrix were cheap ones instead"));
 }
 
-TEST(TrainMlm, PretrainsAnEncoderThatFineTuningTakes) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
-  const std::string out = said(
-      at,
-      "train bert --task mlm --text t.txt --steps 20 --eval-every 10 --name m --save-model --json m.json" +
-          kSmallMlm);
+TEST_F(TrainMlm, PretrainsAnEncoderThatFineTuningTakes) {
+  const std::string out =
+      said(at, kSmallMlm + "--steps 20 --eval-every 10 --name m --save-model --json m.json");
   EXPECT_TRUE(holds_all(
       out, "masked language model|15 % masked|sequences held out|nats per masked token|model: |report: "));
   for (const char* file :
@@ -69,33 +68,30 @@ TEST(TrainMlm, PretrainsAnEncoderThatFineTuningTakes) {
   said(at, "data glue --out glue --train 40 --dev 12 --test 6 --task sst2");
   const std::string tuned = said(at,
                                  "train bert --task sst2 --data glue --model runs/m/model --seeds 2 --steps "
-                                 "3 --batch-size 4 --max-length 24 "
-                                 "--device cpu --quiet --name g");
+                                 "3 --name g" +
+                                     kSmallBatch);
   EXPECT_TRUE(
       holds_all(tuned, "initialised at random: classifier.dense.weight|not used: |mean +- deviation"));
   // It goes on from its own weights, too.
   const std::string more = said(at,
-                                "train bert --task mlm --text t.txt --model runs/m/model --steps 2 "
-                                "--batch-size 4 --max-length 24 --device cpu "
-                                "--quiet --name more");
+                                "train bert --task mlm --text t.txt --model runs/m/model --steps 2 --name "
+                                "more" +
+                                    kSmallBatch);
   EXPECT_TRUE(holds_all(more, "from |runs/m/model"));
 }
 
-TEST(TrainMlm, AnInterruptedRunGoesOnToTheSameBytes) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
-  said(at, "train bert --task mlm --text t.txt --steps 400 --name whole" + kSmallMlm);
+TEST_F(TrainMlm, AnInterruptedRunGoesOnToTheSameBytes) {
+  said(at, kSmallMlm + "--steps 400 --name whole");
   {
-    Process process(at, words_of("train bert --task mlm --text t.txt --steps 400 --name parts" + kSmallMlm));
+    Process process(at, words_of(kSmallMlm + "--steps 400 --name parts"));
     ASSERT_TRUE(wait_for(process, [&] { return steps_logged(at, "runs/parts") > 5; }));
     process.send(SIGINT);
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.code, 130);
     EXPECT_TRUE(holds_all(outcome.out, "To continue:|tessera train bert --resume runs/parts"));
   }
-  expect_failure(at, "train bert --resume runs/parts --device cpu --quiet --mask 0.3", 2,
-                 "--mask cannot change it");
-  said(at, "train bert --resume runs/parts --device cpu --quiet");
+  expect_failure(at, kGoOn + "runs/parts --mask 0.3", 2, "--mask cannot change it");
+  said(at, kGoOn + "runs/parts");
   EXPECT_EQ(curve_of(at, "runs/whole", {"loss", "grad_norm", "eval_"}),
             curve_of(at, "runs/parts", {"loss", "grad_norm", "eval_"}));
   EXPECT_EQ(at.get("runs/whole/checkpoints/step-000400.safetensors"),
@@ -103,19 +99,15 @@ TEST(TrainMlm, AnInterruptedRunGoesOnToTheSameBytes) {
   EXPECT_EQ(at.get("runs/whole/model/model.safetensors"), at.get("runs/parts/model/model.safetensors"));
 }
 
-TEST(TrainMlm, EvaluationsOfOtherTextAreNotMixed) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
-  said(at, "train bert --task mlm --text t.txt --steps 2 --name m" + kSmallMlm);
-  expect_failure(at, "train bert --resume runs/m --steps 4 --eval-tokens 30 --device cpu --quiet", 1,
+TEST_F(TrainMlm, EvaluationsOfOtherTextAreNotMixed) {
+  said(at, kSmallMlm + "--steps 2 --name m");
+  expect_failure(at, kGoOn + "runs/m --steps 4 --eval-tokens 30", 1,
                  "evaluated with sequences |leave --eval-tokens out");
-  said(at, "train bert --resume runs/m --steps 4 --device cpu --quiet");
+  said(at, kGoOn + "runs/m --steps 4");
 }
 
-TEST(TrainMlm, WithoutHeldOutTextNothingThatNeedsItIsIgnored) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
-  const std::string train = "train bert --task mlm --text t.txt --steps 4 --save-every 2 " + kSmallMlm;
+TEST_F(TrainMlm, WithoutHeldOutTextNothingThatNeedsItIsIgnored) {
+  const std::string train = kSmallMlm + "--steps 4 --save-every 2";
   for (const std::string flag : {"--eval-every", "--eval-tokens"})
     expect_failure(at, train + " --validation 0 --name a " + flag + " 2", 1, "nothing is held out|" + flag);
   EXPECT_FALSE(fs::exists(at / "runs/a"));
@@ -123,56 +115,41 @@ TEST(TrainMlm, WithoutHeldOutTextNothingThatNeedsItIsIgnored) {
   cut_back(at, "runs/m", 2);
   for (const std::string& file : at.files())
     if (file.find("validation-") != std::string::npos) fs::remove(at / file);
-  expect_failure(at, "train bert --resume runs/m --device cpu --quiet", 1, "no validation shards any more");
+  expect_failure(at, kGoOn + "runs/m", 1, "no validation shards any more");
 }
 
-TEST(TrainMlm, ARunThatGoesOnTakesNoFlagsOfOtherTasks) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
-  said(at, "train bert --task mlm --text t.txt --steps 4 --save-every 2 --warmup 3 --name m" + kSmallMlm);
-  expect_failure(at, "train bert --resume runs/m --steps 6 --predict --device cpu --quiet", 2, "--predict");
+TEST_F(TrainMlm, ARunThatGoesOnTakesNoFlagsOfOtherTasks) {
+  said(at, kSmallMlm + "--steps 4 --save-every 2 --warmup 3 --name m");
+  expect_failure(at, kGoOn + "runs/m --steps 6 --predict", 2, "--predict");
   cut_back(at, "runs/m", 2);
   const std::string before = at.get("runs/m/run.json");
-  expect_failure(at, "train bert --resume runs/m --steps 2 --device cpu --quiet", 1,
-                 "warmup is 3 of 2 steps");
+  expect_failure(at, kGoOn + "runs/m --steps 2", 1, "warmup is 3 of 2 steps");
   EXPECT_EQ(at.get("runs/m/run.json"), before);
-  said(at, "train bert --resume runs/m --device cpu --quiet");
+  said(at, kGoOn + "runs/m");
 }
 
-TEST(TrainMlm, OtherShardsAreNotTrainedOn) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
-  said(at, "train bert --task mlm --text t.txt --steps 2 --name m" + kSmallMlm);
-  at.put("u.txt", mlm_text().substr(40));
+TEST_F(TrainMlm, OtherShardsAreNotTrainedOn) {
+  said(at, kSmallMlm + "--steps 2 --name m");
+  at.put("u.txt", text.substr(40));
   said(at, "data tokenize --text u.txt --tokenizer runs/m/data --out e");
   fs::copy(at / "e/train-00000.tokens", at / "runs/m/data/train-00000.tokens",
            fs::copy_options::overwrite_existing);
-  expect_failure(at, "train bert --resume runs/m --steps 4 --device cpu --quiet", 1,
-                 "training shards in|not those that the run began with");
+  expect_failure(at, kGoOn + "runs/m --steps 4", 1, "training shards in|not those that the run began with");
 }
 
-TEST(TrainMlm, TrainsOnShardsWithTheirTokenizer) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
-  said(at, "train bert --task mlm --text t.txt --steps 1 --name m" + kSmallMlm);
+TEST_F(TrainMlm, TrainsOnShardsWithTheirTokenizer) {
+  said(at, kSmallMlm + "--steps 1 --name m");
   said(at, "data tokenize --text t.txt --tokenizer runs/m/data --out shards");
-  const std::string out = said(at,
-                               "train bert --task mlm --data shards --steps 2 --layers 1 --d-model 16 "
-                               "--n-head 2 --d-ff 16 --batch-size 4 "
-                               "--max-length 24 --device cpu --quiet --name s");
+  const std::string out = said(at, "train bert --task mlm --data shards --steps 2 --name s" + kSmallEncoder);
   EXPECT_TRUE(holds_all(out, "masked language model|model: "));
 }
 
-TEST(TrainMlm, WhatIsWrongIsSaidInOneLine) {
-  const Workplace at;
-  at.put("t.txt", mlm_text());
+TEST_F(TrainMlm, WhatIsWrongIsSaidInOneLine) {
   at.put("short.txt", "a b\nc\n");
   expect_success(run(at, "tokenizer train --text t.txt --out tok.json --vocab-size 300"));
   const std::string mlm = "train bert --task mlm --device cpu --quiet ";
   const auto bad = [&](const std::string& flags, int code, const char* says) {
-    const Outcome outcome = run(at, mlm + flags);
-    EXPECT_EQ(outcome.code, code) << flags << outcome.err;
-    EXPECT_TRUE(holds_all(outcome.err, says)) << flags;
+    expect_failure(at, mlm + flags, code, says);
     EXPECT_FALSE(fs::exists(at / "runs/bad")) << flags;
   };
   bad("", 2, "--text FILE... or --data DIR");
