@@ -327,65 +327,60 @@ double dense_log_density(const Element& element, std::vector<double> y) {
   return log_density;
 }
 
+/// Expects the density of each target to be the evidence of its task's context with the target over that of
+/// the context alone. log_evidence(x, y) is of points with the features x[i] and the values y[i].
+template <class LogEvidence>
+void expect_ratios(const PriorOptions& options, const RegressionBatch& batch, double tolerance,
+                   const LogEvidence& log_evidence) {
+  const Predictive exact = predict(options, batch);
+  const auto v = values(batch);
+  const auto features = size_t(options.features), points = size_t(options.context),
+             targets = size_t(options.targets);
+  for (size_t task = 0; task < size_t(options.batch); ++task)
+    for (size_t j = 0; j < targets; ++j) {
+      std::vector<const float*> x;
+      std::vector<double> y;
+      for (size_t i = task * points; i < (task + 1) * points; ++i)
+        x.push_back(v[0].data() + i * features), y.push_back(v[1][i]);
+      const double context = log_evidence(x, y);
+      x.push_back(v[2].data() + (task * targets + j) * features), y.push_back(v[3][task * targets + j]);
+      EXPECT_NEAR(exact.log_density.at({int64_t(task), int64_t(j)}).item<double>(),
+                  log_evidence(x, y) - context, tolerance);
+    }
+}
+
 TEST(Posterior, ProcessEqualsTheRatioOfDenseDensities) {
   for (const PriorKind kind : {PriorKind::rbf, PriorKind::matern52, PriorKind::periodic}) {
     const PriorOptions options{.kind = kind, .batch = 2, .context = 9, .targets = 4, .seed = 5, .noise = 0.3};
-    const RegressionBatch batch = Prior(options).batch(1);
-    const Predictive exact = predict(options, batch);
-    const auto v = values(batch);
-    for (size_t task = 0; task < 2; ++task)
-      for (size_t j = 0; j < 4; ++j) {
-        std::vector<double> x, y;
-        for (size_t i = 0; i < 9; ++i) x.push_back(v[0][task * 9 + i]), y.push_back(v[1][task * 9 + i]);
-        const auto log_density = [&] {
-          const auto element = [&](size_t a, size_t b) {
-            return covariance(options, x[a] - x[b]) + (a == b ? noise_variance(options) : 0);
-          };
-          return dense_log_density(element, y);
-        };
-        const double context = log_density();
-        x.push_back(v[2][task * 4 + j]), y.push_back(v[3][task * 4 + j]);
-        // The condition number is below 10 / 0.09: about 100 roundings of 2^-53, times 100.
-        EXPECT_NEAR(exact.log_density.at({int64_t(task), int64_t(j)}).item<double>(), log_density() - context,
-                    1e-11);
-      }
+    // The condition number is below 10 / 0.09: about 100 roundings of 2^-53, times 100.
+    expect_ratios(options, Prior(options).batch(1), 1e-11, [&](const auto& x, const auto& y) {
+      const auto element = [&](size_t a, size_t b) {
+        return covariance(options, double(*x[a]) - double(*x[b])) + (a == b ? noise_variance(options) : 0);
+      };
+      return dense_log_density(element, y);
+    });
   }
 }
 
 TEST(Posterior, LinearEqualsTheDenseFormulaOnAFineGrid) {
   // The ratio of evidences, each integrated over log sigma by Simpson's rule on 4,001 nodes.
   const PriorOptions options{.batch = 2, .context = 12, .targets = 2, .features = 3, .seed = 8};
-  const RegressionBatch batch = Prior(options).batch(0);
-  const Predictive exact = predict(options, batch);
-  const auto v = values(batch);
-  for (size_t task = 0; task < 2; ++task)
-    for (size_t j = 0; j < 2; ++j) {
-      std::vector<const float*> x;
-      std::vector<double> y;
-      for (size_t i = 0; i < 12; ++i)
-        x.push_back(v[0].data() + (task * 12 + i) * 3), y.push_back(v[1][task * 12 + i]);
-      const auto evidence = [&] {
-        double sum = 0;
-        constexpr int kGrid = 4001;
-        for (int q = 0; q < kGrid; ++q) {
-          const double z = -9 + 18.0 * q / (kGrid - 1),
-                       sigma = std::exp(kLogNoiseMean + kLogNoiseDeviation * z);
-          const auto element = [&](size_t a, size_t b) {
-            double dot = 1;
-            for (size_t f = 0; f < 3; ++f) dot += double(x[a][f]) * double(x[b][f]);
-            return dot + (a == b ? sigma * sigma : 0);
-          };
-          const double weight = q == 0 || q == kGrid - 1 ? 1 : q % 2 ? 4 : 2;
-          sum += weight * std::exp(-0.5 * z * z + dense_log_density(element, y));
-        }
-        return std::log(sum);
+  // Elimination loses up to |Phi|^2 / sigma^2, about 10^4, on 2^-53.
+  expect_ratios(options, Prior(options).batch(0), 1e-9, [](const auto& x, const auto& y) {
+    double sum = 0;
+    constexpr int kGrid = 4001;
+    for (int q = 0; q < kGrid; ++q) {
+      const double z = -9 + 18.0 * q / (kGrid - 1), sigma = std::exp(kLogNoiseMean + kLogNoiseDeviation * z);
+      const auto element = [&](size_t a, size_t b) {
+        double dot = 1;
+        for (size_t f = 0; f < 3; ++f) dot += double(x[a][f]) * double(x[b][f]);
+        return dot + (a == b ? sigma * sigma : 0);
       };
-      const double context = evidence();
-      x.push_back(v[2].data() + (task * 2 + j) * 3), y.push_back(v[3][task * 2 + j]);
-      // Elimination loses up to |Phi|^2 / sigma^2, about 10^4, on 2^-53.
-      EXPECT_NEAR(exact.log_density.at({int64_t(task), int64_t(j)}).item<double>(), evidence() - context,
-                  1e-9);
+      const double weight = q == 0 || q == kGrid - 1 ? 1 : q % 2 ? 4 : 2;
+      sum += weight * std::exp(-0.5 * z * z + dense_log_density(element, y));
     }
+    return std::log(sum);
+  });
 }
 
 TEST(Posterior, LargeContextsNarrowTheQuadrature) {
@@ -403,21 +398,27 @@ TEST(Posterior, LargeContextsNarrowTheQuadrature) {
   }
 }
 
+/// (y - mean) / deviation of each target, and the squares.
+struct Residuals {
+  std::vector<double> plain, square;
+  Residuals(const Predictive& exact, const RegressionBatch& batch) {
+    const std::vector<double> mean = exact.mean.to_vector<double>(),
+                              variance = exact.variance.to_vector<double>(), y = batch.yt.to_vector<double>();
+    for (size_t i = 0; i < y.size(); ++i) {
+      plain.push_back((y[i] - mean[i]) / std::sqrt(variance[i]));
+      square.push_back(plain.back() * plain.back());
+    }
+  }
+};
+
 TEST(Posterior, TargetsAreNormalAroundThePrediction) {
   // Ties the sampler to the posterior: standardised residuals have mean 0 and, for processes, variance 1.
   for (const PriorKind kind : kKinds) {
     const PriorOptions options{.kind = kind, .batch = 2000, .context = 10, .targets = 1, .seed = 12};
     const RegressionBatch batch = Prior(options).batch(0);
-    const Predictive exact = predict(options, batch);
-    const std::vector<double> mean = exact.mean.to_vector<double>(),
-                              variance = exact.variance.to_vector<double>(), y = batch.yt.to_vector<double>();
-    std::vector<double> residual, square;
-    for (size_t i = 0; i < y.size(); ++i) {
-      residual.push_back((y[i] - mean[i]) / std::sqrt(variance[i]));
-      square.push_back(residual.back() * residual.back());
-    }
-    expect_close(estimate(residual), 0);
-    expect_close(estimate(square), 1);  // of a mixture too: by definition of its variance
+    const Residuals residuals(predict(options, batch), batch);
+    expect_close(estimate(residuals.plain), 0);
+    expect_close(estimate(residuals.square), 1);  // of a mixture too: by definition of its variance
   }
 }
 
@@ -428,17 +429,13 @@ TEST(Posterior, IsCalibratedWithTenThousandPoints) {
     const PriorOptions options{.kind = kind, .batch = 2, .context = 10000, .targets = 1000, .seed = 4};
     const RegressionBatch batch = Prior(options).batch(0);
     const Predictive exact = predict(options, batch);
-    const std::vector<double> mean = exact.mean.to_vector<double>(),
-                              variance = exact.variance.to_vector<double>(), y = batch.yt.to_vector<double>();
-    std::vector<double> residual, square;
-    for (size_t i = 0; i < y.size(); ++i) {
-      EXPECT_GE(variance[i], noise_variance(options));
-      EXPECT_LT(variance[i], 1.2 * noise_variance(options));
-      residual.push_back((y[i] - mean[i]) / std::sqrt(variance[i]));
-      square.push_back(residual.back() * residual.back());
+    for (const double variance : exact.variance.to_vector<double>()) {
+      EXPECT_GE(variance, noise_variance(options));
+      EXPECT_LT(variance, 1.2 * noise_variance(options));
     }
-    expect_close(estimate(residual), 0);
-    expect_close(estimate(square), 1);
+    const Residuals residuals(exact, batch);
+    expect_close(estimate(residuals.plain), 0);
+    expect_close(estimate(residuals.square), 1);
   }
 }
 
