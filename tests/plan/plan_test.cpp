@@ -4,9 +4,8 @@
 
 #include "autograd/tape.h"
 #include "comm/dry.h"
-#include "models/bert.h"
-#include "models/tnp.h"
 #include "runtime/rng.h"
+#include "tests/models/small_models.h"
 
 namespace tessera::plan {
 namespace {
@@ -14,18 +13,10 @@ namespace {
 TEST(LanguagePlan, CountsTheParametersOfTheModel) {
   Rng rng(1);
   for (const bool tied : {true, false}) {
-    models::GptConfig gpt{
-        .vocabulary = 61, .positions = 24, .d_model = 24, .d_ff = 40, .heads = 3, .layers = 2};
+    models::GptConfig gpt = models::small_gpt();
     gpt.tied = tied;
     EXPECT_EQ(count_parameters(gpt), nn::count_parameters(models::Gpt(gpt, rng, Device::cpu())));
-    models::LlamaConfig llama{.vocabulary = 61,
-                              .positions = 24,
-                              .d_model = 24,
-                              .d_ff = 37,
-                              .heads = 4,
-                              .kv_heads = 2,
-                              .head_dim = 8,
-                              .layers = 2};
+    models::LlamaConfig llama = models::small_llama();
     llama.tied = tied, llama.attention_bias = tied, llama.gated = tied;
     EXPECT_EQ(count_parameters(llama), nn::count_parameters(models::Llama(llama, rng, Device::cpu())));
     llama.attention_bias = false, llama.gated = true;
@@ -51,8 +42,7 @@ TEST(LanguagePlan, CountsTheWorkOfAToken) {
 TEST(TnpPlan, CountsTheParametersOfTheModel) {
   Rng rng(1);
   for (const bool pre_norm : {false, true}) {
-    const models::TnpConfig config{
-        .features = 3, .d_model = 24, .d_ff = 37, .heads = 2, .layers = 2, .pre_norm = pre_norm};
+    const models::TnpConfig config = models::small_tnp(pre_norm);
     EXPECT_EQ(count_parameters(config), nn::count_parameters(models::Tnp(config, rng, Device::cpu())));
   }
 }
