@@ -8,6 +8,7 @@
 
 #include "sparsity/features.h"
 #include "sparsity/pattern_page.h"
+#include "sparsity/pattern_tables.h"
 
 namespace tessera::sparsity {
 namespace {
@@ -17,10 +18,6 @@ using report::number_in;
 using report::Table;
 using report::TableCell;
 using report::text_in;
-
-TableCell finite_cell(double value) {
-  return std::isfinite(value) ? TableCell(value) : TableCell();
-}
 
 /// Values over the executions of each matrix: means and standard deviations, averaged over the matrices.
 class OverExecutions {

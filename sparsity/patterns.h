@@ -33,6 +33,8 @@ struct AnalyzeOptions {
   std::function<DenseNorms()> dense_norms = {};
   std::vector<std::string> only;  // matrices whose name contains one of these; empty: all
   std::optional<Axis> axis;       // of the features; nothing: axis_of each module
+
+  Axis axis_for(const std::string& matrix) const { return axis ? *axis : axis_of(matrix); }
 };
 
 /// Analyzes pruned models (Hugging Face model directories whose weights hold zeros) and files of masks, and

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <optional>
 #include <span>
@@ -95,12 +94,6 @@ SweepResult sweep_splits(const SweepOptions& options, const std::string& folder)
 /// ascending time. Splits whose perplexity is not finite are left out.
 std::vector<SplitResult> pareto_front(std::vector<SplitResult> splits);
 
-/// Whether the file is a database of a sweep.
-bool is_sweep(const std::filesystem::path& database);
-/// Throws if it is of an earlier version, whose tables do not say how the weights were pruned.
-void check_sweep_tables(report::Database& database);
-/// A perplexity in the database, where one that is not finite is NULL: infinity.
-double kept_perplexity(const report::TableCell& cell);
 /// A self-contained page of a sweep's database.
 std::string sweep_page(report::Database& database);
 

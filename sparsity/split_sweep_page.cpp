@@ -7,6 +7,7 @@
 #include "report/page.h"
 #include "sparsity/split_pruning.h"
 #include "sparsity/split_sweep_internal.h"
+#include "sparsity/sweep_store.h"
 
 namespace tessera::sparsity {
 namespace {

@@ -10,6 +10,7 @@
 #include "report/chart.h"
 #include "runtime/error.h"
 #include "sparsity/split_sweep_internal.h"
+#include "sparsity/sweep_store.h"
 
 namespace tessera::sparsity {
 namespace {
