@@ -1,7 +1,7 @@
 """Training steps (forward, backward, fused AdamW) of the TNP, GPT-2, LLaMA and BERT, at PyTorch's best.
 
-A step is given as NAME:size=N,...: tnp:M=64,N=500,B=64; gpt:B=64,T=1024; llama:B=32,T=1024; bert:B=32,T=128,dropout=0.1. Every
-size of a model can be given that way (for tests), and precision=tf32 for f32 with GEMMs in TF32.
+A step is given as NAME:size=N,...: tnp:M=64,N=500,B=64; gpt:B=64,T=1024; llama:B=32,T=1024; bert:B=32,T=128,dropout=0.1, with dropbp=0.5 for
+DropBP. Every size of a model can be given that way (for tests), and precision=tf32 for f32 with GEMMs in TF32.
 
 The ways to run a step differ in five factors:
   mode       eager         as Python issues it
@@ -9,6 +9,7 @@ The ways to run a step differ in five factors:
              compile       torch.compile of the model
              overhead      torch.compile(mode="reduce-overhead"): CUDA graphs of forward and backward
              graph         torch.compile, and the whole step captured by hand in one CUDA graph
+             blocks        torch.compile of each block, for steps with DropBP: which branches are dropped is different each time
   attention  cudnn, flash (f32: efficient)
   precision  bf16          weights in bf16, no f32 masters: the least work that PyTorch can be asked for
              autocast      f32 weights under torch.autocast
@@ -28,7 +29,8 @@ import tnp
 from timing import reason_of
 
 BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH"}
-COMPILED = ("compile", "overhead", "graph")
+COMPILED = ("compile", "overhead", "graph", "blocks")
+ALL_DROPS = [(attention, feed_forward) for attention in (False, True) for feed_forward in (False, True)]
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,21 @@ class Step:
     def attrs(self):
         if self.name == "tnp":
             return {"checkpoint": self.get("checkpoint", "off")}
-        return {"dropout": f"{self.get('dropout', 0.1):g}"} if self.name == "bert" else {}
+        if self.name != "bert":
+            return {}
+        attrs = {"dropout": f"{self.get('dropout', 0.1):g}"}
+        if self.drop_share():
+            attrs["dropbp"] = f"{self.drop_share():g} of the branches' FLOPs, equal rates"
+        return attrs
+
+    def drop_share(self):
+        return self.get("dropbp", 0.0) if self.name == "bert" else 0.0
+
+    def drops(self):
+        if not self.drop_share():
+            return None
+        s = self.shape()
+        return bert.DropBP(self.drop_share(), s.get("layers", 12), s.get("d", 768), s.get("d_ff", 3072), s["T"])
 
     def tokens(self):
         length = self.get("M", 64) + self.get("N", 500) if self.name == "tnp" else self.get("T", {"bert": 128}.get(self.name, 1024))
@@ -159,10 +175,15 @@ def plan(step, on_gpu=True):
     single = precision != "bf16"
     best = Way("graph", "efficient" if single else "cudnn", precision, padded, "first" if step.name == "bert" else "")
     if not on_gpu:
-        best = replace(best, mode="compile", backend="math", precision="f32")
+        best = replace(best, mode="blocks" if step.drop_share() else "compile", backend="math", precision="f32")
         return [[best], [replace(best, mode="eager")]] + ([[replace(best, mode="eager", width=as_is)]] if as_is != padded else [])
     if step.get("M", 0) >= 100_000:  # a step takes seconds: no mode can hide or add anything
         return [[replace(best, mode="compile")]]
+    if step.drop_share():
+        ways = [replace(best, mode="blocks"), replace(best, mode="eager")]
+        if not single:
+            ways += [replace(ways[0], backend="flash"), replace(ways[0], precision="autocast")]
+        return [[way] for way in ways]
     groups = [[best, replace(best, mode="compile")]]
     if not single:
         groups += [[replace(best, mode="overhead")], [replace(best, mode="eager-graph"), replace(best, mode="eager")],
@@ -207,16 +228,26 @@ class StepTask:
                 model, loss = self.step.make(bench, first)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=bench.on_gpu, capturable=bench.on_gpu)
             forward = model
-            if compiles:
+            if first.mode == "blocks":
+                for block in model.blocks:
+                    block.forward = bench.compile(block.forward)
+            elif compiles:
                 forward = bench.compile(model, mode="reduce-overhead" if first.mode == "overhead" else None)
+            drops, forced = self.step.drops(), []
 
             def one_step():
+                if drops:
+                    model.drops = forced or drops.draw()
                 optimizer.zero_grad(set_to_none=True)
                 loss(forward).backward()
                 optimizer.step()
 
             with gpu.alone_once_compiled(compiles):
                 one_step()
+                for branches in ALL_DROPS if drops else []:
+                    forced = [branches] * len(model.blocks)
+                    one_step()
+                forced = []
                 if first.mode == "overhead":  # it records its graphs in the second and third step
                     one_step()
                     one_step()
