@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import torch
 
 from timing import DTYPES, GRAPH_BELOW, GRAPH_BELOW_IF_FUSIBLE, key_of, reason_of, records_in
-from works import FUSIBLE, WORKS
+from works import WORKS, WrongPeer, fusible
 
 
 def works_of(path, device, ops=()):
@@ -20,6 +20,11 @@ def works_of(path, device, ops=()):
     return [work for work in works.values() if not ops or work[0] in ops]
 
 
+def differentiable(y):
+    """Of the results of a work those that have a gradient: not counts."""
+    return [one for one in (y if isinstance(y, tuple) else (y,)) if one.requires_grad]
+
+
 def measure_way(bench, work, way, timing, run=None, quiet=False, skip=(), graphs=True):
     """The modes of the work that tessera measured; of `run`, compiled, if given. What is short is measured as a CUDA graph, too."""
     op, shape, attrs, dtype, modes = work
@@ -28,14 +33,14 @@ def measure_way(bench, work, way, timing, run=None, quiet=False, skip=(), graphs
     wanted = [tensor for tensor in way.inputs if tensor.requires_grad]
 
     def forward():
-        y = call(*way.inputs)
-        return list(y) if isinstance(y, tuple) else [y]
+        return differentiable(call(*way.inputs))
 
     def record(mode, implementation, ms):
         ours = modes[mode]
         bench.record(op, shape, mode, implementation, ms, ours["flops"], ours["bytes"], attrs=attrs, dtype=dtype, quiet=quiet)
 
     with way.context():
+        way.check()
         for mode in modes:
             key = {"op": op, "shape": shape, "attrs": attrs, "dtype": dtype, "device": str(bench.device), "mode": mode}
             if key_of(key | {"implementation": name}) in skip:
@@ -54,7 +59,7 @@ def measure_way(bench, work, way, timing, run=None, quiet=False, skip=(), graphs
                 ms = bench.measure(lambda y: torch.autograd.grad(y, wanted, d_y), prepare=forward, **timing)
             else:
                 ms = bench.measure(whole, **timing)
-            if not (bench.on_gpu and graphs and ms["p50"] < (GRAPH_BELOW_IF_FUSIBLE if op in FUSIBLE else GRAPH_BELOW)):
+            if not (bench.on_gpu and graphs and ms["p50"] < (GRAPH_BELOW_IF_FUSIBLE if fusible(op, attrs) else GRAPH_BELOW)):
                 record(mode, name, ms)
                 continue
             # Backward runs on the stream of its forward pass, which is therefore the stream of the capture.
@@ -81,6 +86,10 @@ def attempt(bench, work, way, timing, run=None, quiet=False, skip=(), graphs=Tru
     try:
         measure_way(bench, work, way, timing, run, quiet, skip, graphs)
         return ""
+    except WrongPeer as error:
+        for mode in work[4]:
+            bench.missing(work[0], work[1], mode, "torch " + way.name, reason_of(error), attrs=work[2], dtype=work[3], required=True)
+        return reason_of(error)
     except Exception as error:  # no such kernel, no memory: written down, not hidden
         print(f"{work[0]} {work[1]} {work[2] or ''} {way.name}: {reason_of(error)}", flush=True)
         return reason_of(error)
@@ -93,9 +102,9 @@ def ways_of(bench, work, paddings):
     yield from WORKS[op](bench, shape, attrs, paddings)
 
 
-def compiles(op, way):
+def compiles(work, way):
     # Padding to 8 and to 128 compile to the same kernels but for their tiles: one of them is enough.
-    return op in FUSIBLE and way.compiles and not way.name.endswith("padded 8")
+    return fusible(work[0], work[2]) and way.compiles and not way.name.endswith("padded 8")
 
 
 @dataclass
@@ -115,13 +124,12 @@ class OpTask:
             return
         for number, work in enumerate(self.works):
             for way in ways_of(bench, work, (8, 128)):
-                if not compiles(work[0], way):
+                if not compiles(work, way):
                     continue
                 run = bench.compile(way.run)
                 try:
                     with way.context(), gpu.alone_once_compiled(True):
-                        y = run(*way.inputs)
-                        y = list(y) if isinstance(y, tuple) else [y]
+                        y = differentiable(run(*way.inputs))
                         if set(work[4]) != {"fwd"}:
                             torch.autograd.grad(y, [x for x in way.inputs if x.requires_grad], [torch.ones_like(one) for one in y])
                     if "fwd" in work[4]:
@@ -157,7 +165,7 @@ class OpTask:
 
     def failed(self, bench, reason):
         for work in self.works:
-            if work[0] in FUSIBLE:
+            if fusible(work[0], work[2]):
                 self.missing(bench, work, "eager", reason)
 
 
@@ -171,7 +179,7 @@ def tasks(path, device, ops, known, parts):
             print(f"{work[0]}: no peer is written", flush=True)
 
     def is_known(work, mode):
-        name = "torch compile" if work[0] in FUSIBLE else None
+        name = "torch compile" if fusible(work[0], work[2]) else None
         for key in known:
             if key[:6] == key_of({"op": work[0], "shape": work[1], "attrs": work[2], "dtype": work[3], "device": device, "mode": mode,
                                   "implementation": ""})[:6] and (name is None or key[6].startswith(name)):
@@ -184,7 +192,7 @@ def tasks(path, device, ops, known, parts):
     groups = []
     for tf32 in (False, True):
         some = [work for work in works if (work[3] == "tf32") == tf32]
-        fused = [work for work in some if work[0] in FUSIBLE]
+        fused = [work for work in some if fusible(work[0], work[2])]
         groups += [fused[i::parts] for i in range(parts)]
-        groups.append([work for work in some if not work[0] in FUSIBLE])
+        groups.append([work for work in some if not fusible(work[0], work[2])])
     return [OpTask(group, skip=known) for group in groups if group]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import sliced
 from timing import DTYPES
 
 
@@ -22,7 +23,12 @@ class Way:
     run: Callable
     inputs: list
     context: Callable = nullcontext  # around every call
-    compiles: bool = True            # as well as eagerly, if the operator is one of FUSIBLE
+    compiles: bool = True            # as well as eagerly, if the work is fusible
+    check: Callable = lambda: None   # before anything is timed: raises WrongPeer
+
+
+class WrongPeer(Exception):
+    """Its results are not those of the work."""
 
 
 def up(n, to):
@@ -173,67 +179,94 @@ def linear_swiglu(b, shape, attrs, paddings):
     yield Way("eager", run, [b.normal(shape["T"], shape["in"]), b.normal(2 * shape["F"], shape["in"])])
 
 
-def sliced_rows(attrs, tokens):
-    """The chosen rows of dy, or a slice of the first ones, and their scale."""
-    n = min(int(attrs.get("rows", 0)) or max(int(float(attrs.get("share", 0)) * tokens), 1), tokens)
-
-    def norms(dy):
-        return torch.linalg.vector_norm(dy, dim=1, dtype=torch.float32)
-
-    def important(dy):  # without replacement, as far as PyTorch draws by norm; its scales are not ours
-        weights = norms(dy)
-        rows = torch.multinomial(weights, n)
-        return rows, (weights.sum() / (n * weights[rows]))[:, None].to(dy.dtype)
-    return {"first": lambda dy: (slice(0, n), None),
-            "top_norm": lambda dy: (torch.topk(norms(dy), n, sorted=False).indices, None),
-            "random": lambda dy: (torch.randperm(tokens, device=dy.device)[:n], tokens / n),
-            "importance": important}.get(attrs["slice"])
+def triton_kernels(b, op):
+    """The module of Triton kernels; None, with the reason, where they cannot run."""
+    reason = "" if b.on_gpu else "no GPU"
+    if b.on_gpu:
+        try:
+            import kernels
+            return kernels
+        except ImportError as error:
+            reason = str(error)
+    print(f"{op}: no peer in Triton: {reason}", flush=True)
+    return None
 
 
-class SlicedLinear(torch.autograd.Function):
-    """A linear layer whose backward pass multiplies the chosen rows: dx is filled with zeros, then they are written."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, choose, weight_grad):
-        ctx.save_for_backward(x, weight)
-        ctx.choose, ctx.weight_grad, ctx.has_bias = choose, weight_grad, bias is not None
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, weight = ctx.saved_tensors
-        rows, scale = ctx.choose(dy)
-        chosen = dy[rows] if scale is None else dy[rows] * scale
-        dx = torch.zeros_like(x)
-        dx[rows] = chosen @ weight
-        dweight = {"none": lambda: None, "slice": lambda: chosen.T @ x[rows], "full": lambda: dy.T @ x}[ctx.weight_grad]()
-        return dx, dweight, dy.sum(0) if ctx.has_bias else None, None, None
+def check_against(run, expected, inputs, what):
+    """Throws unless both give the same results and, of the same gradient, the same gradients, to the rounding of the dtype."""
+    def results(function):
+        y = function(*inputs)
+        y = y[0] if isinstance(y, tuple) else y
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        return [y, *torch.autograd.grad(y, wanted, torch.ones_like(y))]
+    for one, other in zip(results(run), results(expected), strict=True):
+        single = one.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+        error = (one - other).abs().max() / other.abs().max().clamp(min=1e-30)
+        if not error <= (1e-4 if single else 2e-2):
+            raise WrongPeer(f"{what} is wrong by {error:.2g} of the largest element")
 
 
-def sliced_linear(b, shape, attrs, tokens):
-    """PyTorch has no sliced backward pass: torch slice + zero. None chooses by a threshold without waiting for the count."""
-    choose, kind = sliced_rows(attrs, tokens), attrs.get("weight_grad", "slice")
-    if choose is None:
+def sliced_linear(b, shape, attrs, tokens, paddings):
+    """PyTorch has no sliced backward pass: torch slice + zero. A threshold has no peer: it waits for the number of rows."""
+    if attrs["slice"] == "threshold":
         return
-    inputs = [b.normal(tokens, shape["in"]), b.normal(shape["out"], shape["in"], grad=kind != "none")]
-    if shape.get("bias"):
-        inputs.append(b.normal(shape["out"]))
-
-    def run(x, weight, bias=None):
-        return SlicedLinear.apply(x, weight, bias, choose, kind)
-    yield Way("eager slice + zero", run, inputs)
+    choice = sliced.Slice(attrs, tokens)
+    run = sliced.linear(choice)
+    for name, (d_in, d_out) in widths((shape["in"], shape["out"]), paddings):
+        inputs = [b.normal(tokens, d_in), b.normal(d_out, d_in, grad=choice.weight_grad != "none")]
+        if shape.get("bias"):
+            inputs.append(b.normal(d_out))
+        yield Way("eager slice + zero" + name, run, inputs)
+        published = not name and choice.mode == "first" and choice.weight_grad == "none"
+        if published and (kernels := triton_kernels(b, "linear, slice first")):
+            tuned = sliced.linear(choice, kernels.multiply_rows)
+            yield Way("triton slice + zero", tuned, inputs, compiles=False,
+                      check=lambda: check_against(tuned, run, inputs, "Triton's dx of the first rows"))
 
 
 def linear(b, shape, attrs, paddings):
     tokens = max(shape.get("B", 0), 1) * shape["T"]
     if attrs.get("slice", "none") != "none":
-        yield from sliced_linear(b, shape, attrs, tokens)
+        yield from sliced_linear(b, shape, attrs, tokens, paddings)
         return
     for name, (d_in, d_out) in widths((shape["in"], shape["out"]), paddings):
         inputs = [b.normal(tokens, d_in), b.normal(d_out, d_in)]
         if shape.get("bias"):
             inputs.append(b.normal(d_out))
         yield Way("eager" + name, F.linear, inputs)
+
+
+def linear_activation(b, shape, attrs, paddings):
+    """The counts of what is not zero as a pass of their own, which torch.compile may fuse; and in the epilogue of a Triton GEMM, with
+    the published tiles and with the best of several."""
+    tokens, kind = max(shape.get("B", 0), 1) * shape["T"], attrs.get("activation", "relu_squared")
+
+    def run(x, weight, bias=None):
+        y = ACTIVATIONS[kind](F.linear(x, weight, bias))
+        return y, (y != 0).sum(0, dtype=torch.int32)
+
+    for name, (d_in, d_out) in widths((shape["in"], shape["out"]), paddings):
+        inputs = [b.normal(tokens, d_in), b.normal(d_out, d_in)]
+        if shape.get("bias"):
+            inputs.append(b.normal(d_out))
+        yield Way("eager" + name, run, inputs)
+        if name or not (kernels := triton_kernels(b, "linear_activation")):
+            continue
+        for tiles, tuned in (("64x64x32", False), ("tuned tiles", True)):
+            fused = kernels.linear_activation(kind, tuned)
+            yield Way(f"triton {tiles}", fused, inputs, compiles=False, check=lambda fused=fused: check_counts(fused, run, inputs))
+
+
+def check_counts(run, expected, inputs):
+    check_against(run, expected, inputs, "Triton's linear_activation")
+    y, counts = run(*inputs)
+    if not torch.equal(counts, (y != 0).sum(0, dtype=torch.int32)):
+        raise WrongPeer("Triton's linear_activation counts wrongly")
+
+
+def column_counts(b, shape, attrs, paddings):
+    x = b.normal(shape["R"], shape["C"], grad=False)
+    yield Way("eager", lambda x: (x != 0).sum(0, dtype=torch.int32), [x * (torch.rand_like(x) < 0.3)])
 
 
 def matmul(b, shape, attrs, paddings):
@@ -255,9 +288,15 @@ def mlp(b, shape, attrs, paddings):
 
         def run(x, u, w, u_bias=None, w_bias=None):
             return F.linear(kind(F.linear(x, u, u_bias)), w, w_bias)
-        # A sliced backward pass has no peer; next to it stands the dense one.
-        dense = " dense backward" if attrs.get("slice", "none") != "none" else ""
-        yield Way("eager" + name + dense, run, inputs)
+        if attrs.get("slice", "none") == "none":
+            yield Way("eager" + name, run, inputs)
+            continue
+        yield Way("eager dense backward" + name, run, inputs)
+        if attrs["slice"] != "threshold":
+            choice = sliced.Slice(attrs, tokens)
+            for weight in inputs[1:3]:
+                weight.requires_grad_(choice.weight_grad != "none")
+            yield Way("eager slice + zero" + name, sliced.mlp(choice, attrs.get("activation", "silu"), kind), inputs)
 
 
 def grouped_linear(b, shape, attrs, paddings):
@@ -634,6 +673,7 @@ def scatter_selected(b, shape, attrs, paddings):
 
 WORKS = {
     "attention": attention, "decode_attention": decode_attention, "linear": linear, "linear_swiglu": linear_swiglu,
+    "linear_activation": linear_activation, "column_counts": column_counts,
     "matmul": matmul, "mlp": mlp, "grouped_linear": grouped_linear,
     "grouped_mlp": grouped_mlp,
     "gmm_nll": mixture, "layernorm": layernorm, "rmsnorm": rmsnorm,
@@ -676,3 +716,7 @@ WORKS = {
 }
 # What torch.compile can make better: every pointwise operator and reduction, and products with something around them.
 FUSIBLE = set(WORKS) - {"attention", "decode_attention", "linear", "matmul"}
+
+
+def fusible(op, attrs):
+    return op in FUSIBLE or attrs.get("slice", "none") != "none"
