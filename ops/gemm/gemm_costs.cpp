@@ -45,6 +45,7 @@ constexpr GemmCosts kH100{
                .least = 6.7e-6,
                .bytes_per_second = 3.4e12,
                .clearly = 1.2},
+    .scatter = {.bytes_per_second = 6e12, .group = 1.9e-6},
     .stream = {.ends = 3e-6,
                .tile = 0.8e-6,
                .column = 0.15e-6,

@@ -57,6 +57,12 @@ struct FittedCosts {
   double clearly;           // factor of the time by which it must beat other tiles
 };
 
+/// Rows that are scattered by fitted tiles, with zeros next to them (gemm_scatter_internal.h).
+struct ScatterCosts {
+  double bytes_per_second;  // of zeros, by which the GEMM becomes slower
+  double group;             // seconds for 32 rows of d per SM, of which the named ones are looked up
+};
+
 /// Skinny GEMMs (gemm_sm90_stream.cuh).
 struct StreamCosts {
   double ends;             // start and end of the kernel
@@ -177,6 +183,7 @@ struct ColumnSumCosts {
 struct GemmCosts {
   WgmmaCosts wgmma;
   FittedCosts fitted;
+  ScatterCosts scatter;
   StreamCosts stream;
   NarrowCosts narrow;
   NarrowMmaCosts narrow_mma;

@@ -17,9 +17,10 @@ std::string gemm_scatter_lacks(const Gemm& g, const Gpu& gpu) {
 
 GemmChoice choose_scatter(const Gemm& g, const GemmScatter& scatter, const Gpu& gpu) {
   GemmChoice choice = choose_fitted(g, gpu, kMostScatteredColumns);
-  const double zeros = g.beta == 0 ? double((scatter.rows - g.m) * g.n) * double(size_of(g.out)) : 0;
-  const FittedCosts& c = gemm_costs(gpu).fitted;
-  choice.seconds = std::max(choice.seconds, c.least + (gemm_bytes(g) + zeros) / c.bytes_per_second);
+  if (g.beta != 0) return choice;
+  const ScatterCosts& c = gemm_costs(gpu).scatter;
+  choice.seconds += double((scatter.rows - g.m) * g.n) * double(size_of(g.out)) / c.bytes_per_second;
+  if (scatter.indices) choice.seconds += c.group * double(scatter.rows) / 32 / double(gpu.multiprocessors);
   return choice;
 }
 

@@ -26,9 +26,9 @@
 /// shared.
 ///
 /// kScatter (gemm_scatter_internal.h): a tile's rows leave the panel one by one, 16 bytes per thread, for the
-/// rows of d that are theirs, and an addend comes in the same way. A warp that issues no loads writes zeros
-/// to d's other rows while the tiles are multiplied, from the panels, which are not needed until the first
-/// tile is done. The grid has a block for every SM, also those without a tile.
+/// rows of d that are theirs, and an addend comes in the same way. Warps that issue no loads write zeros to
+/// d's other rows while the tiles are multiplied. The grid has a block for every SM, also those without a
+/// tile.
 
 namespace tessera::ops {
 namespace {
@@ -77,15 +77,14 @@ class FittedKernel {
   static constexpr bool kHalvesK = kColumns == 64;
   static constexpr int kBytesB = kColumns * 128;
   static constexpr int kMostRows = int(most_fitted_rows(kColumns)), kMostAccumulators = kMostRows / 2;
-  static constexpr int kStoring = kColumns / 64;  // warpgroups with a panel
-  static constexpr int kPanelsFree = 7;  // a named barrier, of those and of the warp that writes zeros
 
  public:
   static constexpr int kGroups = kHalvesK ? 2 : kColumns / 64, kThreads = 128 * (1 + kGroups);
   static constexpr int kLoaders = 1 + kColumns / 64;
   static constexpr int kReleases = 4 * (kHalvesK ? 1 : kGroups);  // of a stage: by each warp that reads it
   static constexpr int kTileColumns = kColumns;
-  static_assert(!kScatter || kLoaders < 4);  // an idle warp
+  static constexpr int kIdleWarps = 4 - kLoaders;
+  static_assert(!kScatter || kIdleWarps > 0);
 
   __device__ __forceinline__ FittedKernel(const FittedArgs<T>& args, const FittedMaps& maps, char* stages,
                                           FittedBarriers& barriers)
@@ -117,15 +116,12 @@ class FittedKernel {
     }
   }
 
-  /// The first idle warp of the producers' warpgroup, with kScatter: zeros.
-  __device__ __forceinline__ void write_zeros() const {
+  /// Idle warp `warp` of the producers' warpgroup, with kScatter.
+  __device__ __forceinline__ void write_zeros(int warp) const {
     const auto& s = g.scatter;
-    if (s.zeros.rows == 0) return;
-    const ZeroWriter writer(s.zeros, stages_ + g.stages * g.stage_bytes, g.rows * 128);
-    for (int64_t first = int64_t(blockIdx.x) * 32; first < s.zeros.rows; first += int64_t(gridDim.x) * 32)
-      writer.write_others(first, s.indices, s.indices ? s.m : 0);
-    writer.finish();
-    if (first_item() < g.items) gpu::arrive_named(kPanelsFree, kStoring * 128 + 32);
+    for (int64_t first = (int64_t(blockIdx.x) * kIdleWarps + warp) * 32; first < s.zeros.rows;
+         first += int64_t(gridDim.x) * kIdleWarps * 32)
+      s.zeros.write_others(first, s.indices, s.indices ? s.m : 0);
   }
 
   /// Consumer warpgroup `group`.
@@ -151,8 +147,6 @@ class FittedKernel {
       if constexpr (kHalvesK) {
         if (!exchange(sums)) continue;
       }
-      if (kScatter && item == first_item() && g.scatter.zeros.rows > 0)
-        gpu::sync_named(kPanelsFree, kStoring * 128 + 32);
       if (!kScatter && adds) {
         landed.wait(parity);
         parity ^= 1;
@@ -408,7 +402,7 @@ __global__ void __launch_bounds__(FittedKernel<T, kB, kColumns>::kThreads, 1)
     const int warp = gpu::uniform(int(threadIdx.x) / 32);
     if (warp < Kernel::kLoaders && gpu::elect_one()) kernel.produce(warp);
     if constexpr (kScatter)
-      if (warp == Kernel::kLoaders) kernel.write_zeros();
+      if (warp >= Kernel::kLoaders) kernel.write_zeros(warp - Kernel::kLoaders);
     __syncwarp();
   } else {
     gpu::warpgroup_reg_alloc<Kernel::kGroups == 3 ? 160 : 232>();

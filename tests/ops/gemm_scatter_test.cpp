@@ -31,7 +31,7 @@ std::vector<int32_t> spread(int64_t rows, int64_t count, int64_t padding) {
   return indices;
 }
 
-/// How often zeros are written to each row: ZeroWriter::write_others in plain loops.
+/// How often zeros are written to each row: ZeroRows::write_others in plain loops.
 std::vector<int> zeros_of(int64_t rows, const std::vector<int32_t>& indices) {
   std::vector<int> written(size_t(rows), 0);
   for (int64_t first = 0; first < rows; first += 32) {
