@@ -81,7 +81,7 @@ TEST(GemmScatter, ChoosesTilesThatLeaveAWarpIdle) {
       EXPECT_LE(few.columns, kMostScatteredColumns);
       EXPECT_TRUE(has_fitted_tile(few, k));
       EXPECT_GT(few.seconds, 0);
-      EXPECT_GT(many.seconds, double(n) * 2e6 / 4.8e12) << "zeros take as long as their bytes";
+      EXPECT_GT(many.seconds, few.seconds + double(n) * 2e6 / 7e12) << "zeros take time";
       g.d = reinterpret_cast<char*>(0x1002);
       EXPECT_NE(gemm_scatter_lacks(g, gpu), "");
     }
