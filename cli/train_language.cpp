@@ -63,6 +63,7 @@ class LanguageCommand : public train::LanguageRecipe {
       settings_.validate();
     }
     settings_.planned(device);  // throws for a --galore-rank that is too large
+    settings_.check_required(device);
   }
 
  private:

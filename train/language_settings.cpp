@@ -240,6 +240,11 @@ std::vector<std::pair<int64_t, int64_t>> LanguageSettings::sparse24_sizes() cons
   return sizes;
 }
 
+void LanguageSettings::check_required(Device device) const {
+  for (const auto& [features, width] : sparse24_sizes())
+    sparse24.check_required(batch * length, features, width, dtype(), device);
+}
+
 SettingList LanguageWatch::list() {
   SettingList list(Kept::option);
   list.group("Run");

@@ -78,6 +78,8 @@ struct LanguageSettings : TrainingSettings {
   }
   /// The GEMMs that are 2:4, as features and the width that these are multiplied to; for headers.
   std::vector<std::pair<int64_t, int64_t>> sparse24_sizes() const;
+  /// Throws if --sparse24-require asks for sparse tensor cores that a GEMM would not use on this device.
+  void check_required(Device device) const;
   /// The names of the terms added to the loss: "activation_l1", "masked_decay".
   std::vector<std::string> penalties() const;
   /// Throws, naming the setting.

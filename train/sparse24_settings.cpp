@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "runtime/error.h"
 
@@ -144,16 +145,47 @@ std::string Sparse24Settings::description() const {
   return text;
 }
 
+namespace {
+
+/// How a GEMM over features or tokens of these sizes runs.
+std::string variant_of(ops::Along24 along, int64_t tokens, int64_t hidden, int64_t width, DType dtype,
+                       Device device) {
+  const ops::Sparse24 a = ops::Sparse24::empty(tokens, hidden, along, dtype, device);
+  const Tensor b = Tensor::empty({a.k(), width}, dtype, device),
+               d = Tensor::empty({a.m(), width}, dtype, device);
+  return ops::multiply24_variant(d, a, b);
+}
+
+}  // namespace
+
 std::string Sparse24Settings::variants(int64_t tokens, int64_t hidden, int64_t width, DType dtype,
                                        Device device) {
   const auto taken = [&](ops::Along24 along) {
-    const ops::Sparse24 a = ops::Sparse24::empty(tokens, hidden, along, dtype, device);
-    const Tensor b = Tensor::empty({a.k(), width}, dtype, device),
-                 d = Tensor::empty({a.m(), width}, dtype, device);
-    return ops::multiply24_variant(d, a, b);
+    return variant_of(along, tokens, hidden, width, dtype, device);
   };
   return fmt::format("sums over features by {}, over tokens by {}", taken(ops::Along24::features),
                      taken(ops::Along24::tokens));
+}
+
+void Sparse24Settings::check_required(int64_t tokens, int64_t hidden, int64_t width, DType dtype,
+                                      Device device) const {
+  if (!on() || !require) return;
+  Rng rng(0);
+  const ops::MlpSparse24 how = form(ops::Activation::relu_squared, 0, rng).how;
+  const std::tuple<const char*, ops::Gemm24, ops::Along24> gemms[] = {
+      {"y", how.y, ops::Along24::features},
+      {"dx", how.dx, ops::Along24::features},
+      {"dup", how.dup, ops::Along24::tokens},
+      {"ddown", how.ddown, ops::Along24::tokens}};
+  for (const auto& [name, gemm, along] : gemms) {
+    if (gemm == ops::Gemm24::dense) continue;
+    const std::string variant = variant_of(along, tokens, hidden, width, dtype, device);
+    check(variant.starts_with("wgmma"),
+          "sparse24: sparse tensor cores are required (--sparse24-require), but the GEMM of ", name, " over ",
+          tokens, " tokens, ", hidden, " features and a width of ", width, " in ", name_of(dtype), " on ",
+          device.name(), " would run as \"", variant, "\"; give --sparse24-", name,
+          " dense, or leave --sparse24-require out");
+  }
 }
 
 }  // namespace tessera::train

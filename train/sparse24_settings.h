@@ -46,6 +46,9 @@ struct Sparse24Settings {
   /// The variants of ops::multiply24 that its GEMMs over features and over tokens take there: "sums over
   /// features by decompressed, over tokens by decompressed".
   static std::string variants(int64_t tokens, int64_t hidden, int64_t width, DType dtype, Device device);
+  /// With --sparse24-require throws, naming the GEMM, if one of those that are not dense would not use sparse
+  /// tensor cores there.
+  void check_required(int64_t tokens, int64_t hidden, int64_t width, DType dtype, Device device) const;
 
   /// Gives the form to every cola layer of the model, and, with `networks`, to every feed-forward network.
   /// Throws if one of these has a gate, or an activation without zeros.

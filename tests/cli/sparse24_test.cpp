@@ -305,11 +305,22 @@ TEST(Sparse24Training, RefusesWhatMakesNoSense) {
            {"bench ffn --device cpu --shape T=8,D=4", 2, "--shape"},
            {"bench ffn --device cpu --variant fused", 2, "--variant"},
            {"bench ffn --device cpu --variant other", 2, "--variant"}});
-  // What a step finds is said after the header.
+  // Known before anything is written.
   for (const std::string more : {"--ffn relu2", "--form cola --rank 8 --cola-activation relu_squared"}) {
-    expect_failure(at, train + more + " --sparse24 naive --sparse24-require", 1,
-                   "sparse tensor cores are required");
+    const Outcome refused =
+        expect_failure(at, train + more + " --name q --sparse24 naive --sparse24-require", 1,
+                       "sparse tensor cores are required|the GEMM of y|decompressed|--sparse24-y dense");
+    EXPECT_EQ(refused.out, "") << "no header";
+    EXPECT_FALSE(fs::exists(at / "runs/q"));
+    expect_failure(at,
+                   train + more +
+                       " --name q --sparse24 naive --sparse24-require --sparse24-y dense "
+                       "--sparse24-dx dense",
+                   1, "the GEMM of dup");
   }
+  // Nothing is sparse: nothing is missing.
+  expect_success(run(at, train + "--ffn relu2 --sparse24 naive --sparse24-require --sparse24-y dense "
+                                 "--sparse24-dx dense --sparse24-dup dense --sparse24-ddown dense"));
   // Another setting on resume.
   expect_success(run(at, train + "--ffn relu2 --name r --sparse24 naive"));
   const Outcome other = run(at, "train llama --resume runs/r --steps 6 --device cpu --quiet --sparse24 mvue");
