@@ -9,6 +9,7 @@
 #include "io/utf8.h"
 #include "report/progress.h"
 #include "runtime/error.h"
+#include "train/run_folder.h"
 #include "train/tnp_job.h"
 
 namespace tessera::cli {

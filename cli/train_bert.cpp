@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "cli/bert_flags.h"
 #include "cli/language_folder.h"
 #include "cli/train_run.h"
 #include "runtime/error.h"
@@ -32,29 +33,6 @@ struct BertFlags {
   }
 };
 
-/// The sizes of an encoder that begins from nothing.
-void check_sizes(const train::GlueStart& start, const train::Given& given) {
-  for (const char* only : {"--size", "--layers", "--d-model", "--n-head", "--d-ff", "--vocab-size"})
-    if (!start.settings.model.empty() && given.contains(only))
-      throw UsageError(std::string("train bert: ") + only + " is for --scratch; a --model has its own sizes");
-  try {
-    if (start.settings.model.empty()) start.scratch_config(given).validate();
-  } catch (const Error& error) {
-    throw UsageError(std::string("train bert: ") + error.what());
-  }
-}
-
-/// Of training and of weights made of factors, as far as the flags alone tell.
-void check_training(const train::GlueStart& start, const train::Given& given) {
-  train::GlueSettings settings = start.settings;
-  if (!given.contains("--steps")) settings.steps = train::GlueSettings::kLargest;
-  settings.check_training("training", start.precision.value_or(Precision()).dtype);
-  start.settings.factors.check_given(given);
-  start.settings.check_optimizer_flags(given);
-  train::check_optimizer_form(start.settings.optimizer, start.settings.factors);
-  start.settings.factors.validate(!start.settings.model.empty());
-}
-
 void check_usage(const train::GlueStart& start, const train::Given& given) {
   for (const char* only : {"--text", "--tokenizer", "--validation", "--piece", "--any-bytes", "--mask"})
     if (given.contains(only))
@@ -66,19 +44,7 @@ void check_usage(const train::GlueStart& start, const train::Given& given) {
                          ? "train bert: --model loads weights and --scratch initialises them; give one"
                          : "train bert: --model FOLDER is required, or --scratch");
   if (start.pad && start.packed) throw UsageError("train bert: --pad and --packed contradict each other");
-  try {
-    datasets::parse_glue_task(start.settings.task);
-    start.settings.slice.check_given(given);
-    start.settings.slice.validate();
-    check_training(start, given);
-    start.settings.drop.check_given(given);
-    start.settings.drop.validate();
-    if (start.settings.slice.is_auto() && start.settings.drop.drops())
-      throw UsageError("train bert: --rows auto and --dropbp exclude each other; leave one of them out");
-  } catch (const Error& error) {
-    throw UsageError(std::string("train bert: ") + error.what());
-  }
-  check_sizes(start, given);
+  check_fine_tuning("train bert", start, given);
   check_kept_text("--data", fs::absolute(start.settings.data));
   if (!start.scratch) check_kept_text("--model", fs::absolute(start.settings.model));
 }
@@ -94,28 +60,12 @@ void check_mlm_usage(const BertFlags& flags, const train::Given& given) {
     if (!flags.start.settings.data.empty()) refuse(of_text, "--data is tokenized and split already");
   for (const char* of_task : {"--pad", "--packed"})
     refuse(of_task, "there are no labelled texts; sequences are of equal length");
-  for (const char* of_slice : {"--slice", "--rows", "--variance", "--estimate-every", "--slice-threshold",
-                               "--weight-grad", "--slice-layers", "--probe-gradient"})
-    refuse(of_slice, "backward passes are sliced in fine-tuning only");
-  for (const char* of_drops : {"--dropbp", "--dropbp-rates"})
-    refuse(of_drops, "branches are dropped in fine-tuning only");
-  if (flags.start.settings.factors.form == "cola")
-    refuse(
-        "--form",
-        "nothing loads an encoder whose factors have an activation between them; take low_rank, sltrain or "
-        "lost");
-  refuse("--train", "pretraining trains every parameter");
   refuse("--missing-grad", "in pretraining every parameter gets a gradient");
   if (given.contains("--tokenizer")) refuse("--vocab-size", "the --tokenizer has its own vocabulary");
   if (flags.start.seeds != 1)
     refuse("--seeds", "pretraining is one run, with --seed; `tessera study` runs several");
   if (!flags.start.settings.model.empty()) refuse("--scratch", "--model loads weights; give one of them");
-  check_sizes(flags.start, given);
-  try {
-    check_training(flags.start, given);
-  } catch (const Error& error) {
-    throw UsageError(std::string("train bert --task mlm: ") + error.what());
-  }
+  check_pretraining("train bert", flags.start, given);
   for (const std::string& folder : {flags.start.settings.data, flags.start.settings.model})
     if (!folder.empty()) check_kept_text("--data or --model", fs::absolute(folder));
 }

@@ -21,6 +21,16 @@ std::vector<const DropBP*>& living() {
 // A share of FLOPs that is short of its target by rounding alone has reached it.
 constexpr double kRounding = 1e-12;
 
+/// FLOPs of the dropped branches, as a share of those of all.
+double share_of(const std::vector<bool>& dropped, const std::vector<double>& flops) {
+  double all = 0, gone = 0;
+  for (size_t i = 0; i < flops.size(); ++i) {
+    all += flops[i];
+    if (dropped[i]) gone += flops[i];
+  }
+  return gone / all;
+}
+
 }  // namespace
 
 void DropBP::add(const std::string& name, const void* layer, double flops) {
@@ -83,31 +93,39 @@ void DropBP::set_dropped(std::vector<bool> dropped) {
   dropped_ = std::move(dropped);
 }
 
+std::vector<double> DropBP::flops() const {
+  std::vector<double> each;
+  for (const Branch& branch : branches_) each.push_back(branch.flops);
+  return each;
+}
+
 double DropBP::dropped_share() const {
-  double all = 0, gone = 0;
-  for (size_t i = 0; i < size(); ++i) {
-    all += branches_[i].flops;
-    if (dropped_[i]) gone += branches_[i].flops;
-  }
-  return gone / all;
+  return share_of(dropped_, flops());
 }
 
 void DropBP::draw(double least, uint64_t seed, uint64_t step) {
+  dropped_ = draw_branches(rates_, flops(), least, seed, step);
+}
+
+std::vector<bool> draw_branches(const std::vector<double>& rates, const std::vector<double>& flops,
+                                double least, uint64_t seed, uint64_t step) {
   check(least >= 0 && least <= 1, "nn::DropBP: at least ", least, " of the FLOPs; expected 0 to 1");
   const auto word = [&](uint64_t purpose, size_t i) {
     return philox(seed, step, purpose << 32 | i / 4).word[i % 4];
   };
-  std::vector<size_t> order(size());
+  std::vector<size_t> order(rates.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  for (const size_t i : order) dropped_[i] = double(word(0, i)) < rates_[i] * 4294967296.0;
+  std::vector<bool> dropped;
+  for (const size_t i : order) dropped.push_back(double(word(0, i)) < rates[i] * 4294967296.0);
   // In a fixed order the first of equal rates would be forced in nearly every step, the last in none.
   std::ranges::stable_sort(order, [&](size_t a, size_t b) {
-    return std::pair(-rates_[a], word(1, a)) < std::pair(-rates_[b], word(1, b));
+    return std::pair(-rates[a], word(1, a)) < std::pair(-rates[b], word(1, b));
   });
   for (const size_t i : order) {
-    if (dropped_share() >= least - kRounding) return;
-    dropped_[i] = true;
+    if (share_of(dropped, flops) >= least - kRounding) break;
+    dropped[i] = true;
   }
+  return dropped;
 }
 
 std::vector<int> allocate_drop_rates(const std::vector<double>& sensitivities,

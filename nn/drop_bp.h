@@ -64,9 +64,7 @@ class DropBP {
   /// Those of the steps that follow; none at first.
   const std::vector<bool>& dropped() const { return dropped_; }
   void set_dropped(std::vector<bool> dropped);
-  /// Draws the branches of a step: each with its rate; then, while the dropped share of FLOPs is below
-  /// `least`, further ones in order of decreasing rate, those of equal rates in an order that is drawn, too.
-  /// A function of the rates, `seed` and `step` only. Throws unless least is in [0, 1].
+  /// Draws the branches of a step: see draw_branches.
   void draw(double least, uint64_t seed, uint64_t step);
   /// FLOPs of the branches dropped now, as a share of those of all branches.
   double dropped_share() const;
@@ -95,6 +93,7 @@ class DropBP {
   static double flops_of(const Mlp& mlp);
   static bool finds(const void* layer);
   static Tensor pass_residual(Tensor y, const Tensor& residual);
+  std::vector<double> flops() const;
   void add(const std::string& name, const void* layer, double flops);
   void enter();
 
@@ -104,6 +103,12 @@ class DropBP {
   std::vector<double> rates_;
   std::vector<bool> dropped_;
 };
+
+/// The branches, of these rates and FLOPs, that one step drops: each with its rate; then, while the dropped
+/// share of FLOPs is below `least`, further ones in order of decreasing rate, those of equal rates in an
+/// order that is drawn, too. A function of the arguments only. Throws unless least is in [0, 1].
+std::vector<bool> draw_branches(const std::vector<double>& rates, const std::vector<double>& flops,
+                                double least, uint64_t seed, uint64_t step);
 
 /// Rates of the branches in tenths, up to 9, such that the FLOPs that remain are at most 1 - target of all:
 /// from a tenth each (or 0, if the target is less), the branch of the least S (rate + 0.1) gets another

@@ -1,28 +1,13 @@
-#include "plan/plan.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
-#include "plan/ranks.h"
+#include "plan/sizes_internal.h"
 #include "runtime/integers.h"
 
 namespace tessera::plan {
 namespace {
-
-/// The sizes that count, of either model.
-struct Sizes {
-  int64_t vocabulary, d, layers;
-  int64_t q, kv;  // widths of queries, and of keys
-  int64_t head_dim;
-  int64_t ff, up;         // hidden width, and rows of what makes it (twice as many if gated)
-  int64_t biases, norms;  // numbers in a block's biases and norms
-  int64_t tables, rest;   // numbers in token and position tables, and in the last norm and head
-  bool gated, rope;
-  DType dtype;
-  bool fused;  // q, k and v are one module, and so are gate and up
-};
 
 Sizes sizes_of(const models::GptConfig& c) {
   const int64_t d = c.d_model;
@@ -69,29 +54,6 @@ Sizes sizes_of(const LanguageConfig& config) {
   return std::visit([](const auto& c) { return sizes_of(c); }, config);
 }
 
-nn::FactorCounts matrices(const Sizes& s, const Forms& forms) {  // of a block
-  nn::FactorCounts all;
-  const auto add = [&](const nn::FactorOptions& form, int64_t rows, int64_t in, int64_t count = 1) {
-    const nn::FactorCounts one = nn::count_factors(form, rows, in);
-    all.parameters += double(count) * one.parameters;
-    all.multiply_adds += double(count) * one.multiply_adds;
-    all.saved += double(count) * (forms.between && form.kind == nn::FactorKind::cola
-                                      ? double(form.rank) * forms.between->saved / double(size_of(s.dtype))
-                                      : one.saved);
-  };
-  if (s.fused)
-    add(forms.attention, s.q + 2 * s.kv, s.d);
-  else
-    add(forms.attention, s.q, s.d), add(forms.attention, s.kv, s.d, 2);
-  add(forms.attention, s.d, s.q);
-  if (s.gated && !s.fused)
-    add(forms.mlp, s.ff, s.d, 2);
-  else
-    add(forms.mlp, s.up, s.d);
-  add(forms.mlp, s.d, s.ff);
-  return all;
-}
-
 /// Bytes of the weight that sltrain makes for one GEMM.
 double made_weight(const Sizes& s, const Forms& forms) {
   const auto of = [&](const nn::FactorOptions& form, double elements) {
@@ -132,9 +94,35 @@ Masks24 masks24(const Sizes& s, const Forms& forms, double tokens) {
 
 }  // namespace
 
-int64_t count_parameters(const LanguageConfig& config, const Forms& forms) {
-  const Sizes s = sizes_of(config);
+nn::FactorCounts matrices(const Sizes& s, const Forms& forms) {
+  nn::FactorCounts all;
+  const auto add = [&](const nn::FactorOptions& form, int64_t rows, int64_t in, int64_t count = 1) {
+    const nn::FactorCounts one = nn::count_factors(form, rows, in);
+    all.parameters += double(count) * one.parameters;
+    all.multiply_adds += double(count) * one.multiply_adds;
+    all.saved += double(count) * (forms.between && form.kind == nn::FactorKind::cola
+                                      ? double(form.rank) * forms.between->saved / double(size_of(s.dtype))
+                                      : one.saved);
+  };
+  if (s.fused)
+    add(forms.attention, s.q + 2 * s.kv, s.d);
+  else
+    add(forms.attention, s.q, s.d), add(forms.attention, s.kv, s.d, 2);
+  add(forms.attention, s.d, s.q);
+  if (s.gated && !s.fused)
+    add(forms.mlp, s.ff, s.d, 2);
+  else
+    add(forms.mlp, s.up, s.d);
+  add(forms.mlp, s.d, s.ff);
+  return all;
+}
+
+int64_t count_parameters(const Sizes& s, const Forms& forms) {
   return s.tables + s.rest + s.layers * (int64_t(matrices(s, forms).parameters) + s.biases + s.norms);
+}
+
+int64_t count_parameters(const LanguageConfig& config, const Forms& forms) {
+  return count_parameters(sizes_of(config), forms);
 }
 
 Flops count_flops(const LanguageConfig& config, int64_t batch, int64_t length, const Forms& forms) {
@@ -183,7 +171,10 @@ Memory count_memory(const LanguageConfig& config, int64_t batch, int64_t length,
 }
 
 std::vector<HiddenMatrix> hidden_matrices(const LanguageConfig& config, const Forms& forms) {
-  const Sizes s = sizes_of(config);
+  return hidden_matrices(sizes_of(config), forms);
+}
+
+std::vector<HiddenMatrix> hidden_matrices(const Sizes& s, const Forms& forms) {
   std::vector<HiddenMatrix> list;
   const auto take = [&](const std::vector<int64_t>& rows, int64_t columns) {
     if (std::accumulate(rows.begin(), rows.end(), int64_t{0}) >= 2 && columns >= 2)
@@ -207,6 +198,13 @@ std::vector<HiddenMatrix> hidden_matrices(const LanguageConfig& config, const Fo
 
 ArenaSizes arena_sizes(const LanguageConfig& config, const Forms& forms) {
   const Sizes s = sizes_of(config);
+  ArenaSizes sizes = arena_sizes(s, forms);
+  sizes.tied = std::visit([](const auto& c) { return c.tied; }, config);
+  if (!sizes.tied) sizes.elements.push_back(double(s.vocabulary) * double(s.d));
+  return sizes;
+}
+
+ArenaSizes arena_sizes(const Sizes& s, const Forms& forms) {
   const double d = double(s.d);
   ArenaSizes sizes;
   sizes.elements.push_back(double(s.tables));
@@ -219,8 +217,6 @@ ArenaSizes arena_sizes(const LanguageConfig& config, const Forms& forms) {
          {double(s.q + 2 * s.kv) * d, d * double(s.q), double(s.up) * d, d * double(s.ff)})
       sizes.elements.push_back(matrix);
   }
-  sizes.tied = std::visit([](const auto& c) { return c.tied; }, config);
-  if (!sizes.tied) sizes.elements.push_back(double(s.vocabulary) * d);
   return sizes;
 }
 

@@ -5,16 +5,13 @@
 #include <variant>
 #include <vector>
 
+#include "models/bert.h"
 #include "models/language_model.h"
 #include "models/tnp.h"
 #include "nn/low_rank.h"
 
 /// What a training step or a generated token takes, computed from a model's configuration before anything is
 /// allocated: FLOPs (a multiply-add is two), bytes, parameters.
-
-namespace tessera::models {
-struct BertConfig;
-}  // namespace tessera::models
 
 namespace tessera::plan {
 
@@ -88,9 +85,42 @@ std::vector<HiddenMatrix> hidden_matrices(const models::TnpConfig& config);
 double count_attention_bytes(const models::TnpConfig& config, int64_t batch, int64_t context, int64_t targets,
                              const models::TaskSplit& split);
 
-/// FLOPs of one training step of BERT (Flops::step) over
-/// `tokens` tokens of sequences of the mean length `length`, without embeddings, norms and head, and without
-/// what Bert::encode_first leaves out.
+/// Linear layers of a BERT block that are sliced.
+struct SlicedLayers {
+  bool qkv = false, out = false, up = false, down = false;
+};
+
+/// A training step of BERT over `batch` sequences of `length` tokens.
+struct BertStep {
+  int64_t batch = 1, length = 128;
+  int64_t masked = 0;  // tokens of a sequence that a masked language head predicts; 0: all
+  enum class Trained : uint8_t { all, biases, head };  // biases: and the head
+  Trained trained = Trained::all;
+  Forms forms = {};
+  /// The backward pass of `sliced`, which has an entry per block. Modes that do not know their rows before
+  /// backward keep all of them; a threshold counts as all rows, and so does a share of 1.
+  std::optional<nn::SlicedBackward> slice = {};
+  std::vector<SlicedLayers> sliced = {};
+  double drop = 0;     // DropBP: share of the branches' FLOPs; bytes and FLOPs are means over many draws
+  bool on_gpu = true;  // where dropout has masks, and attention sums dq in f32
+};
+
+int64_t count_parameters(const models::BertConfig& config, const Forms& forms = {});
+/// Those that get a gradient.
+int64_t count_trained(const models::BertConfig& config, const BertStep& step);
+/// One forward pass over `tokens` tokens of sequences of the mean length `length`, `read` of which the head
+/// reads: the last block computes its feed-forward network, norms and attention's output for these alone.
+Flops count_flops(const models::BertConfig& config, double tokens, double length, double read,
+                  const Forms& forms = {});
+Flops count_flops(const models::BertConfig& config, const BertStep& step);
+/// Forward and backward; less than Flops::step where backward is sliced or dropped, or weights are frozen.
+double step_flops(const models::BertConfig& config, const BertStep& step);
+Memory count_memory(const models::BertConfig& config, const BertStep& step);
+/// What sliced layers keep for backward, part of Memory::saved; a feed-forward network counts as a whole.
+double sliced_bytes(const models::BertConfig& config, const BertStep& step);
+std::vector<HiddenMatrix> hidden_matrices(const models::BertConfig& config, const Forms& forms = {});
+/// FLOPs of one training step (Flops::step) as count_flops counts them, without the head, of which the last
+/// block reads the first token per sequence if it is a classifier's.
 double step_flops(const models::BertConfig& config, double tokens, double length);
 /// Parameters of the linear layers of BERT's blocks in these forms. Throws if a rank is too large for one.
 double count_block_weights(const models::BertConfig& config, const Forms& forms);

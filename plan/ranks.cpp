@@ -124,4 +124,10 @@ double measured_rate(const models::TnpConfig&) {
   return count_flops(tnp, 64, 64, 500).step() / 16.23e-3;
 }
 
+double measured_rate(const models::BertConfig&) {
+  models::BertConfig base;  // 16 x 512, a classifier
+  base.head = models::BertHead::classify, base.dtype = DType::bf16;
+  return step_flops(base, 16 * 512, 512) / 11.16e-3;
+}
+
 }  // namespace tessera::plan

@@ -52,6 +52,7 @@ struct ArenaSizes {
 };
 ArenaSizes arena_sizes(const LanguageConfig& config, const Forms& forms = {});
 ArenaSizes arena_sizes(const models::TnpConfig& config);
+ArenaSizes arena_sizes(const models::BertConfig& config, const BertStep& step);
 
 /// Bytes that gradients, `whole` on one rank that adds micro-batches in place, take on each rank: with stage
 /// 2 its part of them, the slots of optim::GradientRing and the buckets that it keeps; and the sums of
@@ -64,5 +65,6 @@ RankPlan plan_ranks(const Memory& memory, double flops, const ArenaSizes& sizes,
 /// The rate of whole steps of these models, from one measurement each; see RankOptions::rate.
 double measured_rate(const LanguageConfig&);
 double measured_rate(const models::TnpConfig&);
+double measured_rate(const models::BertConfig&);
 
 }  // namespace tessera::plan

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/utf8.h"
+#include "plan/ranks.h"
 #include "runtime/error.h"
 #include "train/glue_submission.h"
 
@@ -51,6 +52,9 @@ std::string GlueRecipe::header(const RunFolder& run, bool captured, int64_t firs
                                  device.name(), device.info().name, name_of(settings_.precision()),
                                  device.is_cuda() ? captured ? ", captured" : ", eager" : "", first_step,
                                  settings_.steps, run.path().string());
+  text += settings_.memory_line(settings_.planned(device),
+                                plan::arena_sizes(settings_.bert, settings_.planned_step(device)), device,
+                                ranks_);
   return first_step == 0 ? text + origin() : text;
 }
 

@@ -18,7 +18,10 @@ class GlueRecipe : public SeedRecipe {
   void resume(const std::string&, const nlohmann::json&, const Given&) override {}
   std::string default_name() const override { return "bert"; }
   /// The group has settled them, also for a seed that begins where others are done.
-  void set_ranks(int ranks, const Given& given, bool) override { settings_.set_ranks(ranks, given, true); }
+  void set_ranks(int ranks, const Given& given, bool) override {
+    settings_.set_ranks(ranks, given, true);
+    ranks_ = ranks;
+  }
   void spread(const optim::Sharding& sharding) override;
   void prepare(const RunFolder& run, Device device, bool resumed) override;
   Job& job() override { return *job_; }
@@ -39,6 +42,7 @@ class GlueRecipe : public SeedRecipe {
   const GlueGroup& group_;
   GlueSettings settings_;
   GlueOptions options_;
+  int ranks_ = 1;
   std::optional<GlueJob> job_;
 };
 

@@ -91,6 +91,49 @@ SettingList GlueSettings::list() {
   return list;
 }
 
+namespace {
+
+/// The layers of each block that a run slices, found in a model of the smallest sizes that has their names.
+std::vector<plan::SlicedLayers> sliced_layers(models::BertConfig config, const SliceSettings& slice) {
+  config.vocabulary = config.d_model = config.d_ff = config.heads = config.types = 1;
+  config.positions = config.position_offset() + 1;
+  const Rng rng(0);
+  models::Bert model(config, rng, Device::cpu(), models::Start::blank);
+  slice.apply(pretrained::linear_modules(model), rng);
+  const auto is_sliced = [](const nn::Linear& layer) {
+    return std::holds_alternative<nn::SlicedBackward>(layer.form);
+  };
+  std::vector<plan::SlicedLayers> layers;
+  for (const models::BertBlock& block : model.blocks)
+    layers.push_back({.qkv = is_sliced(block.attention.qkv),
+                      .out = is_sliced(block.attention.out),
+                      .up = is_sliced(block.mlp.up),
+                      .down = is_sliced(block.mlp.down)});
+  return layers;
+}
+
+}  // namespace
+
+plan::BertStep GlueSettings::planned_step(Device device) const {
+  using Trained = plan::BertStep::Trained;
+  plan::BertStep step{.batch = batch,
+                      .length = max_length,
+                      .trained = trained == "all"      ? Trained::all
+                                 : trained == "biases" ? Trained::biases
+                                                       : Trained::head,
+                      .forms = factors.forms(!model.empty()),
+                      .drop = drop.share,
+                      .on_gpu = device.is_cuda()};
+  if (slice.slices()) step.slice = slice.slice(Rng(0)), step.sliced = sliced_layers(bert, slice);
+  return step;
+}
+
+plan::Memory GlueSettings::planned(Device device) const {
+  const plan::BertStep step = planned_step(device);
+  return with_states(plan::count_memory(bert, step), plan::hidden_matrices(bert, step.forms), bert.dtype,
+                     device);
+}
+
 void GlueSettings::validate() const {
   const datasets::GlueInfo& info = datasets::parse_glue_task(task);
   bert.validate();

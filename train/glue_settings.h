@@ -4,6 +4,7 @@
 
 #include "datasets/glue.h"
 #include "models/bert.h"
+#include "plan/plan.h"
 #include "tensor/precision.h"
 #include "train/drop_settings.h"
 #include "train/form_settings.h"
@@ -41,6 +42,10 @@ struct GlueSettings : TrainingSettings {
     f32_math = precision.math;
   }
   int64_t texts_per_step() const { return batch * accumulate; }
+  /// Of one rank that trains alone, on one micro-batch whose texts have max_length tokens each.
+  plan::BertStep planned_step(Device device) const;
+  /// Memory of that step, with the states of the optimizer.
+  plan::Memory planned(Device device) const;
   /// Throws, naming the setting.
   void validate() const;
 };

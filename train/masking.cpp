@@ -28,8 +28,8 @@ Masking::Masking(const io::Tokenizer& tokenizer, double share, int64_t order) : 
   check(!ordinary_.empty(), "mlm: the tokenizer ", tokenizer.path(), " has special tokens only");
 }
 
-int64_t Masking::chosen(int64_t length) const {
-  return std::clamp<int64_t>(std::llround(share_ * double(length)), 1, length);
+int64_t masked_tokens(int64_t length, double share) {
+  return std::clamp<int64_t>(std::llround(share * double(length)), 1, length);
 }
 
 MaskedBatch Masking::batch(const std::vector<std::vector<int64_t>>& texts, uint64_t seed, uint64_t index,
@@ -37,7 +37,8 @@ MaskedBatch Masking::batch(const std::vector<std::vector<int64_t>>& texts, uint6
   MaskedBatch batch;
   const uint64_t purpose = seed_for(RandomPurpose::masking, seed);
   for (uint64_t row = first; const std::vector<int64_t>& text : texts) {
-    const int64_t count = chosen(int64_t(text.size())), begin = int64_t(batch.tokens.size()) + 1;
+    const int64_t count = masked_tokens(int64_t(text.size()), share_),
+                  begin = int64_t(batch.tokens.size()) + 1;
     batch.tokens.push_back(cls_);
     batch.tokens.insert(batch.tokens.end(), text.begin(), text.end());
     batch.tokens.push_back(sep_);

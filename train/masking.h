@@ -24,18 +24,20 @@ struct MaskedBatch {
 models::BertBatch masked_bert_batch(const MaskedBatch& batch, const models::BertConfig& config, Device device,
                                     Tensor& targets);
 
+/// How many of a text's `length` tokens are chosen: round(share * length), but at least one.
+int64_t masked_tokens(int64_t length, double share);
+
 /// Masks tokens for a model with this tokenizer.
 class Masking {
  public:
   /// Throws, naming the tokenizer, unless it has [CLS], [SEP] and [MASK]. `order`: MlmSettings::data_order.
   Masking(const io::Tokenizer& tokenizer, double share, int64_t order = datasets::kDataOrder);
-  /// Of each text round(share * length), but at least one token, is chosen at random; 80 % of them become
+  /// Of each text masked_tokens() tokens are chosen at random; 80 % of them become
   /// [MASK], 10 % another ordinary token at random, 10 % stay. So batches of equal lengths have equal shapes.
   /// What becomes of a text is a pure function of it, the seed, the index, and its row, counted from `first`
   /// on.
   MaskedBatch batch(const std::vector<std::vector<int64_t>>& texts, uint64_t seed, uint64_t index,
                     uint64_t first = 0) const;
-  int64_t chosen(int64_t length) const;
 
  private:
   int64_t cls_, sep_, mask_;

@@ -10,6 +10,7 @@
 #include "io/checksum.h"
 #include "io/file.h"
 #include "ops/attention/attention.h"
+#include "plan/ranks.h"
 #include "pretrained/load.h"
 #include "runtime/error.h"
 #include "train/bert_model.h"
@@ -57,38 +58,43 @@ bool is_mlm_run(const json& run) {
 
 void MlmRecipe::begin(const Given& given, Device device) {
   given_ = given;
-  const GlueSettings& asked = start_.settings;
-  settings_ = text_.settings;
-  static_cast<TrainingSettings&>(settings_) = asked;
-  settings_.task = "mlm", settings_.batch = asked.batch, settings_.max_length = asked.max_length;
-  settings_.data = asked.data, settings_.model = asked.model, settings_.factors = asked.factors;
-  for (std::string* const folder : {&settings_.data, &settings_.model})
+  settings_ = mlm_settings(start_, text_, given, device);
+}
+
+MlmSettings mlm_settings(const GlueStart& start, const MlmStart& text, const Given& given, Device device) {
+  const GlueSettings& asked = start.settings;
+  MlmSettings settings = text.settings;
+  static_cast<TrainingSettings&>(settings) = asked;
+  settings.task = "mlm", settings.batch = asked.batch, settings.max_length = asked.max_length;
+  settings.data = asked.data, settings.model = asked.model, settings.factors = asked.factors;
+  for (std::string* const folder : {&settings.data, &settings.model})
     if (!folder->empty()) *folder = fs::absolute(*folder).lexically_normal().string();
-  if (!given.contains("--lr")) settings_.lr = settings_.model.empty() ? 5e-4 : 5e-5;
-  if (settings_.model.empty()) {
-    settings_.bert = start_.scratch_config(given);
-    settings_.bert.head = models::BertHead::masked_lm;
+  if (!given.contains("--lr")) settings.lr = settings.model.empty() ? 5e-4 : 5e-5;
+  if (settings.model.empty()) {
+    settings.bert = start.scratch_config(given);
+    settings.bert.head = models::BertHead::masked_lm;
   } else {
     const pretrained::Config config =
-        pretrained::read_config(settings_.model, {.head = models::BertHead::masked_lm});
+        pretrained::read_config(settings.model, {.head = models::BertHead::masked_lm});
     const auto* const bert = std::get_if<models::BertConfig>(&config.model);
-    check(bert != nullptr, "bert: ", settings_.model, " holds a model of type ", config.type,
+    check(bert != nullptr, "bert: ", settings.model, " holds a model of type ", config.type,
           "; expected bert or roberta");
-    settings_.bert = *bert;
+    settings.bert = *bert;
   }
   if (given.contains("--dropout"))
-    settings_.bert.hidden_dropout = settings_.bert.attention_dropout = settings_.bert.classifier_dropout =
-        start_.dropout;
-  ops::applied_dropout(settings_.bert.attention_dropout);  // throws if it would become 0
-  settings_.set_precision(start_.precision.value_or(default_precision(device)));
-  if (!given.contains("--max-length")) settings_.max_length = default_max_length(settings_.bert);
-  check(settings_.max_length >= 3 && settings_.max_length <= settings_.bert.longest(),
-        "mlm: --max-length is ", settings_.max_length, "; expected 3 ([CLS], a token, [SEP]) to ",
-        settings_.bert.longest(), ", the positions of the model");
-  MlmSettings known = settings_;  // but for what follows from the text
+    settings.bert.hidden_dropout = settings.bert.attention_dropout = settings.bert.classifier_dropout =
+        start.dropout;
+  ops::applied_dropout(settings.bert.attention_dropout);  // throws if it would become 0
+  settings.set_precision(start.precision.value_or(default_precision(device)));
+  if (!given.contains("--max-length")) settings.max_length = default_max_length(settings.bert);
+  check(settings.max_length >= 3 && settings.max_length <= settings.bert.longest(), "mlm: --max-length is ",
+        settings.max_length, "; expected 3 ([CLS], a token, [SEP]) to ", settings.bert.longest(),
+        ", the positions of the model");
+  MlmSettings known = settings;  // but for what follows from the text
   if (!given.contains("--steps")) known.steps = MlmSettings::kLargest;
   if (!given.contains("--warmup")) known.warmup = 0;
   known.validate();
+  return settings;
 }
 
 void MlmRecipe::resume(const std::string& path, const json& run, const Given& given) {
@@ -193,7 +199,10 @@ std::string MlmRecipe::header(const RunFolder& run, bool captured, int64_t first
   text += fmt::format("  training  steps {} to {} ({:.2f} epochs), lr {:g} ({}, {} of warm-up), seed {}\n",
                       first_step, settings_.steps, epochs, settings_.lr, settings_.schedule, settings_.warmup,
                       settings_.seed);
-  return text + settings_.step_line() + fmt::format("  run       {}\n", run.path().string());
+  text += settings_.step_line();
+  text += settings_.memory_line(settings_.planned(device),
+                                plan::arena_sizes(c, settings_.planned_step(device)), device, ranks_);
+  return text + fmt::format("  run       {}\n", run.path().string());
 }
 
 void MlmRecipe::report(const RunFolder& run, const TrainResult& result) {

@@ -18,6 +18,10 @@ struct MlmStart {
   SettingList list();
 };
 
+/// The settings that the flags say; vocabulary and steps follow from the text. Throws unless they go
+/// together.
+MlmSettings mlm_settings(const GlueStart& start, const MlmStart& text, const Given& given, Device device);
+
 /// Settings of the evaluation.
 struct MlmOptions {
   int64_t eval_tokens = 1 << 18;  // of the validation part, at most
@@ -39,6 +43,7 @@ class MlmRecipe : public Recipe {
   std::string default_name() const override { return "bert-mlm"; }
   void set_ranks(int ranks, const Given& given, bool resumed) override {
     settings_.set_ranks(ranks, given, resumed);
+    ranks_ = ranks;
   }
   void spread(const optim::Sharding& sharding) override { settings_.sharding = sharding; }
   void prepare(const RunFolder& run, Device device, bool resumed) override;
@@ -62,6 +67,7 @@ class MlmRecipe : public Recipe {
   MlmOptions options_;
   Given given_;
   MlmSettings settings_;
+  int ranks_ = 1;
   bool had_evaluation_ = false;  // a run that goes on has evaluated
   uint64_t cut_at_spaces_ = 0;   // documents of a new run, see datasets::split_text
   std::optional<LanguageData> data_;

@@ -5,6 +5,7 @@
 #include "pretrained/config.h"
 #include "runtime/error.h"
 #include "train/bert_model.h"
+#include "train/masking.h"
 
 namespace tessera::train {
 
@@ -35,6 +36,20 @@ SettingList MlmSettings::list() {
   add_ranks(list).absent_means(1);
   add_data_order(list);
   return list;
+}
+
+plan::BertStep MlmSettings::planned_step(Device device) const {
+  return {.batch = batch,
+          .length = max_length,
+          .masked = masked_tokens(text_length(), mask),
+          .forms = factors.forms(!model.empty()),
+          .on_gpu = device.is_cuda()};
+}
+
+plan::Memory MlmSettings::planned(Device device) const {
+  const plan::BertStep step = planned_step(device);
+  return with_states(plan::count_memory(bert, step), plan::hidden_matrices(bert, step.forms), bert.dtype,
+                     device);
 }
 
 void MlmSettings::validate() const {

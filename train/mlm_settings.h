@@ -3,6 +3,7 @@
 #include <string>
 
 #include "models/bert.h"
+#include "plan/plan.h"
 #include "tensor/precision.h"
 #include "train/form_settings.h"
 #include "train/training_settings.h"
@@ -38,6 +39,9 @@ struct MlmSettings : TrainingSettings {
   void validate() const;
   int64_t text_length() const { return max_length - 2; }
   int64_t texts_per_step() const { return batch * accumulate; }
+  /// As those of GlueSettings.
+  plan::BertStep planned_step(Device device) const;
+  plan::Memory planned(Device device) const;
 };
 
 }  // namespace tessera::train

@@ -88,6 +88,56 @@ TEST(PlanAndBench, TellAStepOfALanguageModel) {
   }
 }
 
+TEST(PlanAndBench, TellAStepOfBert) {
+  const Workplace at;
+  const auto plan = [&](const std::string& more) {
+    return json::parse(said(at, "plan bert --precision bf16 --memory 78 --json " + more));
+  };
+  const json dense = plan("--batch-size 32");
+  EXPECT_EQ(dense.at("parameter_count"), 109'483'778);  // BertForSequenceClassification of bert-base-uncased
+  EXPECT_EQ(dense.at("parameters"), 2 * 109'483'778.0);
+  EXPECT_EQ(dense.at("optimizer"), 12 * 109'483'778.0);
+  EXPECT_EQ(dense.at("task"), "sst2");
+  EXPECT_GT(dense.at("largest_batch"), 32);
+  EXPECT_EQ(plan("--batch-size 32 --optimizer sgd --momentum 0").at("optimizer"), 4 * 109'483'778.0);
+  const json sliced = plan("--batch-size 32 --slice random --rows 10%");
+  EXPECT_LT(sliced.at("saved_sliced").get<double>(), 0.15 * sliced.at("saved_unsliced").get<double>());
+  EXPECT_LT(sliced.at("saved"), dense.at("saved"));
+  EXPECT_LT(sliced.at("flops"), dense.at("flops"));
+  EXPECT_GT(sliced.at("largest_batch"), dense.at("largest_batch"));
+  EXPECT_LT(plan("--batch-size 32 --dropbp 0.5").at("saved"), dense.at("saved"));
+  const json biases = plan("--batch-size 32 --train biases");
+  EXPECT_LT(biases.at("trained_count").get<double>(), 0.01 * 109'483'778);
+  EXPECT_EQ(biases.at("gradients"), 4 * biases.at("trained_count").get<double>());
+  EXPECT_LT(plan("--batch-size 32 --train head").at("saved"), biases.at("saved"));
+  EXPECT_LT(plan("--batch-size 32 --form low_rank --rank 32").at("parameters"), dense.at("parameters"));
+  const json mlm = plan("--task mlm --size tiny --vocab-size 1000");
+  EXPECT_EQ(mlm.at("parameter_count"),
+            (1000 + 512 + 2) * 128 + 2 * 128 + 2 * 198272 + 128 * 129 + 2 * 128 + 1000);
+  EXPECT_GT(plan("--task mlm --size tiny --mask 0.9").at("saved"),
+            plan("--task mlm --size tiny").at("saved"));
+  EXPECT_EQ(plan("--ranks 4 --zero 1").at("optimizer").get<double>() * 4,
+            dense.at("optimizer").get<double>());
+  for (const char* more : {"", "--slice random --rows 10%", "--dropbp 0.5", "--task mlm", "--ranks 2"})
+    EXPECT_TRUE(holds_all(said(at, std::string("plan bert --memory 8 ") + more),
+                          "parameters|activations kept for backward|total|FLOP of a step|largest batch"));
+  expect_failures(at, {{"plan bert --rows 10%", 2, "--rows needs --slice"},
+                       {"plan bert --slice random", 2, "needs to know how many rows"},
+                       {"plan bert --slice random --rows 10% --slice-layers nothing", 1, "nothing"},
+                       {"plan bert --slice importance --rows auto --dropbp 0.5", 2, "exclude each other"},
+                       {"plan bert --dropbp 2", 2, "--dropbp"},
+                       {"plan bert --dropbp 0.5 --optimizer galore", 1, "--optimizer galore"},
+                       {"plan bert --train biases --slice random --rows 5", 1, "--train biases"},
+                       {"plan bert --task mlm --slice random --rows 5", 2, "fine-tuning only"},
+                       {"plan bert --task mlm --train head", 2, "pretraining trains every parameter"},
+                       {"plan bert --mask 0.2", 2, "--mask is only for --task mlm"},
+                       {"plan bert --task sst3", 2, "sst3"},
+                       {"plan bert --n-head 7", 2, "d_model 768|heads 7"},
+                       {"plan bert --model nowhere", 1, "nowhere"},
+                       {"plan bert --model nowhere --size base", 2, "--size is for --scratch"},
+                       {"plan bert --form low_rank --rank 2000", 1, "rank"}});
+}
+
 TEST(PlanAndBench, RefuseFlagsWithoutEffectAsTrainingDoes) {
   const Workplace at;
   put_texts(at);

@@ -309,7 +309,7 @@ TEST(Sparse24Training, RefusesWhatMakesNoSense) {
   for (const std::string more : {"--ffn relu2", "--form cola --rank 8 --cola-activation relu_squared"}) {
     const Outcome refused =
         expect_failure(at, train + more + " --name q --sparse24 naive --sparse24-require", 1,
-                       "sparse tensor cores are required|the GEMM of y|decompressed|--sparse24-y dense");
+                       "sparse tensor cores are required|the GEMM of y|\"cpu\"|--sparse24-y dense");
     EXPECT_EQ(refused.out, "") << "no header";
     EXPECT_FALSE(fs::exists(at / "runs/q"));
     expect_failure(at,

@@ -4,6 +4,7 @@
 
 #include "autograd/tape.h"
 #include "comm/dry.h"
+#include "models/bert.h"
 #include "runtime/rng.h"
 #include "tests/models/small_models.h"
 
@@ -136,6 +137,88 @@ TEST(GenerationPlan, CountsAPromptAndAToken) {
   EXPECT_DOUBLE_EQ(prompt.bytes, weights);
   EXPECT_DOUBLE_EQ(token.flops, 2 * (2 * 5e5 + 4.0 * 12 * 128 * 2));
   EXPECT_DOUBLE_EQ(token.bytes, weights + 2 * 12 * (2.0 * 64 * 2 * 2));  // K and V, 64 wide, 2 layers, bf16
+}
+TEST(BertPlan, CountsTheParametersOfTheModel) {
+  Rng rng(1);
+  for (const auto head : {models::BertHead::none, models::BertHead::classify, models::BertHead::regress,
+                          models::BertHead::masked_lm}) {
+    const models::BertConfig config = models::small_bert(head);
+    models::Bert model(config, rng, Device::cpu());
+    EXPECT_EQ(count_parameters(config), nn::count_parameters(model));
+    EXPECT_EQ(count_trained(config, {}), nn::count_parameters(model));
+    if (!model.classifier) continue;
+    for (const auto trained : {BertStep::Trained::biases, BertStep::Trained::head}) {
+      models::Bert part(config, rng, Device::cpu());
+      nn::freeze(part, [&](const std::string& name) {
+        return !name.starts_with("classifier.") &&
+               !(trained == BertStep::Trained::biases && name.ends_with(".bias"));
+      });
+      int64_t count = 0;
+      for (const auto& [name, tensor] : nn::parameters(part))
+        if (requires_grad(tensor)) count += tensor.count();
+      EXPECT_EQ(count_trained(config, {.trained = trained}), count);
+    }
+  }
+}
+
+TEST(BertPlan, CountsTheFlopsOfASlicedStep) {
+  models::BertConfig config;  // 2 blocks of d 8 and d_ff 16; 4 sequences of 10 tokens, all of which are read
+  config.vocabulary = 61, config.d_model = 8, config.d_ff = 16, config.heads = 1, config.layers = 2;
+  BertStep step{.batch = 4, .length = 10};
+  const double attention = 2 * 40 * 4 * 10 * 8, projections = 2 * 2.0 * 40 * 4 * 64,
+               mlps = 2 * 2.0 * 40 * 2 * 128;
+  EXPECT_DOUBLE_EQ(step_flops(config, step), 3.5 * attention + 3 * (projections + mlps));
+  EXPECT_DOUBLE_EQ(step_flops(config, step), step_flops(config, 40, 10));
+  step.sliced.assign(2, {.up = true, .down = true});
+  const auto sliced = [&](ops::WeightGrad weight_grad, double share) {
+    step.slice = nn::SlicedBackward{.share = share, .weight_grad = weight_grad};
+    return step_flops(config, step) - 3.5 * attention - 3 * projections;
+  };
+  EXPECT_DOUBLE_EQ(sliced(ops::WeightGrad::slice, 0.25), 1.5 * mlps);
+  EXPECT_DOUBLE_EQ(sliced(ops::WeightGrad::none, 0.25), 1.25 * mlps);
+  EXPECT_DOUBLE_EQ(sliced(ops::WeightGrad::full, 0.25), (1.5 + 0.75 / 2) * mlps);
+  EXPECT_DOUBLE_EQ(sliced(ops::WeightGrad::slice, 1), 3 * mlps);
+  step.slice.reset();
+  step.trained = BertStep::Trained::biases;  // no gradients of weights
+  EXPECT_DOUBLE_EQ(step_flops(config, step), 3.5 * attention + 2 * (projections + mlps));
+}
+
+TEST(BertPlan, CountsWhatSlicedLayersKeep) {
+  models::BertConfig config;
+  config.head = models::BertHead::classify;
+  BertStep step{.batch = 32, .length = 128};
+  const double dense = count_memory(config, step).saved;
+  step.sliced.assign(12, {.up = true, .down = true});
+  step.slice = nn::SlicedBackward{.rows = ops::SelectMode::random, .share = 0.1, .rng = Rng(0)};
+  // Of 11 blocks x and h of 409 rows, of the last one those of 3 of 32 texts.
+  const double kept = (11 * 409.0 + 3) * (768 + 3072) * 4;
+  EXPECT_DOUBLE_EQ(sliced_bytes(config, step), kept);
+  const double unsliced = (11 * 4096.0 + 32) * (768 + 2 * 3072) * 4;
+  EXPECT_NEAR(dense - count_memory(config, step).saved, unsliced - kept, 1e-9 * dense);
+  EXPECT_LE(kept, 0.15 * unsliced);
+}
+
+TEST(BertPlan, CountsTheMeanOverTheBranchesThatAreDropped) {
+  models::BertConfig config;
+  config.head = models::BertHead::classify;
+  BertStep step{.batch = 16, .length = 512};
+  const Memory dense = count_memory(config, step);
+  const double flops = step_flops(config, step), forward = count_flops(config, step).forward();
+  double saved = dense.saved, backward = flops - forward;
+  for (const double drop : {0.15, 0.5, 0.875, 1.0}) {
+    step.drop = drop;
+    const Memory memory = count_memory(config, step);
+    EXPECT_LT(memory.saved, saved);
+    saved = memory.saved;
+    // At least that share of the branches' FLOPs goes, and with it of the backward pass.
+    const double now = step_flops(config, step) - forward;
+    EXPECT_LT(now, backward);
+    EXPECT_LE(now, (1 - drop) * (flops - forward) * 1.02 + 2.001 * count_flops(config, step).heads);
+    backward = now;
+  }
+  // Nothing but the embedding's and the norms' sums, 25 of [tokens, d], of the last block's two one row per
+  // text.
+  EXPECT_NEAR(saved / (16 * 512 * 768 * 4.0), 23, 0.05 * 23);
 }
 
 TEST(BertPlan, StepFlopsCountWhatTheStepMultiplies) {

@@ -1,5 +1,7 @@
 #include "train/held_out.h"
 
+#include <gtest/gtest.h>
+
 #include "datasets/ngram.h"
 #include "tests/train/small_language.h"
 
