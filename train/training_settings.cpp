@@ -64,8 +64,7 @@ void TrainingSettings::add_to(SettingList& list) {
       .range(-1.0, 1e6)
       .absent_means(usual.loro_lr_scale);
   list.add("loro_moments", loro_moments,
-           "loro: moments after an exact step: those of the factors reset (reset), all (reset_all), or none "
-           "(keep)")
+           "loro: reset the factors' moments after an exact step; reset_all: all moments")
       .one_of({"reset", "reset_all", "keep"})
       .absent_means(usual.loro_moments);
   list.add("loro_singular", loro_singular,
