@@ -45,9 +45,11 @@ void check_range(const char* name, const Tensor& indices, int64_t high, const Wh
   if (!indices.device().is_cpu()) return;
   const Tensor packed = indices.packed();
   const Indices at(packed);
-  for (int64_t n = 0; n < packed.count(); ++n)
-    check(0 <= at[n] && at[n] < high, name, ": index ", at[n], " at ", position(indices.shape(), n),
-          " is outside the ", high, " ", what);
+  for (int64_t n = 0; n < packed.count(); ++n) {
+    if (0 <= at[n] && at[n] < high) continue;
+    check(false, name, ": index ", at[n], " at ", position(indices.shape(), n), " is outside the ", high, " ",
+          what);
+  }
 }
 
 Tensor taken(const Tensor& x, const Tensor& indices, int dim) {
