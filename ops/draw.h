@@ -18,6 +18,8 @@ class Draw {
   int64_t size(int64_t low, int64_t high);
   /// True in that share of draws.
   bool chance(double share) { return uniform() < share; }
+  /// A number from 0 to n - 1, all equally likely.
+  int64_t below(int64_t n) { return int64_t(uniform() * double(n)); }
   /// One of them, all equally likely.
   int64_t pick(std::initializer_list<int64_t> sizes) {
     return sizes.begin()[std::size_t(uniform() * double(sizes.size()))];

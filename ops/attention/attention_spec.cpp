@@ -327,8 +327,18 @@ std::vector<Case> attention_cases() {
   return all;
 }
 
+/// A bias, a mask or both, each dimension whole or broadcast.
+void draw_bias(Draw& draw, Case& drawn) {
+  const bool bias = draw.chance(0.7);
+  if (bias) drawn.dims["bias"] = 1;
+  if (!bias || draw.chance(0.3)) drawn.dims["mask"] = 1;
+  for (const char* const broadcast : {"Bb", "Hb", "Lqb", "Lkb"})
+    if (draw.chance(0.3)) drawn.dims[broadcast] = 1;
+}
+
 /// Half of the head sizes are those that models use. Both lengths are drawn on their own, but for half of the
-/// causal problems, which are square. A third has grouped queries, a quarter sequences.
+/// causal problems, which are square. A third has grouped queries, a quarter sequences, one in
+/// seven a bias or a mask.
 Case attention_sweep(Draw& draw) {
   const bool causal = draw.chance(0.35);
   const int64_t dim =
@@ -343,6 +353,7 @@ Case attention_sweep(Draw& draw) {
     drawn.dims["S"] = draw.size(1, 256);
   else
     drawn.dims["B"] = draw.size(1, 64);
+  if (!drawn.dims.contains("S") && draw.chance(0.2)) draw_bias(draw, drawn);
   return drawn;
 }
 

@@ -36,6 +36,10 @@ OpSpec pack_bits_spec() {
                            .forward_bytes = 4 * double(rows) * double(bit_words(columns))};
           },
       .benches = {of({{"R", 65536}, {"C", 8192}}), of({{"R", 11008}, {"C", 4096}})},
+      .sweep =
+          [](Draw& draw) {
+            return of({{"R", draw.size(1, 20000)}, {"C", draw.size(1, 20000)}});
+          },
   };
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{0, 5},
                                       {5, 0},
@@ -70,6 +74,10 @@ OpSpec unpack_bits_spec() {
                            .forward_bytes = 4 * double(d.at("R")) * double(columns + bit_words(columns))};
           },
       .benches = {of({{"R", 11008}}, {{"columns", int64_t{4096}}})},
+      .sweep =
+          [](Draw& draw) {
+            return of({{"R", draw.size(1, 20000)}}, {{"columns", draw.size(1, 20000)}});
+          },
   };
   for (const auto& [rows, columns] :
        {std::pair<int64_t, int64_t>{0, 5}, {5, 0}, {1, 1}, {3, 31}, {7, 32}, {5, 33}, {9, 257}})
@@ -97,6 +105,10 @@ OpSpec transpose_bits_spec() {
                                                  double(columns) * double(bit_words(rows)))};
           },
       .benches = {of({{"R", 11008}}, {{"columns", int64_t{4096}}})},
+      .sweep =
+          [](Draw& draw) {
+            return of({{"R", draw.size(1, 20000)}}, {{"columns", draw.size(1, 20000)}});
+          },
   };
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{0, 5},
                                       {5, 0},
@@ -127,6 +139,10 @@ OpSpec count_bits_spec() {
                            .forward_bytes = 4 * (words_read + double(d.at("R")))};
           },
       .benches = {of({{"R", 11008}, {"W", 128}})},
+      .sweep =
+          [](Draw& draw) {
+            return of({{"R", draw.size(1, 20000)}, {"W", draw.size(1, 500)}});
+          },
   };
   for (const auto& [rows, count] :
        {std::pair<int64_t, int64_t>{0, 5}, {5, 0}, {1, 1}, {33, 31}, {9, 32}, {1025, 33}})
@@ -152,6 +168,10 @@ OpSpec count_differences_spec() {
                            .forward_bytes = 8 * double(rows) * double(count) + 8};
           },
       .benches = {of({{"R", 11008}, {"W", 128}})},
+      .sweep =
+          [](Draw& draw) {
+            return of({{"R", draw.size(1, 20000)}, {"W", draw.size(1, 500)}});
+          },
   };
   for (const auto& [rows, count] :
        {std::pair<int64_t, int64_t>{0, 5}, {5, 0}, {1, 1}, {1, 5000}, {33, 31}, {9, 32}, {1025, 33}})
@@ -203,6 +223,13 @@ OpSpec bit_pairs_spec() {
       .benches = {with({{"M", 11008}, {"W", 128}}, "overlap"), with({{"M", 11008}, {"W", 128}}, "hamming"),
                   with({{"M", 4096}, {"W", 344}}, "overlap"),
                   with({{"M", 4096}, {"N", 4096}, {"W", 128}}, "overlap")},
+      .sweep =
+          [with](Draw& draw) {
+            Dims dims{{"M", draw.size(1, 3000)}, {"W", draw.size(1, 500)}};
+            if (draw.chance(0.5)) dims["N"] = draw.size(1, 3000);
+            const char* const measures[] = {"overlap", "hamming", "jaccard"};
+            return with(dims, measures[draw.below(3)]);
+          },
       .variants = bit_pairs_variants(),
   };
   for (const char* measure : {"overlap", "hamming", "jaccard"}) {
@@ -250,6 +277,12 @@ OpSpec nearest_bits_spec() {
                 with({{"M", 130}, {"W", 5}}, 8), with({{"M", 7}, {"N", 300}, {"W", 33}}, 9),
                 with({{"M", 0}, {"N", 3}, {"W", 2}}, 2), with({{"M", 5}, {"N", 3}, {"W", 0}}, 2)},
       .benches = {with({{"M", 11008}, {"W", 128}}, 8)},
+      .sweep =
+          [with](Draw& draw) {
+            const int64_t rows = draw.size(1, 3000);
+            return with({{"M", draw.size(1, 1000)}, {"N", rows}, {"W", draw.size(1, 300)}},
+                        1 + draw.below(std::min<int64_t>(rows, 64)));
+          },
   };
 }
 
@@ -273,6 +306,7 @@ OpSpec hamming_histogram_spec() {
           },
       .cases = {rows(0, 1), rows(1, 2), rows(2, 0), rows(2, 1), rows(33, 3), rows(130, 33), rows(300, 1)},
       .benches = {rows(11008, 128)},
+      .sweep = [rows](Draw& draw) { return rows(draw.size(1, 3000), draw.size(1, 300)); },
   };
 }
 

@@ -47,6 +47,12 @@ std::vector<OpSpec> cast_specs() {
       .cases = std::move(cases),
       .benches = {{.dims = {{"R", 36096}, {"C", 512}}, .attrs = to("f32")},
                   {.dims = {{"R", 36096}, {"C", 512}}, .attrs = to("bf16")}},
+      .sweep =
+          [to](Draw& draw) {
+            const char* const names[] = {"f32", "bf16", "f16"};
+            return Case{.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(1, 20000)}},
+                        .attrs = to(names[draw.below(3)])};
+          },
       .cpu_extra_ulp = 2.25,
       .cpu_extra_reason =
           "dy of a bf16 result is rounded to bf16, half an ulp of which is 4 ulp of f16 at a power of two",

@@ -49,6 +49,11 @@ std::vector<OpSpec> cumprod_specs() {
       .cases = cases,
       .benches = {{.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{-1}}}},
                   {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{0}}}}},
+      .sweep =
+          [](Draw& draw) {
+            const Dims dims{{"A", draw.size(1, 10000)}, {"B", draw.size(1, 30)}, {"C", draw.size(1, 10000)}};
+            return Case{.dims = dims, .attrs = {{"dim", draw.pick({0, 1, -1})}}};
+          },
       .cpu_extra_ulp = 4,
       .cpu_extra_reason = "backward multiplies by the rounded y, and s is rounded once more",
   }};

@@ -55,8 +55,9 @@ std::vector<OpSpec> cumsum_specs() {
                   {.dims = {{"A", 1}, {"B", 1}, {"C", 16777216}}, .attrs = {{"dim", int64_t{-1}}}}},
       .sweep =
           [](Draw& draw) {
-            return Case{.dims = {{"A", draw.size(1, 100000)}, {"B", 1}, {"C", draw.size(1, 100000)}},
-                        .attrs = {{"dim", draw.pick({0, -1})}}};
+            const int64_t middle = draw.chance(0.5) ? 1 : draw.size(1, 3000);
+            return Case{.dims = {{"A", draw.size(1, 100000)}, {"B", middle}, {"C", draw.size(1, 100000)}},
+                        .attrs = {{"dim", draw.pick({0, 1, -1})}}};
           },
   }};
 }

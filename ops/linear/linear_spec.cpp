@@ -108,8 +108,11 @@ std::vector<OpSpec> linear_specs() {
     for (const auto& [in, out] : {std::pair{4096, 4096}, {4096, 11008}, {11008, 4096}, {4096, 32000}})
       spec.benches.push_back({.dims = dims(0, tokens, in, out, 0)});
   spec.sweep = [dims](Draw& draw) {
-    return Case{.dims =
-                    dims(0, draw.size(1, 200000), draw.size(1, 8192), draw.size(1, 8192), draw.chance(0.5))};
+    Case drawn{.dims =
+                   dims(0, draw.size(1, 200000), draw.size(1, 8192), draw.size(1, 8192), draw.chance(0.5))};
+    if (draw.chance(0.2)) drawn.dims["residual"] = 1;
+    draw_slice(draw, drawn);
+    return drawn;
   };
   return {std::move(spec)};
 }

@@ -46,6 +46,9 @@ std::vector<OpSpec> linear_swiglu_specs() {
   // The steps of LLaMAs of 130 million and a billion parameters.
   spec.benches.push_back({.dims = dims(65536, 768, 2048)});
   spec.benches.push_back({.dims = dims(16384, 2048, 5632)});
+  spec.sweep = [dims](Draw& draw) {
+    return Case{.dims = dims(draw.size(1, 100000), draw.size(1, 8192), draw.size(1, 16384))};
+  };
   return {std::move(spec)};
 }
 

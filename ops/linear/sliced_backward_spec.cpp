@@ -78,4 +78,13 @@ void add_slice_cases(std::vector<Case>& cases, const Case& plain, int64_t count)
     }
 }
 
+void draw_slice(Draw& draw, Case& drawn) {
+  if (!draw.chance(0.2)) return;
+  const SelectMode mode = draw.chance(0.5) ? SelectMode::first : SelectMode::random;
+  const WeightGrad kinds[] = {WeightGrad::none, WeightGrad::slice, WeightGrad::full};
+  const int64_t rows = draw.size(1, std::max<int64_t>(drawn.dims.at("T"), 1));
+  const Attrs slice = slice_case(mode, rows, kinds[draw.below(3)]);
+  for (const auto& [name, value] : slice.values()) drawn.attrs.set(name, value);
+}
+
 }  // namespace tessera::ops

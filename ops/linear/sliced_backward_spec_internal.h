@@ -22,5 +22,8 @@ int64_t sliced_rows(const Attrs& attrs, int64_t rows);
 Attrs slice_case(SelectMode mode, int64_t count, WeightGrad kind = WeightGrad::slice);
 /// The case in every mode and kind, at `count` rows.
 void add_slice_cases(std::vector<Case>& cases, const Case& plain, int64_t count);
+/// For OpSpec::sweep: a slice of a random share of the rows for one in five. Only modes whose rows do not
+/// depend on norms, since those differ between the precisions that are compared.
+void draw_slice(Draw& draw, Case& drawn);
 
 }  // namespace tessera::ops

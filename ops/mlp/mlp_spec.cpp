@@ -114,7 +114,10 @@ std::vector<OpSpec> mlp_specs() {
     spec.benches.push_back({.dims = dims(0, tokens, 512, 1365, 512, 0)});
   spec.sweep = [dims](Draw& draw) {
     const int64_t in = draw.size(1, 2048), out = draw.chance(0.8) ? in : draw.size(1, 2048);
-    return Case{.dims = dims(0, draw.size(1, 200000), in, draw.size(1, 8192), out, draw.chance(0.3))};
+    Case drawn{.dims = dims(0, draw.size(1, 200000), in, draw.size(1, 8192), out, draw.chance(0.3))};
+    if (in == out && draw.chance(0.2)) drawn.dims["residual"] = 1;
+    draw_slice(draw, drawn);
+    return drawn;
   };
   return {std::move(spec)};
 }

@@ -47,8 +47,16 @@ OpSpec pair_spec() {
       .sweep =
           [same](Draw& draw) {
             const int64_t rows = draw.size(1, 300000), columns = draw.size(1, 20000);
-            if (draw.chance(0.6)) return Case{.dims = same(1, rows, columns)};
-            return Case{.dims = {{"A", 1}, {"B", rows}, {"C", columns}, {"BB", 1}, {"BC", columns}}};
+            if (draw.chance(0.4)) return Case{.dims = same(1, rows, columns)};
+            if (draw.chance(0.3))
+              return Case{.dims = {{"A", 1}, {"B", rows}, {"C", columns}, {"BB", 1}, {"BC", columns}}};
+            // Each dimension whole in both, or of size 1 in one of them.
+            Dims dims;
+            for (const auto [a, b] : {std::pair{"A", "BA"}, {"B", "BB"}, {"C", "BC"}}) {
+              dims[a] = dims[b] = draw.size(1, 1000);
+              if (draw.chance(0.4)) dims[draw.chance(0.7) ? b : a] = 1;
+            }
+            return Case{.dims = dims};
           },
   };
 }
@@ -114,7 +122,6 @@ OpSpec comparison_spec(Comparison kind, BinaryOp run, const char* formula) {
                    .forward_bytes = p.outputs};
   };
   for (Case& c : spec.cases) c.gradcheck = false;
-  spec.sweep = {};
   return spec;
 }
 
@@ -167,7 +174,6 @@ OpSpec where_spec() {
                    .forward_bytes = mask,
                    .backward_bytes = mask};
   };
-  spec.sweep = {};
   return spec;
 }
 
@@ -220,8 +226,9 @@ OpSpec unary_spec(const UnaryRow& row) {
       .cases = unary_cases(row.values),
       .benches = {{.dims = {{"R", 36096}, {"C", 512}}, .attrs = row.values.front()}},
       .sweep =
-          [attrs = row.values.front()](Draw& draw) {
-            return Case{.dims = {{"R", draw.size(1, 300000)}, {"C", draw.size(1, 20000)}}, .attrs = attrs};
+          [values = row.values](Draw& draw) {
+            const Dims dims{{"R", draw.size(1, 300000)}, {"C", draw.size(1, 20000)}};
+            return Case{.dims = dims, .attrs = values[size_t(draw.below(int64_t(values.size())))]};
           },
       .cpu_extra_ulp = row.cpu_extra_ulp,
       .cpu_extra_reason = row.cpu_extra_reason,

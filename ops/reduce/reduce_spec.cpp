@@ -62,6 +62,26 @@ std::vector<Case> reduce_cases(bool of_nothing) {
   return cases;
 }
 
+/// Half of them matrices, else three dimensions.
+Dims random_dims(Draw& draw) {
+  if (draw.chance(0.5)) return {{"A", draw.size(1, 100000)}, {"B", 1}, {"C", draw.size(1, 100000)}};
+  return {{"A", draw.size(1, 3000)}, {"B", draw.size(1, 3000)}, {"C", draw.size(1, 100000)}};
+}
+
+/// One dimension, several or all of them.
+Case reduce_sweep(Draw& draw) {
+  Case drawn{.dims = random_dims(draw)};
+  const bool keep = draw.chance(0.5);
+  if (draw.chance(0.7)) {
+    const int64_t dim = draw.pick({kAll, 0, 1, -1});
+    drawn.attrs = {{"dim", dim}, {"keep", keep && dim != kAll}};
+  } else {
+    const char* const several[] = {"0,1", "0,2", "1,2", "0,1,2"};
+    drawn.attrs = {{"dims", std::string(several[draw.below(4)])}, {"keep", keep}};
+  }
+  return drawn;
+}
+
 /// argmax and argmin.
 OpSpec index_spec(const char* name, const char* formula, Tensor (*run)(const Tensor&, int, bool, Site)) {
   std::vector<Case> cases;
@@ -101,6 +121,10 @@ OpSpec index_spec(const char* name, const char* formula, Tensor (*run)(const Ten
       .cases = std::move(cases),
       .benches = {{.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{-1}}}},
                   {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{0}}}}},
+      .sweep =
+          [](Draw& draw) {
+            return Case{.dims = random_dims(draw), .attrs = {{"dim", draw.pick({0, 1, -1})}}};
+          },
   };
 }
 
@@ -165,11 +189,7 @@ std::vector<OpSpec> reduce_specs() {
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{0}}}},
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 512}}, .attrs = {{"dim", int64_t{-1}}}},
                     {.dims = {{"A", 36096}, {"B", 1}, {"C", 1365}}, .attrs = {{"dim", int64_t{kAll}}}}},
-        .sweep =
-            [](Draw& draw) {
-              return Case{.dims = {{"A", draw.size(1, 100000)}, {"B", 1}, {"C", draw.size(1, 100000)}},
-                          .attrs = {{"dim", draw.pick({kAll, 0, -1})}}};
-            },
+        .sweep = reduce_sweep,
     });
   }
   specs.push_back(index_spec("argmax", "index = that of the largest x", argmax));

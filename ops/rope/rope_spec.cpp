@@ -67,6 +67,24 @@ std::vector<OpSpec> rope_specs() {
                  .attrs = {{"positions", true}},
                  .gradcheck = false}},
       .benches = {{.dims = {{"B", 1}, {"T", 4096}, {"H", 64}, {"D", 128}, {"R", 128}, {"P", 4096}}}},
+      .sweep =
+          [](Draw& draw) {
+            const int64_t width = draw.chance(0.5) ? draw.pick({64, 128}) : draw.size(1, 300);
+            const int64_t turned = 2 * (draw.chance(0.5) ? width / 2 : draw.below(width / 2 + 1));
+            const int64_t tokens = draw.size(1, 8192), offset = draw.chance(0.5) ? 0 : draw.size(1, 500);
+            const bool positions = draw.chance(0.3);
+            Case drawn{.dims = {{"B", draw.size(1, 64)},
+                                {"T", tokens},
+                                {"H", draw.size(1, 64)},
+                                {"D", width},
+                                {"R", turned},
+                                {"P", tokens + offset + draw.below(100)}}};
+            if (positions)
+              drawn.attrs = {{"positions", true}};
+            else
+              drawn.attrs = {{"offset", offset}};
+            return drawn;
+          },
   }};
 }
 

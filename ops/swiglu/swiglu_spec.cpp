@@ -32,6 +32,10 @@ OpSpec spec(const char* name, const char* summary, bool packed) {
                 {.dims = {{"R", 257}, {"F", 1365}}, .gradcheck = false},
                 {.dims = {{"R", 64}, {"F", 1024}}, .gradcheck = false}},
       .benches = {{.dims = {{"R", 4096}, {"F", 11008}}}},
+      .sweep =
+          [](Draw& draw) {
+            return Case{.dims = {{"R", draw.size(1, 200000)}, {"F", draw.size(1, 20000)}}};
+          },
   };
   if (packed)
     op.inputs = {{"x", "[..., 2F]"}};

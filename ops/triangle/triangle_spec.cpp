@@ -34,6 +34,12 @@ OpSpec triangle_spec(const char* name, const char* summary, Tensor (*run)(const 
                 make(2, 6, 9, 2, Placement::strided), make(2, 6, 9, -1, Placement::transposed),
                 make(3, 67, 129, 0, Placement::pitched, false)},
       .benches = {make(16, 1024, 1024, 0)},
+      .sweep =
+          [make](Draw& draw) {
+            const int64_t rows = draw.size(1, 5000), columns = draw.chance(0.5) ? rows : draw.size(1, 5000);
+            const int64_t diagonal = draw.chance(0.4) ? 0 : draw.below(rows + columns + 3) - rows - 1;
+            return make(draw.size(1, 300), rows, columns, diagonal);
+          },
   };
 }
 
