@@ -172,6 +172,8 @@ struct OpSpec {
   std::vector<Case> cpu_benches = {};  // these, if such sizes would contradict attributes
   /// Draws a random problem for `tessera bench sweep`; its budget refuses what is too large. None: not swept.
   std::function<Case(Draw&)> sweep = {};
+  /// Whether the f32 kernels on a GPU take every problem that others do: a sweep checks large ones by them.
+  bool f32_checks = true;
   /// False: on a GPU the host waits for an answer (whether a factor exists), so no graph can capture it.
   bool captures = true;
   /// Whether f32 operands are multiplied as f32_math() says; then every case runs in TF32 as well.

@@ -268,6 +268,7 @@ OpSpec swiglu_spec() {
     op.benches.push_back(of(format, reads_all_inputs(parse_sparse_format(format)) ? "none" : "top_k", 1,
                             11008, 4096, 50, true));
   }
+  op.f32_checks = false;  // compressed weights in f32 have CPU kernels alone
   op.sweep = [](Draw& draw) {
     static constexpr const char* kGates[] = {"none", "threshold", "top_k"};
     const int64_t in = draw.size(1, 5000);
@@ -337,6 +338,7 @@ std::vector<OpSpec> sparse_linear_specs() {
            .attrs = {{"format", std::string(format)},
                      {"gate", reads_all_inputs(parse_sparse_format(format)) ? "none" : "top_k"},
                      {"keep", in / 2}}});
+  op.f32_checks = false;  // compressed weights in f32 have CPU kernels alone
   op.sweep = [](Draw& draw) {
     static constexpr const char* kGates[] = {"none", "threshold", "top_k"};
     const int64_t in = draw.size(1, 5000);
