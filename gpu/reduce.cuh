@@ -19,13 +19,21 @@ struct Max {
 };
 
 /// Combines the values of all 32 lanes (of each group of `kLanes`); every lane gets the result. A fixed
-/// butterfly, so the result is the same in every run.
+/// butterfly, so the result is the same in every run. `lanes`: those that call it together.
 template <class Op, int kLanes = kWarp>
-__device__ __forceinline__ float warp_reduce(float value, Op op = {}) {
+__device__ __forceinline__ float warp_reduce(float value, Op op = {}, uint32_t lanes = 0xFFFFFFFFu) {
 #pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2)
-    value = op(value, __shfl_xor_sync(0xFFFFFFFFu, value, step));
+  for (int step = kLanes / 2; step > 0; step /= 2) value = op(value, __shfl_xor_sync(lanes, value, step));
   return value;
+}
+
+/// The lanes of the calling thread's group of `kLanes`.
+template <int kLanes>
+__device__ __forceinline__ uint32_t group_lanes() {
+  if constexpr (kLanes == kWarp)
+    return 0xFFFFFFFFu;
+  else
+    return ((1u << kLanes) - 1) << (threadIdx.x % kWarp / kLanes * kLanes);
 }
 
 /// Combines the values of all threads of a block of up to 1024; every thread gets the result. Contains two

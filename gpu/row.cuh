@@ -5,7 +5,7 @@
 #include "tensor/tensor.h"
 
 /// Shared by kernels that work on rows: a row is held as packs of 16 bytes, converted to f32, and belongs to
-/// a warp or to a block.
+/// a group of lanes, a warp or a block.
 
 namespace tessera::gpu {
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ void for_chunks(int64_t width, Visit&& visit) {
   for (int64_t base = 0; base < width; base += kChunk) visit(base, int(min(width - base, int64_t(kChunk))));
 }
 
-/// Rows that a block processes at a time if kThreads (1, a warp or the block) share a row.
+/// Rows that a block processes at a time if kThreads (1, lanes of a warp, a warp or the block) share a row.
 template <int kThreads>
 __host__ __device__ constexpr int rows_at_once(int block) {
   return kThreads <= kWarp ? block / kThreads : 1;
@@ -136,9 +136,10 @@ __device__ __forceinline__ int64_t row_step() {
   return gridDim.x * int64_t(rows_at_once<kThreads>(int(blockDim.x)));
 }
 
-/// Sums (or Op) over the threads that share a row (one, a warp, or the whole block of kThreads) of up to
-/// kValues values at once: one barrier per call, since calls alternate between two buffers in shared memory.
-/// Every thread gets the result; the order is fixed.
+/// Sums (or Op) over the threads that share a row (one, a group of lanes, a warp, or the whole block of
+/// kThreads) of up to kValues values at once: one barrier per call, since calls alternate between two buffers
+/// in shared memory. Every thread gets the result; the order is fixed. The groups of a warp need not call it
+/// together.
 template <int kThreads, int kValues>
 class RowReduce {
  public:
@@ -148,9 +149,11 @@ class RowReduce {
   template <class Op = Sum, int kCount>
   __device__ __forceinline__ void operator()(float (&values)[kCount], Op op = {}) {
     static_assert(kCount <= kValues);
-    if constexpr (kThreads >= kWarp)
+    constexpr int kLanes = kThreads < kWarp ? kThreads : kWarp;
+    if constexpr (kLanes > 1)
 #pragma unroll
-      for (int v = 0; v < kCount; ++v) values[v] = warp_reduce(values[v], op);
+      for (int v = 0; v < kCount; ++v)
+        values[v] = warp_reduce<Op, kLanes>(values[v], op, group_lanes<kLanes>());
     if constexpr (kThreads > kWarp) {
       constexpr int kWarps = kThreads / kWarp;
       float* const place = scratch_ + slot_ * (kValues * kWarps);

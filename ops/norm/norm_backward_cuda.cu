@@ -4,11 +4,12 @@
 
 /// Norms, backward. Two reads and one write per element; three reads with the residual's gradient, two writes
 /// where the residual was dropped: its mask (a byte per 16 bytes of elements) was written by forward. Warps
-/// (or blocks) loop over the rows with the stride of the grid, which is as large as fits at once; rows too
-/// long for a block's registers have a block or a cluster each, which reads them twice. A thread has the same
-/// columns in every row, so its share of dweight and dbias stays in registers until the end; a block adds the
-/// shares of its warps in order and writes one row of partial sums, and a second kernel adds those rows in a
-/// fixed order. The grid, and so the order, depends only on the problem and the number of SMs.
+/// (or groups of 16 lanes, or blocks) loop over the rows with the stride of the grid, which is as large as
+/// fits at once; rows too long for a block's registers have a block or a cluster each, which reads them
+/// twice. A thread has the same columns in every row, so its share of dweight and dbias stays in registers
+/// until the end; a block adds the shares of its warps in order and writes one row of partial sums, and a
+/// second kernel adds those rows in a fixed order. The grid, and so the order, depends only on the problem
+/// and the number of SMs.
 ///
 /// With sums in registers few warps fit, so bytes in flight must not cost registers: each thread prefetches
 /// its words of the next rows into shared memory (cp.async), one or two rows ahead.
@@ -120,23 +121,24 @@ __host__ __device__ constexpr int place_of(int column) {
   return column + column / kWarp;
 }
 
-/// to[column] = the sum over the block's warps of their shares of a row, through `combined`.
-template <class T, int kSteps, int kWarps>
-__device__ void add_warps(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to,
-                          int64_t width) {
-  constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kWarp, kPlaces = place_of(kColumns);
-  const int warp = int(threadIdx.x) / kWarp, lane = int(threadIdx.x) % kWarp;
+/// to[column] = the sum over the block's groups of kThreads lanes of their shares of a row, through
+/// `combined`.
+template <class T, int kThreads, int kSteps, int kGroups>
+__device__ void add_groups(const float (&share)[kSteps][kPackOf<T>], float* combined, float* to,
+                           int64_t width) {
+  constexpr int kPack = kPackOf<T>, kColumns = kSteps * kPack * kThreads, kPlaces = place_of(kColumns);
+  const int group = int(threadIdx.x) / kThreads, rank = int(threadIdx.x) % kThreads;
   __syncthreads();  // threads may still use `combined`
 #pragma unroll
   for (int s = 0; s < kSteps; ++s)
 #pragma unroll
     for (int i = 0; i < kPack; ++i)
-      combined[warp * kPlaces + place_of(column_of<T, kWarp>(s, lane) + i)] = share[s][i];
+      combined[group * kPlaces + place_of(column_of<T, kThreads>(s, rank) + i)] = share[s][i];
   __syncthreads();
-  for (int column = int(threadIdx.x); column < width; column += kWarps * kWarp) {
+  for (int column = int(threadIdx.x); column < width; column += kGroups * kThreads) {
     float sum = combined[place_of(column)];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum += combined[w * kPlaces + place_of(column)];
+    for (int g = 1; g < kGroups; ++g) sum += combined[g * kPlaces + place_of(column)];
     to[column] = sum;
   }
 }
@@ -211,8 +213,8 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
   const int rank = int(threadIdx.x) % kThreads, width = int(args.width);
   const int64_t step = row_step<kThreads>();
   // Neighbouring rows go to different blocks, so that the rows of the last round are spread over all SMs.
-  int64_t row =
-      kThreads == kWarp ? int64_t(threadIdx.x / kWarp) * gridDim.x + blockIdx.x : first_row<kThreads>();
+  int64_t row = kThreads > 1 && kThreads <= kWarp ? int64_t(threadIdx.x / kThreads) * gridDim.x + blockIdx.x
+                                                  : first_row<kThreads>();
   const auto fetch = [&](int stage, int64_t from) {
     if (from < args.rows) {
       ring.fetch(stage, 0, args.x + from * args.x_stride, rank, width);
@@ -281,8 +283,9 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
     to += blockIdx.x * args.partial_stride;
     if constexpr (kThreads == 1) {
       add_threads<kPack, Resident::kBlock / kWarp>(sum[0], reinterpret_cast<float*>(shared), to, args.width);
-    } else if constexpr (kThreads == kWarp) {
-      add_warps<T, kSteps, Resident::kBlock / kWarp>(sum, reinterpret_cast<float*>(shared), to, args.width);
+    } else if constexpr (kThreads <= kWarp) {
+      add_groups<T, kThreads, kSteps, Resident::kBlock / kThreads>(sum, reinterpret_cast<float*>(shared), to,
+                                                                   args.width);
     } else {
 #pragma unroll
       for (int s = 0; s < kSteps; ++s)
@@ -416,9 +419,9 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t multiprocessors = norm.x.device().multiprocessors();
   const auto resident = [&]<class H>(H) {
     constexpr size_t kRing = Ring<T, H, (kResidual ? 3 : 2)>::kBytes;
-    constexpr size_t kCombined =
-        H::kThreads == kWarp ? place_of(H::kSteps * kPackOf<T> * kWarp) * (H::kBlock / kWarp) * sizeof(float)
-                             : 0;
+    constexpr size_t kCombined = H::kThreads <= kWarp ? place_of(H::kSteps * kPackOf<T> * H::kThreads) *
+                                                            (H::kBlock / H::kThreads) * sizeof(float)
+                                                      : 0;
     int64_t blocks = std::min<int64_t>(ceil_div(args.rows, rows_at_once<H::kThreads>(H::kBlock)),
                                        multiprocessors * H::kBlocks);
     // A block's partial sums, written and read, are as many bytes as some three rows: at least four rows per
@@ -433,6 +436,10 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   constexpr int kShare = sizeof(T) / 2;
   if (args.width < kPackOf<T>) {
     resident(Resident<T, 1, kPackOf<T>, 256, 2, 2>{});
+  } else if (args.width <= 16 * kPackOf<T>) {
+    resident(Resident < T, 16, kPackOf<T>, 256, kDrops ? 3 : 4, 3 > {});
+  } else if (args.width <= kWarp * kPackOf<T>) {
+    resident(Resident < T, kWarp, kPackOf<T>, 256, kDrops ? 3 : 4, 3 > {});
   } else if (args.width <= 512) {
     resident(Resident<T, kWarp, 16, 256, 2 / kShare, 3>{});
   } else if (args.width <= 768) {

@@ -2,13 +2,14 @@
 
 /// Norms, forward. One read and one write per element, two of each with a residual, whose dropout mask (if
 /// any) is drawn while the row is being loaded. One warp (or block) per row or two, not persistent: 32 and
-/// more rows at a time per SM keep the memory busy. (Persistent warps that keep weight and bias in registers
-/// and prefetch the next row were 5 to 10 % slower, except where all rows fit one wave.) The mean is known
-/// before the squares are summed, so a large mean costs no digits of the variance. The f32 sum that gives the
-/// mean is off by some ulp; the sum of the distances from it, computed with their squares, corrects both
-/// (Chan, Golub, LeVeque, "Algorithms for computing the sample variance", Am. Stat. 37, 1983, equation 1.7).
-/// So a row of equal elements has exactly its element as mean and y = bias: without the correction, a mean
-/// that is off by an ulp would be amplified by 1 / sqrt(eps).
+/// more rows at a time per SM keep the memory busy. Rows of up to half a warp's packs have 16 or 8 lanes
+/// each, since a warp's instructions, not bytes, would bound them. (Persistent warps that keep weight and
+/// bias in registers and prefetch the next row were 5 to 10 % slower, except where all rows fit one wave.)
+/// The mean is known before the squares are summed, so a large mean costs no digits of the variance. The f32
+/// sum that gives the mean is off by some ulp; the sum of the distances from it, computed with their squares,
+/// corrects both (Chan, Golub, LeVeque, "Algorithms for computing the sample variance", Am. Stat. 37, 1983,
+/// equation 1.7). So a row of equal elements has exactly its element as mean and y = bias: without the
+/// correction, a mean that is off by an ulp would be amplified by 1 / sqrt(eps).
 
 namespace tessera::ops {
 namespace {
@@ -180,7 +181,7 @@ __device__ __forceinline__ void keep_pair(const ForwardArgs<T>& args, int64_t fi
 template <Adds kAdds, int kThreads, int kSteps>
 constexpr int kBlocks = kThreads <= kWarp&& kSteps <= 3 && kAdds == Adds::nothing ? 10 - kSteps : 0;
 
-/// Rows in registers: one per thread (rows shorter than a pack), warp or block.
+/// Rows in registers: one per thread (rows shorter than a pack), group of lanes, warp or block.
 template <class T, bool kCentred, Adds kAdds, int kThreads, int kSteps>
 __global__ void __launch_bounds__(kThreads <= kWarp ? kBlock : kThreads, (kBlocks<kAdds, kThreads, kSteps>))
     forward_rows(ForwardArgs<T> args) {
@@ -364,12 +365,17 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
   };
   if (args.width < kPackOf<T>) {
     rows.template operator()<1, kPackOf<T>>();
+  } else if (args.width <= 8 * kPackOf<T>) {
+    rows.template operator()<8, kPackOf<T>>();
+  } else if (args.width <= 16 * kPackOf<T>) {
+    rows.template operator()<16, kPackOf<T>>();
   } else if (args.width <= 512) {
     if constexpr (sizeof(T) == 2 && kAdds == Adds::nothing) {
       if (args.rows >= kPairsFrom * device.multiprocessors()) {
-        return gpu::launch_dependent(device,
-                                     {grid_of(ceil_div(args.rows, 2 * rows_at_once<kWarp>(kBlock))), kBlock},
-                                     forward_row_pairs<T, kCentred, 2>, args);
+        const bool one = args.width <= kWarp * kPackOf<T>;  // word per lane
+        return gpu::launch_dependent(
+            device, {grid_of(ceil_div(args.rows, 2 * rows_at_once<kWarp>(kBlock))), kBlock},
+            one ? forward_row_pairs<T, kCentred, 1> : forward_row_pairs<T, kCentred, 2>, args);
       }
     }
     rows.template operator()<kWarp, 16>();
