@@ -46,8 +46,39 @@ void Backward::accumulate(int input, const Tensor& gradient) {
   add(input_at(input), {gradient});
 }
 
+namespace {
+
+/// Whether the gradient of a result is `given` itself, neither a sum nor rounded to another dtype.
+bool holds(const GradState& state, const Tensor& given) {
+  return state.wants_sums && !state.view && state.grad.defined() && state.grad.same_elements(given);
+}
+
+}  // namespace
+
 void Backward::give(std::initializer_list<int> inputs, Tensor&& gradient) {
   distribute({std::move(gradient), true}, inputs);
+}
+
+bool Backward::wants_column_sums(int input) const {
+  if (!needs(input)) return false;
+  const GradState& state = *input_at(input);
+  return state.wants_sums && !state.view && !state.grad.defined();
+}
+
+void Backward::give_summed(int input, Tensor&& gradient, const Tensor& column_sums) {
+  const Tensor given = gradient;
+  give(input, std::move(gradient));
+  if (!holds(*input_at(input), given)) return;
+  GradState& state = *input_at(input);
+  state.column_sums = column_sums;
+  state.summed_version = state.grad.version();
+}
+
+Tensor Backward::column_sums(int output) const {
+  const GradState& state = *output_at(output);
+  const bool valid =
+      state.column_sums.defined() && state.grad.defined() && state.grad.version() == state.summed_version;
+  return valid ? state.column_sums : Tensor();
 }
 
 bool Backward::would_copy(int first, int second) const {

@@ -72,6 +72,16 @@ class Backward {
   /// copies.
   void give(int input, Tensor&& gradient) { give({input}, std::move(gradient)); }
   void give(std::initializer_list<int> inputs, Tensor&& gradient);
+  /// Whether that input's operator wants the column sums of its gradient (want_column_sums), and this entry's
+  /// gradient will be the first.
+  bool wants_column_sums(int input) const;
+  /// give() for a gradient [..., C] with partial sums of its columns as they are stored: [parts, at least C],
+  /// f32 (f64 for f64), whose first C columns summed over the parts are those sums. They travel with the
+  /// gradient until something is added to it.
+  void give_summed(int input, Tensor&& gradient, const Tensor& column_sums);
+  /// The partial column sums of that output's gradient; undefined unless that is exactly what give_summed
+  /// got.
+  Tensor column_sums(int output = 0) const;
   /// Whether one gradient given to both inputs would be copied, since they are leaves, whose gradients lie in
   /// memory of their own: a kernel may as well write it twice. Only if both are needed.
   bool would_copy(int first, int second) const;

@@ -103,6 +103,10 @@ void set_grad_buffer(const Tensor& leaf, Tensor buffer) {
   state.grad = std::move(buffer);
 }
 
+void want_column_sums(const Tensor& result) {
+  state_of(result, "want_column_sums").wants_sums = true;
+}
+
 void retain_grad(const Tensor& result) {
   state_of(result, "retain_grad").retain = true;
 }
@@ -244,6 +248,7 @@ void hold(GradState& state, Arrival arrival) {
   state.given = arrival.given && !arrival.gradient.layout().is_expanded();
   state.grad = std::move(arrival.gradient);
   state.sharers = std::move(arrival.sharers);
+  state.column_sums = Tensor();
 }
 
 /// Stores the first gradient of a result, or of a leaf since zero_grad().

@@ -73,13 +73,16 @@ struct Gaps {
 /// The autograd state of one tensor: permanent for a leaf (a parameter, an input), for a result as long as
 /// its tape needs it. Operators write it only through Backward.
 struct GradState {
-  Tensor grad;           // accumulated so far; a leaf's keeps its address after the first gradient
-  uint64_t tape = 0;     // the tape that recorded this result; 0: a leaf
-  bool stale = true;     // leaf: `grad` is from before zero_grad(): overwrite it
-  bool arrived = false;  // leaf: has received a gradient in the current backward pass
-  bool retain = false;   // keep a result's gradient after it was used
-  bool logged = false;   // leaf: the current backward pass has saved what it was before
-  bool given = false;    // result: `grad` is donated memory, which may be added to in place
+  Tensor grad;              // accumulated so far; a leaf's keeps its address after the first gradient
+  uint64_t tape = 0;        // the tape that recorded this result; 0: a leaf
+  bool stale = true;        // leaf: `grad` is from before zero_grad(): overwrite it
+  bool arrived = false;     // leaf: has received a gradient in the current backward pass
+  bool retain = false;      // keep a result's gradient after it was used
+  bool logged = false;      // leaf: the current backward pass has saved what it was before
+  bool given = false;       // result: `grad` is donated memory, which may be added to in place
+  bool wants_sums = false;  // result: want_column_sums was called
+  Tensor column_sums;       // result: partial column sums of `grad` as it was given (Backward::give_summed)
+  uint64_t summed_version = 0;  // the version of `grad` that they are sums of
   std::shared_ptr<const void>
       sharers;  // if that memory was given to several results: every one of them holds this pointer
   const char* replaced_by =
@@ -114,6 +117,9 @@ void set_grad_buffer(const Tensor& leaf, Tensor buffer);
 /// Keeps the gradient of a result of the tape, which grad() returns after backward(). That of a view then
 /// has its own memory.
 void retain_grad(const Tensor& result);
+/// For an operator that sums the gradient of its result by columns, as that of a bias: asks the operator that
+/// makes this gradient for the sums of the columns, if it can make them on the way (Backward::give_summed).
+void want_column_sums(const Tensor& result);
 /// Calls `hook` when the leaf's last gradient of a backward pass has arrived (data parallelism reduces it
 /// there), whatever other tapes recorded; not if the pass gave it no gradient or ended in an error.
 void on_grad(const Tensor& leaf, std::function<void(const Tensor& grad)> hook);

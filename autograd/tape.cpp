@@ -148,7 +148,7 @@ void Tape::pop(Entry& entry, bool run_hooks) {
   for (size_t i = first + entry.inputs; i < states_.size(); ++i) {
     GradState& state = *states_[i];
     state.view = nullptr, state.gaps = nullptr;
-    if (!state.retain) state.grad = Tensor(), state.sharers = nullptr;
+    if (!state.retain) state.grad = Tensor(), state.sharers = nullptr, state.column_sums = Tensor();
   }
   states_.resize(first);
   for (const auto& leaf : complete) {  // last: a hook may throw

@@ -258,6 +258,68 @@ TEST(Tape, AddsToWhatIsGivenWhereTheFirstGradientIsReadByOthers) {
   EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>{2, 2, 2}));
 }
 
+/// y = x, whose backward gives ones [3] with their column sums, if those are wanted.
+Tensor summed_ones_for(const Tensor& x, bool& wanted) {
+  Tensor y = x.detach().clone();
+  Tape::recording(x)->record("summed_ones_for", {&x}, {&y}, [&wanted](Backward& b) {
+    wanted = b.wants_column_sums(0);
+    Tensor dx = Tensor::full({3}, 1, DType::f64, Device::cpu());
+    if (!wanted) return b.give(0, std::move(dx));
+    b.give_summed(0, std::move(dx), Tensor::full({1, 3}, 1, DType::f64, Device::cpu()));
+  });
+  return y;
+}
+
+/// y = x, which asks for column sums of its gradient if `asks` and says whether they came.
+Tensor asking_for_sums(const Tensor& x, bool asks, bool& came) {
+  Tensor y = x.detach().clone();
+  Tape::recording(x)->record("asking_for_sums", {&x}, {&y}, [&came](Backward& b) {
+    came = b.column_sums().defined();
+    b.accumulate(0, b.grad());
+  });
+  if (asks) want_column_sums(y);
+  return y;
+}
+
+TEST(Tape, ColumnSumsTravelWithAGradientThatNothingIsAddedTo) {
+  const Tensor one = Tensor::full({3}, 1.0, DType::f64, Device::cpu());
+  struct Case {
+    bool asks, summed_first, alone, wanted, came;
+  };
+  for (const Case& of : {Case{true, true, true, true, true}, Case{false, true, true, false, false},
+                         Case{true, true, false, true, false}, Case{true, false, false, false, false}}) {
+    const Tensor x = full_leaf({3}, 2.0);
+    Tape tape;
+    bool came = false, wanted = false;
+    const void* made = nullptr;
+    const Tensor middle = asking_for_sums(x, of.asks, came);
+    std::vector<Tensor> results, grads;
+    if (!of.alone && of.summed_first) results.push_back(ones_for(middle, true, made));
+    results.push_back(summed_ones_for(middle, wanted));  // backward begins with the last entry
+    if (!of.alone && !of.summed_first) results.push_back(ones_for(middle, true, made));
+    grads.assign(results.size(), one);
+    tape.backward(results, grads);
+    EXPECT_EQ(wanted, of.wanted);
+    EXPECT_EQ(came, of.came);
+    const double expected = of.alone ? 1 : 2;
+    EXPECT_EQ(grad(x).to_vector<double>(), (std::vector<double>(3, expected)));
+  }
+}
+
+TEST(Tape, ColumnSumsOfAGradientThatIsRoundedAreDropped) {
+  const Tensor x = full_leaf({3}, 2.0);
+  Tape tape;
+  bool came = false;
+  const Tensor middle = asking_for_sums(x, true, came);
+  Tensor y = middle.detach().clone();
+  Tape::recording(middle)->record("gives_f32", {&middle}, {&y}, [](Backward& b) {
+    b.give_summed(0, Tensor::full({3}, 1, DType::f32, Device::cpu()),
+                  Tensor::full({1, 3}, 1, DType::f32, Device::cpu()));
+  });
+  tape.backward(std::vector{y}, std::vector{Tensor::full({3}, 1.0, DType::f64, Device::cpu())});
+  EXPECT_FALSE(came);
+}
+
 TEST(Tape, SecondBackwardThrows) {
   const Tensor x = full_leaf({1}, 2.0);
   Tape tape;
