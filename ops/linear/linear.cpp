@@ -8,6 +8,7 @@
 #include "ops/linear/gemv_kernels.h"
 #include "ops/linear/linear_kernels.h"
 #include "ops/linear/sliced_rows_internal.h"
+#include "ops/norm/norm_kernels.h"
 #include "runtime/has_cuda.h"
 #include "tensor/kernels.h"
 
@@ -205,10 +206,35 @@ void bias_gradient_into(Backward& entry, int input, GradTarget target, const Ten
   entry.written(input, target);
 }
 
+/// Adds up partial sums of `columns` columns of dy (Backward::give_summed) as the gradient of input `input`:
+/// at the end of the pass where that may wait, since a launch takes longer than the additions.
+void give_partial_sums(Backward& entry, int input, const Tensor& partial, int64_t columns) {
+  if (partial.device().is_cpu()) {
+    check(partial.size(0) == 1 && partial.size(1) == columns, "linear: partial sums of dy ", partial.shape(),
+          " on a CPU; expected [1, ", columns, "]");
+    return entry.give(input, partial.reshape({columns}));
+  }
+  if constexpr (kCuda) {
+    const GradTarget target = entry.target(input), sums = sums_target(target, {columns}, partial);
+    if (sums.grad.shares_storage(target.grad) && entry.may_wait(input)) {
+      entry.at_end<NormSums>().add({partial, sums.grad});
+    } else {
+      NormSums now;
+      now.add({partial, sums.grad});
+      now.finish();
+    }
+    entry.written(input, sums);
+  }
+}
+
 }  // namespace
 
 void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
-                                const Tensor& x, const Tensor& dy) {
+                                const Tensor& x, const Tensor& dy, const Tensor& dy_sums) {
+  if (dy_sums.defined() && entry.needs(bias_input)) {
+    linear_weight_gradient(entry, weight_input, weight, x, flatten_leading(dy, 1));
+    return give_partial_sums(entry, bias_input, dy_sums, dy.size(-1));
+  }
   if (!entry.needs(weight_input)) return bias_gradient(entry, bias_input, dy);
   const Tensor rows = flatten_leading(dy, 1);
   const auto weight_gradient = [&](const Tensor& sums) {
@@ -269,10 +295,12 @@ void record_dense(Tape& tape, Tensor& y, const Tensor& x, const Tensor& weight, 
               [x = kept_x, weight = Saved(weight)](Backward& b) {
                 const Tensor dy = b.grad();
                 const PassVariant pass("linear", dy);
+                const Tensor dy_sums = b.column_sums();
                 linear_input_gradient(b, 0, dy.shape().with(-1, weight.get().size(1)), dy, weight.get());
-                linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy);
+                linear_parameter_gradients(b, 1, 2, weight.get(), x.get(), dy, dy_sums);
                 b.pass(0, {3});
               });
+  if (requires_grad(weight) && requires_grad(bias)) want_column_sums(y);
 }
 
 void record_sliced(Tape& tape, Tensor& y, const Tensor& x, const Tensor& weight, const Tensor& bias,

@@ -37,9 +37,10 @@ Tensor linear_input_gradient(const Tensor& dy, const Tensor& weight);
 void linear_input_gradient(Backward& entry, int input, const Shape& shape, const Tensor& dy,
                            const Tensor& weight);
 /// Hands dweight = dy^T x and dbias to those inputs of the entry that want them; x may be undefined if the
-/// weight does not.
+/// weight does not. `dy_sums`: partial sums of dy's columns that came with it (Backward::column_sums), which
+/// leave the GEMM without sums; undefined: dy is summed here.
 void linear_parameter_gradients(Backward& entry, int weight_input, int bias_input, const Tensor& weight,
-                                const Tensor& x, const Tensor& dy);
+                                const Tensor& x, const Tensor& dy, const Tensor& dy_sums = {});
 
 /// Hands dweight = dy^T x to input number `input` of the entry, if it wants one: x [..., in], dy [rows, out].
 void linear_weight_gradient(Backward& entry, int input, const Tensor& weight, const Tensor& x,

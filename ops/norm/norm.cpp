@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "autograd/tape.h"
+#include "ops/linear/linear_kernels.h"
 #include "ops/norm/norm_kernels.h"
 #include "ops/reduction.h"
 #include "runtime/has_cuda.h"
@@ -71,6 +72,7 @@ void backward(Backward& b, bool adds, const Kept& kept) {
   const Tensor dsum = adds && b.has_grad(0) ? b.grad(0).with_rows() : Tensor();
   const bool both = adds && !drop;  // x and the residual have one gradient
   Tensor dx = dsum, again, dropped;
+  Tensor dropped_sums;  // partial sums of its columns, for the bias of the layer that made the residual
   GradTarget dweight, dbias;
   const bool made = !adds || b.has_grad(1);
   if (made) {
@@ -93,8 +95,11 @@ void backward(Backward& b, bool adds, const Kept& kept) {
       const bool waits = may_wait(b, parameters, dweight) && may_wait(b, parameters + 1, dbias);
       if (from.device().is_cuda() && waits) norm.later = &b.at_end<NormSums>();
     }
+    const bool sums_dropped = wants_dropped && b.wants_column_sums(1);
+    if (sums_dropped && norm_sums_dresidual(from, mean.defined())) norm.dresidual_sums = &dropped_sums;
     if (from.device().is_cpu()) {
       norm_backward_cpu(norm);
+      if (sums_dropped) dropped_sums = column_sums(dropped).reshape({1, dropped.row_length()});
     } else if constexpr (kCuda) {
       norm_backward_cuda(norm);
     }
@@ -109,7 +114,11 @@ void backward(Backward& b, bool adds, const Kept& kept) {
   } else if (dx.defined()) {
     both ? b.pass(0, {0, 1}) : b.pass(0, {0});
   }
-  if (dropped.defined()) b.give(1, std::move(dropped));
+  if (dropped_sums.defined()) {
+    b.give_summed(1, std::move(dropped), dropped_sums);
+  } else if (dropped.defined()) {
+    b.give(1, std::move(dropped));
+  }
   if (dweight.grad.defined()) b.written(parameters, dweight);
   if (dbias.grad.defined()) b.written(parameters + 1, dbias);
 }
@@ -171,6 +180,11 @@ AddNorm apply(const char* name, const Tensor& x, const Residual* residual, const
 }
 
 }  // namespace
+
+bool norm_sums_dresidual(const Tensor& x, bool centred) {
+  return x.device().is_cuda() && centred && size_of(x.dtype()) == 2 && x.row_length() >= 8 &&
+         x.row_length() <= 1024;
+}
 
 Shape mask_shape(const Tensor& x) {
   const int64_t pack = 16 / int64_t(size_of(x.dtype()));

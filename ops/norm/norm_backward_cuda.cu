@@ -25,6 +25,7 @@ template <class T>
 struct BackwardArgs {
   T *dx, *dx_again, *dresidual;     // null: not wanted; the second only without a mask, the third with one
   float *dweights, *dbiases;        // [blocks, partial_stride] partial sums; null: not wanted
+  float* dresiduals;                // likewise of the dresidual that is written; null: not wanted
   const T *dy, *dsum, *x, *weight;  // dsum and weight may be null
   const float *mean, *rstd;         // mean: null in rmsnorm
   int64_t dx_stride, dresidual_stride, dy_stride, dsum_stride, x_stride, rows, width;
@@ -198,7 +199,8 @@ struct Ring {
   }
 };
 
-template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops, class Resident>
+/// `kSums`: args.dresiduals is wanted.
+template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops, bool kSums, class Resident>
 __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_rows(BackwardArgs<T> args) {
   constexpr int kPack = kPackOf<T>, kThreads = Resident::kThreads, kSteps = Resident::kSteps,
                 kStages = Resident::kStages;
@@ -239,7 +241,8 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
         load_keep_mask<T, kThreads>(keep_bits, args.mask, from, args.mask_stride, 0, rank, width);
   };
   load_mask(row);
-  float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {};
+  float dweight[kSteps][kPack] = {}, dbias[kBias ? kSteps : 1][kPack] = {},
+        dresidual[kSums ? kSteps : 1][kPack] = {};
   Words<T> weight[kSteps];
   Rows::load_vector(weight, args.weight, 1.0f, rank, width);
   BackwardShare<T, kCentred, kResidual, kDrops, Rows, kSteps> share;
@@ -274,6 +277,15 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) share.slope(s, g[s], xhat[s], mean_g, mean_gx, args.drop_scale);
       share.store(args, row, 0, rank, width);
+      if constexpr (kSums) {
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          float stored[kPack];
+          gpu::unpack(stored, share.x[s]);
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) dresidual[s][i] += stored[i];
+        }
+      }
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
@@ -294,6 +306,7 @@ __global__ void __launch_bounds__(Resident::kBlock, Resident::kBlocks) backward_
   };
   finish(dweight, args.dweights);
   if constexpr (kBias) finish(dbias, args.dbiases);
+  if constexpr (kSums) finish(dresidual, args.dresiduals);
 }
 
 /// dx of longer rows, a block or a cluster per row, read in pieces twice: for the sums and for dx.
@@ -378,6 +391,10 @@ void with_partial_sums(const NormBackward& norm, BackwardArgs<T> args, int64_t p
   const Tensor dweights = partial(norm.dweight), dbiases = partial(norm.dbias);
   args.dweights = data_or_null<float>(dweights);
   args.dbiases = data_or_null<float>(dbiases);
+  if (norm.dresidual_sums) {
+    *norm.dresidual_sums = partial(norm.dresidual);
+    args.dresiduals = norm.dresidual_sums->data<float>();
+  }
   launch(args);
   if (norm.later) {
     if (norm.dweight.defined()) norm.later->add({dweights, norm.dweight});
@@ -414,6 +431,13 @@ void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   });
 }
 
+/// Whether kernels with a warp per row may sum dresidual: where a training step has use for it, since each is
+/// compiled a second time.
+template <class T>
+constexpr bool may_sum_dresidual(bool centred, bool drops) {
+  return sizeof(T) == 2 && centred && drops;
+}
+
 template <class T, bool kCentred, bool kBias, bool kResidual, bool kDrops>
 void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
   const int64_t multiprocessors = norm.x.device().multiprocessors();
@@ -428,8 +452,14 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
     // block as long as every SM has one.
     if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
-      gpu::launch_dependent(norm.x.device(), {grid_of(blocks), H::kBlock, std::max(kRing, kCombined)},
-                            backward_rows<T, kCentred, kBias, kResidual, kDrops, H>, with);
+      const gpu::LaunchShape shape{grid_of(blocks), H::kBlock, std::max(kRing, kCombined)};
+      if constexpr (may_sum_dresidual<T>(kCentred, kDrops) && H::kThreads == kWarp) {
+        if (with.dresiduals)
+          return gpu::launch_dependent(norm.x.device(), shape,
+                                       backward_rows<T, kCentred, kBias, kResidual, kDrops, true, H>, with);
+      }
+      gpu::launch_dependent(norm.x.device(), shape,
+                            backward_rows<T, kCentred, kBias, kResidual, kDrops, false, H>, with);
     });
   };
   // f32 takes twice the registers and the shared memory, a residual half as much more of the latter.
@@ -515,6 +545,7 @@ void norm_backward_cuda(const NormBackward& norm) {
                                .dresidual = data_or_null<T>(norm.dresidual),
                                .dweights = nullptr,
                                .dbiases = nullptr,
+                               .dresiduals = nullptr,
                                .dy = dy.data<T>(),
                                .dsum = data_or_null<T>(dsum),
                                .x = x.data<T>(),

@@ -47,13 +47,18 @@ class NormSums : public PassEnd {
 /// the same in other memory, with dx's layout; dresidual is dx before it was rounded under the mask `drop`
 /// (on CUDA as `kept_mask`), and undefined without one. Gradients that are undefined are not computed.
 /// dweight, dbias: [C] in sum_dtype; on CUDA also both in x's dtype, rounded once. `later`: on CUDA, for
-/// dweight and dbias in f32, finishes them; null: they are finished at once.
+/// dweight and dbias in f32, finishes them; null: they are finished at once. `dresidual_sums`, only where
+/// norm_sums_dresidual says so: takes the column sums of dresidual as it is stored, as f32 partial sums
+/// [blocks, at least C] (NormSums::Sum::from); null: they are not wanted.
 struct NormBackward {
   const Tensor &dx, &dx_again, &dresidual, &dweight, &dbias, &dy, &dsum, &x, &weight, &mean, &rstd;
   const DropoutMask* drop;
   Tensor kept_mask = {};
   NormSums* later = nullptr;
+  Tensor* dresidual_sums = nullptr;
 };
+/// Whether norm_backward_cuda can sum the columns of dresidual: layernorm of 16-bit rows that a warp holds.
+bool norm_sums_dresidual(const Tensor& x, bool centred);
 void norm_backward_cpu(const NormBackward& norm);
 void norm_backward_cuda(const NormBackward& norm);
 

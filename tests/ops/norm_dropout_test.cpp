@@ -4,6 +4,7 @@
 
 #include "autograd/checkpoint.h"
 #include "ops/dropout/dropout.h"
+#include "ops/linear/linear.h"
 #include "ops/norm/norm.h"
 #include "ops/pointwise/pointwise.h"
 #include "ops/random/random.h"
@@ -181,6 +182,50 @@ TEST(NormDropout, AGraphDrawsTheMasksThatEagerCallsDraw) {
     before = from_graph;
   }
   EXPECT_TRUE(captured.is_graph());
+}
+
+/// The gradient of the bias of a linear layer that makes the residual, next to the sums over the rows of the
+/// gradient of its result as that is stored.
+void expect_bias_gradient_is_sum(const NormProblem& of, bool into_buffer) {
+  const int64_t width = of.shape[1];
+  Tensor hidden = normal_on(of.device, {of.shape[0], 16}, of.dtype, 1),
+         weight = normal_on(of.device, {width, 16}, of.dtype, 2),
+         bias = normal_on(of.device, {width}, of.dtype, 3), x = normal_on(of.device, of.shape, of.dtype, 4);
+  const Tensor scale = normal_on(of.device, {width}, of.dtype, 5),
+               shift = normal_on(of.device, {width}, of.dtype, 6);
+  const DType wide = of.dtype == DType::f64 ? DType::f64 : DType::f32;
+  require_grad(x), require_grad(weight, wide), require_grad(bias, wide);
+  if (into_buffer) set_grad_buffer(bias, Tensor::empty_packed({width}, wide, of.device));
+  Rng rng(11);
+  Tape tape;
+  const Tensor residual = linear(hidden, weight, bias);
+  retain_grad(residual);
+  const auto [sum, y] = add_layernorm(x, residual, scale, shift, 1e-5, {0.25, rng});
+  std::vector<Tensor> results{y}, grads{normal_on(of.device, of.shape, of.dtype, 7)};
+  if (of.with_sum) results.push_back(sum), grads.push_back(normal_on(of.device, of.shape, of.dtype, 8));
+  tape.backward(results, grads);
+  const auto dy = grad(residual).to_vector<double>(), dbias = grad(bias).to_vector<double>();
+  for (int64_t c = 0; c < width; ++c) {
+    double expected = 0, magnitude = 0;
+    for (int64_t row = 0; row < of.shape[0]; ++row) {
+      const double value = dy[size_t(row * width + c)];
+      expected += value, magnitude += std::abs(value);
+    }
+    ASSERT_NEAR(dbias[size_t(c)], expected, 1e-6 * magnitude + 1e-30) << "column " << c << " of " << width;
+  }
+}
+
+TEST(NormDropout, SumsTheResidualsGradientForTheBiasOfTheLayerThatMadeIt) {
+  for (const Device device : devices())
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+      for (const int64_t width : {5, 8, 200, 512, 700, 768, 1021, 1024, 1500})
+        for (const int64_t rows : {1, 7, 3000})
+          for (const bool flag : {false, true}) {
+            SCOPED_TRACE(text_of(device.name(), " ", dtype, " ", rows, " x ", width, " ", flag));
+            if (rows == 3000 && (device.is_cpu() || width < 512)) continue;
+            expect_bias_gradient_is_sum(
+                {.shape = {rows, width}, .dtype = dtype, .device = device, .with_sum = flag}, flag);
+          }
 }
 
 TEST(NormDropout, ErrorsNameWhatIsWrong) {
