@@ -431,8 +431,8 @@ void launch_long(const NormBackward& norm, const BackwardArgs<T>& args) {
   });
 }
 
-/// Whether kernels with a warp per row may sum dresidual: where a training step has use for it, since each is
-/// compiled a second time.
+/// Whether kernels with lanes of a warp per row may sum dresidual: where a training step has use for it,
+/// since each is compiled a second time.
 template <class T>
 constexpr bool may_sum_dresidual(bool centred, bool drops) {
   return sizeof(T) == 2 && centred && drops;
@@ -453,7 +453,7 @@ void launch_backward(const NormBackward& norm, const BackwardArgs<T>& args) {
     if (H::kThreads > kWarp) blocks = std::min(blocks, std::max(ceil_div(args.rows, 4), multiprocessors));
     with_partial_sums(norm, args, blocks, [&](const BackwardArgs<T>& with) {
       const gpu::LaunchShape shape{grid_of(blocks), H::kBlock, std::max(kRing, kCombined)};
-      if constexpr (may_sum_dresidual<T>(kCentred, kDrops) && H::kThreads == kWarp) {
+      if constexpr (may_sum_dresidual<T>(kCentred, kDrops) && H::kThreads > 1 && H::kThreads <= kWarp) {
         if (with.dresiduals)
           return gpu::launch_dependent(norm.x.device(), shape,
                                        backward_rows<T, kCentred, kBias, kResidual, kDrops, true, H>, with);
