@@ -370,15 +370,15 @@ void launch_forward(Device device, const ForwardArgs<T>& args) {
   } else if (args.width <= 16 * kPackOf<T>) {
     rows.template operator()<16, kPackOf<T>>();
   } else if (args.width <= 512) {
+    const bool one_word = args.width <= kWarp * kPackOf<T>;
     if constexpr (sizeof(T) == 2 && kAdds == Adds::nothing) {
       if (args.rows >= kPairsFrom * device.multiprocessors()) {
-        const bool one = args.width <= kWarp * kPackOf<T>;  // word per lane
         return gpu::launch_dependent(
             device, {grid_of(ceil_div(args.rows, 2 * rows_at_once<kWarp>(kBlock))), kBlock},
-            one ? forward_row_pairs<T, kCentred, 1> : forward_row_pairs<T, kCentred, 2>, args);
+            one_word ? forward_row_pairs<T, kCentred, 1> : forward_row_pairs<T, kCentred, 2>, args);
       }
     }
-    rows.template operator()<kWarp, 16>();
+    one_word ? rows.template operator()<kWarp, kPackOf<T>>() : rows.template operator()<kWarp, 16>();
   } else if (args.width <= 768) {
     rows.template operator()<kWarp, 24>();
   } else if (args.width <= 1024) {
