@@ -51,15 +51,20 @@ std::vector<Case> norm_cases(int parameters) {
       {.dims = {{"R", 5}, {"C", 9001}}, .placement = Placement::strided, .gradcheck = false},
       {.dims = {{"R", 3}, {"C", 40000}}, .gradcheck = false},
       {.dims = {{"R", 4099}, {"C", 67}}, .gradcheck = false}};
+  // Rows that lanes of a warp share, in their sizes, in f32 and in 16 bits; the last warp has few of them.
+  for (const int64_t width : {32, 33, 64, 65, 128, 129, 256, 257})
+    list.push_back({.dims = {{"R", 61}, {"C", width}}, .gradcheck = false});
   if (parameters == 2) list.push_back({.dims = {{"R", 6}, {"C", 9}, {"P", 3}}});
   list.push_back(
       {.dims = {{"R", 1}, {"C", 6}, {"vector", 1}}, .attrs = {{"eps", 0.5}}});  // x has the parameters' shape
   return list;
 }
 
-/// Of the norms that do not add: rows enough for two per warp, the last one alone.
+/// Of the norms that do not add: rows enough for two per warp, the last one alone, of one word per lane and
+/// of two.
 std::vector<Case> with_many_rows(std::vector<Case> list) {
-  list.push_back({.dims = {{"R", 20001}, {"C", 11}}, .gradcheck = false});
+  for (const int64_t width : {131, 263})
+    list.push_back({.dims = {{"R", 16897}, {"C", width}}, .gradcheck = false});
   return list;
 }
 
