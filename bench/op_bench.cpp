@@ -86,7 +86,7 @@ Tensor random_input(const ops::OpSpec& op, size_t number, const ops::InputCase& 
           op.inputs[number].name, "\"; expected at least one");
     if (x.count() > 0) ops::fill_integers(x, input.high, rng);
   } else if (input.fill == ops::Fill::positive) {
-    ops::fill_uniform(x, 0.5, 2.0, rng);
+    ops::fill_uniform(x, 0.5 * input.scale, 2 * input.scale, rng);
   } else {
     ops::fill_normal(x, 0.0, input.scale, rng);
   }

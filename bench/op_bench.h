@@ -27,8 +27,8 @@ std::vector<Precision> precisions_of(const ops::OpSpec& op, const std::vector<Pr
                                      Device device);
 
 /// Random inputs made where they are needed: the host-side generator of the checks would take minutes for
-/// large ones. Normal, but for Fill::positive, which is uniform in [0.5, 2). Packed bits, and inputs that are
-/// made from others, come from the host.
+/// large ones. Normal, but for Fill::positive, which is uniform in [0.5, 2) times the scale. Packed bits, and
+/// inputs that are made from others, come from the host.
 std::vector<Tensor> random_inputs(const ops::OpSpec& op, const ops::Problem& problem, const ops::Attrs& attrs,
                                   DType dtype, Device device, uint64_t seed = 1);
 

@@ -163,9 +163,12 @@ Verdicts check_by_f32(const OpSpec& op, const ops::Attrs& attrs, const std::vect
   Verdicts verdicts{{"f32 kernels"}, {"f32 kernels"}};
   judge_all(op, ours, verdicts, [&](const Tensor& y, size_t i, bool output) {
     const Tensor& want = output ? reference.outputs[i] : reference.gradients[i];
-    // Indices, counts, masks and outputs of a given dtype: exact inputs give the same ones in f32.
-    if (want.dtype() != DType::f32) return std::pair(ops::compare(y, want), 0.0);
     const Tensor& rounded = output ? baseline.outputs[i] : baseline.gradients[i];
+    // Indices, counts, masks and outputs of a given dtype: exact inputs give the same ones in f32.
+    if (want.dtype() != DType::f32) {
+      const bool counts_results = output && op.outputs[i].counts_results;
+      return std::pair(ops::compare(y, want), counts_results ? ops::compare(rounded, want).largest : 0.0);
+    }
     const ops::Errors errors = difference(y, want);
     const double base = difference(rounded, want).largest;
     return std::pair(errors,

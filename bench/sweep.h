@@ -28,10 +28,10 @@ std::vector<ops::Case> sweep_cases(const ops::OpSpec& op, const SweepOptions& op
 /// tests/ops/cases_test.cpp. A larger one, in 16 bits on a GPU, is checked by the same rule against the
 /// operator's own f32 kernels on the same rounded inputs; the baseline is what rounding does to an exact
 /// computation: the f32 kernels once more, on inputs and output gradients whose elements all moved by up to
-/// half an ulp of the 16-bit dtype. Outputs whose dtype is not the operator's must be equal. (On an H100, 16
-/// operators with 60 problems each, the worst error was 0.4 of its tolerance by the oracle and 0.6 by the f32
-/// kernels: the two ways are about equally strict.) `progress`, if given, is called after each problem with
-/// how many are done.
+/// half an ulp of the 16-bit dtype. Outputs whose dtype is not the operator's must be equal, but for counts
+/// of computed values. (On an H100, 16 operators with 60 problems each, the worst error was 0.4 of its
+/// tolerance by the oracle and 0.6 by the f32 kernels: the two ways are about equally strict.) `progress`, if
+/// given, is called after each problem with how many are done.
 std::vector<Record> sweep_op(const ops::OpSpec& op, const SweepOptions& options,
                              const std::function<void(int64_t)>& progress = {});
 

@@ -88,6 +88,7 @@ struct OutputSpec {
   /// Empty: the operator's floating dtype. Else those that the output may have; one alone is its dtype in
   /// every run, that of the f64 oracle too.
   std::vector<DType> dtypes = {};
+  bool counts_results = false;  // of computed values: which of them round to 0 depends on the precision
 };
 
 /// How an input of a case is filled.

@@ -17,7 +17,7 @@ OpSpec linear_activation_spec() {
   spec.inputs = {{"x", "[..., in]"}, {"weight", "[out, in]"}, {"bias", "[out]", true}};
   spec.attrs = {{"activation", std::string("relu_squared"), "f", {"none", "relu", "relu_squared"}},
                 {"counts", true, "off: zeros in place of the counts"}};
-  spec.outputs = {{"y", "[..., out]"}, {"counts", "[out]", false, {DType::i32}}};
+  spec.outputs = {{"y", "[..., out]"}, {"counts", "[out]", false, {DType::i32}, true}};
   spec.tolerance_factor_f32 = 8;
   spec.tolerance_reason = "as linear; relu_squared doubles the relative error of h";
   spec.tolerance_factor = 4;

@@ -141,7 +141,7 @@ std::vector<OpSpec> mlp_sparse24_specs() {
                 {"counts", true, "off: zeros in place of the counts"},
                 {"seed", int64_t{0}, "of mvue"}};
   spec.seed = "seed";
-  spec.outputs = {{"y", "[..., E]"}, {"counts", "[F]", false, {DType::i32}}};
+  spec.outputs = {{"y", "[..., E]"}, {"counts", "[F]", false, {DType::i32}, true}};
   spec.variants = {"fused", "composed"};
   spec.variant_dtypes = {{DType::bf16, DType::f16}, {}};
   spec.cpu_dtypes = {DType::f64, DType::f32};
