@@ -39,8 +39,9 @@ void check_fine_tuning(const std::string& command, const train::GlueStart& start
     check_training(start, given);
     start.settings.drop.check_given(given);
     start.settings.drop.validate();
-    check(!start.settings.slice.is_auto() || !start.settings.drop.drops(),
-          "--rows auto and --dropbp exclude each other; leave one of them out");
+    start.settings.check_together();
+    check(!given.contains("--steps") || start.settings.warmup <= start.settings.steps, "--warmup is ",
+          start.settings.warmup, " of ", start.settings.steps, " steps; warm up within them");
   } catch (const Error& error) {
     throw UsageError(command + ": " + error.what());
   }

@@ -134,6 +134,27 @@ plan::Memory GlueSettings::planned(Device device) const {
                      device);
 }
 
+void GlueSettings::check_together() const {
+  check(!slice.slices() || !factors.factorizes(), "--slice with --form ", factors.form,
+        "; the sliced backward pass needs dense weights, so leave one of them out");
+  check(!slice.is_auto() || !drop.drops(),
+        "--rows auto with --dropbp; the variance is estimated with all branches, so leave one of them "
+        "out");
+  check(!drop.drops() || optimizer != "galore",
+        "--dropbp with --optimizer galore; a branch that is dropped where gradients are decomposed "
+        "(--galore-every) has none, and would train in an arbitrary subspace, so leave one of them out");
+  check(trained == "all" || !(slice.slices() || drop.drops() || factors.factorizes()), "--train ", trained,
+        " with --slice, --dropbp or --form, which are of weights that it does not train; leave one of them "
+        "out");
+  check(
+      trained == "all" || (optimizer != "muon" && optimizer != "galore"), "--train ", trained,
+      " with --optimizer ", optimizer,
+      ", which updates the hidden matrices that it does not train; take --optimizer adamw, which updates the "
+      "rest");
+  check(missing_grad == "zero" || ((optimizer == "adamw" || optimizer == "sgd") && momentum_reset == 0),
+        "--missing-grad skip needs --optimizer adamw or sgd without --momentum-reset; leave one out");
+}
+
 void GlueSettings::validate() const {
   const datasets::GlueInfo& info = datasets::parse_glue_task(task);
   bert.validate();
@@ -148,26 +169,8 @@ void GlueSettings::validate() const {
   slice.validate();
   check_bert_forms(factors, bert, !model.empty());
   check_optimizer_form(optimizer, factors);
-  check(!slice.slices() || !factors.factorizes(), "bert: --slice with --form ", factors.form,
-        "; the sliced backward pass needs dense weights, so leave one of them out");
   drop.validate();
-  check(!slice.is_auto() || !drop.drops(),
-        "bert: --rows auto with --dropbp; the variance is estimated with all branches, so leave one of them "
-        "out");
-  check(!drop.drops() || optimizer != "galore",
-        "bert: --dropbp with --optimizer galore; a branch that is dropped where gradients are decomposed "
-        "(--galore-every) has none, and would train in an arbitrary subspace, so leave one of them out");
-  check(trained == "all" || !(slice.slices() || drop.drops() || factors.factorizes()), "bert: --train ",
-        trained,
-        " with --slice, --dropbp or --form, which are of weights that it does not train; leave one of them "
-        "out");
-  check(
-      trained == "all" || (optimizer != "muon" && optimizer != "galore"), "bert: --train ", trained,
-      " with --optimizer ", optimizer,
-      ", which updates the hidden matrices that it does not train; take --optimizer adamw, which updates the "
-      "rest");
-  check(missing_grad == "zero" || ((optimizer == "adamw" || optimizer == "sgd") && momentum_reset == 0),
-        "bert: --missing-grad skip needs --optimizer adamw or sgd without --momentum-reset; leave one out");
+  check_together();
 }
 
 }  // namespace tessera::train

@@ -46,6 +46,8 @@ struct GlueSettings : TrainingSettings {
   plan::BertStep planned_step(Device device) const;
   /// Memory of that step, with the states of the optimizer.
   plan::Memory planned(Device device) const;
+  /// Throws, naming them, if settings exclude each other; reads nothing.
+  void check_together() const;
   /// Throws, naming the setting.
   void validate() const;
 };

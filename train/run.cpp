@@ -173,6 +173,10 @@ class Run {
   }
 
   void choose_bucket() {
+    check(
+        !world_ || options_.rank_exchange != "peer" || request_.device.is_cuda(),
+        "--rank-exchange peer: gradients cannot be summed by copies between GPUs, since the ranks compute on "
+        "the CPU; leave it out, or take --rank-exchange communicator");
     if (world_ && options_.bucket_mb < 0)
       options_.bucket_mb = usual_bucket_mb(request_.device, *world_, options_.rank_exchange, options_.zero);
   }

@@ -102,6 +102,12 @@ constexpr BadLine kBadLines[] = {
      "--estimate-every needs --rows auto"},
     {"train bert --task sst2 --data d --scratch --slice importance --rows auto --dropbp 0.5",
      "--rows auto|--dropbp|leave one of them out"},
+    {"train bert --task sst2 --data d --scratch --missing-grad skip --optimizer muon",
+     "--missing-grad skip|adamw or sgd"},
+    {"train bert --task sst2 --data d --scratch --dropbp 0.5 --optimizer galore",
+     "--dropbp|leave one of them"},
+    {"train bert --task sst2 --data d --scratch --train biases --slice random --rows 5", "--train biases"},
+    {"train bert --task sst2 --data d --scratch --steps 5 --warmup 6", "--warmup is 6 of 5 steps"},
     {"train bert --task mlm --text t --scratch --variance 0.1", "--variance|fine-tuning only"},
     // flags of another method
     {"prune --model m --text t --out p --owl-range 0.1", "--owl-range is for --allocation owl"},
@@ -424,7 +430,7 @@ constexpr BadLine kBadLines[] = {
     {"op linear_swiglu --in a --out b --grad", "linear_swiglu|has no gradient|without --grad"},
     // benchmarks
     {"bench sweep lineer", "\"lineer\"|did you mean linear?"},
-    {"bench sweep cast", "cast declares no random problems"},
+    {"bench sweep qr", "qr declares no random problems"},
     {"bench sweep relu --count 0", "--count|0 not in range"},
     {"bench sweep relu --mode back", "--mode|\"back\"|fwd or bwd"},
     {"bench sweep relu --mode fwd,fwd", "--mode: fwd is given twice"},

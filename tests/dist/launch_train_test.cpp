@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -149,6 +150,7 @@ void expect_flags_refused(const std::string& flags, std::initializer_list<const 
   const Said said = train(folder, 2, "tnp" + kTnp + " --runs " + folder / "runs" + " --steps 2 " + flags);
   EXPECT_EQ(said.end.code, 1);
   expect_parts(said.err, parts);
+  EXPECT_FALSE(std::filesystem::exists(folder / "runs")) << "refused after the run had a folder";
 }
 
 TEST(LaunchTrain, WhatCannotBeSpreadIsRefused) {
